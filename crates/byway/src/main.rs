@@ -1,0 +1,4 @@
+//! The `byway` program.
+#![forbid(unsafe_code)]
+
+fn main() {}

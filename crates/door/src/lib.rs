@@ -1,0 +1,1 @@
+//! Where foreign clients come in: NBD and HTTP.

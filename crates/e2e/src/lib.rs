@@ -1,0 +1,1 @@
+//! End-to-end tests: the built binary against the clients that people use.

@@ -1,0 +1,1 @@
+//! Moves bytes between the memory of two nodes: windows, lanes, completions.

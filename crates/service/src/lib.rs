@@ -1,0 +1,3 @@
+//! What byway shares: block volumes over files, devices and memory.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,4 @@
+//! Checks of the workspace: `cargo xtask help`.
+#![forbid(unsafe_code)]
+
+fn main() {}
