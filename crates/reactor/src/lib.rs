@@ -1,1 +1,43 @@
 //! One event loop per core for sockets, files and timers, over io_uring, epoll or a simulation.
+//!
+//! A [`Reactor`] is owned by one thread, which [submits](Reactor::submit) operations and [reaps](Reactor::reap) their
+//! completions. An operation owns its memory and its completion gives it back. The three backends keep the same
+//! promises, shown by one conformance suite (`tests/conformance.rs`):
+//!
+//! - every submitted operation completes exactly once (an accept: once per connection, then once);
+//! - nothing is reported before it is so: a completed write is in the page cache, a completed sync is durable;
+//! - a send completes when all of it was taken or the stream is broken; a receive when `min` bytes came or the stream
+//!   ended;
+//! - cancelling completes the operation (with its result, if it was faster, else `ECANCELED`) and never loses memory.
+
+pub mod limits;
+
+mod blocking;
+mod counters;
+mod epoll;
+mod file;
+mod frame;
+mod gather;
+mod handles;
+mod map;
+mod net;
+mod op;
+mod os;
+mod reactor;
+pub mod sim;
+mod time;
+mod timers;
+mod uring;
+mod waker;
+mod workers;
+
+pub use counters::Counters;
+pub use file::{FileOptions, OpenFile};
+pub use frame::{Frame, FramePool};
+pub use gather::{Gather, Piece, Scatter};
+pub use op::{
+    Address, Allocate, Completion, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
+};
+pub use reactor::{Io, IoChoice, Reactor};
+pub use time::Instant;
+pub use waker::Waker;

@@ -1,0 +1,133 @@
+//! File calls that may wait for a device, as plain system calls: made by worker threads, or by the loop itself for
+//! files that live in memory.
+
+use std::os::fd::BorrowedFd;
+use std::os::fd::AsRawFd;
+
+use rustix::io::Errno;
+
+use crate::op::{Allocate, Extent};
+
+/// `BLKDISCARD`, `BLKZEROOUT` of `linux/fs.h`: a range as two u64.
+const BLKDISCARD: libc::c_ulong = 0x1277;
+const BLKZEROOUT: libc::c_ulong = 0x127f;
+
+fn last_error() -> Errno {
+    Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Memory of a frame that a call reads from or writes to, for as long as its operation's slot keeps the frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
+}
+
+/// Reads until `memory` is full or the file ends.
+///
+/// # Safety
+/// `memory` is valid for writes of its length during the call and nobody else touches it.
+pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: Memory, offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < memory.len {
+        // SAFETY: the rest of `memory` is valid, by the caller's word.
+        let n = unsafe {
+            libc::pread64(fd.as_raw_fd(), memory.ptr.add(done).cast(), memory.len - done, (offset + done as u64) as i64)
+        };
+        match n {
+            0 => break,
+            n if n > 0 => done += n as usize,
+            _ => match last_error() {
+                Errno::INTR => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `memory`; `durable` adds `RWF_DSYNC`.
+///
+/// # Safety
+/// `memory` is valid for reads of its length during the call.
+pub(crate) unsafe fn write(fd: BorrowedFd<'_>, memory: Memory, offset: u64, durable: bool) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < memory.len {
+        // SAFETY: the rest of `memory` is valid, by the caller's word.
+        let iov = libc::iovec { iov_base: unsafe { memory.ptr.add(done) }.cast(), iov_len: memory.len - done };
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        // SAFETY: one iovec that describes valid memory.
+        let n = unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const iov, 1, (offset + done as u64) as i64, flags) };
+        match n {
+            0 => return Err(Errno::NOSPC),
+            n if n > 0 => done += n as usize,
+            _ => match last_error() {
+                Errno::INTR => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(done)
+}
+
+pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::fs::fdatasync(fd)
+}
+
+/// Changes how a range is backed; falls back from discard that is not supported to nothing, never to something that
+/// breaks the promise of `mode`.
+pub(crate) fn allocate(fd: BorrowedFd<'_>, device: bool, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    if device {
+        let request = if mode == Allocate::Discard { BLKDISCARD } else { BLKZEROOUT };
+        let range = [offset, len];
+        // SAFETY: both requests read two u64 from the pointer.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request, range.as_ptr()) };
+        return if rc == 0 { Ok(()) } else { Err(last_error()) };
+    }
+    rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len)
+}
+
+pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {
+    use rustix::fs::FallocateFlags;
+    match mode {
+        Allocate::PunchHole | Allocate::Discard => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        Allocate::ZeroRange => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+    }
+}
+
+/// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data.
+pub(crate) fn extents(fd: BorrowedFd<'_>, device: bool, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>, Errno> {
+    let end = offset + len;
+    if device {
+        return Ok(vec![Extent { len, hole: false }]);
+    }
+    let mut found: Vec<Extent> = Vec::new();
+    let mut at = offset;
+    while at < end && found.len() < max.max(1) {
+        let data = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(Errno::NXIO) => end,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+            Err(error) => return Err(error),
+        };
+        if data > at {
+            found.push(Extent { len: data - at, hole: true });
+            at = data;
+            continue;
+        }
+        let hole = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(at)) {
+            Ok(hole) => hole.min(end),
+            // The file became shorter, or the file system cannot tell: call the rest data.
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => end,
+            Err(error) => return Err(error),
+        };
+        found.push(Extent { len: hole.max(at + 1).min(end) - at, hole: false });
+        at = hole.max(at + 1).min(end);
+    }
+    Ok(found)
+}
+
+pub(crate) fn prefetch(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    let len = std::num::NonZeroU64::new(len);
+    rustix::fs::fadvise(fd, offset, len, rustix::fs::Advice::WillNeed)
+}

@@ -1,0 +1,53 @@
+//! What a loop has moved, by who copied it: the copy count is the first thing that a benchmark prints.
+
+/// Bytes and calls since the loop started. Every field only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes that the kernel copied from user memory or a mapping into a socket.
+    pub sent_copied_bytes: u64,
+    /// Of these, bytes that came from a mapped file, so that no copy was made in user space.
+    pub sent_mapped_bytes: u64,
+    /// Bytes sent without any copy by a CPU (zero-copy, reported so by the kernel).
+    pub sent_zero_copy_bytes: u64,
+    /// Bytes that the kernel copied from a socket into user memory.
+    pub received_bytes: u64,
+    /// Bytes copied between the page cache and user memory by reads.
+    pub read_copied_bytes: u64,
+    /// Bytes read by direct I/O: the device moved them.
+    pub read_direct_bytes: u64,
+    /// Bytes copied between user memory and the page cache by writes.
+    pub written_copied_bytes: u64,
+    /// Bytes written by direct I/O.
+    pub written_direct_bytes: u64,
+    /// Sends.
+    pub send_calls: u64,
+    /// Receives that brought something.
+    pub receive_calls: u64,
+    /// Times that the loop slept in the kernel.
+    pub sleeps: u64,
+}
+
+impl Counters {
+    /// All bytes that a CPU copied.
+    pub fn copied_bytes(&self) -> u64 {
+        self.sent_copied_bytes + self.received_bytes + self.read_copied_bytes + self.written_copied_bytes
+    }
+
+    /// The sum of two loops' counts.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        Self {
+            sent_copied_bytes: self.sent_copied_bytes + other.sent_copied_bytes,
+            sent_mapped_bytes: self.sent_mapped_bytes + other.sent_mapped_bytes,
+            sent_zero_copy_bytes: self.sent_zero_copy_bytes + other.sent_zero_copy_bytes,
+            received_bytes: self.received_bytes + other.received_bytes,
+            read_copied_bytes: self.read_copied_bytes + other.read_copied_bytes,
+            read_direct_bytes: self.read_direct_bytes + other.read_direct_bytes,
+            written_copied_bytes: self.written_copied_bytes + other.written_copied_bytes,
+            written_direct_bytes: self.written_direct_bytes + other.written_direct_bytes,
+            send_calls: self.send_calls + other.send_calls,
+            receive_calls: self.receive_calls + other.receive_calls,
+            sleeps: self.sleeps + other.sleeps,
+        }
+    }
+}

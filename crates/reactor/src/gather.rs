@@ -1,0 +1,180 @@
+//! What is sent and where what is received goes: lists of pieces of memory and of mapped files.
+
+use crate::frame::Frame;
+use crate::op::File;
+
+/// One piece of a [`Gather`].
+#[derive(Debug)]
+pub(crate) enum Segment {
+    /// `heads[start..start + len]`.
+    Head { start: u32, len: u32 },
+    /// A frame's bytes.
+    Frame { frame: Frame, start: u32, len: u32 },
+    /// A mapped file's bytes, not copied in user space.
+    Map { file: File, offset: u64, len: u32 },
+    /// Zeroes.
+    Zero { len: u32 },
+}
+
+impl Segment {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Head { len, .. } | Self::Frame { len, .. } | Self::Map { len, .. } | Self::Zero { len } => {
+                *len as usize
+            }
+        }
+    }
+}
+
+/// The bytes of one send, in order: small heads (copied in), frames (owned), ranges of mapped files, zeroes.
+///
+/// A gather is reused: [`Gather::clear`] keeps its memory.
+#[derive(Debug, Default)]
+pub struct Gather {
+    pub(crate) heads: Vec<u8>,
+    pub(crate) segments: Vec<Segment>,
+    len: usize,
+}
+
+impl Gather {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Pieces; neighbouring heads are one.
+    pub fn segment_count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Appends bytes by copying them: for headers and small payloads.
+    pub fn push_head(&mut self, bytes: &[u8]) {
+        let start = self.heads.len();
+        self.heads.extend_from_slice(bytes);
+        self.note_heads_from(start);
+    }
+
+    /// Appends what `write` appends to the buffer of heads, without a copy in between.
+    pub fn push_head_with<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let start = self.heads.len();
+        let result = write(&mut self.heads);
+        debug_assert!(self.heads.len() >= start, "heads may only grow");
+        self.note_heads_from(start);
+        result
+    }
+
+    fn note_heads_from(&mut self, start: usize) {
+        let added = self.heads.len() - start;
+        if added == 0 {
+            return;
+        }
+        self.len += added;
+        if let Some(Segment::Head { start: first, len }) = self.segments.last_mut()
+            && (*first + *len) as usize == start
+        {
+            *len += added as u32;
+            return;
+        }
+        self.segments.push(Segment::Head { start: start as u32, len: added as u32 });
+    }
+
+    /// Appends `frame[start..start + len]`; the frame comes back to its pool when the gather is cleared.
+    pub fn push_frame(&mut self, frame: Frame, start: usize, len: usize) {
+        assert!(start + len <= frame.len(), "range within the frame");
+        if len > 0 {
+            self.len += len;
+            self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
+        }
+    }
+
+    /// Appends `len` bytes (under 4 GiB) of a file opened with a mapping, at `offset`.
+    ///
+    /// The range must lie in the mapping, else the send answers `EFAULT`. It should be resident
+    /// ([`Reactor::resident`](crate::Reactor::resident)): a page that is not makes the loop wait for the disk.
+    pub fn push_map(&mut self, file: File, offset: u64, len: usize) {
+        if len > 0 {
+            self.len += len;
+            self.segments.push(Segment::Map { file, offset, len: len as u32 });
+        }
+    }
+
+    /// Appends `len` zeroes (under 4 GiB).
+    pub fn push_zeroes(&mut self, len: usize) {
+        if len > 0 {
+            self.len += len;
+            self.segments.push(Segment::Zero { len: len as u32 });
+        }
+    }
+
+    /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists.
+    pub fn clear(&mut self) {
+        self.heads.clear();
+        self.segments.clear();
+        self.len = 0;
+    }
+}
+
+/// Memory that a receive fills, in order: ranges of frames.
+#[derive(Debug, Default)]
+pub struct Scatter {
+    pub(crate) pieces: Vec<Piece>,
+    len: usize,
+}
+
+/// A range of a frame that is received into.
+#[derive(Debug)]
+pub struct Piece {
+    /// The memory.
+    pub frame: Frame,
+    /// First byte.
+    pub start: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl Scatter {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `frame[start..start + len]` alone.
+    pub fn one(frame: Frame, start: usize, len: usize) -> Self {
+        let mut scatter = Self::new();
+        scatter.push(frame, start, len);
+        scatter
+    }
+
+    /// Appends `frame[start..start + len]`.
+    pub fn push(&mut self, frame: Frame, start: usize, len: usize) {
+        assert!(start + len <= frame.len(), "range within the frame");
+        self.len += len;
+        self.pieces.push(Piece { frame, start, len });
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes the pieces out, in order, and keeps the memory of the list.
+    pub fn drain(&mut self) -> impl Iterator<Item = Piece> + '_ {
+        self.len = 0;
+        self.pieces.drain(..)
+    }
+}

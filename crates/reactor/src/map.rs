@@ -1,0 +1,117 @@
+//! Shared read-only mappings of files, sent from without a copy in user space, and what is known of their residency.
+//!
+//! We never read a mapping ourselves: the kernel does, in a send, and answers `EFAULT` (never a signal) where the file
+//! was truncated. A page that is not in memory would make the loop wait for a disk, so senders ask
+//! [`Mapping::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second per
+//! block of 64 pages. A page that leaves memory within that time costs one wait, never wrong data.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::Instant;
+
+const PAGE: u64 = 4096;
+const PAGES_PER_BLOCK: u64 = 64;
+const BLOCK: u64 = PAGE * PAGES_PER_BLOCK;
+/// An answer is kept for the rest of a period of 2^30 ns.
+const PERIOD_SHIFT: u32 = 30;
+
+/// A shared mapping of a whole file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: u64,
+    blocks: Vec<Block>,
+}
+
+/// What is known of 64 pages: a bit each, good while `period` is the present one.
+#[derive(Debug, Default)]
+struct Block {
+    period: AtomicU32,
+    pages: AtomicU64,
+}
+
+// SAFETY: the mapping is never read or written through `base` in user space; its address is only handed to system
+// calls, which may use it from any thread. The rest is atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: u64) -> std::io::Result<Self> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        let bytes = usize::try_from(len).map_err(|_| rustix::io::Errno::FBIG)?;
+        // SAFETY: a new mapping at an address of the kernel's choice; nobody dereferences it.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, fd, 0)? };
+        // SAFETY: the range was just mapped. Not in core dumps: it is the file's content.
+        let _ = unsafe { madvise(base, bytes, Advice::LinuxDontDump) };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        let mut blocks = Vec::new();
+        blocks.resize_with(len.div_ceil(BLOCK) as usize, Block::default);
+        tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
+        Ok(Self { base, len, blocks })
+    }
+
+    /// The address of `offset`, if the range lies inside.
+    pub(crate) fn address(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(len as u64)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: within the mapping, as just checked.
+        Some(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    /// Whether all pages of the range are in memory, as far as was known within the last second.
+    pub(crate) fn resident(&self, offset: u64, len: usize, now: Instant) -> bool {
+        if len == 0 || offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            return false;
+        }
+        let period = (now.nanos() >> PERIOD_SHIFT) as u32 | 1 << 31;
+        let first_page = offset / PAGE;
+        let last_page = (offset + len as u64 - 1) / PAGE;
+        (first_page / PAGES_PER_BLOCK..=last_page / PAGES_PER_BLOCK).all(|block| {
+            let from = first_page.max(block * PAGES_PER_BLOCK) % PAGES_PER_BLOCK;
+            let to = last_page.min(block * PAGES_PER_BLOCK + PAGES_PER_BLOCK - 1) % PAGES_PER_BLOCK;
+            let wanted = u64::MAX << from & u64::MAX >> (PAGES_PER_BLOCK - 1 - to);
+            let known = &self.blocks[block as usize];
+            if known.period.load(Ordering::Acquire) == period && known.pages.load(Ordering::Relaxed) & wanted == wanted {
+                return true;
+            }
+            self.ask(block, period) & wanted == wanted
+        })
+    }
+
+    /// Asks the kernel which pages of a block are in memory (`mincore(2)`).
+    fn ask(&self, block: u64, period: u32) -> u64 {
+        let start = block * BLOCK;
+        let bytes = (self.len - start).min(BLOCK) as usize;
+        let mut present = [0u8; PAGES_PER_BLOCK as usize];
+        // SAFETY: the range lies in the mapping, and `present` has a byte for each of its pages.
+        let rc = unsafe { libc::mincore(self.base.as_ptr().add(start as usize).cast(), bytes, present.as_mut_ptr()) };
+        if rc != 0 {
+            return 0;
+        }
+        let pages = present.iter().enumerate().fold(0, |bits, (page, byte)| bits | u64::from(byte & 1) << page);
+        let known = &self.blocks[block as usize];
+        known.pages.store(pages, Ordering::Relaxed);
+        known.period.store(period, Ordering::Release);
+        pages
+    }
+
+    /// Forgets what is known of a range: its pages were given back.
+    pub(crate) fn forget(&self, offset: u64, len: u64) {
+        let last = offset.saturating_add(len).min(self.len).div_ceil(BLOCK);
+        for block in offset / BLOCK..last {
+            self.blocks[block as usize].period.store(0, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; a loop drops a file only when no operation uses it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
+    }
+}

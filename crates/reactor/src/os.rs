@@ -1,0 +1,289 @@
+//! What the two backends that talk to the kernel share: files, listeners, timers, workers, and the list of completions
+//! that are ready.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::blocking::{self, Memory};
+use crate::counters::Counters;
+use crate::file::{Backing, OpenFile, OsFile};
+use crate::gather::{Gather, Segment};
+use crate::handles::Table;
+use crate::limits::SEGMENTS_PER_CALL_MAX;
+use crate::op::{Completion, File, Listener, Op, Outcome, Token};
+use crate::timers::Timers;
+use crate::waker::Waker;
+use crate::workers::Workers;
+use crate::Instant;
+
+/// Zeroes to send. Small enough to stay in the cache.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// The state of a loop that does not depend on how it waits.
+pub(crate) struct Os {
+    files: Table<FileEntry>,
+    pub(crate) listeners: Table<OwnedFd>,
+    pub(crate) timers: Timers,
+    pub(crate) ready: VecDeque<Completion>,
+    pub(crate) workers: Workers,
+    pub(crate) waker: Waker,
+    pub(crate) counters: Counters,
+}
+
+struct FileEntry {
+    file: Arc<OpenFile>,
+    /// Operations and send segments that use the descriptor or the mapping now.
+    in_flight: u32,
+    retired: bool,
+}
+
+impl Os {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let waker = Waker::new(Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        Ok(Self {
+            files: Table::default(),
+            listeners: Table::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            workers: Workers::new(waker.clone()),
+            waker,
+            counters: Counters::default(),
+        })
+    }
+
+    pub(crate) fn add_file(&mut self, file: Arc<OpenFile>) -> File {
+        let (index, generation) = self.files.insert(FileEntry { file, in_flight: 0, retired: false });
+        File { index, generation }
+    }
+
+    /// Forgets a file once nothing uses it any more.
+    pub(crate) fn remove_file(&mut self, file: File) {
+        if let Some(entry) = self.files.get_mut(file.index, file.generation) {
+            entry.retired = true;
+            if entry.in_flight == 0 {
+                self.files.remove(file.index, file.generation);
+            }
+        }
+    }
+
+    /// The file, for a new operation.
+    pub(crate) fn file(&self, file: File) -> Result<&Arc<OpenFile>, Errno> {
+        let entry = self.files.get(file.index, file.generation).filter(|entry| !entry.retired);
+        Ok(&entry.ok_or(Errno::BADF)?.file)
+    }
+
+    /// The file's descriptor and properties, for a new operation.
+    pub(crate) fn os_file(&self, file: File) -> Result<&OsFile, Errno> {
+        match &self.file(file)?.backing {
+            Backing::Os(os) => Ok(os),
+            Backing::Sim(_) => Err(Errno::BADF),
+        }
+    }
+
+    /// Keeps the file until [`Os::unuse`].
+    pub(crate) fn in_use(&mut self, file: File) {
+        if let Some(entry) = self.files.get_mut(file.index, file.generation) {
+            entry.in_flight += 1;
+        }
+    }
+
+    pub(crate) fn unuse(&mut self, file: File) {
+        if let Some(entry) = self.files.get_mut(file.index, file.generation) {
+            entry.in_flight -= 1;
+            if entry.retired && entry.in_flight == 0 {
+                self.files.remove(file.index, file.generation);
+            }
+        }
+    }
+
+    /// Keeps every mapped file of `gather` until [`Os::unuse_gather`].
+    ///
+    /// # Errors
+    /// `EBADF` if one is not of this loop, `EFAULT` if a range lies outside of its mapping; then nothing is kept.
+    pub(crate) fn use_gather(&mut self, gather: &Gather) -> Result<(), Errno> {
+        for segment in &gather.segments {
+            if let Segment::Map { file, offset, len } = segment {
+                let map = self.os_file(*file)?.map.as_ref().ok_or(Errno::FAULT)?;
+                map.address(*offset, *len as usize).ok_or(Errno::FAULT)?;
+            }
+        }
+        for segment in &gather.segments {
+            if let Segment::Map { file, .. } = segment {
+                self.in_use(*file);
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of a send of which `sent` bytes went: counts them and lets go of the files.
+    pub(crate) fn unuse_gather(&mut self, gather: &Gather, sent: usize) {
+        self.counters.send_calls += 1;
+        self.counters.sent_copied_bytes += sent as u64;
+        let mut left = sent;
+        for segment in &gather.segments {
+            let part = segment.len().min(left);
+            left -= part;
+            if let Segment::Map { file, .. } = segment {
+                self.counters.sent_mapped_bytes += part as u64;
+                self.unuse(*file);
+            }
+        }
+    }
+
+    /// Describes `gather` after its first `skip` bytes, as far as one call goes. The files are in use.
+    pub(crate) fn iovecs(&self, gather: &Gather, mut skip: usize, out: &mut Vec<libc::iovec>) {
+        out.clear();
+        let mut push = |ptr: *const u8, len: usize| out.push(libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len });
+        let mut room = SEGMENTS_PER_CALL_MAX;
+        for segment in &gather.segments {
+            if room == 0 {
+                break;
+            }
+            let len = segment.len();
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            match segment {
+                Segment::Head { start, .. } => push(gather.heads[*start as usize + skip..].as_ptr(), len - skip),
+                Segment::Frame { frame, start, .. } => push(frame[*start as usize + skip..].as_ptr(), len - skip),
+                Segment::Map { file, offset, .. } => {
+                    let entry = self.files.get(file.index, file.generation).map(|entry| &entry.file.backing);
+                    let address = match entry {
+                        Some(Backing::Os(OsFile { map: Some(map), .. })) => map.address(offset + skip as u64, len - skip),
+                        _ => None,
+                    };
+                    push(address.unwrap_or(std::ptr::null_mut()), len - skip);
+                }
+                Segment::Zero { .. } => {
+                    let mut left = len - skip;
+                    while left > 0 && room > 1 {
+                        let part = left.min(ZEROES.len());
+                        push(ZEROES.as_ptr(), part);
+                        left -= part;
+                        room -= 1;
+                    }
+                    if left > 0 {
+                        push(ZEROES.as_ptr(), left.min(ZEROES.len()));
+                        if left > ZEROES.len() {
+                            return;
+                        }
+                    }
+                }
+            }
+            room -= 1;
+            skip = 0;
+        }
+    }
+
+    /// Whether a mapped range is in memory, so that sending it waits for nothing.
+    pub(crate) fn resident(&self, file: File, offset: u64, len: usize, now: Instant) -> bool {
+        let map = self.os_file(file).ok().and_then(|os| os.map.as_ref());
+        map.is_some_and(|map| map.resident(offset, len, now))
+    }
+
+    /// Writes at once if the file lives in memory; else `EAGAIN`.
+    pub(crate) fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let os = self.os_file(file)?;
+        if !os.in_memory {
+            return Err(Errno::AGAIN);
+        }
+        let memory = Memory { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() };
+        // SAFETY: the slice is valid during the call, and a write only reads it.
+        let n = unsafe { blocking::write(os.fd(), memory, offset, false)? };
+        self.counters.written_copied_bytes += n as u64;
+        Ok(())
+    }
+
+    /// Does a file operation at once if the file lives in memory (no device to wait for); else gives it back.
+    pub(crate) fn file_op_now(&mut self, op: Op) -> Result<Outcome, Op> {
+        let (Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Prefetch { file, .. }) = op else {
+            return Err(op);
+        };
+        let Ok(os) = self.os_file(file) else { return Ok(failed(op, Errno::BADF)) };
+        if !os.in_memory {
+            return Err(op);
+        }
+        Ok(match op {
+            Op::Read { offset, mut into, start, len, .. } => {
+                let memory = Memory { ptr: into[start..start + len].as_mut_ptr(), len };
+                // SAFETY: the frame is owned here and outlives the call.
+                let result = unsafe { blocking::read(os.fd(), memory, offset) };
+                self.counters.read_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
+                Outcome::Read { into, result }
+            }
+            Op::Write { offset, from, start, len, .. } => {
+                let memory = Memory { ptr: from[start..start + len].as_ptr().cast_mut(), len };
+                // SAFETY: the frame is owned here and outlives the call.
+                let result = unsafe { blocking::write(os.fd(), memory, offset, false) };
+                self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
+                Outcome::Written { from, result }
+            }
+            Op::Sync { .. } => Outcome::Synced(Ok(())),
+            _ => Outcome::Prefetched(Ok(())),
+        })
+    }
+
+    /// Counts the bytes of a file transfer that is done.
+    pub(crate) fn count_transfer(&mut self, direct: bool, outcome: &Outcome) {
+        let counters = &mut self.counters;
+        let (count, bytes) = match outcome {
+            Outcome::Read { result: Ok(n), .. } if direct => (&mut counters.read_direct_bytes, *n),
+            Outcome::Read { result: Ok(n), .. } => (&mut counters.read_copied_bytes, *n),
+            Outcome::Written { result: Ok(n), .. } if direct => (&mut counters.written_direct_bytes, *n),
+            Outcome::Written { result: Ok(n), .. } => (&mut counters.written_copied_bytes, *n),
+            _ => return,
+        };
+        *count += bytes as u64;
+    }
+
+    /// Pages of the range were given back, or replaced by a hole.
+    pub(crate) fn forget_residency(&self, file: File, offset: u64, len: u64) {
+        if let Some(map) = self.os_file(file).ok().and_then(|os| os.map.as_ref()) {
+            map.forget(offset, len);
+        }
+    }
+
+    pub(crate) fn listener(&self, listener: Listener) -> Result<&OwnedFd, Errno> {
+        self.listeners.get(listener.index, listener.generation).ok_or(Errno::BADF)
+    }
+
+    /// Makes ready what is due.
+    pub(crate) fn expire_timers(&mut self, now: Instant) {
+        while let Some(token) = self.timers.pop_due(now) {
+            self.ready.push_back(Completion { token, outcome: Outcome::TimedOut(Ok(())) });
+        }
+    }
+
+    /// Cancels the timers of `token`.
+    pub(crate) fn cancel_timers(&mut self, token: Token) {
+        for _ in 0..self.timers.cancel(token) {
+            self.ready.push_back(Completion { token, outcome: Outcome::TimedOut(Err(Errno::CANCELED)) });
+        }
+    }
+
+    pub(crate) fn fail(&mut self, op: Op, token: Token, error: Errno) {
+        self.ready.push_back(Completion { token, outcome: failed(op, error) });
+    }
+}
+
+/// The outcome of an operation that failed before it began.
+pub(crate) fn failed(op: Op, error: Errno) -> Outcome {
+    match op {
+        Op::Accept { .. } => Outcome::Accepted(Err(error)),
+        Op::Connect { .. } => Outcome::Connected(Err(error)),
+        Op::Recv { into, .. } => Outcome::Received { into, result: Err(error) },
+        Op::Send { gather, .. } => Outcome::Sent { gather, result: Err(error) },
+        Op::Read { into, .. } => Outcome::Read { into, result: Err(error) },
+        Op::Write { from, .. } => Outcome::Written { from, result: Err(error) },
+        Op::Sync { .. } => Outcome::Synced(Err(error)),
+        Op::Allocate { .. } => Outcome::Allocated(Err(error)),
+        Op::Extents { .. } => Outcome::Extents(Err(error)),
+        Op::Prefetch { .. } => Outcome::Prefetched(Err(error)),
+        Op::Timer { .. } => Outcome::TimedOut(Err(error)),
+    }
+}

@@ -1,0 +1,243 @@
+//! The loop as its owner sees it, over one of three backends.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::counters::Counters;
+use crate::epoll::Epoll;
+use crate::file::OpenFile;
+use crate::frame::FramePool;
+use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::sim::SimLoop;
+use crate::time::Instant;
+use crate::uring::Uring;
+use crate::waker::Waker;
+
+/// Which backend is wanted (`--io`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// io_uring where the kernel allows it, else epoll.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// epoll and a few threads for files.
+    Epoll,
+}
+
+/// Which backend a loop has, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Io {
+    /// `uring`, `epoll` or `sim`.
+    pub name: &'static str,
+    /// Why this one, in words for an operator.
+    pub reason: String,
+}
+
+/// One event loop. It belongs to the thread that made it.
+pub struct Reactor {
+    backend: Backend,
+    io: Io,
+    frames: FramePool,
+}
+
+enum Backend {
+    Uring(Box<Uring>),
+    Epoll(Box<Epoll>),
+    Sim(Box<SimLoop>),
+}
+
+macro_rules! each {
+    ($self:ident, $backend:ident => $call:expr) => {
+        match &mut $self.backend {
+            Backend::Uring($backend) => $call,
+            Backend::Epoll($backend) => $call,
+            Backend::Sim($backend) => $call,
+        }
+    };
+}
+
+impl Reactor {
+    /// Opens a loop for the calling thread, with a pool of `frame_bytes` (see [`FramePool`]).
+    ///
+    /// # Errors
+    /// The kernel's: no memory, no descriptors, or, for [`IoChoice::Uring`], io_uring refused.
+    pub fn open(choice: IoChoice, frame_bytes: usize) -> std::io::Result<Self> {
+        let frames = FramePool::new(frame_bytes)?;
+        let refused = match choice {
+            IoChoice::Epoll => "asked for".to_owned(),
+            IoChoice::Auto | IoChoice::Uring => match Uring::open(&frames) {
+                Ok(uring) => {
+                    let asked = if choice == IoChoice::Auto { "the kernel allows it" } else { "asked for" };
+                    let io = Io { name: "uring", reason: format!("{asked}; {}", uring.features()) };
+                    return Ok(Self { backend: Backend::Uring(Box::new(uring)), io, frames });
+                }
+                Err(error) if choice == IoChoice::Uring => return Err(error),
+                Err(error) => format!("io_uring is not to be had: {error}"),
+            },
+        };
+        let io = Io { name: "epoll", reason: refused };
+        Ok(Self { backend: Backend::Epoll(Box::new(Epoll::open()?)), io, frames })
+    }
+
+    /// The loop of a simulated node (see [`crate::sim`]).
+    pub(crate) fn simulated(backend: SimLoop, frames: FramePool) -> Self {
+        let io = Io { name: "sim", reason: "a simulation".to_owned() };
+        Self { backend: Backend::Sim(Box::new(backend)), io, frames }
+    }
+
+    /// Which backend it is, and why.
+    pub fn io(&self) -> &Io {
+        &self.io
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Instant {
+        match &self.backend {
+            Backend::Sim(sim) => sim.now(),
+            _ => crate::time::monotonic(),
+        }
+    }
+
+    /// The loop's frames.
+    pub fn frames(&self) -> &FramePool {
+        &self.frames
+    }
+
+    /// What the loop has moved so far.
+    pub fn counters(&self) -> Counters {
+        match &self.backend {
+            Backend::Uring(uring) => uring.counters(),
+            Backend::Epoll(epoll) => epoll.counters(),
+            Backend::Sim(sim) => sim.counters(),
+        }
+    }
+
+    /// Wakes this loop from other threads.
+    pub fn waker(&self) -> Waker {
+        match &self.backend {
+            Backend::Uring(uring) => uring.waker(),
+            Backend::Epoll(epoll) => epoll.waker(),
+            Backend::Sim(sim) => sim.waker(),
+        }
+    }
+
+    /// Starts an operation. Its completion comes from [`Reactor::reap`], never from here. Past
+    /// [`OPS_MAX`](crate::limits::OPS_MAX) operations in flight it completes with `EAGAIN`.
+    pub fn submit(&mut self, op: Op, token: Token) {
+        each!(self, backend => backend.submit(op, token));
+    }
+
+    /// Asks for the early end of all operations of `token`; each still completes.
+    pub fn cancel(&mut self, token: Token) {
+        each!(self, backend => backend.cancel(token));
+    }
+
+    /// Appends completions to `into`, waiting for the first one as long as `wait` says. In a simulation it never
+    /// waits: the world's clock is moved by its owner.
+    ///
+    /// # Errors
+    /// The kernel's, when waiting itself fails; the loop is then unusable.
+    pub fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
+        each!(self, backend => backend.reap(into, wait))
+    }
+
+    /// Binds and listens.
+    ///
+    /// # Errors
+    /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
+    pub fn listen(&mut self, address: &Address) -> std::io::Result<Listener> {
+        each!(self, backend => backend.listen(address))
+    }
+
+    /// Takes over a listening socket (socket activation).
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulation.
+    pub fn adopt_listener(&mut self, fd: OwnedFd) -> std::io::Result<Listener> {
+        each!(self, backend => backend.adopt_listener(fd))
+    }
+
+    /// Where a listener listens: the port that the kernel chose, if 0 was asked for.
+    pub fn local_address(&self, listener: Listener) -> Option<SocketAddr> {
+        match &self.backend {
+            Backend::Uring(uring) => uring.local_address(listener),
+            Backend::Epoll(epoll) => epoll.local_address(listener),
+            Backend::Sim(sim) => sim.local_address(listener),
+        }
+    }
+
+    /// Stops listening. A pending accept completes with `ECANCELED`.
+    pub fn close_listener(&mut self, listener: Listener) {
+        each!(self, backend => backend.close_listener(listener));
+    }
+
+    /// Takes over a connected stream socket, for instance from another loop's [`Reactor::release`].
+    ///
+    /// # Errors
+    /// The kernel's; `Unsupported` in a simulation.
+    pub fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
+        each!(self, backend => backend.adopt(fd))
+    }
+
+    /// Gives up a stream that has no operation in flight, to hand it to another loop. `None` if it has, if it is
+    /// stale, or in a simulation.
+    pub fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
+        each!(self, backend => backend.release(socket))
+    }
+
+    /// The peer's TCP address; `None` for unix sockets.
+    pub fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
+        match &self.backend {
+            Backend::Uring(uring) => uring.peer_address(socket),
+            Backend::Epoll(epoll) => epoll.peer_address(socket),
+            Backend::Sim(sim) => sim.peer_address(socket),
+        }
+    }
+
+    /// Has the kernel notice a TCP peer that is gone within about `idle`.
+    pub fn keep_alive(&mut self, socket: Socket, idle: Duration) {
+        each!(self, backend => backend.keep_alive(socket, idle));
+    }
+
+    /// Closes a stream. Operations in flight on it complete (receives with end of stream or an error, sends with an
+    /// error); the descriptor goes when the last has.
+    pub fn close(&mut self, socket: Socket) {
+        each!(self, backend => backend.close(socket));
+    }
+
+    /// Says that nothing more will be sent; receiving goes on.
+    pub fn shutdown_send(&mut self, socket: Socket) {
+        each!(self, backend => backend.shutdown_send(socket));
+    }
+
+    /// Makes a file usable on this loop. The same [`OpenFile`] may be used by many loops.
+    pub fn add_file(&mut self, file: Arc<OpenFile>) -> File {
+        each!(self, backend => backend.add_file(file))
+    }
+
+    /// Forgets a file: new operations answer `EBADF`, those in flight end as usual, then this loop lets go of it.
+    pub fn remove_file(&mut self, file: File) {
+        each!(self, backend => backend.remove_file(file));
+    }
+
+    /// Writes all of `bytes` at once, if that waits for no device.
+    ///
+    /// # Errors
+    /// `EAGAIN` if it would wait: use [`Op::Write`]. Else the kernel's.
+    pub fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        each!(self, backend => backend.try_write(file, offset, bytes))
+    }
+
+    /// Whether a range of a mapped file is in memory, so that sending it waits for nothing. Known to about a second.
+    pub fn resident(&mut self, file: File, offset: u64, len: usize) -> bool {
+        let now = self.now();
+        match &self.backend {
+            Backend::Uring(uring) => uring.resident(file, offset, len, now),
+            Backend::Epoll(epoll) => epoll.resident(file, offset, len, now),
+            Backend::Sim(sim) => sim.resident(file, offset, len),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A few threads per loop for file calls that block: all of them under epoll; under io_uring those that the ring lacks.
+//!
+//! A job carries raw memory of a frame. The loop keeps the frame in the operation's slot until the job's end has been
+//! collected, and waits for all jobs before it is dropped; so the memory outlives the job.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::blocking::{self, Memory};
+use crate::file::{Backing, OpenFile};
+use crate::limits::WORKERS_MAX;
+use crate::op::{Allocate, Extent};
+use crate::waker::Waker;
+
+/// A blocking call on a file.
+#[derive(Debug)]
+pub(crate) enum Call {
+    Read { memory: Memory, offset: u64 },
+    Write { memory: Memory, offset: u64, durable: bool },
+    Sync,
+    Allocate { mode: Allocate, offset: u64, len: u64 },
+    Extents { offset: u64, len: u64, count_max: usize },
+    Prefetch { offset: u64, len: u64 },
+}
+
+/// What came of a call.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) slot: u64,
+    pub(crate) result: Result<usize, Errno>,
+    pub(crate) extents: Vec<Extent>,
+}
+
+struct Job {
+    slot: u64,
+    file: Arc<OpenFile>,
+    call: Call,
+}
+
+// SAFETY: the memory of a job is touched by the one thread that runs it; the loop does not look at the frame until the
+// job's `Done` has been collected.
+unsafe impl Send for Job {}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    done: Vec<Done>,
+    idle: usize,
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    waker: Waker,
+}
+
+/// The threads and their queue, bounded by the loop's number of operations.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    pending: usize,
+}
+
+impl Workers {
+    pub(crate) fn new(waker: Waker) -> Self {
+        let shared = Shared { state: Mutex::default(), work: Condvar::new(), waker };
+        Self { shared: Arc::new(shared), threads: Vec::new(), pending: 0 }
+    }
+
+    /// Queues a call for the operation in `slot`. Threads start when first needed.
+    ///
+    /// # Errors
+    /// `EAGAIN` if no thread runs and none can be started.
+    ///
+    /// # Safety
+    /// The memory of `call` stays valid and untouched until [`Workers::collect`] has given its `Done`.
+    pub(crate) unsafe fn run(&mut self, slot: u64, file: Arc<OpenFile>, call: Call) -> Result<(), Errno> {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.idle <= state.queue.len() && self.threads.len() < WORKERS_MAX {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("byway-file".into()).spawn(move || work(&shared));
+            match thread {
+                Ok(thread) => self.threads.push(thread),
+                Err(_) if !self.threads.is_empty() => {}
+                Err(_) => return Err(Errno::AGAIN),
+            }
+        }
+        state.queue.push_back(Job { slot, file, call });
+        drop(state);
+        self.pending += 1;
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    /// Calls that have not been collected.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Moves finished calls to `into`.
+    pub(crate) fn collect(&mut self, into: &mut Vec<Done>) {
+        if self.pending > 0 {
+            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            self.pending -= state.done.len();
+            into.append(&mut state.done);
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.stop = true;
+            state.queue.clear();
+        }
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if let Some(job) = state.queue.pop_front() {
+            drop(state);
+            let done = job.run();
+            state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.done.push(done);
+            shared.waker.wake();
+        } else if state.stop {
+            return;
+        } else {
+            state.idle += 1;
+            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+}
+
+impl Job {
+    fn run(self) -> Done {
+        let mut extents = Vec::new();
+        let result = match &self.file.backing {
+            Backing::Os(os) => call(os.fd(), os.device, &self.call, &mut extents),
+            Backing::Sim(_) => Err(Errno::BADF),
+        };
+        Done { slot: self.slot, result, extents }
+    }
+}
+
+fn call(fd: BorrowedFd<'_>, device: bool, call: &Call, extents: &mut Vec<Extent>) -> Result<usize, Errno> {
+    match *call {
+        // SAFETY: the frame is kept, and left alone, by the operation's slot (the contract of `run`).
+        Call::Read { memory, offset } => unsafe { blocking::read(fd, memory, offset) },
+        // SAFETY: as above.
+        Call::Write { memory, offset, durable } => unsafe { blocking::write(fd, memory, offset, durable) },
+        Call::Sync => blocking::sync(fd).map(|()| 0),
+        Call::Allocate { mode, offset, len } => blocking::allocate(fd, device, mode, offset, len).map(|()| 0),
+        Call::Extents { offset, len, count_max } => {
+            *extents = blocking::extents(fd, device, offset, len, count_max)?;
+            Ok(0)
+        }
+        Call::Prefetch { offset, len } => blocking::prefetch(fd, offset, len).map(|()| 0),
+    }
+}
