@@ -47,6 +47,12 @@ impl<T> Table<T> {
         Some(value)
     }
 
+    /// The entry at `index` whose generation ends in these 30 bits, with its full generation.
+    pub(crate) fn find_by_low_generation(&mut self, index: u32, low: u32) -> Option<(u32, &mut T)> {
+        let slot = self.slots.get_mut(index as usize).filter(|slot| slot.generation & 0x3fff_ffff == low)?;
+        Some((slot.generation, slot.value.as_mut()?))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -1,0 +1,690 @@
+//! The io_uring backend: one ring per loop, entered by its thread alone (`SINGLE_ISSUER | DEFER_TASKRUN`), so that
+//! submissions and waiting share one system call and completions never interrupt the loop.
+//!
+//! An operation lives in a boxed slot until its completion has been reaped; the box keeps what the kernel reads (message
+//! headers, addresses) in place. The pool of frames is registered once, so that file transfers skip pinning their
+//! pages.
+
+mod slot;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use rustix::io::Errno;
+
+use self::slot::{Kind, Slot};
+use crate::blocking::Memory;
+use crate::counters::Counters;
+use crate::epoll::fill_scatter;
+use crate::file::OpenFile;
+use crate::frame::{Frame, FramePool};
+use crate::handles::Table;
+use crate::limits::OPS_MAX;
+use crate::net;
+use crate::op::{Address, Completion, File, Listener, Op, Outcome, Socket, Token, Wait};
+use crate::os::Os;
+use crate::time::{Instant, monotonic};
+use crate::waker::Waker;
+use crate::workers::{Call, Done};
+
+/// Submissions that are gathered before the kernel must be entered.
+const SUBMISSIONS: u32 = 1024;
+/// Completions that the kernel keeps before it has to allocate for more.
+const COMPLETIONS: u32 = 8192;
+/// `user_data` of the wake-up poll and of cancellations, which no slot has.
+const DATA_WAKE: u64 = u64::MAX;
+const DATA_CANCEL: u64 = u64::MAX - 1;
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    os: Os,
+    streams: Table<Stream>,
+    slots: Table<Box<Slot>>,
+    /// Boxes of finished operations, for the next ones.
+    spare: Vec<Box<Slot>>,
+    /// The pool's mapping, if the kernel took it as a fixed buffer.
+    fixed: Option<(usize, usize)>,
+    wake_armed: bool,
+    done: Vec<Done>,
+    reaped: Vec<(u64, i32, u32)>,
+}
+
+/// A stream: its descriptor and the slots that use it.
+struct Stream {
+    fd: OwnedFd,
+    receive: Option<u64>,
+    send: Option<u64>,
+    closing: bool,
+}
+
+impl Uring {
+    pub(crate) fn open(frames: &FramePool) -> std::io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_clamp()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS)?;
+        let params = ring.params();
+        if !params.is_feature_submit_stable() || !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
+            return Err(Errno::NOSYS.into());
+        }
+        let (base, len) = frames.region();
+        let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
+        // SAFETY: the pool's mapping outlives the ring: every slot's frame holds it, and the kernel pins its pages.
+        let registered = unsafe { ring.submitter().register_buffers(&[iovec]) };
+        let fixed = registered.is_ok().then_some((base as usize, len));
+        Ok(Self {
+            ring,
+            os: Os::new()?,
+            streams: Table::default(),
+            slots: Table::default(),
+            spare: Vec::new(),
+            fixed,
+            wake_armed: false,
+            done: Vec::new(),
+            reaped: Vec::new(),
+        })
+    }
+
+    /// What the ring could be given, in words.
+    pub(crate) fn features(&self) -> String {
+        match self.fixed {
+            Some((_, len)) => format!("frames registered ({} MiB)", len >> 20),
+            None => "frames not registered (raise RLIMIT_MEMLOCK)".to_owned(),
+        }
+    }
+
+    pub(crate) fn submit(&mut self, op: Op, token: Token) {
+        if self.slots.len() + self.os.timers.len() >= OPS_MAX {
+            return self.os.fail(op, token, Errno::AGAIN);
+        }
+        match op {
+            Op::Recv { socket, into, min } => self.start_receive(socket, into, min.max(1), token),
+            Op::Send { socket, gather } => self.start_send(socket, gather, token),
+            Op::Accept { listener } => self.start_accept(listener, token),
+            Op::Connect { to } => self.start_connect(to, token),
+            Op::Timer { at } => self.os.timers.add(at, token),
+            file_op => match self.os.file_op_now(file_op) {
+                Ok(outcome) => self.os.ready.push_back(Completion { token, outcome }),
+                Err(file_op) => self.start_file_op(file_op, token),
+            },
+        }
+    }
+
+    /// Puts an operation into a slot; gives its `user_data`.
+    fn occupy(&mut self, token: Token, kind: Kind) -> u64 {
+        let mut slot = self.spare.pop().unwrap_or_default();
+        slot.token = token;
+        slot.kind = kind;
+        slot.progress = 0;
+        slot.cancelled = false;
+        let (index, generation) = self.slots.insert(slot);
+        u64::from(generation) << 32 | u64::from(index)
+    }
+
+    fn slot_mut(&mut self, data: u64) -> Option<&mut Slot> {
+        self.slots.get_mut(data as u32, (data >> 32) as u32).map(|boxed| &mut **boxed)
+    }
+
+    /// Queues a submission, entering the kernel when the queue is full.
+    fn push(&mut self, entry: squeue::Entry, data: u64) {
+        let entry = entry.user_data(data);
+        loop {
+            // SAFETY: what the entry points to lies in the slot of `data` (boxed) or in frames, mappings and
+            // descriptors that the slot keeps until its completion.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // The queue is full: the kernel takes it, or is short of memory for the moment.
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn start_receive(&mut self, socket: Socket, into: crate::Scatter, min: usize, token: Token) {
+        let error = match self.streams.get(socket.index, socket.generation) {
+            None => Some(Errno::BADF),
+            Some(stream) if stream.closing => Some(Errno::BADF),
+            Some(stream) if stream.receive.is_some() => Some(Errno::BUSY),
+            Some(_) if into.len() < min => Some(Errno::INVAL),
+            Some(_) => None,
+        };
+        if let Some(error) = error {
+            let outcome = Outcome::Received { into, result: Err(error) };
+            return self.os.ready.push_back(Completion { token, outcome });
+        }
+        let data = self.occupy(token, Kind::Receive { socket, into, min });
+        if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
+            stream.receive = Some(data);
+        }
+        self.receive_more(data);
+    }
+
+    fn receive_more(&mut self, data: u64) {
+        let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
+        let progress = slot.progress;
+        let Kind::Receive { socket, into, .. } = &mut slot.kind else { return };
+        let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
+        let fd = Fd(stream.fd.as_raw_fd());
+        fill_scatter(into, progress, &mut slot.iovecs);
+        let entry = if let [one] = slot.iovecs[..] {
+            opcode::Recv::new(fd, one.iov_base.cast(), one.iov_len as u32).build()
+        } else {
+            slot.message = crate::epoll::message(&slot.iovecs);
+            opcode::RecvMsg::new(fd, &raw mut slot.message).build()
+        };
+        self.push(entry, data);
+    }
+
+    fn start_send(&mut self, socket: Socket, gather: crate::Gather, token: Token) {
+        let error = match self.streams.get(socket.index, socket.generation) {
+            None => Some(Errno::BADF),
+            Some(stream) if stream.closing => Some(Errno::BADF),
+            Some(stream) if stream.send.is_some() => Some(Errno::BUSY),
+            Some(_) => self.os.use_gather(&gather).err(),
+        };
+        if let Some(error) = error {
+            let outcome = Outcome::Sent { gather, result: Err(error) };
+            return self.os.ready.push_back(Completion { token, outcome });
+        }
+        if gather.is_empty() {
+            return self.os.ready.push_back(Completion { token, outcome: Outcome::Sent { gather, result: Ok(0) } });
+        }
+        let data = self.occupy(token, Kind::Send { socket, gather });
+        if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
+            stream.send = Some(data);
+        }
+        self.send_more(data);
+    }
+
+    fn send_more(&mut self, data: u64) {
+        let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
+        let Kind::Send { socket, gather } = &slot.kind else { return };
+        let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
+        let fd = Fd(stream.fd.as_raw_fd());
+        self.os.iovecs(gather, slot.progress, &mut slot.iovecs);
+        slot.message = crate::epoll::message(&slot.iovecs);
+        let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+        let entry = opcode::SendMsg::new(fd, &raw const slot.message).flags(flags).build();
+        self.push(entry, data);
+    }
+
+    fn start_accept(&mut self, listener: Listener, token: Token) {
+        let Ok(fd) = self.os.listener(listener).map(AsRawFd::as_raw_fd) else {
+            return self.os.fail(Op::Accept { listener }, token, Errno::BADF);
+        };
+        let data = self.occupy(token, Kind::Accept { listener });
+        self.push(accept_entry(fd), data);
+    }
+
+    fn start_connect(&mut self, to: Address, token: Token) {
+        let prepared = slot::SocketAddress::new(&to).and_then(|address| {
+            let fd = net::stream_socket(address.family()).and_then(|fd| net::prepare_stream(&fd).map(|()| fd));
+            Ok((address, fd.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?))
+        });
+        match prepared {
+            Err(error) => self.os.fail(Op::Connect { to }, token, error),
+            Ok((address, fd)) => {
+                let raw = fd.as_raw_fd();
+                let data = self.occupy(token, Kind::Connect { fd: Some(fd), address });
+                let Some(slot) = self.slot_mut(data) else { return };
+                let Kind::Connect { address, .. } = &slot.kind else { return };
+                let (ptr, len) = address.raw();
+                let entry = opcode::Connect::new(Fd(raw), ptr, len).build();
+                self.push(entry, data);
+            }
+        }
+    }
+
+    fn start_file_op(&mut self, op: Op, token: Token) {
+        let (Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Sync { file }
+        | Op::Allocate { file, .. }
+        | Op::Extents { file, .. }
+        | Op::Prefetch { file, .. }) = op
+        else {
+            return self.os.fail(op, token, Errno::INVAL);
+        };
+        let (fd, device) = match self.os.os_file(file) {
+            Ok(os) => (Fd(os.raw()), os.device),
+            Err(error) => return self.os.fail(op, token, error),
+        };
+        self.os.in_use(file);
+        let data = self.occupy(token, Kind::from_file_op(op));
+        let fixed = self.fixed;
+        let Some(slot) = self.slot_mut(data) else { return };
+        if let Some(entry) = slot.file_entry(fd, device, fixed) {
+            return self.push(entry, data);
+        }
+        let Some(call) = slot.call() else { return };
+        let Ok(open) = self.os.file(file).cloned() else { return };
+        // SAFETY: such a call has no memory of a frame: it lists or changes extents.
+        if let Err(error) = unsafe { self.os.workers.run(data, open, call) } {
+            self.finish(data, Err(error), Vec::new());
+        }
+    }
+
+    /// Ends the operation of `data` and makes its completion ready.
+    fn finish(&mut self, data: u64, result: Result<usize, Errno>, extents: Vec<crate::Extent>) {
+        let Some(mut slot) = self.slots.remove(data as u32, (data >> 32) as u32) else { return };
+        let kind = std::mem::take(&mut slot.kind);
+        let token = slot.token;
+        let progress = slot.progress;
+        if self.spare.len() < 1024 {
+            self.spare.push(slot);
+        }
+        match &kind {
+            Kind::Receive { socket, .. } => self.leave(*socket, data),
+            Kind::Send { socket, gather } => {
+                self.os.unuse_gather(gather, progress);
+                self.leave(*socket, data);
+            }
+            _ => {}
+        }
+        if let Some(file) = kind.file() {
+            if let Kind::Allocate { offset, len, .. } = kind {
+                self.os.forget_residency(file, offset, len);
+            }
+            let direct = self.os.file(file).is_ok_and(|open| open.options().direct);
+            self.os.unuse(file);
+            let outcome = kind.outcome(result, extents);
+            self.os.count_transfer(direct, &outcome);
+            return self.os.ready.push_back(Completion { token, outcome });
+        }
+        let outcome = kind.outcome(result, extents);
+        self.os.ready.push_back(Completion { token, outcome });
+    }
+
+    /// Notes that an operation no longer uses a stream, and drops the stream if it is closing and this was the last.
+    fn leave(&mut self, socket: Socket, data: u64) {
+        let Some(stream) = self.streams.get_mut(socket.index, socket.generation) else { return };
+        if stream.receive == Some(data) {
+            stream.receive = None;
+        }
+        if stream.send == Some(data) {
+            stream.send = None;
+        }
+        if stream.closing && stream.receive.is_none() && stream.send.is_none() {
+            self.streams.remove(socket.index, socket.generation);
+        }
+    }
+
+    fn take_completion(&mut self, data: u64, result: i32, more: bool) {
+        match data {
+            DATA_CANCEL => return,
+            DATA_WAKE => {
+                self.wake_armed = false;
+                return self.take_wake();
+            }
+            _ => {}
+        }
+        let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
+        let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+        match &slot.kind {
+            Kind::Receive { min, .. } => {
+                let min = *min;
+                let n = *outcome.as_ref().unwrap_or(&0);
+                slot.progress += n;
+                let progress = slot.progress;
+                if n > 0 {
+                    self.os.counters.received_bytes += n as u64;
+                    self.os.counters.receive_calls += 1;
+                }
+                match outcome {
+                    Ok(n) if n > 0 && progress < min && !slot.cancelled => self.receive_more(data),
+                    Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => self.receive_more(data),
+                    Err(error) if progress == 0 => self.finish(data, Err(error), Vec::new()),
+                    _ => self.finish(data, Ok(progress), Vec::new()),
+                }
+            }
+            Kind::Send { gather, .. } => {
+                let total = gather.len();
+                slot.progress += *outcome.as_ref().unwrap_or(&0);
+                let progress = slot.progress;
+                match outcome {
+                    Ok(_) if progress == total => self.finish(data, Ok(total), Vec::new()),
+                    Ok(n) if n > 0 && !slot.cancelled => self.send_more(data),
+                    Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => self.send_more(data),
+                    Ok(_) => self.finish(data, Err(Errno::CANCELED), Vec::new()),
+                    Err(error) => self.finish(data, Err(error), Vec::new()),
+                }
+            }
+            Kind::Accept { listener } => {
+                let listener = *listener;
+                self.accepted(data, listener, result, more);
+            }
+            Kind::Connect { .. } => self.connected(data, outcome),
+            _ => self.file_op_went(data, outcome),
+        }
+    }
+
+    /// A file transfer may be short without being at the end; the rest is asked for.
+    fn file_op_went(&mut self, data: u64, outcome: Result<usize, Errno>) {
+        let fixed = self.fixed;
+        let Some(slot) = self.slot_mut(data) else { return };
+        let n = match outcome {
+            Ok(n) => n,
+            Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => 0,
+            Err(error) => return self.finish(data, Err(error), Vec::new()),
+        };
+        let retry = outcome.is_err();
+        slot.progress += n;
+        let progress = slot.progress;
+        let Some((file, whole)) = slot.transfer() else {
+            if !retry {
+                return self.finish(data, Ok(0), Vec::new());
+            }
+            return self.finish(data, Err(Errno::AGAIN), Vec::new());
+        };
+        if progress == whole || n == 0 && !retry {
+            let is_write = matches!(slot.kind, Kind::Write { .. });
+            let result = if is_write && progress < whole { Err(Errno::NOSPC) } else { Ok(progress) };
+            return self.finish(data, result, Vec::new());
+        }
+        let Ok((fd, device)) = self.os.os_file(file).map(|os| (Fd(os.raw()), os.device)) else {
+            return self.finish(data, Err(Errno::BADF), Vec::new());
+        };
+        if let Some(entry) = self.slot_mut(data).and_then(|slot| slot.file_entry(fd, device, fixed)) {
+            self.push(entry, data);
+        }
+    }
+
+    fn accepted(&mut self, data: u64, listener: Listener, result: i32, more: bool) {
+        if result >= 0 {
+            // SAFETY: the kernel has just made this descriptor for us, and nobody else owns it.
+            let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(result) };
+            if let (Ok(socket), Some(slot)) = (self.adopt(fd), self.slot_mut(data)) {
+                let token = slot.token;
+                self.os.ready.push_back(Completion { token, outcome: Outcome::Accepted(Ok(socket)) });
+            }
+        }
+        if more {
+            return;
+        }
+        let cancelled = self.slot_mut(data).is_none_or(|slot| slot.cancelled);
+        match (result, self.os.listener(listener).map(AsRawFd::as_raw_fd)) {
+            (_, Ok(_)) if cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
+            (n, Ok(fd)) if n >= 0 || n == -libc::ECONNABORTED || n == -libc::EINTR || n == -libc::EAGAIN => {
+                self.push(accept_entry(fd), data);
+            }
+            (n, Ok(_)) => self.finish(data, Err(Errno::from_raw_os_error(-n)), Vec::new()),
+            (_, Err(_)) => self.finish(data, Err(Errno::CANCELED), Vec::new()),
+        }
+    }
+
+    fn connected(&mut self, data: u64, outcome: Result<usize, Errno>) {
+        let Some(slot) = self.slot_mut(data) else { return };
+        let Kind::Connect { fd, .. } = &mut slot.kind else { return };
+        let (Some(fd), Ok(_)) = (fd.take(), outcome) else {
+            return self.finish(data, Err(outcome.err().unwrap_or(Errno::CANCELED)), Vec::new());
+        };
+        let token = slot.token;
+        let socket = self.insert_stream(fd);
+        self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(Ok(socket)) });
+        self.slots.remove(data as u32, (data >> 32) as u32);
+    }
+
+    pub(crate) fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
+        if !self.wake_armed
+            && let Some(fd) = self.os.waker.event().map(AsRawFd::as_raw_fd)
+        {
+            self.wake_armed = true;
+            self.push(opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build(), DATA_WAKE);
+        }
+        let wait = if self.os.ready.is_empty() { wait } else { Wait::Poll };
+        self.enter(wait)?;
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
+        for (data, result, flags) in reaped.drain(..) {
+            self.take_completion(data, result, io_uring::cqueue::more(flags));
+        }
+        self.reaped = reaped;
+        if self.os.workers.pending() > 0 {
+            self.collect_jobs();
+        }
+        if self.os.timers.len() > 0 {
+            self.os.expire_timers(monotonic());
+        }
+        into.extend(self.os.ready.drain(..));
+        Ok(())
+    }
+
+    /// Submits what is queued and waits as asked, in one call; none if there is nothing to do in the kernel.
+    fn enter(&mut self, wait: Wait) -> std::io::Result<()> {
+        let mut submission = self.ring.submission();
+        submission.sync();
+        let idle = submission.is_empty() && !submission.taskrun();
+        drop(submission);
+        let have = !self.ring.completion().is_empty();
+        let entered = match (wait, self.os.timers.next_at()) {
+            (Wait::Poll, _) if idle => return Ok(()),
+            _ if have && idle => return Ok(()),
+            (Wait::Poll, _) => self.enter_for(0, Some(Duration::ZERO)),
+            (_, _) if have => self.enter_for(0, Some(Duration::ZERO)),
+            (Wait::Block, None) => self.enter_for(1, None),
+            (Wait::Block, Some(at)) | (Wait::Until(at), None) => self.enter_for(1, Some(at.since(monotonic()))),
+            (Wait::Until(until), Some(at)) => self.enter_for(1, Some(at.min(until).since(monotonic()))),
+        };
+        match entered.map_err(|error| (error.raw_os_error().unwrap_or(libc::EIO), error)) {
+            Ok(_) | Err((libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY, _)) => Ok(()),
+            Err((_, error)) => Err(error),
+        }
+    }
+
+    fn enter_for(&mut self, want: usize, timeout: Option<Duration>) -> std::io::Result<usize> {
+        if want > 0 && timeout != Some(Duration::ZERO) {
+            self.os.counters.sleeps += 1;
+        }
+        // With deferred task work only an enter that gets events runs it; asking for none of them does that too, if a
+        // timeout argument is given.
+        let timespec = Timespec::from(timeout.unwrap_or_default());
+        let args = match timeout {
+            Some(_) => SubmitArgs::new().timespec(&timespec),
+            None => SubmitArgs::new(),
+        };
+        self.ring.submitter().submit_with_args(want, &args)
+    }
+
+    fn take_wake(&mut self) {
+        if let Some(event) = self.os.waker.event() {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(event, &mut count);
+        }
+        let by_worker = self.os.workers.pending() > 0;
+        self.collect_jobs();
+        if self.os.waker.take() || !by_worker {
+            self.os.ready.push_back(Completion { token: Token::WAKE, outcome: Outcome::Woken });
+        }
+    }
+
+    fn collect_jobs(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        self.os.workers.collect(&mut done);
+        for one in done.drain(..) {
+            self.finish(one.slot, one.result, one.extents);
+        }
+        self.done = done;
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        self.os.cancel_timers(token);
+        let mut found = Vec::new();
+        for (index, generation, slot) in self.slots.iter_mut() {
+            if slot.token == token {
+                slot.cancelled = true;
+                found.push(u64::from(generation) << 32 | u64::from(index));
+            }
+        }
+        for data in found {
+            self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
+        }
+    }
+
+    fn insert_stream(&mut self, fd: OwnedFd) -> Socket {
+        let (index, generation) = self.streams.insert(Stream { fd, receive: None, send: None, closing: false });
+        Socket { index, generation }
+    }
+
+    pub(crate) fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
+        net::prepare_stream(&fd)?;
+        Ok(self.insert_stream(fd))
+    }
+
+    pub(crate) fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
+        let stream = self.streams.get(socket.index, socket.generation)?;
+        if stream.receive.is_some() || stream.send.is_some() || stream.closing {
+            return None;
+        }
+        Some(self.streams.remove(socket.index, socket.generation)?.fd)
+    }
+
+    pub(crate) fn close(&mut self, socket: Socket) {
+        let Some(stream) = self.streams.get_mut(socket.index, socket.generation) else { return };
+        let ops = [stream.receive, stream.send];
+        if ops == [None, None] {
+            self.streams.remove(socket.index, socket.generation);
+            return;
+        }
+        stream.closing = true;
+        // Ends what is in flight, also a send that waits for room.
+        let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Both);
+        for data in ops.into_iter().flatten() {
+            if let Some(slot) = self.slot_mut(data) {
+                slot.cancelled = true;
+                self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
+            }
+        }
+    }
+
+    pub(crate) fn shutdown_send(&mut self, socket: Socket) {
+        if let Some(stream) = self.streams.get(socket.index, socket.generation) {
+            let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Write);
+        }
+    }
+
+    pub(crate) fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
+        let stream = self.streams.get(socket.index, socket.generation)?;
+        SocketAddr::try_from(rustix::net::getpeername(&stream.fd).ok()??).ok()
+    }
+
+    pub(crate) fn keep_alive(&mut self, socket: Socket, idle: Duration) {
+        if let Some(stream) = self.streams.get(socket.index, socket.generation) {
+            let _ = net::keep_alive(&stream.fd, idle);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.os.counters
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.os.waker.clone()
+    }
+
+    pub(crate) fn listen(&mut self, address: &Address) -> std::io::Result<Listener> {
+        self.adopt_listener(net::listen(address)?)
+    }
+
+    pub(crate) fn adopt_listener(&mut self, fd: OwnedFd) -> std::io::Result<Listener> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let (index, generation) = self.os.listeners.insert(fd);
+        Ok(Listener { index, generation })
+    }
+
+    pub(crate) fn local_address(&self, listener: Listener) -> Option<SocketAddr> {
+        SocketAddr::try_from(rustix::net::getsockname(self.os.listener(listener).ok()?).ok()?).ok()
+    }
+
+    pub(crate) fn close_listener(&mut self, listener: Listener) {
+        let mut found = None;
+        for (index, generation, slot) in self.slots.iter_mut() {
+            if matches!(slot.kind, Kind::Accept { listener: of } if of == listener) {
+                slot.cancelled = true;
+                found = Some(u64::from(generation) << 32 | u64::from(index));
+            }
+        }
+        if let Some(data) = found {
+            self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
+            // The kernel must have taken the accept's descriptor before it is closed.
+            let _ = self.ring.submit();
+        }
+        self.os.listeners.remove(listener.index, listener.generation);
+    }
+
+    pub(crate) fn add_file(&mut self, file: Arc<OpenFile>) -> File {
+        self.os.add_file(file)
+    }
+
+    pub(crate) fn remove_file(&mut self, file: File) {
+        self.os.remove_file(file);
+    }
+
+    pub(crate) fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.os.try_write(file, offset, bytes)
+    }
+
+    pub(crate) fn resident(&self, file: File, offset: u64, len: usize, now: Instant) -> bool {
+        self.os.resident(file, offset, len, now)
+    }
+}
+
+fn accept_entry(fd: i32) -> squeue::Entry {
+    opcode::AcceptMulti::new(Fd(fd)).flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
+}
+
+impl Drop for Uring {
+    /// Frames and descriptors of operations in flight are the kernel's until they complete: end them all first.
+    fn drop(&mut self) {
+        let mut data = Vec::new();
+        for (index, generation, slot) in self.slots.iter_mut() {
+            slot.cancelled = true;
+            data.push(u64::from(generation) << 32 | u64::from(index));
+        }
+        for (_, _, stream) in self.streams.iter_mut() {
+            let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Both);
+        }
+        for data in data {
+            self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
+        }
+        let mut ended = Vec::new();
+        while self.slots.len() > 0 {
+            if self.reap(&mut ended, Wait::Block).is_err() {
+                break;
+            }
+            ended.clear();
+        }
+        // Only after a failed wait: leak what the kernel may still touch, rather than free it.
+        for (index, generation) in self.slots.iter_mut().map(|(i, g, _)| (i, g)).collect::<Vec<_>>() {
+            if let Some(slot) = self.slots.remove(index, generation) {
+                Box::leak(slot);
+            }
+        }
+    }
+}
+
+/// Where `memory` lies in the registered pool.
+fn within(fixed: Option<(usize, usize)>, memory: Memory) -> bool {
+    fixed.is_some_and(|(base, len)| {
+        let at = memory.ptr as usize;
+        at >= base && at + memory.len <= base + len
+    })
+}
+
+fn frame_memory(frame: &Frame, start: usize, len: usize) -> Memory {
+    Memory { ptr: frame[start..start + len].as_ptr().cast_mut(), len }
+}
+
+fn call_for(kind: &Kind) -> Option<Call> {
+    match *kind {
+        Kind::Extents { offset, len, count_max, .. } => Some(Call::Extents { offset, len, count_max }),
+        Kind::Allocate { mode, offset, len, .. } => Some(Call::Allocate { mode, offset, len }),
+        _ => None,
+    }
+}
