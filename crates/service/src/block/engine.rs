@@ -1,0 +1,655 @@
+//! The engine: serves requests on the volumes of one loop, by the cheapest path that each allows.
+//!
+//! A read of bytes that are in the page cache is answered at once with a range of the mapped file: nothing is copied in
+//! user space. Other reads go to the store in pieces, into frames. Writes to memory happen at once; others on the ring.
+//! The engine holds no queue: where frames run out it says [`Step::Busy`], and the door that asked keeps the request.
+
+use std::sync::Arc;
+
+use byway_reactor::{Allocate, Completion, Extent, File, Frame, Op, Reactor, Token};
+use slab::Slab;
+
+use super::error::BlockError;
+use super::payload::{Payload, Piece};
+use super::store::Kind;
+use super::stripe::{Layout, Run};
+use super::volume::Volume;
+use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
+
+/// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
+pub const ENGINE_CLASS: u8 = 0x10;
+
+/// Bytes of zeroes that are written at once where a store cannot zero by itself.
+const ZERO_BYTES: usize = 64 << 10;
+
+/// The asker's label of a request, handed back with its [`Done`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tag(pub u64);
+
+/// A volume as one loop knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VolumeId(u32);
+
+/// How a request went on.
+#[derive(Debug)]
+pub enum Step<T> {
+    /// It is done.
+    Now(T),
+    /// A [`Done`] will tell.
+    Later,
+    /// No frame is free: ask again when one may be.
+    Busy,
+}
+
+/// A request that has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// As it was given.
+    pub tag: Tag,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A read.
+    Read(Result<Payload, BlockError>),
+    /// A write, flush, trim, zero or prefetch.
+    Unit(Result<(), BlockError>),
+    /// A list of extents: in order, without gaps, perhaps shorter than asked.
+    Extents(Result<Vec<Extent>, BlockError>),
+}
+
+/// How a write is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteFlags {
+    /// Durable before it completes (FUA).
+    pub durable: bool,
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZeroFlags {
+    /// The space stays allocated.
+    pub keep_space: bool,
+    /// Fail rather than write zeroes out.
+    pub fast: bool,
+    /// Durable before it completes.
+    pub durable: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Engine {
+    volumes: Slab<Attached>,
+    jobs: Slab<Job>,
+    runs: Slab<RunState>,
+}
+
+struct Attached {
+    volume: Arc<Volume>,
+    files: Vec<File>,
+    jobs: u32,
+    detached: bool,
+}
+
+/// A request with operations in flight.
+struct Job {
+    tag: Tag,
+    volume: VolumeId,
+    left: u32,
+    error: Option<BlockError>,
+    kind: JobKind,
+}
+
+enum JobKind {
+    Read { pieces: Vec<Option<Piece>> },
+    Write { durable: bool },
+    Flush,
+    Plain,
+    Trim,
+    Zero(Zeroing),
+    Extents { parts: Vec<Option<Vec<Extent>>>, wanted: Vec<u64> },
+}
+
+/// Zeroing, range by range; by writing where the store cannot.
+struct Zeroing {
+    flags: ZeroFlags,
+    ranges: Vec<Run>,
+    /// The range in progress is being written, up to here.
+    written: Option<u64>,
+    syncing: bool,
+}
+
+/// One operation of a job: which, and which part of it.
+#[derive(Clone, Copy)]
+struct RunState {
+    job: usize,
+    part: usize,
+    len: usize,
+}
+
+impl Engine {
+    /// Makes a volume ready to be served on this loop.
+    pub fn attach(&mut self, reactor: &mut Reactor, volume: Arc<Volume>) -> VolumeId {
+        let files = match volume.kind() {
+            Kind::Files { files, .. } => files.iter().map(|file| reactor.add_file(Arc::clone(file))).collect(),
+            Kind::Null => Vec::new(),
+        };
+        VolumeId(self.volumes.insert(Attached { volume, files, jobs: 0, detached: false }) as u32)
+    }
+
+    /// Lets go of a volume: once its requests have ended, this loop no longer holds it. New requests are an error of
+    /// the caller.
+    pub fn detach(&mut self, reactor: &mut Reactor, id: VolumeId) {
+        self.volumes[id.0 as usize].detached = true;
+        self.drop_if_unused(reactor, id);
+    }
+
+    fn drop_if_unused(&mut self, reactor: &mut Reactor, id: VolumeId) {
+        let attached = &self.volumes[id.0 as usize];
+        if attached.detached && attached.jobs == 0 {
+            for file in self.volumes.remove(id.0 as usize).files {
+                reactor.remove_file(file);
+            }
+        }
+    }
+
+    /// The volume behind an id.
+    pub fn volume(&self, id: VolumeId) -> &Arc<Volume> {
+        &self.volumes[id.0 as usize].volume
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn check(&self, id: VolumeId, offset: u64, len: u64, writes: bool) -> Result<&Attached, BlockError> {
+        let attached = &self.volumes[id.0 as usize];
+        let volume = &attached.volume;
+        if writes && volume.is_read_only() {
+            return Err(BlockError::ReadOnly);
+        }
+        if offset.checked_add(len).is_none_or(|end| end > volume.len()) {
+            return Err(if writes { BlockError::NoSpace } else { BlockError::OutOfRange });
+        }
+        if (offset | len) & u64::from(volume.block_bytes() - 1) != 0 {
+            return Err(BlockError::Misaligned);
+        }
+        Ok(attached)
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn read(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        len: usize,
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        let attached = self.check(id, offset, len as u64, false)?;
+        if len as u64 > REQUEST_BYTES_MAX {
+            return Err(BlockError::TooLong);
+        }
+        let Kind::Files { layout, files } = attached.volume.kind() else {
+            return Ok(Step::Now(Payload::one(Piece::Zero { len })));
+        };
+        if files[0].is_mapped()
+            && let Some(payload) = resident_payload(reactor, *layout, &attached.files, offset, len)
+        {
+            return Ok(Step::Now(payload));
+        }
+        let layout = *layout;
+        let runs = layout.runs(offset, len as u64, PIECE_BYTES_MAX as u64);
+        let mut frames = Vec::with_capacity(len.div_ceil(PIECE_BYTES_MAX));
+        for run in runs {
+            let Some(frame) = reactor.frames().alloc(run.len as usize) else { return Ok(Step::Busy) };
+            frames.push((run, frame));
+        }
+        let files = attached.files.clone();
+        let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
+        let job = self.start_job(id, tag, frames.len(), JobKind::Read { pieces });
+        for (part, (run, into)) in frames.into_iter().enumerate() {
+            let len = run.len as usize;
+            let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };
+            self.start_run(reactor, job, part, len, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// How many of the next `len` bytes at `offset` can be given to one [`Engine::write`].
+    pub fn write_piece_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
+        let len = len.min(PIECE_BYTES_MAX);
+        match self.volumes[id.0 as usize].volume.kind() {
+            Kind::Files { layout, .. } => layout.run(offset, len as u64).len as usize,
+            Kind::Null => len,
+        }
+    }
+
+    /// Whether a write of the range could succeed: to ask before its payload is received.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn check_write(&self, id: VolumeId, offset: u64, len: u64) -> Result<(), BlockError> {
+        self.check(id, offset, len, true).map(|_| ())
+    }
+
+    /// Writes `from[..len]`, at most [`Engine::write_piece_len`] bytes.
+    ///
+    /// # Errors
+    /// See [`BlockError`]; the frame is gone then.
+    pub fn write(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        (from, len): (Frame, usize),
+        flags: WriteFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, len as u64, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let run = layout.run(offset, len as u64);
+        if run.len < len as u64 {
+            return Err(BlockError::TooLong);
+        }
+        let file = attached.files[run.file];
+        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        if !durable {
+            match reactor.try_write(file, run.offset, &from[..len]) {
+                Ok(()) => return Ok(Step::Now(())),
+                Err(byway_reactor::Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let job = self.start_job(id, tag, 1, JobKind::Write { durable });
+        let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+        self.start_run(reactor, job, 0, len, op);
+        Ok(Step::Later)
+    }
+
+    /// Writes bytes that stay the caller's: at once where the store is memory, else by way of a copy in a frame.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn write_small(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, bytes.len() as u64, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        let mut left = Vec::new();
+        let mut done = 0;
+        for run in layout.runs(offset, bytes.len() as u64, PIECE_BYTES_MAX as u64) {
+            let part = &bytes[done..done + run.len as usize];
+            done += part.len();
+            let file = attached.files[run.file];
+            let written = if durable { Err(byway_reactor::Errno::AGAIN) } else { reactor.try_write(file, run.offset, part) };
+            match written {
+                Ok(()) => {}
+                Err(byway_reactor::Errno::AGAIN) => {
+                    let Some(mut frame) = reactor.frames().alloc(part.len()) else { return Ok(Step::Busy) };
+                    frame.copy_from_slice(part);
+                    left.push((file, run, frame));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if left.is_empty() {
+            return Ok(Step::Now(()));
+        }
+        let job = self.start_job(id, tag, left.len(), JobKind::Write { durable });
+        for (part, (file, run, from)) in left.into_iter().enumerate() {
+            let len = run.len as usize;
+            let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+            self.start_run(reactor, job, part, len, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// Makes durable all writes that completed before.
+    ///
+    /// # Errors
+    /// [`BlockError::FlushFailed`] once one has failed.
+    pub fn flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
+        let attached = &self.volumes[id.0 as usize];
+        if attached.volume.flush_failed() {
+            return Err(BlockError::FlushFailed);
+        }
+        if attached.files.is_empty() || attached.volume.is_read_only() || cfg!(feature = "drop-flushes") {
+            return Ok(Step::Now(()));
+        }
+        let files = attached.files.clone();
+        let job = self.start_job(id, tag, files.len(), JobKind::Flush);
+        for (part, file) in files.into_iter().enumerate() {
+            self.start_run(reactor, job, part, 0, Op::Sync { file });
+        }
+        Ok(Step::Later)
+    }
+
+    /// Says that a range is no longer needed. What it reads as afterwards is not defined, but is the same at each read.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn trim(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        durable: bool,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        self.check(id, offset, len, true)?;
+        if durable {
+            // A hole that must be durable: the zeroing path syncs.
+            let flags = ZeroFlags { durable, ..ZeroFlags::default() };
+            return self.zero(reactor, id, (offset, len), flags, tag);
+        }
+        self.allocate(reactor, id, (offset, len), Allocate::Discard, JobKind::Trim, tag)
+    }
+
+    fn allocate(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        mode: Allocate,
+        kind: JobKind,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = &self.volumes[id.0 as usize];
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let files = attached.files.clone();
+        let job = self.start_job(id, tag, ranges.len(), kind);
+        for (part, run) in ranges.into_iter().enumerate() {
+            let op = Op::Allocate { file: files[run.file], mode, offset: run.offset, len: run.len };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// See [`BlockError`]; [`BlockError::Unsupported`] if it must be fast and cannot be.
+    pub fn zero(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        flags: ZeroFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, len, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let zeroing = Zeroing { flags, ranges, written: None, syncing: false };
+        let job = self.start_job(id, tag, 1, JobKind::Zero(zeroing));
+        self.zero_next(reactor, job);
+        Ok(Step::Later)
+    }
+
+    /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the sync.
+    fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
+        let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
+        let files = &self.volumes[volume.0 as usize].files;
+        let Some(run) = zeroing.ranges.last().copied() else {
+            zeroing.syncing = true;
+            let file = files[0];
+            return self.start_run(reactor, job, 0, 0, Op::Sync { file });
+        };
+        let file = files[run.file];
+        let op = match zeroing.written {
+            None => {
+                let mode = if zeroing.flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
+                Op::Allocate { file, mode, offset: run.offset, len: run.len }
+            }
+            Some(at) => {
+                let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
+                let Some(mut from) = reactor.frames().alloc(len) else {
+                    return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
+                };
+                from.fill(0);
+                Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
+            }
+        };
+        let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
+        self.start_run(reactor, job, 0, len, op);
+    }
+
+    fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
+        let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
+        match (result, zeroing.written, zeroing.ranges.last().copied()) {
+            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => zeroing.written = Some(run.offset),
+            (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
+            (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
+                zeroing.written = Some(at + len as u64);
+            }
+            (Ok(()), _, _) => {
+                zeroing.ranges.pop();
+                zeroing.written = None;
+                if zeroing.ranges.is_empty() && (!zeroing.flags.durable || zeroing.syncing) {
+                    return self.end_zeroing(reactor, job, Ok(()));
+                }
+            }
+        }
+        self.zero_next(reactor, job);
+    }
+
+    fn end_zeroing(&mut self, _reactor: &mut Reactor, job: usize, result: Result<(), BlockError>) {
+        let job = &mut self.jobs[job];
+        job.left = 0;
+        job.error = result.err();
+    }
+
+    /// Brings a range into memory before it is asked for.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn prefetch(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, len, false)?;
+        let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if files[0].options().direct || len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let files = attached.files.clone();
+        let job = self.start_job(id, tag, ranges.len(), JobKind::Plain);
+        for (part, run) in ranges.into_iter().enumerate() {
+            let op = Op::Prefetch { file: files[run.file], offset: run.offset, len: run.len };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// Lists data and holes.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn extents(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        count_max: usize,
+        tag: Tag,
+    ) -> Result<Step<Vec<Extent>>, BlockError> {
+        let attached = self.check(id, offset, len, false)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else {
+            return Ok(Step::Now(vec![Extent { len, hole: true }]));
+        };
+        if len == 0 {
+            return Ok(Step::Now(Vec::new()));
+        }
+        let count_max = count_max.clamp(1, EXTENTS_MAX);
+        let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
+        let files = attached.files.clone();
+        let wanted = runs.iter().map(|run| run.len).collect();
+        let kind = JobKind::Extents { parts: vec![None; runs.len()], wanted };
+        let job = self.start_job(id, tag, runs.len(), kind);
+        for (part, run) in runs.into_iter().enumerate() {
+            let op = Op::Extents { file: files[run.file], offset: run.offset, len: run.len, count_max };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+
+    fn start_job(&mut self, volume: VolumeId, tag: Tag, runs: usize, kind: JobKind) -> usize {
+        self.volumes[volume.0 as usize].jobs += 1;
+        self.jobs.insert(Job { tag, volume, left: runs as u32, error: None, kind })
+    }
+
+    fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
+        let run = self.runs.insert(RunState { job, part, len });
+        reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
+    }
+
+    /// Takes a completion of [`ENGINE_CLASS`]; appends the request that it ends, if it ends one.
+    pub fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
+        let Some(run) = self.runs.try_remove(completion.token.index() as usize) else { return };
+        if matches!(self.jobs[run.job].kind, JobKind::Zero(_)) {
+            let result = unit_result(&completion.outcome);
+            self.zero_went(reactor, run.job, run.len, result);
+        } else {
+            let job = &mut self.jobs[run.job];
+            job.left -= 1;
+            if let Err(error) = job.take(run, completion.outcome) {
+                job.error.get_or_insert(error);
+            }
+        }
+        if self.jobs[run.job].left == 0 {
+            let job = self.jobs.remove(run.job);
+            let id = job.volume;
+            let attached = &mut self.volumes[id.0 as usize];
+            attached.jobs -= 1;
+            done.push(job.end(&attached.volume));
+            self.drop_if_unused(reactor, id);
+        }
+    }
+}
+
+/// The range as pieces of the mapped files, if all of it is in memory.
+fn resident_payload(
+    reactor: &mut Reactor,
+    layout: Layout,
+    files: &[File],
+    offset: u64,
+    len: usize,
+) -> Option<Payload> {
+    if layout.files == 1 {
+        let file = files[0];
+        return reactor.resident(file, offset, len).then(|| Payload::one(Piece::Map { file, offset, len }));
+    }
+    let mut payload = Payload::default();
+    for run in layout.runs(offset, len as u64, u64::MAX) {
+        let (file, len) = (files[run.file], run.len as usize);
+        if !reactor.resident(file, run.offset, len) {
+            return None;
+        }
+        payload.push(Piece::Map { file, offset: run.offset, len });
+    }
+    Some(payload)
+}
+
+fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockError> {
+    use byway_reactor::Outcome as Went;
+    match outcome {
+        Went::Written { result, .. } => result.map(|_| ()).map_err(BlockError::from),
+        Went::Synced(result) | Went::Allocated(result) | Went::Prefetched(result) => result.map_err(BlockError::from),
+        _ => Err(BlockError::Unsupported),
+    }
+}
+
+impl Job {
+    /// Takes the end of one of its operations.
+    fn take(&mut self, run: RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
+        use byway_reactor::Outcome as Went;
+        match (&mut self.kind, outcome) {
+            (JobKind::Read { pieces }, Went::Read { mut into, result }) => {
+                let n = result?;
+                // The backing file became shorter than the volume: that is an error, never made-up zeroes.
+                if n < run.len {
+                    return Err(BlockError::Io(byway_reactor::Errno::IO));
+                }
+                debug_assert_eq!(into.len(), run.len);
+                let _ = &mut into;
+                pieces[run.part] = Some(Piece::Frame { frame: into, len: run.len });
+                Ok(())
+            }
+            (JobKind::Extents { parts, .. }, Went::Extents(result)) => {
+                parts[run.part] = Some(result?);
+                Ok(())
+            }
+            (JobKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
+            (_, outcome) => unit_result(&outcome),
+        }
+    }
+
+    fn end(self, volume: &Volume) -> Done {
+        let tag = self.tag;
+        let failed = self.error;
+        if failed.is_some() && matches!(self.kind, JobKind::Flush | JobKind::Write { durable: true }) {
+            volume.note_failed_flush();
+        }
+        let outcome = match self.kind {
+            JobKind::Read { pieces } => Outcome::Read(failed.map_or_else(
+                || {
+                    let mut payload = Payload::default();
+                    pieces.into_iter().flatten().for_each(|piece| payload.push(piece));
+                    Ok(payload)
+                },
+                Err,
+            )),
+            JobKind::Extents { parts, wanted } => {
+                Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted)), Err))
+            }
+            _ => Outcome::Unit(failed.map_or(Ok(()), Err)),
+        };
+        Done { tag, outcome }
+    }
+}
+
+/// Joins the lists of neighbouring parts, up to the first that covers less than was asked for.
+fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64]) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::new();
+    for (part, wanted) in parts.into_iter().zip(wanted) {
+        let mut covered = 0;
+        for extent in part.into_iter().flatten() {
+            covered += extent.len;
+            match joined.last_mut() {
+                Some(last) if last.hole == extent.hole => last.len += extent.len,
+                _ => joined.push(extent),
+            }
+        }
+        if covered < *wanted {
+            break;
+        }
+    }
+    joined.truncate(EXTENTS_MAX);
+    joined
+}

@@ -1,0 +1,124 @@
+//! What can go wrong with a volume, and with a request on one.
+
+use std::path::PathBuf;
+
+use byway_reactor::Errno;
+
+/// Why a request failed. Small, because it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    /// The client's fault: the range does not lie in the volume.
+    #[error("the range does not lie in the volume")]
+    OutOfRange,
+    /// The client's fault: offset or length is not a multiple of the volume's block.
+    #[error("offset and length must be multiples of the volume's block")]
+    Misaligned,
+    /// The client's fault: longer than [`REQUEST_BYTES_MAX`](crate::limits::REQUEST_BYTES_MAX).
+    #[error("the request is longer than the server takes")]
+    TooLong,
+    /// The client's fault: the volume is read-only.
+    #[error("the volume is read-only")]
+    ReadOnly,
+    /// The store has no room: free some, or grow it.
+    #[error("the store is full")]
+    NoSpace,
+    /// The store cannot do that, or not as fast as was asked.
+    #[error("the store does not support this")]
+    Unsupported,
+    /// A flush failed before: the kernel may have dropped what was written. The volume must be reopened.
+    #[error("an earlier flush failed, so written data may be lost; check the disk and reopen the volume")]
+    FlushFailed,
+    /// The volume is going away.
+    #[error("the volume is closed")]
+    Closed,
+    /// The store failed; see the system's log.
+    #[error("the store failed: {0}")]
+    Io(Errno),
+}
+
+impl From<Errno> for BlockError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
+            Errno::OPNOTSUPP | Errno::NOSYS => Self::Unsupported,
+            Errno::CANCELED => Self::Closed,
+            other => Self::Io(other),
+        }
+    }
+}
+
+impl BlockError {
+    /// The errno that says it best.
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::OutOfRange | Self::Misaligned => Errno::INVAL,
+            Self::TooLong => Errno::OVERFLOW,
+            Self::ReadOnly => Errno::PERM,
+            Self::NoSpace => Errno::NOSPC,
+            Self::Unsupported => Errno::OPNOTSUPP,
+            Self::FlushFailed => Errno::IO,
+            Self::Closed => Errno::SHUTDOWN,
+            Self::Io(errno) => errno,
+        }
+    }
+}
+
+/// Why a volume could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The path cannot be opened.
+    #[error("{path}: {source}{hint}", path = path.display(), hint = open_hint(source))]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Memory for the volume cannot be had.
+    #[error("memory for the volume: {0}")]
+    Memory(std::io::Error),
+    /// The file is empty.
+    #[error("{path} is empty: give it a size first (truncate -s 10G {path})", path = path.display())]
+    Empty {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The size is no multiple of the block.
+    #[error(
+        "{path} has {len} bytes, which is not a multiple of {block}: a direct volume is served in whole blocks; \
+         truncate it to {rounded} bytes or serve it without `direct`",
+        path = path.display(), rounded = len - len % block
+    )]
+    NotAMultiple {
+        /// Which.
+        path: PathBuf,
+        /// Its bytes.
+        len: u64,
+        /// The block in bytes.
+        block: u64,
+    },
+    /// Somebody else on this machine serves it writable, or has it mounted.
+    #[error(
+        "{path} is in use: {by}. Serve it read-only (`,ro`), stop the other user, or say `,shared` if its users \
+         coordinate themselves (a cluster file system)",
+        path = path.display()
+    )]
+    InUse {
+        /// Which.
+        path: PathBuf,
+        /// By whom, as far as is known.
+        by: &'static str,
+    },
+    /// A stripe's layout makes no sense.
+    #[error("stripe: {0}")]
+    Stripe(&'static str),
+}
+
+fn open_hint(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => ": create it first, or correct the path",
+        std::io::ErrorKind::PermissionDenied => ": run as a user who may open it, or serve it read-only (`,ro`)",
+        std::io::ErrorKind::InvalidInput => ": serve a regular file or a block device",
+        _ => "",
+    }
+}

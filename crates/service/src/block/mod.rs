@@ -1,0 +1,14 @@
+//! Block volumes: what they are stored in, and the engine that serves their requests on one loop.
+
+mod engine;
+mod error;
+mod payload;
+mod store;
+mod stripe;
+mod volume;
+
+pub use engine::{Done, ENGINE_CLASS, Engine, Outcome, Step, Tag, VolumeId, WriteFlags, ZeroFlags};
+pub use error::{BlockError, OpenError};
+pub use payload::Payload;
+pub use store::{Store, StoreOptions};
+pub use volume::{Volume, VolumeOptions};

@@ -1,0 +1,158 @@
+//! What a volume's bytes lie in: a file or device, several of them, memory, or nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use byway_reactor::{FileOptions, OpenFile};
+use rustix::fs::FlockOperation;
+
+use super::error::OpenError;
+use super::stripe::Layout;
+use crate::limits::STRIPE_PATHS_MAX;
+
+/// How long a writable file that somebody else has locked is waited for: a server that was killed a moment ago keeps
+/// its locks until the kernel has ended its I/O, and its successor must not start before that.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Never written.
+    pub read_only: bool,
+    /// Past the page cache.
+    pub direct: bool,
+    /// Others may have it open for writing too: they coordinate themselves.
+    pub shared: bool,
+}
+
+/// An open store.
+#[derive(Debug)]
+pub struct Store {
+    pub(super) kind: Kind,
+    len: u64,
+    block_bytes: u32,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Files { layout: Layout, files: Vec<Arc<OpenFile>> },
+    Null,
+}
+
+impl Store {
+    /// A file or block device.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn path(path: &Path, options: StoreOptions) -> Result<Self, OpenError> {
+        Self::files(&[path.to_owned()], Layout::SINGLE, options)
+    }
+
+    /// Several files or devices of which the first `chunk_bytes` come from the first, the next from the second, ...
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn stripe(paths: &[PathBuf], chunk_bytes: u64, options: StoreOptions) -> Result<Self, OpenError> {
+        if !(2..=STRIPE_PATHS_MAX).contains(&paths.len()) {
+            return Err(OpenError::Stripe("give 2 to 64 paths"));
+        }
+        if !chunk_bytes.is_power_of_two() || chunk_bytes < 4096 {
+            return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
+        }
+        Self::files(paths, Layout { chunk_bytes, files: paths.len() as u64 }, options)
+    }
+
+    fn files(paths: &[PathBuf], layout: Layout, options: StoreOptions) -> Result<Self, OpenError> {
+        let files = paths.iter().map(|path| open(path, options)).collect::<Result<Vec<_>, _>>()?;
+        let block_bytes = files.iter().map(|file| file.block_bytes()).max().unwrap_or(1);
+        let len = layout.volume_len(files.iter().map(|file| file.len()));
+        if len % u64::from(block_bytes) != 0 {
+            let block = block_bytes.into();
+            return Err(OpenError::NotAMultiple { path: paths[0].clone(), len, block });
+        }
+        if len == 0 {
+            return Err(OpenError::Stripe("every path must hold at least one chunk"));
+        }
+        Ok(Self { kind: Kind::Files { layout, files }, len, block_bytes })
+    }
+
+    /// Over an open file: a simulated one, or a descriptor that was passed to us.
+    pub fn open_file(file: Arc<OpenFile>) -> Self {
+        let (len, block_bytes) = (file.len(), file.block_bytes());
+        Self { kind: Kind::Files { layout: Layout::SINGLE, files: vec![file] }, len, block_bytes }
+    }
+
+    /// Sparse memory that is gone with the process.
+    ///
+    /// # Errors
+    /// [`OpenError::Memory`].
+    pub fn memory(name: &str, bytes: u64) -> Result<Self, OpenError> {
+        Ok(Self::open_file(Arc::new(OpenFile::memory(name, bytes).map_err(OpenError::Memory)?)))
+    }
+
+    /// Reads as zeroes, forgets what is written.
+    pub fn null(bytes: u64) -> Self {
+        Self { kind: Kind::Null, len: bytes, block_bytes: 1 }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// No bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What offsets and lengths must be multiples of; 1 for cached stores.
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+}
+
+fn open(path: &Path, options: StoreOptions) -> Result<Arc<OpenFile>, OpenError> {
+    let file_options =
+        FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
+    let failed = |source| OpenError::Open { path: path.to_owned(), source };
+    let file = OpenFile::open(path, file_options).map_err(failed)?;
+    if file.is_empty() {
+        return Err(OpenError::Empty { path: path.to_owned() });
+    }
+    if !options.read_only && !options.shared {
+        if file.is_device() && is_claimed(path) {
+            let by = "it is mounted, or part of a device that is";
+            return Err(OpenError::InUse { path: path.to_owned(), by });
+        }
+        lock(&file, path)?;
+    }
+    Ok(Arc::new(file))
+}
+
+/// Whether a block device has an exclusive owner: a mounted file system, swap, a volume group.
+fn is_claimed(path: &Path) -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let exclusive = rustix::fs::open(path, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
+    exclusive.err() == Some(rustix::io::Errno::BUSY)
+}
+
+/// Locks the file against other servers of this machine (`flock(2)`; the lock goes with the last descriptor).
+fn lock(file: &OpenFile, path: &Path) -> Result<(), OpenError> {
+    let Some(fd) = file.descriptor() else { return Ok(()) };
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let by = "another server has it open for writing (flock)";
+                return Err(OpenError::InUse { path: path.to_owned(), by });
+            }
+            Err(error) => return Err(OpenError::Open { path: path.to_owned(), source: error.into() }),
+        }
+    }
+}
