@@ -1,0 +1,53 @@
+//! Every bound of the doors, each with what happens when it is reached.
+
+/// Longest string of the NBD protocol (export name, description, error message), in bytes
+/// (proto.md, "Values": strings are at most 4,096 bytes). A longer name is refused with
+/// `NBD_REP_ERR_TOO_BIG`; a longer description or message is cut.
+pub const NAME_BYTES_MAX: usize = 4096;
+
+/// Longest option body that the server keeps while it arrives, in bytes. A longer one is skipped
+/// as it comes, never stored, and answered with `NBD_REP_ERR_TOO_BIG`. It has room for an export
+/// name and several queries of the greatest length.
+pub const OPTION_BYTES_MAX: usize = 16 * 1024;
+
+/// Most options in one handshake; the next one ends the connection. A client that lists a server
+/// sends two options for each export over one connection.
+pub const OPTIONS_MAX: u32 = 4096;
+
+/// Once this many reply bytes wait, the handshake pauses until they are sent
+/// ([`crate::nbd::handshake::Step::Flush`]), so that a client that sends options without reading
+/// cannot make the server keep more than this and one option's replies.
+pub const HANDSHAKE_OUTPUT_BYTES_MAX: usize = 64 * 1024;
+
+/// Largest payload of one request, in bytes, and the maximum that exports advertise by default
+/// (proto.md, "Size constraints": 2^25 is what every peer may expect). A longer read is answered
+/// with an error; a write of up to the greater of this and the export's own maximum is drained and
+/// answered with an error; a longer one ends the connection.
+pub const REQUEST_BYTES_MAX: u32 = 32 * 1024 * 1024;
+
+/// Most descriptors in one block status reply. A longer map is cut, and the client asks again from
+/// where it ended (proto.md allows 2^20; 4,096 extended ones are 64 KiB).
+pub const EXTENTS_PER_REPLY_MAX: usize = 4096;
+
+/// Most requests that one client connection has in flight; the next one is refused until a reply
+/// has come.
+pub const CLIENT_IN_FLIGHT_MAX: usize = 1024;
+
+/// Longest option reply that the client accepts, in bytes: a name, a description and their
+/// lengths. A longer one ends the connection.
+pub const OPTION_REPLY_BYTES_MAX: usize = 4 + 2 * NAME_BYTES_MAX;
+
+/// Most exports that the client lists; a longer list ends the connection.
+pub const LISTED_EXPORTS_MAX: usize = 4096;
+
+/// Most replies to one option other than LIST; one more ends the connection.
+pub const REPLIES_PER_OPTION_MAX: u32 = 256;
+
+/// Longest part of a reply that the client's caller must be able to hold in one piece, in bytes:
+/// an error chunk with a message of the greatest length.
+pub const REPLY_HEAD_BYTES_MAX: usize = 32 + 6 + NAME_BYTES_MAX + 8;
+
+const _: () = assert!(OPTION_BYTES_MAX > 2 * (NAME_BYTES_MAX + 8));
+const _: () = assert!(OPTION_BYTES_MAX <= HANDSHAKE_OUTPUT_BYTES_MAX);
+const _: () = assert!(REQUEST_BYTES_MAX <= u32::MAX - 8);
+const _: () = assert!(EXTENTS_PER_REPLY_MAX <= 1 << 20);
