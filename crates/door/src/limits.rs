@@ -51,3 +51,29 @@ const _: () = assert!(OPTION_BYTES_MAX > 2 * (NAME_BYTES_MAX + 8));
 const _: () = assert!(OPTION_BYTES_MAX <= HANDSHAKE_OUTPUT_BYTES_MAX);
 const _: () = assert!(REQUEST_BYTES_MAX <= u32::MAX - 8);
 const _: () = assert!(EXTENTS_PER_REPLY_MAX <= 1 << 20);
+
+/// The frame in which an idle connection waits for its next request, in bytes.
+pub const INPUT_BYTES_MIN: usize = 4 << 10;
+
+/// The largest frame for a batch of requests, in bytes; more wait in the socket.
+pub const INPUT_BYTES_MAX: usize = 256 << 10;
+
+/// The longest write that is taken from the batch of received requests; a longer payload is received into frames of
+/// its own, so that it is copied once.
+pub const SMALL_WRITE_BYTES_MAX: usize = 16 << 10;
+
+/// Requests of one connection in flight; more wait in the socket.
+pub const CONNECTION_IN_FLIGHT_MAX: usize = 1024;
+
+/// Bytes that the requests of one connection in flight may name; more wait in the socket. One request of the greatest
+/// length always fits.
+pub const CONNECTION_IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+
+/// Connections of one door on one loop; a further one is closed at once.
+pub const CONNECTIONS_MAX: usize = 16 << 10;
+
+/// How long a handshake may take, in seconds; a slower client is disconnected.
+pub const HANDSHAKE_SECONDS_MAX: u64 = 10;
+
+const _: () = assert!(SMALL_WRITE_BYTES_MAX + 32 <= INPUT_BYTES_MAX);
+const _: () = assert!(REQUEST_BYTES_MAX as u64 <= CONNECTION_IN_FLIGHT_BYTES_MAX);

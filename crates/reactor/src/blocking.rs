@@ -1,8 +1,8 @@
 //! File calls that may wait for a device, as plain system calls: made by worker threads, or by the loop itself for
 //! files that live in memory.
 
-use std::os::fd::BorrowedFd;
 use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
@@ -96,7 +96,13 @@ pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {
 }
 
 /// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data.
-pub(crate) fn extents(fd: BorrowedFd<'_>, device: bool, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>, Errno> {
+pub(crate) fn extents(
+    fd: BorrowedFd<'_>,
+    device: bool,
+    offset: u64,
+    len: u64,
+    max: usize,
+) -> Result<Vec<Extent>, Errno> {
     let end = offset + len;
     if device {
         return Ok(vec![Extent { len, hole: false }]);

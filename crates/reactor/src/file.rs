@@ -170,7 +170,8 @@ fn direct_block_bytes(fd: &OwnedFd, device: bool) -> std::io::Result<u32> {
     // SAFETY: `statx` is plain data, and all zeroes is a value of it.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open, the path is an empty string, and `stat` is writable memory of the right type.
-    let rc = unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat) };
+    let rc =
+        unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat) };
     let align = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
     Ok(if rc == 0 && align.is_power_of_two() && align >= 512 { align } else { 4096 })
 }

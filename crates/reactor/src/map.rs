@@ -76,7 +76,8 @@ impl Mapping {
             let to = last_page.min(block * PAGES_PER_BLOCK + PAGES_PER_BLOCK - 1) % PAGES_PER_BLOCK;
             let wanted = u64::MAX << from & u64::MAX >> (PAGES_PER_BLOCK - 1 - to);
             let known = &self.blocks[block as usize];
-            if known.period.load(Ordering::Acquire) == period && known.pages.load(Ordering::Relaxed) & wanted == wanted {
+            if known.period.load(Ordering::Acquire) == period && known.pages.load(Ordering::Relaxed) & wanted == wanted
+            {
                 return true;
             }
             self.ask(block, period) & wanted == wanted

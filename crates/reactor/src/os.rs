@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::Instant;
 use crate::blocking::{self, Memory};
 use crate::counters::Counters;
 use crate::file::{Backing, OpenFile, OsFile};
@@ -17,7 +18,6 @@ use crate::op::{Completion, File, Listener, Op, Outcome, Token};
 use crate::timers::Timers;
 use crate::waker::Waker;
 use crate::workers::Workers;
-use crate::Instant;
 
 /// Zeroes to send. Small enough to stay in the cache.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
@@ -137,7 +137,8 @@ impl Os {
     /// Describes `gather` after its first `skip` bytes, as far as one call goes. The files are in use.
     pub(crate) fn iovecs(&self, gather: &Gather, mut skip: usize, out: &mut Vec<libc::iovec>) {
         out.clear();
-        let mut push = |ptr: *const u8, len: usize| out.push(libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len });
+        let mut push =
+            |ptr: *const u8, len: usize| out.push(libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len });
         let mut room = SEGMENTS_PER_CALL_MAX;
         for segment in &gather.segments {
             if room == 0 {
@@ -154,7 +155,9 @@ impl Os {
                 Segment::Map { file, offset, .. } => {
                     let entry = self.files.get(file.index, file.generation).map(|entry| &entry.file.backing);
                     let address = match entry {
-                        Some(Backing::Os(OsFile { map: Some(map), .. })) => map.address(offset + skip as u64, len - skip),
+                        Some(Backing::Os(OsFile { map: Some(map), .. })) => {
+                            map.address(offset + skip as u64, len - skip)
+                        }
                         _ => None,
                     };
                     push(address.unwrap_or(std::ptr::null_mut()), len - skip);
@@ -201,7 +204,8 @@ impl Os {
 
     /// Does a file operation at once if the file lives in memory (no device to wait for); else gives it back.
     pub(crate) fn file_op_now(&mut self, op: Op) -> Result<Outcome, Op> {
-        let (Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Prefetch { file, .. }) = op else {
+        let (Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Prefetch { file, .. }) = op
+        else {
             return Err(op);
         };
         let Ok(os) = self.os_file(file) else { return Ok(failed(op, Errno::BADF)) };

@@ -366,7 +366,5 @@ pub(crate) fn message(iovecs: &[libc::iovec]) -> libc::msghdr {
 }
 
 fn outcome(n: isize) -> Result<usize, Errno> {
-    usize::try_from(n).map_err(|_| {
-        Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-    })
+    usize::try_from(n).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }

@@ -44,16 +44,57 @@ impl Default for Slot {
 pub(super) enum Kind {
     #[default]
     Free,
-    Receive { socket: Socket, into: Scatter, min: usize },
-    Send { socket: Socket, gather: Gather },
-    Accept { listener: Listener },
-    Connect { fd: Option<OwnedFd>, address: SocketAddress },
-    Read { file: File, offset: u64, into: Frame, start: usize, len: usize },
-    Write { file: File, offset: u64, from: Frame, start: usize, len: usize, durable: bool },
-    Sync { file: File },
-    Allocate { file: File, mode: Allocate, offset: u64, len: u64 },
-    Extents { file: File, offset: u64, len: u64, count_max: usize },
-    Prefetch { file: File, offset: u64, len: u64 },
+    Receive {
+        socket: Socket,
+        into: Scatter,
+        min: usize,
+    },
+    Send {
+        socket: Socket,
+        gather: Gather,
+    },
+    Accept {
+        listener: Listener,
+    },
+    Connect {
+        fd: Option<OwnedFd>,
+        address: SocketAddress,
+    },
+    Read {
+        file: File,
+        offset: u64,
+        into: Frame,
+        start: usize,
+        len: usize,
+    },
+    Write {
+        file: File,
+        offset: u64,
+        from: Frame,
+        start: usize,
+        len: usize,
+        durable: bool,
+    },
+    Sync {
+        file: File,
+    },
+    Allocate {
+        file: File,
+        mode: Allocate,
+        offset: u64,
+        len: u64,
+    },
+    Extents {
+        file: File,
+        offset: u64,
+        len: u64,
+        count_max: usize,
+    },
+    Prefetch {
+        file: File,
+        offset: u64,
+        len: u64,
+    },
 }
 
 impl Kind {

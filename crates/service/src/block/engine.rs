@@ -41,6 +41,17 @@ pub enum Step<T> {
     Busy,
 }
 
+impl<T> Step<T> {
+    /// The same step with another value.
+    pub fn map<U>(self, with: impl FnOnce(T) -> U) -> Step<U> {
+        match self {
+            Self::Now(value) => Step::Now(with(value)),
+            Self::Later => Step::Later,
+            Self::Busy => Step::Busy,
+        }
+    }
+}
+
 /// A request that has ended.
 #[derive(Debug)]
 pub struct Done {
@@ -296,7 +307,8 @@ impl Engine {
             let part = &bytes[done..done + run.len as usize];
             done += part.len();
             let file = attached.files[run.file];
-            let written = if durable { Err(byway_reactor::Errno::AGAIN) } else { reactor.try_write(file, run.offset, part) };
+            let written =
+                if durable { Err(byway_reactor::Errno::AGAIN) } else { reactor.try_write(file, run.offset, part) };
             match written {
                 Ok(()) => {}
                 Err(byway_reactor::Errno::AGAIN) => {
@@ -439,7 +451,9 @@ impl Engine {
     fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
         match (result, zeroing.written, zeroing.ranges.last().copied()) {
-            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => zeroing.written = Some(run.offset),
+            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
+                zeroing.written = Some(run.offset)
+            }
             (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
             (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
                 zeroing.written = Some(at + len as u64);
@@ -554,13 +568,7 @@ impl Engine {
 }
 
 /// The range as pieces of the mapped files, if all of it is in memory.
-fn resident_payload(
-    reactor: &mut Reactor,
-    layout: Layout,
-    files: &[File],
-    offset: u64,
-    len: usize,
-) -> Option<Payload> {
+fn resident_payload(reactor: &mut Reactor, layout: Layout, files: &[File], offset: u64, len: usize) -> Option<Payload> {
     if layout.files == 1 {
         let file = files[0];
         return reactor.resident(file, offset, len).then(|| Payload::one(Piece::Map { file, offset, len }));

@@ -1,5 +1,6 @@
 //! Block volumes: what they are stored in, and the engine that serves their requests on one loop.
 
+mod catalog;
 mod engine;
 mod error;
 mod payload;
@@ -7,6 +8,7 @@ mod store;
 mod stripe;
 mod volume;
 
+pub use catalog::Catalog;
 pub use engine::{Done, ENGINE_CLASS, Engine, Outcome, Step, Tag, VolumeId, WriteFlags, ZeroFlags};
 pub use error::{BlockError, OpenError};
 pub use payload::Payload;

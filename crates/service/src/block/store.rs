@@ -113,8 +113,7 @@ impl Store {
 }
 
 fn open(path: &Path, options: StoreOptions) -> Result<Arc<OpenFile>, OpenError> {
-    let file_options =
-        FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
+    let file_options = FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
     let failed = |source| OpenError::Open { path: path.to_owned(), source };
     let file = OpenFile::open(path, file_options).map_err(failed)?;
     if file.is_empty() {

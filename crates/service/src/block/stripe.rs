@@ -100,7 +100,8 @@ mod tests {
                 assert_eq!(entry.1, run.offset, "runs of a file join");
                 entry.1 = run.offset + run.len;
             }
-            let ranges: Vec<_> = layout.ranges(offset, len).iter().map(|r| (r.file, (r.offset, r.offset + r.len))).collect();
+            let ranges: Vec<_> =
+                layout.ranges(offset, len).iter().map(|r| (r.file, (r.offset, r.offset + r.len))).collect();
             assert_eq!(ranges, joined.into_iter().collect::<Vec<_>>(), "{offset} + {len}");
         }
     }

@@ -1,0 +1,222 @@
+//! A node: event loops on threads of their own, the doors that they serve, and the volumes behind them.
+//!
+//! The first loop accepts; a new stream goes to the loop with the fewest connections and stays there. Loops share
+//! nothing but the volumes; the node talks to them by messages.
+
+mod worker;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use byway_door::nbd::server::NbdOptions;
+use byway_reactor::{Address, Counters, IoChoice, Waker};
+use byway_service::block::Volume;
+
+use self::worker::{Message, Worker};
+
+/// What a node serves, and with what.
+pub struct NodeOptions {
+    /// Which backend the loops use.
+    pub io: IoChoice,
+    /// Loops, each on a thread of its own; at least 1.
+    pub threads: usize,
+    /// Bytes of frames of all loops together.
+    pub frame_bytes: usize,
+    /// The volumes.
+    pub volumes: Vec<Arc<Volume>>,
+    /// Where NBD clients come in.
+    pub nbd: Vec<Address>,
+    /// Listening sockets that somebody else opened (socket activation).
+    pub nbd_inherited: Vec<OwnedFd>,
+    /// How NBD is served.
+    pub nbd_options: NbdOptions,
+}
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A loop could not be opened.
+    #[error("cannot open an event loop: {0}; `byway doctor` says what this machine allows")]
+    Loop(std::io::Error),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {source}{hint}", hint = listen_hint(source))]
+    Listen {
+        /// Which.
+        address: Address,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+fn listen_hint(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => ": another program listens there; choose another port or stop it",
+        std::io::ErrorKind::PermissionDenied => ": ports under 1024 need CAP_NET_BIND_SERVICE; choose another",
+        std::io::ErrorKind::AlreadyExists => ": a file that is no socket is there; choose another path",
+        _ => "",
+    }
+}
+
+/// A running node.
+pub struct Node {
+    loops: Vec<Loop>,
+    ready: Vec<Ready>,
+    io: String,
+}
+
+/// A door that is open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// Which door.
+    pub door: &'static str,
+    /// Where, with the port that the kernel chose if 0 was asked for.
+    pub address: Address,
+}
+
+struct Loop {
+    sender: Sender<Message>,
+    waker: Waker,
+    thread: std::thread::JoinHandle<()>,
+    ended: Receiver<()>,
+}
+
+/// What a loop tells when it has started.
+struct Started {
+    waker: Waker,
+    ready: Vec<Ready>,
+    io: String,
+}
+
+/// What a loop's thread begins with.
+struct Assignment {
+    index: usize,
+    options: Arc<NodeOptions>,
+    inherited: Vec<OwnedFd>,
+    loads: Arc<Vec<AtomicUsize>>,
+    receiver: Receiver<Message>,
+}
+
+impl Node {
+    /// Starts the loops and opens the doors.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running then.
+    pub fn start(mut options: NodeOptions) -> Result<Self, StartError> {
+        let inherited = std::mem::take(&mut options.nbd_inherited);
+        let threads = options.threads.max(1);
+        let options = Arc::new(options);
+        let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
+        let mut node = Self { loops: Vec::new(), ready: Vec::new(), io: String::new() };
+        // The accepting loop starts last: it must know the others.
+        let mut peers = Vec::new();
+        for index in (0..threads).rev() {
+            let (sender, receiver) = channel();
+            let inherited =
+                if index == 0 { inherited.iter().map(OwnedFd::try_clone).collect() } else { Ok(Vec::new()) };
+            let inherited = inherited.map_err(StartError::Loop)?;
+            let assignment =
+                Assignment { index, options: Arc::clone(&options), inherited, loads: Arc::clone(&loads), receiver };
+            let (started, one) = start_loop(assignment, sender, peers.clone())?;
+            peers.insert(0, (one.sender.clone(), one.waker.clone()));
+            node.ready.extend(started.ready);
+            node.io = started.io;
+            node.loops.push(one);
+        }
+        Ok(node)
+    }
+
+    /// The doors that are open.
+    pub fn ready(&self) -> &[Ready] {
+        &self.ready
+    }
+
+    /// The first TCP address of a door.
+    pub fn tcp_address(&self, door: &str) -> Option<SocketAddr> {
+        self.ready.iter().filter(|ready| ready.door == door).find_map(|ready| match &ready.address {
+            Address::Tcp(address) => Some(*address),
+            Address::Unix(_) => None,
+        })
+    }
+
+    /// Which backend the loops use, and why.
+    pub fn io(&self) -> &str {
+        &self.io
+    }
+
+    /// Makes `volumes` the list that is served. Connections of volumes that are gone end.
+    pub fn replace_volumes(&self, volumes: &[Arc<Volume>]) {
+        for one in &self.loops {
+            let _ = one.sender.send(Message::Volumes(volumes.to_vec()));
+            one.waker.wake();
+        }
+    }
+
+    /// What all loops have moved so far.
+    pub fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for one in &self.loops {
+            let (sender, receiver) = channel();
+            if one.sender.send(Message::Counters(sender)).is_ok() {
+                one.waker.wake();
+                if let Ok(counters) = receiver.recv_timeout(Duration::from_secs(5)) {
+                    sum = sum.plus(&counters);
+                }
+            }
+        }
+        sum
+    }
+
+    /// Stops: accepts nothing more, answers what is in flight, then ends. After `limit` it ends anyway. Says whether
+    /// everything had been answered.
+    pub fn stop(self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        for one in &self.loops {
+            let _ = one.sender.send(Message::Drain);
+            one.waker.wake();
+        }
+        let mut clean = true;
+        for one in &self.loops {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if one.ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                clean = false;
+                let _ = one.sender.send(Message::Stop);
+                one.waker.wake();
+            }
+        }
+        for one in self.loops {
+            let _ = one.thread.join();
+        }
+        clean
+    }
+}
+
+fn start_loop(
+    assignment: Assignment,
+    sender: Sender<Message>,
+    peers: Vec<(Sender<Message>, Waker)>,
+) -> Result<(Started, Loop), StartError> {
+    let (report, reported) = channel();
+    let (end, ended) = channel();
+    let name = format!("byway-{}", assignment.index);
+    let run = move || {
+        match Worker::open(assignment, peers) {
+            Ok((worker, started)) => {
+                let _ = report.send(Ok(started));
+                worker.run();
+            }
+            Err(error) => {
+                let _ = report.send(Err(error));
+            }
+        }
+        drop(end);
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Loop)?;
+    let gone = || StartError::Loop(std::io::Error::other("its thread ended"));
+    let started = reported.recv().map_err(|_| gone())??;
+    let waker = started.waker.clone();
+    Ok((started, Loop { sender, waker, thread, ended }))
+}

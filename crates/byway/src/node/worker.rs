@@ -1,0 +1,214 @@
+//! One loop of a node: hands each completion to the floor that it belongs to.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor};
+use byway_reactor::{Address, Completion, Counters, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
+
+use super::{Assignment, Ready, StartError, Started};
+
+/// The class of the node's own tokens.
+const NODE_CLASS: u8 = 0x01;
+const TAG_ACCEPT: u8 = 1;
+
+/// What the node tells a loop.
+pub(super) enum Message {
+    /// A new stream of the NBD door.
+    Stream(OwnedFd),
+    /// The volumes from now on.
+    Volumes(Vec<Arc<Volume>>),
+    /// Tell what was moved.
+    Counters(Sender<Counters>),
+    /// Answer what is in flight, then end.
+    Drain,
+    /// End now.
+    Stop,
+}
+
+pub(super) struct Worker {
+    index: usize,
+    reactor: Reactor,
+    engine: Engine,
+    catalog: Catalog,
+    nbd: NbdDoor,
+    listeners: Vec<(Listener, Address)>,
+    peers: Vec<(Sender<Message>, Waker)>,
+    loads: Arc<Vec<AtomicUsize>>,
+    receiver: Receiver<Message>,
+    draining: bool,
+    stopped: bool,
+}
+
+impl Worker {
+    /// Opens the loop on this thread, and its doors.
+    pub(super) fn open(
+        assignment: Assignment,
+        peers: Vec<(Sender<Message>, Waker)>,
+    ) -> Result<(Self, Started), StartError> {
+        let Assignment { index, options, inherited, loads, receiver } = assignment;
+        let frames = options.frame_bytes / options.threads.max(1);
+        let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
+        let mut engine = Engine::default();
+        let mut catalog = Catalog::default();
+        catalog.replace(&mut engine, &mut reactor, &options.volumes);
+        let mut worker = Self {
+            index,
+            reactor,
+            engine,
+            catalog,
+            nbd: NbdDoor::new(options.nbd_options),
+            listeners: Vec::new(),
+            peers,
+            loads,
+            receiver,
+            draining: false,
+            stopped: false,
+        };
+        let mut ready = Vec::new();
+        if index == 0 {
+            worker.listen(&options.nbd, inherited)?;
+            ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
+        }
+        let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
+        let started = Started { waker: worker.reactor.waker(), ready, io };
+        Ok((worker, started))
+    }
+
+    fn listen(&mut self, addresses: &[Address], inherited: Vec<OwnedFd>) -> Result<(), StartError> {
+        for address in addresses {
+            let failed = |source| StartError::Listen { address: address.clone(), source };
+            let listener = self.reactor.listen(address).map_err(failed)?;
+            let bound = self.reactor.local_address(listener).map_or_else(|| address.clone(), Address::Tcp);
+            self.add_listener(listener, bound);
+        }
+        for fd in inherited {
+            let listener = self.reactor.adopt_listener(fd).map_err(StartError::Loop)?;
+            let bound = self.reactor.local_address(listener);
+            self.add_listener(listener, bound.map_or_else(|| Address::Unix("(inherited)".into()), Address::Tcp));
+        }
+        Ok(())
+    }
+
+    fn add_listener(&mut self, listener: Listener, address: Address) {
+        let token = Token::new(NODE_CLASS, TAG_ACCEPT, self.listeners.len() as u32, 0);
+        self.reactor.submit(Op::Accept { listener }, token);
+        self.listeners.push((listener, address));
+    }
+
+    /// Runs until the node says to end.
+    pub(super) fn run(mut self) {
+        let mut completions = Vec::new();
+        let mut done = Vec::new();
+        while !self.stopped && !(self.draining && self.nbd.connection_count() == 0) {
+            if let Err(error) = self.reactor.reap(&mut completions, Wait::Block) {
+                tracing::error!(%error, "the event loop failed; its connections end");
+                return;
+            }
+            for completion in completions.drain(..) {
+                self.dispatch(completion, &mut done);
+            }
+            self.finish_turn(&mut done);
+        }
+        for (listener, address) in self.listeners.drain(..) {
+            self.reactor.close_listener(listener);
+            if let Address::Unix(path) = address {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, completion: Completion, done: &mut Vec<Done>) {
+        match completion.token.class() {
+            NBD_CLASS => {
+                let (nbd, mut floor) = self.door();
+                nbd.handle(&mut floor, completion);
+            }
+            ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
+            NODE_CLASS => self.accepted(completion),
+            _ => {
+                if completion.token == Token::WAKE {
+                    self.take_messages();
+                }
+            }
+        }
+    }
+
+    fn door(&mut self) -> (&mut NbdDoor, Floor<'_>) {
+        let floor = Floor { reactor: &mut self.reactor, engine: &mut self.engine, catalog: &self.catalog };
+        (&mut self.nbd, floor)
+    }
+
+    /// Hands ended requests to their doors, and lets those that wait for memory try again.
+    fn finish_turn(&mut self, done: &mut Vec<Done>) {
+        for one in done.drain(..) {
+            let (nbd, mut floor) = self.door();
+            nbd.done(&mut floor, one);
+        }
+        let (nbd, mut floor) = self.door();
+        nbd.turn(&mut floor);
+        self.loads[self.index].store(self.nbd.connection_count(), Ordering::Relaxed);
+    }
+
+    fn accepted(&mut self, completion: Completion) {
+        let listener = self.listeners.get(completion.token.index() as usize).map(|(listener, _)| *listener);
+        match completion.outcome {
+            Outcome::Accepted(Ok(socket)) => {
+                let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
+                let least = loads.enumerate().min_by_key(|(_, load)| *load).map_or(0, |(index, _)| index);
+                if least != self.index
+                    && let Some((sender, waker)) = self.peers.get(least.wrapping_sub(1))
+                    && let Some(fd) = self.reactor.release(socket)
+                {
+                    self.loads[least].fetch_add(1, Ordering::Relaxed);
+                    let _ = sender.send(Message::Stream(fd));
+                    return waker.wake();
+                }
+                let (nbd, mut floor) = self.door();
+                nbd.open(&mut floor, socket);
+            }
+            Outcome::Accepted(Err(error)) if !self.draining => {
+                // Out of descriptors, most likely: go on accepting, others may close theirs.
+                tracing::error!(%error, "cannot accept a connection (raise LimitNOFILE if it is EMFILE)");
+                if let Some(listener) = listener {
+                    self.reactor.submit(Op::Accept { listener }, completion.token);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn take_messages(&mut self) {
+        while let Ok(message) = self.receiver.try_recv() {
+            match message {
+                Message::Stream(fd) => match self.reactor.adopt(fd) {
+                    Ok(socket) => {
+                        let (nbd, mut floor) = self.door();
+                        nbd.open(&mut floor, socket);
+                    }
+                    Err(error) => tracing::error!(%error, "cannot take over a connection"),
+                },
+                Message::Volumes(volumes) => {
+                    let gone = self.catalog.replace(&mut self.engine, &mut self.reactor, &volumes);
+                    let (nbd, mut floor) = self.door();
+                    nbd.drop_volumes(&mut floor, &gone);
+                }
+                Message::Counters(sender) => {
+                    let _ = sender.send(self.reactor.counters());
+                }
+                Message::Drain => {
+                    self.draining = true;
+                    for (listener, _) in &self.listeners {
+                        self.reactor.close_listener(*listener);
+                    }
+                    let (nbd, mut floor) = self.door();
+                    nbd.drain(&mut floor);
+                }
+                Message::Stop => self.stopped = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The bytes that a connection has received and not yet used, in a frame whose size follows what the client does.
+//!
+//! An idle connection holds 4 KiB. One that sends many small writes gets a frame that holds many of them, so that one
+//! receive takes a batch. One that sends large writes goes back to the small frame: their payloads are received into
+//! frames of their own, and what ends up here instead has to be copied.
+
+use byway_reactor::{Frame, FramePool};
+
+use crate::limits::{INPUT_BYTES_MAX, INPUT_BYTES_MIN};
+
+/// Received bytes: `frame[start..end]`.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    frame: Option<Frame>,
+    start: usize,
+    end: usize,
+    /// The size that the next frame should have.
+    wanted: usize,
+}
+
+impl Input {
+    /// What has been received and not used.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.frame.as_ref().map_or(&[], |frame| &frame[self.start..self.end])
+    }
+
+    /// Uses the first `n` bytes up.
+    pub(super) fn consume(&mut self, n: usize) {
+        debug_assert!(self.start + n <= self.end);
+        self.start += n;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Lets a message of `bytes` fit, and several of them if they come one after the other.
+    pub(super) fn want(&mut self, bytes: usize) {
+        if bytes > self.wanted {
+            self.wanted = (bytes * 8).next_power_of_two().clamp(INPUT_BYTES_MIN, INPUT_BYTES_MAX);
+        }
+    }
+
+    /// Goes back to the small frame when this one is empty.
+    pub(super) fn want_little(&mut self) {
+        self.wanted = INPUT_BYTES_MIN;
+    }
+
+    /// Takes the frame for a receive into `frame[start..]`. `None` when the pool has no frame; then nothing changed.
+    pub(super) fn lend(&mut self, pool: &FramePool) -> Option<(Frame, usize)> {
+        let wanted = self.wanted.max(INPUT_BYTES_MIN);
+        let held = self.frame.as_ref().map_or(0, Frame::len);
+        let used = self.end - self.start;
+        let fits = if used == 0 { held == wanted } else { held >= wanted };
+        if !fits || held == 0 {
+            match pool.alloc(wanted) {
+                Some(mut larger) if used <= wanted => {
+                    larger[..used].copy_from_slice(self.bytes());
+                    (self.start, self.end) = (0, used);
+                    self.frame = Some(larger);
+                }
+                // Under pressure the old one does, as long as it has room.
+                _ if held == 0 || used == held => return None,
+                _ => {}
+            }
+        }
+        let mut frame = self.frame.take()?;
+        if self.start > 0 {
+            frame.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, used);
+        }
+        Some((frame, self.end))
+    }
+
+    /// Takes the frame back after a receive that brought `n` bytes.
+    pub(super) fn give(&mut self, frame: Frame, n: usize) {
+        self.end += n;
+        self.frame = Some(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receive(input: &mut Input, pool: &FramePool, bytes: &[u8]) {
+        let (mut frame, at) = input.lend(pool).expect("a frame");
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        input.give(frame, bytes.len());
+    }
+
+    #[test]
+    fn bytes_survive_growth_and_use() {
+        let pool = FramePool::new(1 << 20).unwrap();
+        let mut input = Input::default();
+        receive(&mut input, &pool, b"abcdef");
+        input.consume(2);
+        input.want(5000);
+        receive(&mut input, &pool, b"ghi");
+        assert_eq!(input.bytes(), b"cdefghi");
+        assert!(input.frame.as_ref().unwrap().len() >= 5000);
+        input.consume(7);
+        input.want_little();
+        receive(&mut input, &pool, b"x");
+        assert_eq!(input.bytes(), b"x");
+        assert_eq!(input.frame.as_ref().unwrap().len(), INPUT_BYTES_MIN);
+    }
+
+    #[test]
+    fn without_frames_what_is_there_is_kept() {
+        let pool = FramePool::new(1).unwrap();
+        let mut input = Input::default();
+        receive(&mut input, &pool, b"abc");
+        let mut hog = Vec::new();
+        while let Some(frame) = pool.alloc(4096) {
+            hog.push(frame);
+        }
+        input.want(100_000);
+        receive(&mut input, &pool, b"d");
+        assert_eq!(input.bytes(), b"abcd");
+        assert!(Input::default().lend(&pool).is_none());
+    }
+}

@@ -1,0 +1,318 @@
+//! The NBD door of one loop: connections, from their first byte to their last.
+//!
+//! The door owns no loop and no thread. Its owner hands it streams, completions of [`NBD_CLASS`] and the engine's
+//! [`Done`]s with tags of that class.
+
+mod connection;
+mod greeting;
+mod input;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use byway_reactor::{Completion, Op, Outcome, Reactor, Socket, Token};
+use byway_service::block::{Catalog, Done, Engine, VolumeId};
+use slab::Slab;
+
+pub use self::connection::End;
+use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
+use self::greeting::Greeting;
+use super::handshake::HandshakeConfig;
+use crate::limits::{CONNECTIONS_MAX, HANDSHAKE_SECONDS_MAX};
+
+/// The class of the door's tokens and tags.
+pub const NBD_CLASS: u8 = 0x40;
+
+const TAG_TIMEOUT: u8 = 3;
+
+/// How a door serves.
+#[derive(Debug, Clone, Copy)]
+pub struct NbdOptions {
+    /// How connections are negotiated.
+    pub handshake: HandshakeConfig,
+    /// A TCP client that is gone is noticed within about this time. A silent one is legal.
+    pub keep_alive: Duration,
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self { handshake: HandshakeConfig::default(), keep_alive: Duration::from_secs(60) }
+    }
+}
+
+/// What a door has seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NbdCounters {
+    /// Connections ever.
+    pub connections: u64,
+    /// Connections that ended by a fault: of the protocol, of the stream, by a time limit.
+    pub faults: u64,
+    /// Connections refused because there were too many.
+    pub refused: u64,
+}
+
+/// What a door uses of its loop.
+pub struct Floor<'a> {
+    /// The loop.
+    pub reactor: &'a mut Reactor,
+    /// The loop's engine.
+    pub engine: &'a mut Engine,
+    /// The loop's volumes.
+    pub catalog: &'a Catalog,
+}
+
+/// The door. See the module.
+pub struct NbdDoor {
+    options: NbdOptions,
+    clients: Slab<Client>,
+    generation: u32,
+    pending: Slab<Pending>,
+    /// Connections that wait for a frame, in order.
+    stalled: VecDeque<usize>,
+    draining: bool,
+    counters: NbdCounters,
+}
+
+struct Client {
+    generation: u32,
+    socket: Socket,
+    phase: Phase,
+    /// Operations of the loop that still hold the connection's memory.
+    operations: u32,
+    closed: bool,
+    in_stalled: bool,
+}
+
+enum Phase {
+    Greeting(Box<Greeting>),
+    Serving(Box<Connection>),
+}
+
+impl NbdDoor {
+    /// A door without connections.
+    pub fn new(options: NbdOptions) -> Self {
+        Self {
+            options,
+            clients: Slab::new(),
+            generation: 0,
+            pending: Slab::new(),
+            stalled: VecDeque::new(),
+            draining: false,
+            counters: NbdCounters::default(),
+        }
+    }
+
+    /// Connections now.
+    pub fn connection_count(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// What the door has seen.
+    pub fn counters(&self) -> NbdCounters {
+        self.counters
+    }
+
+    /// Serves a new stream.
+    pub fn open(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+        if self.clients.len() >= CONNECTIONS_MAX || self.draining {
+            self.counters.refused += 1;
+            tracing::warn!(limit = CONNECTIONS_MAX, "NBD connection refused: too many, or shutting down");
+            return floor.reactor.close(socket);
+        }
+        self.counters.connections += 1;
+        self.generation = self.generation.wrapping_add(1);
+        floor.reactor.keep_alive(socket, self.options.keep_alive);
+        let entry = self.clients.vacant_entry();
+        let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
+        let index = entry.key();
+        let greeting = Greeting::new(socket, token, self.options.handshake);
+        entry.insert(Client {
+            generation: self.generation,
+            socket,
+            phase: Phase::Greeting(Box::new(greeting)),
+            operations: 1,
+            closed: false,
+            in_stalled: false,
+        });
+        let at = floor.reactor.now() + Duration::from_secs(HANDSHAKE_SECONDS_MAX);
+        floor.reactor.submit(Op::Timer { at }, token.with_tag(TAG_TIMEOUT));
+        self.advance(floor, index);
+    }
+
+    /// Takes a completion of [`NBD_CLASS`].
+    pub fn handle(&mut self, floor: &mut Floor<'_>, completion: Completion) {
+        let index = completion.token.index() as usize;
+        let Some(client) = self.clients.get_mut(index) else { return };
+        if client.generation & 0x00ff_ffff != completion.token.generation() {
+            return;
+        }
+        client.operations -= 1;
+        match (completion.token.tag(), completion.outcome) {
+            (TAG_RECEIVE, Outcome::Received { mut into, result }) => {
+                let n = *result.as_ref().unwrap_or(&0);
+                match &mut client.phase {
+                    Phase::Greeting(greeting) => greeting.received(&mut into, n),
+                    Phase::Serving(connection) => connection.received(&mut into, n),
+                }
+                match result {
+                    Ok(0) => client.at_end_of_stream(),
+                    Ok(_) => {}
+                    Err(error) => client.fail(End::Stream(error)),
+                }
+            }
+            (TAG_SEND, Outcome::Sent { gather, result }) => {
+                match &mut client.phase {
+                    Phase::Greeting(greeting) => greeting.sent(gather),
+                    Phase::Serving(connection) => connection.sent(gather),
+                }
+                if let Err(error) = result {
+                    client.fail(End::Stream(error));
+                }
+            }
+            (TAG_TIMEOUT, Outcome::TimedOut(Ok(()))) => {
+                if matches!(client.phase, Phase::Greeting(_)) && !client.closed {
+                    tracing::info!(seconds = HANDSHAKE_SECONDS_MAX, "NBD client did not finish its handshake in time");
+                    client.fail(End::Slow);
+                }
+            }
+            _ => {}
+        }
+        self.advance(floor, index);
+    }
+
+    /// Takes the end of a request whose tag has [`NBD_CLASS`] in its highest byte.
+    pub fn done(&mut self, floor: &mut Floor<'_>, done: Done) {
+        let id = (done.tag.0 & 0x00ff_ffff_ffff_ffff) as usize;
+        let Some(index) = self.pending.get(id).map(|pending| pending.connection) else { return };
+        if let Some(Client { phase: Phase::Serving(connection), .. }) = self.clients.get_mut(index) {
+            connection.done(&mut self.pending, id, done.outcome);
+            self.advance(floor, index);
+        }
+    }
+
+    /// Asks again for connections that waited for a frame: to be called after each round of completions.
+    pub fn turn(&mut self, floor: &mut Floor<'_>) {
+        for _ in 0..self.stalled.len() {
+            let Some(index) = self.stalled.pop_front() else { return };
+            if let Some(client) = self.clients.get_mut(index) {
+                client.in_stalled = false;
+                self.advance(floor, index);
+            }
+        }
+    }
+
+    /// Ends the connections of volumes that are no longer served.
+    pub fn drop_volumes(&mut self, floor: &mut Floor<'_>, gone: &[VolumeId]) {
+        let ends: Vec<usize> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| matches!(&client.phase, Phase::Serving(c) if gone.contains(&c.volume())))
+            .map(|(index, _)| index)
+            .collect();
+        for index in ends {
+            self.clients[index].fail(End::VolumeGone);
+            self.advance(floor, index);
+        }
+    }
+
+    /// Reads nothing more; connections end when what is in flight has been answered.
+    pub fn drain(&mut self, floor: &mut Floor<'_>) {
+        self.draining = true;
+        let all: Vec<usize> = self.clients.iter().map(|(index, _)| index).collect();
+        for index in all {
+            match &mut self.clients[index].phase {
+                Phase::Greeting(_) => self.clients[index].fail(End::Shutdown),
+                Phase::Serving(connection) => {
+                    connection.end.get_or_insert(End::Shutdown);
+                }
+            }
+            self.advance(floor, index);
+        }
+    }
+
+    /// Does all that a connection can do now, and closes it when it is at its end.
+    fn advance(&mut self, floor: &mut Floor<'_>, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        if let Phase::Greeting(greeting) = &mut client.phase
+            && !client.closed
+        {
+            let served = greeting.advance(floor, index);
+            client.operations += greeting.started_operations();
+            if let Some(connection) = served {
+                client.phase = Phase::Serving(Box::new(connection));
+            } else if let Some(end) = greeting.end
+                && greeting.is_idle()
+            {
+                client.fail(end);
+            }
+        }
+        if let Phase::Serving(connection) = &mut client.phase
+            && !client.closed
+        {
+            let before = (connection.receiving, connection.sending);
+            let mut context =
+                Context { reactor: &mut *floor.reactor, engine: &mut *floor.engine, pending: &mut self.pending };
+            connection.advance(&mut context);
+            client.operations += u32::from(connection.receiving && !before.0);
+            client.operations += u32::from(connection.sending && !before.1);
+            if connection.stalled && !client.in_stalled {
+                client.in_stalled = true;
+                self.stalled.push_back(index);
+            }
+            if let Some(end) = connection.end
+                && connection.is_idle()
+            {
+                client.fail(end);
+            }
+        }
+        self.close_if_over(floor, index);
+    }
+
+    fn close_if_over(&mut self, floor: &mut Floor<'_>, index: usize) {
+        let client = &mut self.clients[index];
+        let Some(end) = client.end() else { return };
+        if !client.closed {
+            client.closed = true;
+            floor.reactor.close(client.socket);
+            floor.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
+            if end.is_fault() {
+                self.counters.faults += 1;
+                tracing::info!(reason = %end, "NBD connection ended");
+            } else {
+                tracing::debug!(reason = %end, "NBD connection ended");
+            }
+            if let Phase::Serving(connection) = &mut client.phase {
+                connection.abandon(&mut self.pending);
+            }
+        }
+        let at_store = matches!(&client.phase, Phase::Serving(connection) if connection.has_requests());
+        if client.operations == 0 && !at_store {
+            self.clients.remove(index);
+        }
+    }
+}
+
+impl Client {
+    /// Ends the connection at once, whatever is in flight.
+    fn fail(&mut self, end: End) {
+        match &mut self.phase {
+            Phase::Greeting(greeting) => greeting.over = Some(end),
+            Phase::Serving(connection) => connection.over = Some(end),
+        }
+    }
+
+    fn at_end_of_stream(&mut self) {
+        match &mut self.phase {
+            Phase::Greeting(greeting) => greeting.over = Some(End::Disconnected),
+            Phase::Serving(connection) => connection.at_end_of_stream(),
+        }
+    }
+
+    /// Why it is over, if it is.
+    fn end(&self) -> Option<End> {
+        match &self.phase {
+            Phase::Greeting(greeting) => greeting.over,
+            Phase::Serving(connection) => connection.over,
+        }
+    }
+}
