@@ -13,7 +13,10 @@
 
 pub mod block_status;
 pub mod errno;
+pub mod export;
 pub mod flags;
+pub mod handshake;
+mod options;
 pub mod reply;
 pub mod request;
 pub mod transmission;
