@@ -13,8 +13,7 @@ use super::flags::CommandFlags;
 use super::reply::Replies;
 use super::request::{Headers, Request};
 use super::wire::{
-    BlockStatusExtended, CHUNK_BLOCK_STATUS, CHUNK_BLOCK_STATUS_EXT, Extent, ExtentExtended,
-    STATE_HOLE, STATE_ZERO,
+    BlockStatusExtended, CHUNK_BLOCK_STATUS, CHUNK_BLOCK_STATUS_EXT, Extent, ExtentExtended, STATE_HOLE, STATE_ZERO,
 };
 use crate::limits::EXTENTS_PER_REPLY_MAX;
 
@@ -60,17 +59,11 @@ impl Joiner<'_> {
         }
         self.emitted += 1;
         if self.extended {
-            let extent = ExtentExtended {
-                length: length.into(),
-                status: u64::from(state).into(),
-            };
+            let extent = ExtentExtended { length: length.into(), status: u64::from(state).into() };
             self.out.extend_from_slice(extent.as_bytes());
         } else {
             // Nothing longer than COMPACT_EXTENT_BYTES_MAX is asked for.
-            let extent = Extent {
-                length: (length as u32).into(),
-                status: state.into(),
-            };
+            let extent = Extent { length: (length as u32).into(), status: state.into() };
             self.out.extend_from_slice(extent.as_bytes());
         }
     }
@@ -90,8 +83,7 @@ fn by_block(
         if done >= requested || extent.length == 0 {
             continue;
         }
-        let state =
-            if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
+        let state = if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
         let end = position.saturating_add(extent.length).min(requested);
         if let Some(mixed) = shared {
             shared = Some(mixed & state);
@@ -130,41 +122,22 @@ impl Replies {
     /// answered as one allocated extent, which is always safe to say.
     ///
     /// Appends the whole reply: at most [`EXTENTS_PER_REPLY_MAX`] descriptors.
-    pub fn block_status(
-        &self,
-        out: &mut Vec<u8>,
-        request: &Request,
-        extents: impl IntoIterator<Item = Allocation>,
-    ) {
+    pub fn block_status(&self, out: &mut Vec<u8>, request: &Request, extents: impl IntoIterator<Item = Allocation>) {
         let extended = self.rules().headers == Headers::Extended;
-        let requested = if extended {
-            request.length
-        } else {
-            request.length.min(COMPACT_EXTENT_BYTES_MAX)
-        };
+        let requested = if extended { request.length } else { request.length.min(COMPACT_EXTENT_BYTES_MAX) };
         // The length is not known yet; the header is written again once it is.
         let start = out.len();
         self.status_header(out, request, 0);
-        let mut joiner = Joiner {
-            out,
-            extended,
-            pending: None,
-            emitted: 0,
-        };
+        let mut joiner = Joiner { out, extended, pending: None, emitted: 0 };
         let one = request.flags.has(CommandFlags::REQ_ONE);
         let mut first_state = None;
-        by_block(
-            extents,
-            requested,
-            u64::from(self.rules().block.minimum),
-            |length, state| {
-                if one && state != *first_state.get_or_insert(state) {
-                    return false;
-                }
-                joiner.push(length, state);
-                joiner.emitted < EXTENTS_PER_REPLY_MAX
-            },
-        );
+        by_block(extents, requested, u64::from(self.rules().block.minimum), |length, state| {
+            if one && state != *first_state.get_or_insert(state) {
+                return false;
+            }
+            joiner.push(length, state);
+            joiner.emitted < EXTENTS_PER_REPLY_MAX
+        });
         if joiner.emitted == 0 && joiner.pending.is_none() {
             joiner.push(requested, 0);
         }
@@ -181,19 +154,10 @@ impl Replies {
         if self.rules().headers == Headers::Extended {
             let length = BlockStatusExtended::BYTES as u32 + count * ExtentExtended::BYTES as u32;
             self.chunk(out, request.tag(), CHUNK_BLOCK_STATUS_EXT, true, length);
-            let head = BlockStatusExtended {
-                context: context.into(),
-                count: count.into(),
-            };
+            let head = BlockStatusExtended { context: context.into(), count: count.into() };
             out.extend_from_slice(head.as_bytes());
         } else {
-            self.chunk(
-                out,
-                request.tag(),
-                CHUNK_BLOCK_STATUS,
-                true,
-                4 + count * Extent::BYTES as u32,
-            );
+            self.chunk(out, request.tag(), CHUNK_BLOCK_STATUS, true, 4 + count * Extent::BYTES as u32);
             out.extend_from_slice(U32::new(context).as_bytes());
         }
     }
@@ -219,20 +183,11 @@ mod tests {
         let rules = Rules {
             headers,
             size_bytes: u64::MAX,
-            block: BlockSizes {
-                minimum: block,
-                ..BlockSizes::default()
-            },
+            block: BlockSizes { minimum: block, ..BlockSizes::default() },
             flags: TransmissionFlags::HAS_FLAGS,
             allocation_context: Some(7),
         };
-        let request = Request {
-            command: Command::BlockStatus,
-            flags,
-            cookie: 1,
-            offset: 0,
-            length,
-        };
+        let request = Request { command: Command::BlockStatus, flags, cookie: 1, offset: 0, length };
         let mut out = b"before".to_vec();
         Replies::new(rules).block_status(&mut out, &request, extents.iter().copied());
         let out = &out[6..];
@@ -240,74 +195,36 @@ mod tests {
             let (header, rest) = ExtendedReply::ref_from_prefix(out).unwrap();
             assert_eq!(header.length.get(), rest.len() as u64);
             let (head, rest) = BlockStatusExtended::ref_from_prefix(rest).unwrap();
-            assert_eq!(
-                (head.context.get(), head.count.get() as usize),
-                (7, rest.len() / 16)
-            );
+            assert_eq!((head.context.get(), head.count.get() as usize), (7, rest.len() / 16));
             let extents = <[ExtentExtended]>::ref_from_bytes(rest).unwrap();
-            return extents
-                .iter()
-                .map(|extent| (extent.length.get(), extent.status.get()))
-                .collect();
+            return extents.iter().map(|extent| (extent.length.get(), extent.status.get())).collect();
         }
         let (header, rest) = StructuredReply::ref_from_prefix(out).unwrap();
         assert_eq!(header.length.get(), rest.len() as u32);
         assert_eq!(rest[..4], [0, 0, 0, 7]);
         let extents = <[Extent]>::ref_from_bytes(&rest[4..]).unwrap();
-        extents
-            .iter()
-            .map(|extent| {
-                (
-                    u64::from(extent.length.get()),
-                    u64::from(extent.status.get()),
-                )
-            })
-            .collect()
+        extents.iter().map(|extent| (u64::from(extent.length.get()), u64::from(extent.status.get()))).collect()
     }
 
     fn allocation(length: u64, state: u32) -> Allocation {
-        Allocation {
-            length,
-            hole: state & STATE_HOLE != 0,
-            zero: state & STATE_ZERO != 0,
-        }
+        Allocation { length, hole: state & STATE_HOLE != 0, zero: state & STATE_ZERO != 0 }
     }
 
     const NONE: CommandFlags = CommandFlags::NONE;
 
     #[test]
     fn neighbours_are_joined_and_the_end_is_cut() {
-        let extents = [
-            allocation(512, 3),
-            allocation(512, 3),
-            allocation(1024, 0),
-            allocation(1 << 20, 3),
-        ];
-        assert_eq!(
-            reply(Headers::Structured, 1, NONE, 4096, &extents),
-            [(1024, 3), (1024, 0), (2048, 3)]
-        );
-        assert_eq!(
-            reply(Headers::Extended, 1, NONE, 4096, &extents),
-            [(1024, 3), (1024, 0), (2048, 3)]
-        );
-        assert_eq!(
-            reply(Headers::Extended, 1, CommandFlags::REQ_ONE, 4096, &extents),
-            [(1024, 3)]
-        );
+        let extents = [allocation(512, 3), allocation(512, 3), allocation(1024, 0), allocation(1 << 20, 3)];
+        assert_eq!(reply(Headers::Structured, 1, NONE, 4096, &extents), [(1024, 3), (1024, 0), (2048, 3)]);
+        assert_eq!(reply(Headers::Extended, 1, NONE, 4096, &extents), [(1024, 3), (1024, 0), (2048, 3)]);
+        assert_eq!(reply(Headers::Extended, 1, CommandFlags::REQ_ONE, 4096, &extents), [(1024, 3)]);
     }
 
     #[test]
     fn a_block_is_what_all_of_its_parts_are() {
         let extents = [allocation(600, 3), allocation(100, 2), allocation(1348, 3)];
-        assert_eq!(
-            reply(Headers::Extended, 512, NONE, 2048, &extents),
-            [(512, 3), (512, 2), (1024, 3)]
-        );
-        assert_eq!(
-            reply(Headers::Extended, 512, NONE, 2048, &extents[..1]),
-            [(512, 3), (512, 0)]
-        );
+        assert_eq!(reply(Headers::Extended, 512, NONE, 2048, &extents), [(512, 3), (512, 2), (1024, 3)]);
+        assert_eq!(reply(Headers::Extended, 512, NONE, 2048, &extents[..1]), [(512, 3), (512, 0)]);
     }
 
     #[test]
@@ -318,25 +235,14 @@ mod tests {
     #[test]
     fn lengths_beyond_32_bits() {
         let hole = [allocation(1 << 40, 3)];
-        assert_eq!(
-            reply(Headers::Extended, 512, NONE, 1 << 40, &hole),
-            [(1 << 40, 3)]
-        );
-        assert_eq!(
-            reply(Headers::Structured, 512, NONE, 0xffff_fe00, &hole),
-            [(0xffff_0000, 3)]
-        );
+        assert_eq!(reply(Headers::Extended, 512, NONE, 1 << 40, &hole), [(1 << 40, 3)]);
+        assert_eq!(reply(Headers::Structured, 512, NONE, 0xffff_fe00, &hole), [(0xffff_0000, 3)]);
     }
 
     #[test]
     fn a_long_map_is_cut() {
-        let many: Vec<_> = (0..10_000)
-            .map(|index| allocation(512, index % 2))
-            .collect();
-        assert_eq!(
-            reply(Headers::Extended, 1, NONE, 1 << 40, &many).len(),
-            EXTENTS_PER_REPLY_MAX
-        );
+        let many: Vec<_> = (0..10_000).map(|index| allocation(512, index % 2)).collect();
+        assert_eq!(reply(Headers::Extended, 1, NONE, 1 << 40, &many).len(), EXTENTS_PER_REPLY_MAX);
     }
 
     proptest! {

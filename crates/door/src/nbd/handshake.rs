@@ -17,8 +17,7 @@ use super::export::{Export, Exports};
 use super::options::{Outcome, option_too_long, run_option};
 use super::request::{Headers, Rules};
 use super::wire::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Greeting, NBD_MAGIC, OPT_EXPORT_NAME, OPTION_MAGIC,
-    OptionHeader,
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Greeting, NBD_MAGIC, OPT_EXPORT_NAME, OPTION_MAGIC, OptionHeader,
 };
 use crate::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTIONS_MAX};
 
@@ -47,11 +46,7 @@ pub struct HandshakeConfig {
 
 impl Default for HandshakeConfig {
     fn default() -> Self {
-        HandshakeConfig {
-            tls: TlsMode::Off,
-            structured_replies: true,
-            extended_headers: true,
-        }
+        HandshakeConfig { tls: TlsMode::Off, structured_replies: true, extended_headers: true }
     }
 }
 
@@ -82,7 +77,7 @@ pub enum Step {
     Closed,
 }
 
-/// Why a connection must end before it began: close it, without sending.
+/// Why a connection must end before it began: send what answers earlier options, then close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// The client's flags hold one that the server did not offer.
@@ -204,7 +199,7 @@ impl Handshake {
     }
 
     /// Takes bytes that have come and appends replies to `out`. Says how many bytes it took and what
-    /// to do next; an error means to close without sending.
+    /// to do next; an error means to send the output and close.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -263,8 +258,7 @@ impl Handshake {
     /// Collects a message of `length` bytes from what was kept and what is new.
     fn gather(&mut self, bytes: &[u8], taken: &mut usize, length: usize) -> Option<Vec<u8>> {
         let here = (bytes.len() - *taken).min(length - self.partial.len());
-        self.partial
-            .extend_from_slice(&bytes[*taken..*taken + here]);
+        self.partial.extend_from_slice(&bytes[*taken..*taken + here]);
         *taken += here;
         (self.partial.len() == length).then(|| std::mem::take(&mut self.partial))
     }
@@ -302,18 +296,12 @@ impl Handshake {
         self.phase = if length <= OPTION_BYTES_MAX {
             Phase::OptionBody { option, length }
         } else {
-            Phase::SkipBody {
-                option,
-                remaining: header.length.get(),
-            }
+            Phase::SkipBody { option, remaining: header.length.get() }
         };
         Ok(())
     }
 
-    fn after_option(
-        &mut self,
-        outcome: Result<Outcome, Refusal>,
-    ) -> Result<Option<Step>, HandshakeError> {
+    fn after_option(&mut self, outcome: Result<Outcome, Refusal>) -> Result<Option<Step>, HandshakeError> {
         match outcome.map_err(HandshakeError::ExportName)? {
             Outcome::Answered => Ok(None),
             Outcome::StartTls => {

@@ -9,12 +9,11 @@ use super::handshake::{Handshake, Negotiated, Refusal, TlsMode};
 use super::reply::cut;
 use super::request::{BlockSizes, Headers, Rules};
 use super::wire::{
-    BASE_ALLOCATION, EXPORT_NAME_ZEROES_BYTES, ExportNameReply, INFO_BLOCK_SIZE, INFO_DESCRIPTION,
-    INFO_EXPORT, INFO_NAME, InfoBlockSize, InfoExport, OPT_ABORT, OPT_EXPORT_NAME,
-    OPT_EXTENDED_HEADERS, OPT_GO, OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT,
-    OPT_STARTTLS, OPT_STRUCTURED_REPLY, OPTION_REPLY_MAGIC, OptionReplyHeader, REP_ACK,
-    REP_ERR_EXT_HEADER_REQD, REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_TLS_REQD,
-    REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
+    BASE_ALLOCATION, EXPORT_NAME_ZEROES_BYTES, ExportNameReply, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT,
+    INFO_NAME, InfoBlockSize, InfoExport, OPT_ABORT, OPT_EXPORT_NAME, OPT_EXTENDED_HEADERS, OPT_GO, OPT_INFO, OPT_LIST,
+    OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OPTION_REPLY_MAGIC,
+    OptionReplyHeader, REP_ACK, REP_ERR_EXT_HEADER_REQD, REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_SHUTDOWN,
+    REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
 };
 use crate::limits::NAME_BYTES_MAX;
 
@@ -53,13 +52,8 @@ pub(super) fn run_option(
             OPT_INFO | OPT_GO => info(handshake, option, body, exports, out),
             OPT_STRUCTURED_REPLY => structured_reply(handshake, body, out),
             OPT_EXTENDED_HEADERS => extended_headers(handshake, body, out),
-            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => {
-                meta_context(handshake, option, body, exports, out)
-            }
-            _ => Err(Denial(
-                REP_ERR_UNSUP,
-                "this server does not know the option",
-            )),
+            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => meta_context(handshake, option, body, exports, out),
+            _ => Err(Denial(REP_ERR_UNSUP, "this server does not know the option")),
         },
         Err(denial) => Err(denial),
     };
@@ -67,11 +61,7 @@ pub(super) fn run_option(
 }
 
 /// Answers an option whose body was skipped for its length.
-pub(super) fn option_too_long(
-    handshake: &mut Handshake,
-    option: u32,
-    out: &mut Vec<u8>,
-) -> Outcome {
+pub(super) fn option_too_long(handshake: &mut Handshake, option: u32, out: &mut Vec<u8>) -> Outcome {
     let answer = match (gate(handshake, option), option) {
         (Err(denial), _) => Err(denial),
         // Whatever comes with an ABORT is to be ignored.
@@ -82,10 +72,7 @@ pub(super) fn option_too_long(
             }
             Err(Denial(REP_ERR_TOO_BIG, "the option is too long"))
         }
-        _ => Err(Denial(
-            REP_ERR_UNSUP,
-            "this server does not know the option",
-        )),
+        _ => Err(Denial(REP_ERR_UNSUP, "this server does not know the option")),
     };
     answer.unwrap_or_else(|denial| deny(out, option, &denial))
 }
@@ -111,11 +98,7 @@ fn abort(out: &mut Vec<u8>) -> Outcome {
 }
 
 fn no_body(body: &[u8]) -> Result<(), Denial> {
-    if body.is_empty() {
-        Ok(())
-    } else {
-        Err(Denial(REP_ERR_INVALID, "the option takes no data"))
-    }
+    if body.is_empty() { Ok(()) } else { Err(Denial(REP_ERR_INVALID, "the option takes no data")) }
 }
 
 fn list(handshake: &Handshake, body: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Answer {
@@ -125,12 +108,7 @@ fn list(handshake: &Handshake, body: &[u8], exports: &dyn Exports, out: &mut Vec
             continue;
         }
         let (name, description) = (cut(&export.name), cut(&export.description));
-        reply_header(
-            out,
-            OPT_LIST,
-            REP_SERVER,
-            4 + name.len() + description.len(),
-        );
+        reply_header(out, OPT_LIST, REP_SERVER, 4 + name.len() + description.len());
         out.extend_from_slice(U32::new(name.len() as u32).as_bytes());
         out.extend_from_slice(name.as_bytes());
         out.extend_from_slice(description.as_bytes());
@@ -157,10 +135,7 @@ fn structured_reply(handshake: &mut Handshake, body: &[u8], out: &mut Vec<u8>) -
     }
     no_body(body)?;
     if handshake.negotiation.headers == Headers::Extended {
-        return Err(Denial(
-            REP_ERR_EXT_HEADER_REQD,
-            "extended headers are in use already",
-        ));
+        return Err(Denial(REP_ERR_EXT_HEADER_REQD, "extended headers are in use already"));
     }
     handshake.negotiation.headers = Headers::Structured;
     ack(out, OPT_STRUCTURED_REPLY);
@@ -178,13 +153,7 @@ fn extended_headers(handshake: &mut Handshake, body: &[u8], out: &mut Vec<u8>) -
 }
 
 /// `NBD_OPT_INFO` and `NBD_OPT_GO`.
-fn info(
-    handshake: &mut Handshake,
-    option: u32,
-    body: &[u8],
-    exports: &dyn Exports,
-    out: &mut Vec<u8>,
-) -> Answer {
+fn info(handshake: &mut Handshake, option: u32, body: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Answer {
     let mut reader = Reader(body);
     let name = reader.text()?;
     let count = reader.u16()?;
@@ -198,10 +167,9 @@ fn info(
     reader.end()?;
     let negotiated = choose(handshake, name, exports).map_err(|refusal| match refusal {
         Refusal::TlsRequired => Denial(REP_ERR_TLS_REQD, "this export is served over TLS only"),
-        Refusal::TlsOff => Denial(
-            REP_ERR_POLICY,
-            "this export is served over TLS only, which this server does not offer",
-        ),
+        Refusal::TlsOff => {
+            Denial(REP_ERR_POLICY, "this export is served over TLS only, which this server does not offer")
+        }
         _ => Denial(REP_ERR_UNKNOWN, "there is no such export"),
     })?;
     info_replies(&negotiated, option, wanted, out);
@@ -223,10 +191,7 @@ fn info_replies(negotiated: &Negotiated, option: u32, wanted: [bool; 4], out: &m
         flags: negotiated.rules.flags.0.into(),
     };
     out.extend_from_slice(info.as_bytes());
-    for (kind, text) in [
-        (INFO_NAME, &export.name),
-        (INFO_DESCRIPTION, &export.description),
-    ] {
+    for (kind, text) in [(INFO_NAME, &export.name), (INFO_DESCRIPTION, &export.description)] {
         if wanted[usize::from(kind)] && !(kind == INFO_DESCRIPTION && text.is_empty()) {
             let text = cut(text);
             reply_header(out, option, REP_INFO, 2 + text.len());
@@ -263,10 +228,7 @@ fn export_name(
     }
     let name = std::str::from_utf8(body).map_err(|_| Refusal::Name)?;
     let negotiated = choose(handshake, name, exports)?;
-    let reply = ExportNameReply {
-        size: negotiated.rules.size_bytes.into(),
-        flags: negotiated.rules.flags.0.into(),
-    };
+    let reply = ExportNameReply { size: negotiated.rules.size_bytes.into(), flags: negotiated.rules.flags.0.into() };
     out.extend_from_slice(reply.as_bytes());
     if !handshake.no_zeroes {
         out.extend_from_slice(&[0; EXPORT_NAME_ZEROES_BYTES]);
@@ -288,10 +250,7 @@ fn meta_context(
         handshake.negotiation.allocation_for = None;
     }
     if handshake.negotiation.headers == Headers::Simple {
-        return Err(Denial(
-            REP_ERR_INVALID,
-            "negotiate structured replies first",
-        ));
+        return Err(Denial(REP_ERR_INVALID, "negotiate structured replies first"));
     }
     let mut reader = Reader(body);
     let name = reader.text()?;
@@ -304,9 +263,8 @@ fn meta_context(
     }
     reader.end()?;
     // TLS_REQD is no answer to this option; what is served over TLS only does not exist here.
-    let export = choose(handshake, name, exports)
-        .map_err(|_| Denial(REP_ERR_UNKNOWN, "there is no such export"))?
-        .export;
+    let export =
+        choose(handshake, name, exports).map_err(|_| Denial(REP_ERR_UNKNOWN, "there is no such export"))?.export;
     if matches && export.allocation {
         reply_header(out, option, REP_META_CONTEXT, 4 + BASE_ALLOCATION.len());
         let id = if set { ALLOCATION_ID } else { 0 };
@@ -347,11 +305,7 @@ fn choose(handshake: &Handshake, name: &str, exports: &dyn Exports) -> Result<Ne
         flags,
         allocation_context: (selected && export.allocation).then_some(ALLOCATION_ID),
     };
-    Ok(Negotiated {
-        export,
-        rules,
-        tls: handshake.tls,
-    })
+    Ok(Negotiated { export, rules, tls: handshake.tls })
 }
 
 fn ack(out: &mut Vec<u8>, option: u32) {
@@ -397,20 +351,13 @@ impl<'a> Reader<'a> {
         let length = self.u32()? as usize;
         let (text, rest) = self.0.split_at_checked(length).ok_or(SHORT)?;
         if length > NAME_BYTES_MAX {
-            return Err(Denial(
-                REP_ERR_TOO_BIG,
-                "a string is longer than 4096 bytes",
-            ));
+            return Err(Denial(REP_ERR_TOO_BIG, "a string is longer than 4096 bytes"));
         }
         self.0 = rest;
         std::str::from_utf8(text).map_err(|_| Denial(REP_ERR_INVALID, "a string is not UTF-8"))
     }
 
     fn end(&self) -> Result<(), Denial> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(SHORT)
-        }
+        if self.0.is_empty() { Ok(()) } else { Err(SHORT) }
     }
 }

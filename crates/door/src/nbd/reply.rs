@@ -10,9 +10,9 @@ use zerocopy::big_endian::U64;
 use super::errno::Errno;
 use super::request::{Command, Headers, Request, Rules, Tag};
 use super::wire::{
-    CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_DONE, CHUNK_NONE, CHUNK_OFFSET_DATA,
-    CHUNK_OFFSET_HOLE, EXTENDED_REPLY_MAGIC, ErrorChunk, ExtendedReply, OffsetHole,
-    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply,
+    CHUNK_ERROR, CHUNK_ERROR_OFFSET, CHUNK_FLAG_DONE, CHUNK_NONE, CHUNK_OFFSET_DATA, CHUNK_OFFSET_HOLE,
+    EXTENDED_REPLY_MAGIC, ErrorChunk, ExtendedReply, OffsetHole, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    SimpleReply, StructuredReply,
 };
 use crate::limits::NAME_BYTES_MAX;
 
@@ -85,18 +85,10 @@ impl Replies {
     /// when they can no longer fail to come: the chunk is marked as the last one.
     #[inline]
     pub fn read_whole(&self, out: &mut Vec<u8>, request: &Request) {
-        debug_assert!(
-            request.command == Command::Read && request.length <= u64::from(u32::MAX - 8)
-        );
+        debug_assert!(request.command == Command::Read && request.length <= u64::from(u32::MAX - 8));
         match self.rules.headers {
             Headers::Simple => simple(out, request.cookie, 0),
-            _ => self.read_data(
-                out,
-                request.tag(),
-                request.offset,
-                request.length as u32,
-                true,
-            ),
+            _ => self.read_data(out, request.tag(), request.offset, request.length as u32, true),
         }
     }
 
@@ -114,10 +106,7 @@ impl Replies {
     pub fn read_hole(&self, out: &mut Vec<u8>, tag: Tag, offset: u64, length: u32, last: bool) {
         debug_assert!(self.chunks() && length != 0);
         self.chunk(out, tag, CHUNK_OFFSET_HOLE, last, OffsetHole::BYTES as u32);
-        let hole = OffsetHole {
-            offset: offset.into(),
-            length: length.into(),
-        };
+        let hole = OffsetHole { offset: offset.into(), length: length.into() };
         out.extend_from_slice(hole.as_bytes());
     }
 
@@ -155,19 +144,12 @@ impl Replies {
 
 #[inline]
 fn simple(out: &mut Vec<u8>, cookie: u64, error: u32) {
-    let header = SimpleReply {
-        magic: SIMPLE_REPLY_MAGIC.into(),
-        error: error.into(),
-        cookie: cookie.into(),
-    };
+    let header = SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: cookie.into() };
     out.extend_from_slice(header.as_bytes());
 }
 
 fn error_payload(out: &mut Vec<u8>, errno: Errno, message: &str) {
-    let chunk = ErrorChunk {
-        error: errno.to_wire().into(),
-        message_length: (message.len() as u16).into(),
-    };
+    let chunk = ErrorChunk { error: errno.to_wire().into(), message_length: (message.len() as u16).into() };
     out.extend_from_slice(chunk.as_bytes());
     out.extend_from_slice(message.as_bytes());
 }
@@ -193,10 +175,7 @@ mod tests {
         })
     }
 
-    const TAG: Tag = Tag {
-        cookie: 0x0102_0304_0506_0708,
-        offset: 0x1000,
-    };
+    const TAG: Tag = Tag { cookie: 0x0102_0304_0506_0708, offset: 0x1000 };
     const COOKIE: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];
 
     fn written(headers: Headers, write: impl Fn(&Replies, &mut Vec<u8>)) -> Vec<u8> {
@@ -211,13 +190,7 @@ mod tests {
         let simple = [b"\x67\x44\x66\x98\0\0\0\0", COOKIE].concat();
         assert_eq!(written(Headers::Simple, success), simple);
         assert_eq!(written(Headers::Structured, success), simple);
-        let extended = [
-            b"\x6e\x8a\x27\x8c\0\x01\0\0",
-            COOKIE,
-            b"\0\0\0\0\0\0\x10\0",
-            &[0; 8],
-        ]
-        .concat();
+        let extended = [b"\x6e\x8a\x27\x8c\0\x01\0\0", COOKIE, b"\0\0\0\0\0\0\x10\0", &[0; 8]].concat();
         assert_eq!(written(Headers::Extended, success), extended);
     }
 
@@ -232,26 +205,10 @@ mod tests {
         };
         let whole = |replies: &Replies, out: &mut Vec<u8>| replies.read_whole(out, &request);
         let offset = b"\0\0\0\0\0\0\x10\0";
-        assert_eq!(
-            written(Headers::Simple, whole),
-            [b"\x67\x44\x66\x98\0\0\0\0", COOKIE].concat()
-        );
-        let structured = [
-            b"\x66\x8e\x33\xef\0\x01\0\x01",
-            COOKIE,
-            b"\0\0\x02\x08",
-            offset,
-        ]
-        .concat();
+        assert_eq!(written(Headers::Simple, whole), [b"\x67\x44\x66\x98\0\0\0\0", COOKIE].concat());
+        let structured = [b"\x66\x8e\x33\xef\0\x01\0\x01", COOKIE, b"\0\0\x02\x08", offset].concat();
         assert_eq!(written(Headers::Structured, whole), structured);
-        let extended = [
-            b"\x6e\x8a\x27\x8c\0\x01\0\x01",
-            COOKIE,
-            offset,
-            b"\0\0\0\0\0\0\x02\x08",
-            offset,
-        ]
-        .concat();
+        let extended = [b"\x6e\x8a\x27\x8c\0\x01\0\x01", COOKIE, offset, b"\0\0\0\0\0\0\x02\x08", offset].concat();
         assert_eq!(written(Headers::Extended, whole), extended);
     }
 
@@ -275,28 +232,15 @@ mod tests {
 
     #[test]
     fn errors_in_each_form() {
-        let error =
-            |replies: &Replies, out: &mut Vec<u8>| replies.error(out, TAG, Errno::NoSpace, "full");
-        assert_eq!(
-            written(Headers::Simple, error),
-            [b"\x67\x44\x66\x98\0\0\0\x1c", COOKIE].concat()
-        );
-        let structured = [
-            b"\x66\x8e\x33\xef\0\x01\x80\x01",
-            COOKIE,
-            b"\0\0\0\x0a\0\0\0\x1c\0\x04full",
-        ]
-        .concat();
+        let error = |replies: &Replies, out: &mut Vec<u8>| replies.error(out, TAG, Errno::NoSpace, "full");
+        assert_eq!(written(Headers::Simple, error), [b"\x67\x44\x66\x98\0\0\0\x1c", COOKIE].concat());
+        let structured = [b"\x66\x8e\x33\xef\0\x01\x80\x01", COOKIE, b"\0\0\0\x0a\0\0\0\x1c\0\x04full"].concat();
         assert_eq!(written(Headers::Structured, error), structured);
         let at = |replies: &Replies, out: &mut Vec<u8>| {
             replies.error_at(out, TAG, Errno::InputOutput, 0x1200, "");
         };
-        let structured = [
-            b"\x66\x8e\x33\xef\0\x01\x80\x02",
-            COOKIE,
-            b"\0\0\0\x0e\0\0\0\x05\0\0\0\0\0\0\0\0\x12\0",
-        ]
-        .concat();
+        let structured =
+            [b"\x66\x8e\x33\xef\0\x01\x80\x02", COOKIE, b"\0\0\0\x0e\0\0\0\x05\0\0\0\0\0\0\0\0\x12\0"].concat();
         assert_eq!(written(Headers::Structured, at), structured);
     }
 
@@ -306,9 +250,6 @@ mod tests {
         let out = written(Headers::Structured, |replies, out| {
             replies.error(out, TAG, Errno::Invalid, &message);
         });
-        assert_eq!(
-            out.len(),
-            StructuredReply::BYTES + ErrorChunk::BYTES + NAME_BYTES_MAX - 1
-        );
+        assert_eq!(out.len(), StructuredReply::BYTES + ErrorChunk::BYTES + NAME_BYTES_MAX - 1);
     }
 }

@@ -100,10 +100,7 @@ impl Request {
 
     /// What a reply repeats.
     pub const fn tag(&self) -> Tag {
-        Tag {
-            cookie: self.cookie,
-            offset: self.offset,
-        }
+        Tag { cookie: self.cookie, offset: self.offset }
     }
 }
 
@@ -130,11 +127,7 @@ pub struct BlockSizes {
 impl Default for BlockSizes {
     /// Those that hold when a server says nothing.
     fn default() -> Self {
-        BlockSizes {
-            minimum: 1,
-            preferred: 4096,
-            maximum: REQUEST_BYTES_MAX,
-        }
+        BlockSizes { minimum: 1, preferred: 4096, maximum: REQUEST_BYTES_MAX }
     }
 }
 
@@ -272,15 +265,10 @@ impl Rules {
         if request.length == 0 {
             return violation(Errno::Invalid, "the length is zero");
         }
-        let past_end = request
-            .offset
-            .checked_add(request.length)
-            .is_none_or(|end| end > self.size_bytes);
+        let past_end = request.offset.checked_add(request.length).is_none_or(|end| end > self.size_bytes);
         if past_end {
             return match request.command {
-                Command::Write | Command::WriteZeroes => {
-                    violation(Errno::NoSpace, "the range ends past the export")
-                }
+                Command::Write | Command::WriteZeroes => violation(Errno::NoSpace, "the range ends past the export"),
                 _ => violation(Errno::Invalid, "the range ends past the export"),
             };
         }
@@ -299,24 +287,14 @@ mod tests {
         Rules {
             headers: Headers::Structured,
             size_bytes: 1 << 30,
-            block: BlockSizes {
-                minimum: 512,
-                preferred: 4096,
-                maximum: 1 << 20,
-            },
+            block: BlockSizes { minimum: 512, preferred: 4096, maximum: 1 << 20 },
             flags: TransmissionFlags(0xdfd),
             allocation_context: Some(1),
         }
     }
 
     fn request(command: Command, flags: CommandFlags, offset: u64, length: u64) -> Request {
-        Request {
-            command,
-            flags,
-            cookie: 1,
-            offset,
-            length,
-        }
+        Request { command, flags, cookie: 1, offset, length }
     }
 
     fn errno(rules: &Rules, request: Request) -> Option<Errno> {
@@ -329,25 +307,11 @@ mod tests {
         for command in 0..8 {
             let command = Command::from_wire(command).unwrap();
             let length = if command == Command::Flush { 0 } else { 4096 };
-            assert_eq!(
-                rules.check(&request(command, CommandFlags::FUA, 0, length)),
-                Ok(())
-            );
+            assert_eq!(rules.check(&request(command, CommandFlags::FUA, 0, length)), Ok(()));
         }
         let zero = CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO;
-        assert_eq!(
-            rules.check(&request(Command::WriteZeroes, zero, 0, 1 << 30)),
-            Ok(())
-        );
-        assert_eq!(
-            rules.check(&request(
-                Command::Read,
-                CommandFlags::DF,
-                (1 << 30) - 512,
-                512
-            )),
-            Ok(())
-        );
+        assert_eq!(rules.check(&request(Command::WriteZeroes, zero, 0, 1 << 30)), Ok(()));
+        assert_eq!(rules.check(&request(Command::Read, CommandFlags::DF, (1 << 30) - 512, 512)), Ok(()));
     }
 
     #[test]
@@ -362,50 +326,23 @@ mod tests {
             (Command::Write, Errno::NoSpace),
             (Command::WriteZeroes, Errno::NoSpace),
         ] {
-            assert_eq!(
-                errno(&rules, request(command, none, 1 << 30, 512)),
-                Some(past_end)
-            );
-            assert_eq!(
-                errno(&rules, request(command, none, u64::MAX - 511, 512)),
-                Some(past_end)
-            );
-            assert_eq!(
-                errno(&rules, request(command, none, 0, 0)),
-                Some(Errno::Invalid)
-            );
-            assert_eq!(
-                errno(&rules, request(command, none, 1, 512)),
-                Some(Errno::Invalid)
-            );
-            assert_eq!(
-                errno(&rules, request(command, none, 0, 511)),
-                Some(Errno::Invalid)
-            );
+            assert_eq!(errno(&rules, request(command, none, 1 << 30, 512)), Some(past_end));
+            assert_eq!(errno(&rules, request(command, none, u64::MAX - 511, 512)), Some(past_end));
+            assert_eq!(errno(&rules, request(command, none, 0, 0)), Some(Errno::Invalid));
+            assert_eq!(errno(&rules, request(command, none, 1, 512)), Some(Errno::Invalid));
+            assert_eq!(errno(&rules, request(command, none, 0, 511)), Some(Errno::Invalid));
         }
-        assert_eq!(
-            errno(&rules, request(Command::Flush, none, 512, 0)),
-            Some(Errno::Invalid)
-        );
+        assert_eq!(errno(&rules, request(Command::Flush, none, 512, 0)), Some(Errno::Invalid));
     }
 
     #[test]
     fn payloads_are_bounded() {
         let mut rules = rules();
         let none = CommandFlags::NONE;
-        assert_eq!(
-            errno(&rules, request(Command::Read, none, 0, 2 << 20)),
-            Some(Errno::Overflow)
-        );
-        assert_eq!(
-            errno(&rules, request(Command::Write, none, 0, 2 << 20)),
-            Some(Errno::Invalid)
-        );
+        assert_eq!(errno(&rules, request(Command::Read, none, 0, 2 << 20)), Some(Errno::Overflow));
+        assert_eq!(errno(&rules, request(Command::Write, none, 0, 2 << 20)), Some(Errno::Invalid));
         rules.headers = Headers::Simple;
-        assert_eq!(
-            errno(&rules, request(Command::Read, none, 0, 2 << 20)),
-            Some(Errno::Invalid)
-        );
+        assert_eq!(errno(&rules, request(Command::Read, none, 0, 2 << 20)), Some(Errno::Invalid));
     }
 
     #[test]
@@ -414,39 +351,16 @@ mod tests {
         rules.flags = TransmissionFlags::HAS_FLAGS;
         rules.allocation_context = None;
         let none = CommandFlags::NONE;
-        for command in [
-            Command::Trim,
-            Command::Cache,
-            Command::WriteZeroes,
-            Command::BlockStatus,
-        ] {
-            assert_eq!(
-                errno(&rules, request(command, none, 0, 512)),
-                Some(Errno::Invalid)
-            );
+        for command in [Command::Trim, Command::Cache, Command::WriteZeroes, Command::BlockStatus] {
+            assert_eq!(errno(&rules, request(command, none, 0, 512)), Some(Errno::Invalid));
         }
-        assert_eq!(
-            errno(&rules, request(Command::Flush, none, 0, 0)),
-            Some(Errno::Invalid)
-        );
-        assert_eq!(
-            errno(&rules, request(Command::Write, CommandFlags::FUA, 0, 512)),
-            Some(Errno::Invalid)
-        );
-        assert_eq!(
-            errno(&rules, request(Command::Read, CommandFlags::DF, 0, 512)),
-            Some(Errno::Invalid)
-        );
-        assert_eq!(
-            errno(&rules, request(Command::Read, CommandFlags(1 << 9), 0, 512)),
-            Some(Errno::Invalid)
-        );
+        assert_eq!(errno(&rules, request(Command::Flush, none, 0, 0)), Some(Errno::Invalid));
+        assert_eq!(errno(&rules, request(Command::Write, CommandFlags::FUA, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(&rules, request(Command::Read, CommandFlags::DF, 0, 512)), Some(Errno::Invalid));
+        assert_eq!(errno(&rules, request(Command::Read, CommandFlags(1 << 9), 0, 512)), Some(Errno::Invalid));
         rules.flags |= TransmissionFlags::READ_ONLY;
         for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
-            assert_eq!(
-                errno(&rules, request(command, none, 0, 512)),
-                Some(Errno::NotPermitted)
-            );
+            assert_eq!(errno(&rules, request(command, none, 0, 512)), Some(Errno::NotPermitted));
         }
     }
 }

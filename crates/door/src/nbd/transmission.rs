@@ -47,9 +47,7 @@ pub enum Parsed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A request does not start as it must.
-    #[error(
-        "client sent request magic {0:#010x}; it lost its place in the stream or ignores what was negotiated"
-    )]
+    #[error("client sent request magic {0:#010x}; it lost its place in the stream or ignores what was negotiated")]
     Magic(u32),
     /// A payload too long to be thrown away.
     #[error("client announced a payload of {length} bytes; the limit is {limit}")]
@@ -109,34 +107,20 @@ impl Transmission {
         };
         match raw {
             Ok(Some(raw)) => self.judge(&raw),
-            Ok(None) => Parsed::Incomplete {
-                need: self.header_bytes(),
-            },
+            Ok(None) => Parsed::Incomplete { need: self.header_bytes() },
             Err(error) => Parsed::Bad(error),
         }
     }
 
     #[inline]
     fn judge(&self, raw: &RawRequest) -> Parsed {
-        let tag = Tag {
-            cookie: raw.cookie,
-            offset: raw.offset,
-        };
+        let tag = Tag { cookie: raw.cookie, offset: raw.offset };
         let command = Command::from_wire(raw.command);
         if command == Some(Command::Disconnect) {
             // Nothing may follow and there is no reply, so nothing else in it matters.
             let flags = CommandFlags::NONE;
-            let request = Request {
-                command: Command::Disconnect,
-                flags,
-                cookie: raw.cookie,
-                offset: 0,
-                length: 0,
-            };
-            return Parsed::Request {
-                request,
-                header_bytes: raw.header_bytes,
-            };
+            let request = Request { command: Command::Disconnect, flags, cookie: raw.cookie, offset: 0, length: 0 };
+            return Parsed::Request { request, header_bytes: raw.header_bytes };
         }
         let extended = self.rules.headers == Headers::Extended;
         let write = command == Some(Command::Write);
@@ -147,42 +131,18 @@ impl Transmission {
         let drain_bytes = if write || announced { raw.length } else { 0 };
         let limit = u64::from(self.rules.block.maximum.max(REQUEST_BYTES_MAX));
         if drain_bytes > limit {
-            return Parsed::Bad(ProtocolError::PayloadTooLong {
-                length: drain_bytes,
-                limit,
-            });
+            return Parsed::Bad(ProtocolError::PayloadTooLong { length: drain_bytes, limit });
         }
-        let reject = |violation| Parsed::Rejected {
-            tag,
-            violation,
-            header_bytes: raw.header_bytes,
-            drain_bytes,
-        };
+        let reject = |violation| Parsed::Rejected { tag, violation, header_bytes: raw.header_bytes, drain_bytes };
         let Some(command) = command else {
-            return reject(Violation {
-                errno: super::errno::Errno::Invalid,
-                reason: "unknown command",
-            });
+            return reject(Violation { errno: super::errno::Errno::Invalid, reason: "unknown command" });
         };
         // The flag is only in place on a write: the server does not offer the payload form of
         // BLOCK_STATUS, and on any other command the rules refuse it as unknown.
-        let flags = if announced && write {
-            raw.flags.without(CommandFlags::PAYLOAD_LEN)
-        } else {
-            raw.flags
-        };
-        let request = Request {
-            command,
-            flags,
-            cookie: raw.cookie,
-            offset: raw.offset,
-            length: raw.length,
-        };
+        let flags = if announced && write { raw.flags.without(CommandFlags::PAYLOAD_LEN) } else { raw.flags };
+        let request = Request { command, flags, cookie: raw.cookie, offset: raw.offset, length: raw.length };
         match self.rules.check(&request) {
-            Ok(()) => Parsed::Request {
-                request,
-                header_bytes: raw.header_bytes,
-            },
+            Ok(()) => Parsed::Request { request, header_bytes: raw.header_bytes },
             Err(violation) => reject(violation),
         }
     }
@@ -191,9 +151,7 @@ impl Transmission {
 /// A wrong magic is an error as soon as its four bytes are there, however short the rest.
 fn early_magic(bytes: &[u8], magic: u32) -> Result<Option<RawRequest>, ProtocolError> {
     match bytes.first_chunk::<4>() {
-        Some(front) if u32::from_be_bytes(*front) != magic => {
-            Err(ProtocolError::Magic(u32::from_be_bytes(*front)))
-        }
+        Some(front) if u32::from_be_bytes(*front) != magic => Err(ProtocolError::Magic(u32::from_be_bytes(*front))),
         _ => Ok(None),
     }
 }
@@ -284,12 +242,7 @@ mod tests {
 
     fn drained(parsed: Parsed) -> (Errno, u64) {
         match parsed {
-            Parsed::Rejected {
-                violation,
-                drain_bytes,
-                tag,
-                ..
-            } => {
+            Parsed::Rejected { violation, drain_bytes, tag, .. } => {
                 assert_eq!(tag.cookie, 9);
                 (violation.errno, drain_bytes)
             }
@@ -300,33 +253,16 @@ mod tests {
     #[test]
     fn requests_of_both_sizes() {
         let bytes = compact(1, 1, 4096, 512);
-        let Parsed::Request {
-            request,
-            header_bytes: 28,
-        } = transmission(Headers::Simple).parse(&bytes)
-        else {
+        let Parsed::Request { request, header_bytes: 28 } = transmission(Headers::Simple).parse(&bytes) else {
             panic!("refused");
         };
-        assert_eq!(
-            (request.command, request.flags),
-            (Command::Write, CommandFlags::FUA)
-        );
-        assert_eq!(
-            (request.cookie, request.offset, request.payload_bytes()),
-            (9, 4096, 512)
-        );
+        assert_eq!((request.command, request.flags), (Command::Write, CommandFlags::FUA));
+        assert_eq!((request.cookie, request.offset, request.payload_bytes()), (9, 4096, 512));
         let bytes = extended(0x20, 1, 4096, 512);
-        let Parsed::Request {
-            request,
-            header_bytes: 32,
-        } = transmission(Headers::Extended).parse(&bytes)
-        else {
+        let Parsed::Request { request, header_bytes: 32 } = transmission(Headers::Extended).parse(&bytes) else {
             panic!("refused");
         };
-        assert_eq!(
-            (request.flags, request.payload_bytes()),
-            (CommandFlags::NONE, 512)
-        );
+        assert_eq!((request.flags, request.payload_bytes()), (CommandFlags::NONE, 512));
         let bytes = extended(0, 6, 0, 1 << 40);
         let parsed = transmission(Headers::Extended).parse(&bytes);
         assert!(matches!(parsed, Parsed::Request { request, .. } if request.length == 1 << 40));
@@ -335,43 +271,19 @@ mod tests {
     #[test]
     fn a_rejected_write_is_drained() {
         let simple = transmission(Headers::Simple);
-        assert_eq!(
-            drained(simple.parse(&compact(0, 1, 1 << 40, 512))),
-            (Errno::NoSpace, 512)
-        );
-        assert_eq!(
-            drained(simple.parse(&compact(0x20, 1, 0, 512))),
-            (Errno::Invalid, 512)
-        );
-        assert_eq!(
-            drained(simple.parse(&compact(0x20, 0, 0, 512))),
-            (Errno::Invalid, 0)
-        );
-        assert_eq!(
-            drained(simple.parse(&compact(0, 99, 0, 512))),
-            (Errno::Invalid, 0)
-        );
+        assert_eq!(drained(simple.parse(&compact(0, 1, 1 << 40, 512))), (Errno::NoSpace, 512));
+        assert_eq!(drained(simple.parse(&compact(0x20, 1, 0, 512))), (Errno::Invalid, 512));
+        assert_eq!(drained(simple.parse(&compact(0x20, 0, 0, 512))), (Errno::Invalid, 0));
+        assert_eq!(drained(simple.parse(&compact(0, 99, 0, 512))), (Errno::Invalid, 0));
     }
 
     #[test]
     fn an_unwanted_payload_is_drained() {
         let transmission = transmission(Headers::Extended);
-        assert_eq!(
-            drained(transmission.parse(&extended(0x20, 7, 0, 12))),
-            (Errno::Invalid, 12)
-        );
-        assert_eq!(
-            drained(transmission.parse(&extended(0x20, 0, 0, 512))),
-            (Errno::Invalid, 512)
-        );
-        assert_eq!(
-            drained(transmission.parse(&extended(0x20, 99, 0, 512))),
-            (Errno::Invalid, 512)
-        );
-        assert_eq!(
-            drained(transmission.parse(&extended(0, 99, 0, 1 << 50))),
-            (Errno::Invalid, 0)
-        );
+        assert_eq!(drained(transmission.parse(&extended(0x20, 7, 0, 12))), (Errno::Invalid, 12));
+        assert_eq!(drained(transmission.parse(&extended(0x20, 0, 0, 512))), (Errno::Invalid, 512));
+        assert_eq!(drained(transmission.parse(&extended(0x20, 99, 0, 512))), (Errno::Invalid, 512));
+        assert_eq!(drained(transmission.parse(&extended(0, 99, 0, 1 << 50))), (Errno::Invalid, 0));
     }
 
     #[test]
@@ -382,26 +294,18 @@ mod tests {
             limit: u64::from(REQUEST_BYTES_MAX),
         });
         assert_eq!(simple.parse(&compact(0, 1, 0, u32::MAX)), too_long);
-        assert_eq!(
-            simple.parse(b"HTTP"),
-            Parsed::Bad(ProtocolError::Magic(0x4854_5450))
-        );
+        assert_eq!(simple.parse(b"HTTP"), Parsed::Bad(ProtocolError::Magic(0x4854_5450)));
         assert_eq!(simple.parse(b"HTT"), Parsed::Incomplete { need: 28 });
         let over = Parsed::Bad(ProtocolError::Magic(EXTENDED_REQUEST_MAGIC));
         assert_eq!(simple.parse(&extended(0, 0, 0, 512)), over);
         let no_payload = Parsed::Bad(ProtocolError::WriteWithoutPayload);
-        assert_eq!(
-            transmission(Headers::Extended).parse(&extended(0, 1, 0, 512)),
-            no_payload
-        );
+        assert_eq!(transmission(Headers::Extended).parse(&extended(0, 1, 0, 512)), no_payload);
     }
 
     #[test]
     fn disconnect_is_never_refused() {
         let parsed = transmission(Headers::Extended).parse(&extended(0xffff, 2, 7, u64::MAX));
-        let Parsed::Request { request, .. } = parsed else {
-            panic!("refused: {parsed:?}")
-        };
+        let Parsed::Request { request, .. } = parsed else { panic!("refused: {parsed:?}") };
         assert_eq!((request.command, request.length), (Command::Disconnect, 0));
     }
 

@@ -343,30 +343,16 @@ mod tests {
             flags: (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).into(),
         };
         assert_eq!(greeting.as_bytes(), b"NBDMAGICIHAVEOPT\x00\x03");
-        let option = OptionHeader {
-            magic: OPTION_MAGIC.into(),
-            option: OPT_GO.into(),
-            length: 6.into(),
-        };
-        assert_eq!(
-            option.as_bytes(),
-            b"IHAVEOPT\x00\x00\x00\x07\x00\x00\x00\x06"
-        );
+        let option = OptionHeader { magic: OPTION_MAGIC.into(), option: OPT_GO.into(), length: 6.into() };
+        assert_eq!(option.as_bytes(), b"IHAVEOPT\x00\x00\x00\x07\x00\x00\x00\x06");
         let reply = OptionReplyHeader {
             magic: OPTION_REPLY_MAGIC.into(),
             option: OPT_GO.into(),
             kind: REP_ERR_UNKNOWN.into(),
             length: 0.into(),
         };
-        assert_eq!(
-            hex(reply.as_bytes()),
-            "0003e889045565a9000000078000000600000000"
-        );
-        let export = InfoExport {
-            kind: INFO_EXPORT.into(),
-            size: 0x0102_0304.into(),
-            flags: 0x0be5.into(),
-        };
+        assert_eq!(hex(reply.as_bytes()), "0003e889045565a9000000078000000600000000");
+        let export = InfoExport { kind: INFO_EXPORT.into(), size: 0x0102_0304.into(), flags: 0x0be5.into() };
         assert_eq!(hex(export.as_bytes()), "000000000000010203040be5");
         let block = InfoBlockSize {
             kind: INFO_BLOCK_SIZE.into(),
@@ -387,10 +373,7 @@ mod tests {
             offset: 0x1000.into(),
             length: 0x200.into(),
         };
-        assert_eq!(
-            hex(compact.as_bytes()),
-            "25609513000100061122334455667788000000000000100000000200"
-        );
+        assert_eq!(hex(compact.as_bytes()), "25609513000100061122334455667788000000000000100000000200");
         let extended = ExtendedRequest {
             magic: EXTENDED_REQUEST_MAGIC.into(),
             flags: 0x21.into(),
@@ -399,19 +382,12 @@ mod tests {
             offset: 0x1000.into(),
             length: 0x200.into(),
         };
-        assert_eq!(
-            hex(extended.as_bytes()),
-            "21e41c7100210001112233445566778800000000000010000000000000000200"
-        );
+        assert_eq!(hex(extended.as_bytes()), "21e41c7100210001112233445566778800000000000010000000000000000200");
     }
 
     #[test]
     fn reply_bytes() {
-        let simple = SimpleReply {
-            magic: SIMPLE_REPLY_MAGIC.into(),
-            error: 28.into(),
-            cookie: 1.into(),
-        };
+        let simple = SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: 28.into(), cookie: 1.into() };
         assert_eq!(hex(simple.as_bytes()), "674466980000001c0000000000000001");
         let structured = StructuredReply {
             magic: STRUCTURED_REPLY_MAGIC.into(),
@@ -420,10 +396,7 @@ mod tests {
             cookie: 1.into(),
             length: 14.into(),
         };
-        assert_eq!(
-            hex(structured.as_bytes()),
-            "668e33ef0001800200000000000000010000000e"
-        );
+        assert_eq!(hex(structured.as_bytes()), "668e33ef0001800200000000000000010000000e");
         let extended = ExtendedReply {
             magic: EXTENDED_REPLY_MAGIC.into(),
             flags: CHUNK_FLAG_DONE.into(),
@@ -432,9 +405,6 @@ mod tests {
             offset: 2.into(),
             length: 24.into(),
         };
-        assert_eq!(
-            hex(extended.as_bytes()),
-            "6e8a278c00010006000000000000000100000000000000020000000000000018"
-        );
+        assert_eq!(hex(extended.as_bytes()), "6e8a278c00010006000000000000000100000000000000020000000000000018");
     }
 }

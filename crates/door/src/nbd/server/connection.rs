@@ -5,9 +5,7 @@
 //! frames of its own, piece by piece, and a piece goes to the store when all of it is there.
 
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{
-    BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, WriteFlags, ZeroFlags,
-};
+use byway_service::block::{BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, WriteFlags, ZeroFlags};
 use slab::Slab;
 
 use super::NBD_CLASS;
@@ -286,7 +284,10 @@ impl Connection {
         match step {
             Ok(Step::Now(outcome)) => self.reply(&request, outcome),
             Ok(Step::Later) => {
-                self.note_pending(context, Pending { connection: self.index, request, left: 1, receiving: false, error: None });
+                self.note_pending(
+                    context,
+                    Pending { connection: self.index, request, left: 1, receiving: false, error: None },
+                );
             }
             Ok(Step::Busy) => {}
             Err(error) => self.fail(&request, error),
@@ -357,7 +358,10 @@ impl Connection {
             }
             Ok(Step::Now(())) => self.reply(&request, Outcome::Unit(Ok(()))),
             Ok(Step::Later) => {
-                self.note_pending(context, Pending { connection: self.index, request, left: 1, receiving: false, error: None });
+                self.note_pending(
+                    context,
+                    Pending { connection: self.index, request, left: 1, receiving: false, error: None },
+                );
             }
             Err(error) => self.fail(&request, error),
         }

@@ -3,9 +3,9 @@
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
 use byway_service::block::{Catalog, Volume};
 
+use super::Floor;
 use super::connection::{Connection, End, TAG_RECEIVE, TAG_SEND};
 use super::input::Input;
-use super::Floor;
 use crate::nbd::export::{Export, Exports};
 use crate::nbd::flags::TransmissionFlags;
 use crate::nbd::handshake::{Handshake, HandshakeConfig, Negotiated, Step};
@@ -159,9 +159,8 @@ fn export(volume: &Volume) -> Export {
     if volume.is_read_only() {
         flags |= TransmissionFlags::READ_ONLY;
     } else {
-        flags |= TransmissionFlags::SEND_TRIM
-            | TransmissionFlags::SEND_WRITE_ZEROES
-            | TransmissionFlags::SEND_FAST_ZERO;
+        flags |=
+            TransmissionFlags::SEND_TRIM | TransmissionFlags::SEND_WRITE_ZEROES | TransmissionFlags::SEND_FAST_ZERO;
     }
     let minimum = volume.block_bytes();
     Export {
