@@ -1,4 +1,59 @@
-//! Checks of the workspace: `cargo xtask help`.
+//! Checks, peers and guests of the byway workspace: `cargo xtask help`.
+//!
+//! Everything that a developer or the CI runs beyond plain cargo lives here, in Rust, so that the
+//! project needs no script language and the checks themselves have tests.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod fuzz;
+mod guest;
+mod packages;
+mod peers;
+mod process;
+mod suite;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Checks, peers and guests of the byway workspace"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check the rules of the house that no compiler knows.
+    Tidy,
+    /// Run the whole test suite against the release binary and say what was skipped.
+    Test(suite::Options),
+    /// Run every fuzz target for a while.
+    Fuzz(fuzz::Options),
+    /// Measure byway beside the servers that people use today.
+    #[command(subcommand)]
+    Peers(peers::Task),
+    /// Boot a stock kernel in emulation and test in it what a test on this machine cannot.
+    #[command(subcommand)]
+    Guest(guest::Task),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Tidy => tidy::run(),
+        Task::Test(options) => suite::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::Peers(task) => peers::run(&task),
+        Task::Guest(task) => guest::run(&task),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The foreign programs that tests, peers and guests use, and the Debian packages they come from.
+
+use crate::process;
+use anyhow::{Result, bail};
+use std::process::Command;
+
+/// A program of somebody else's that a test runs.
+struct Tool {
+    /// As it is found in `PATH`, or the Python module where `is_module`.
+    name: &'static str,
+    package: &'static str,
+    is_module: bool,
+}
+
+const fn program(name: &'static str, package: &'static str) -> Tool {
+    Tool {
+        name,
+        package,
+        is_module: false,
+    }
+}
+
+/// Debian's own Python, which alone knows Debian's modules; `PATH` may name another one first.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// What the tests use. qemu-img comes last: only a machine without any gets Debian's qemu-utils,
+/// so that a newer one, from backports, stays.
+const TOOLS: [Tool; 17] = [
+    program("fio", "fio"),
+    program("nbdkit", "nbdkit"),
+    program("nbdinfo", "libnbd-bin"),
+    program("nbdcopy", "libnbd-bin"),
+    program("nbddump", "libnbd-bin"),
+    program("nbdfuse", "libnbd-bin"),
+    Tool {
+        name: "nbd",
+        package: "python3-libnbd",
+        is_module: true,
+    },
+    program("nbd-server", "nbd-server"),
+    program("nbd-client", "nbd-client"),
+    program("mkfs.ext4", "e2fsprogs"),
+    program("iperf3", "iperf3"),
+    program("fusermount3", "fuse3"),
+    program("losetup", "mount"),
+    program("perf", "linux-perf"),
+    program("ip", "iproute2"),
+    program("openssl", "openssl"),
+    program("qemu-img", "qemu-utils"),
+];
+
+impl Tool {
+    fn is_present(&self) -> bool {
+        if self.is_module {
+            let statement = format!("import {}", self.name);
+            return process::succeeds(Command::new(PYTHON).args(["-c", &statement]));
+        }
+        process::find_program(self.name).is_some()
+    }
+}
+
+/// Whether [`install`] can bring a program of this name.
+pub fn is_installable(name: &str) -> bool {
+    TOOLS.iter().any(|tool| tool.name == name)
+}
+
+/// The names of the tools that are missing, each with its package.
+pub fn missing() -> Vec<(&'static str, &'static str)> {
+    TOOLS
+        .iter()
+        .filter(|tool| !tool.is_present())
+        .map(|tool| (tool.name, tool.package))
+        .collect()
+}
+
+/// Installs the packages of all missing tools; an error names those still missing afterwards.
+pub fn install() -> Result<()> {
+    let mut packages: Vec<&str> = missing().iter().map(|(_, package)| *package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    process::run(as_root("apt-get").args(["update", "-q"]))?;
+    process::run(
+        as_root("apt-get")
+            .args(["install", "-q", "-y", "--no-install-recommends"])
+            .args(&packages)
+            .env("DEBIAN_FRONTEND", "noninteractive"),
+    )?;
+    let rest = missing();
+    if !rest.is_empty() {
+        bail!("still missing after the installation: {rest:?}");
+    }
+    Ok(())
+}
+
+/// The program itself for root, through sudo for others.
+fn as_root(program: &str) -> Command {
+    let is_root = process::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
+    if is_root {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.arg(program);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_that_nobody_has_is_missing() {
+        assert!(!program("no-such-program-anywhere", "none").is_present());
+        assert!(
+            !Tool {
+                name: "no_such_module",
+                package: "none",
+                is_module: true
+            }
+            .is_present()
+        );
+        assert!(is_installable("nbdinfo"));
+        assert!(!is_installable("no-such-program-anywhere"));
+    }
+}

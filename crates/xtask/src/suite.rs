@@ -1,0 +1,340 @@
+//! `cargo xtask test`: the whole test suite, with nothing skipped in silence.
+//!
+//! A test that cannot run on a machine appends a line to the file named by `BYWAY_SKIP_LOG` (see
+//! `byway_e2e::skip`); those lines are printed at the end and counted as skipped, not as passed.
+//! With CI=true a skip for want of a program that could have been installed is an error, and so is
+//! running fewer tests than `crates/xtask/tests-minimum` says: a suite that shrinks by accident
+//! (a crate left out, a filter, a feature) fails. When tests are added, raise that number to what
+//! the last line of a run calls passed, less those that need a kernel which others may lack.
+
+use crate::{fuzz, guest, packages, process};
+use anyhow::{Context, Result};
+use clap::Args;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What `byway_e2e::skip` writes for a program that is not there.
+const MISSING_TOOL: &str = "missing tool: ";
+/// How long each target is fuzzed in a long run.
+const LONG_FUZZ_SECONDS: u32 = 300;
+/// How many seeds the simulation tries in a long run.
+const LONG_SIMULATION_SEEDS: u32 = 20_000;
+
+#[derive(Args)]
+pub struct Options {
+    /// Install the foreign clients and the test runner that are missing (also with CI=true).
+    #[arg(long)]
+    install: bool,
+    /// Also fuzz each target for 5 minutes, simulate 20,000 seeds, and run the guests.
+    #[arg(long)]
+    long: bool,
+    /// Arguments for cargo-nextest, such as a filter; then the recorded minimum is not checked.
+    #[arg(last = true)]
+    runner: Vec<String>,
+}
+
+/// What ran and how it ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+/// Runs the suite; the last line printed is the summary of it all.
+pub fn run(options: &Options) -> Result<()> {
+    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
+    if options.install || is_ci {
+        packages::install()?;
+    }
+    for (tool, package) in packages::missing() {
+        println!(
+            "not here: {tool} (package {package}); tests that need it are skipped; --install gets it"
+        );
+    }
+    let has_nextest = provide_nextest(options.install || is_ci)?;
+    process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
+    if options.long {
+        fuzz::run(&fuzz::Options {
+            seconds: LONG_FUZZ_SECONDS,
+        })?;
+        guest::run_all()?;
+    }
+
+    let skip_log = process::target_directory()?.join("skipped-tests");
+    std::fs::write(&skip_log, "")
+        .with_context(|| format!("cannot write {}", skip_log.display()))?;
+    let (mut counts, is_good) = run_tests(options, has_nextest, &skip_log)?;
+    let skips = read_skips(&skip_log)?;
+    counts.passed = counts.passed.saturating_sub(skips.len());
+    counts.skipped += skips.len();
+    let complaints = judge(counts, &skips, is_ci, options.runner.is_empty());
+    for (test, reason) in &skips {
+        println!("SKIP {test}: {reason}");
+    }
+    for complaint in &complaints {
+        println!("error: {complaint}");
+    }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        counts.passed, counts.failed, counts.skipped
+    );
+    if !is_good || counts.failed > 0 || !complaints.is_empty() {
+        // The summary is the last line: the status says the rest.
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// Runs the documentation's tests, which nextest does not, then all others.
+/// The second value is whether both runs succeeded.
+fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Counts, bool)> {
+    let target = process::target_directory()?;
+    let command = |arguments: &[&str]| {
+        let mut command = process::cargo();
+        command
+            .args(arguments)
+            .args(["--workspace", "--no-fail-fast"])
+            .env("BYWAY_BIN", target.join("release/byway"))
+            .env("BYWAY_SKIP_LOG", skip_log)
+            .stdin(Stdio::null());
+        if options.long {
+            command.env("BYWAY_SIM_SEEDS", LONG_SIMULATION_SEEDS.to_string());
+        }
+        command
+    };
+    let (mut counts, documented) =
+        run_and_count(&mut command(&["test", "--doc"]), count_cargo_test)?;
+    let (mut runner, count): (_, fn(&str) -> Option<Counts>) = if has_nextest {
+        let profile = if options.long { "long" } else { "default" };
+        (
+            command(&["nextest", "run", "--profile", profile]),
+            count_nextest,
+        )
+    } else {
+        (command(&["test", "--all-targets"]), count_cargo_test)
+    };
+    let (ran, tested) = run_and_count(runner.args(&options.runner), count)?;
+    counts.add(ran);
+    Ok((counts, documented && tested))
+}
+
+/// Whether cargo-nextest can be used, installing it where that is wanted.
+fn provide_nextest(install: bool) -> Result<bool> {
+    let is_present = || process::succeeds(process::cargo().args(["nextest", "--version"]));
+    if is_present() {
+        return Ok(true);
+    }
+    if install {
+        process::run(process::cargo().args(["install", "--locked", "cargo-nextest"]))?;
+        return Ok(is_present());
+    }
+    println!("not here: cargo-nextest; running plain cargo test; --install gets it");
+    Ok(false)
+}
+
+/// Runs a command with its output shown, and counts tests in the lines of it that `count` knows.
+/// The second value is whether the command succeeded.
+fn run_and_count(
+    command: &mut Command,
+    count: fn(&str) -> Option<Counts>,
+) -> Result<(Counts, bool)> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let out = child.stdout.take().context("no standard output")?;
+    let err = child.stderr.take().context("no standard error")?;
+    let counts = std::thread::scope(|scope| {
+        let from_err = scope.spawn(move || show_and_count(err, count));
+        let mut counts = show_and_count(out, count);
+        counts.add(from_err.join().unwrap_or_default());
+        counts
+    });
+    Ok((counts, child.wait()?.success()))
+}
+
+fn show_and_count(stream: impl Read, count: fn(&str) -> Option<Counts>) -> Counts {
+    let mut counts = Counts::default();
+    // Tests may print anything: a line that is not UTF-8 must not end the loop.
+    for line in BufReader::new(stream)
+        .split(b'\n')
+        .map_while(std::result::Result::ok)
+    {
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        if let Some(more) = count(&line) {
+            counts.add(more);
+        }
+    }
+    counts
+}
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// `Summary [ 1.2s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 2 skipped`.
+fn count_nextest(line: &str) -> Option<Counts> {
+    let (head, tail) = line.split_once(" run: ")?;
+    if !head.trim_start().starts_with("Summary") {
+        return None;
+    }
+    let of = |word: &str| number_before(tail, word);
+    Some(Counts {
+        passed: of("passed"),
+        failed: of("failed") + of("timed out") + of("exec failed"),
+        skipped: of("skipped"),
+    })
+}
+
+/// `test result: ok. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s`.
+fn count_cargo_test(line: &str) -> Option<Counts> {
+    let tail = line.strip_prefix("test result: ")?;
+    let of = |word: &str| number_before(tail, word);
+    Some(Counts {
+        passed: of("passed"),
+        failed: of("failed"),
+        skipped: of("ignored") + of("filtered out"),
+    })
+}
+
+/// The number right before `word` in a list; 0 where it is not there.
+fn number_before(list: &str, word: &str) -> usize {
+    list.split([',', ';', '.', '('])
+        .find_map(|part| {
+            part.trim()
+                .strip_suffix(')')
+                .unwrap_or(part.trim())
+                .strip_suffix(word)?
+                .trim()
+                .parse()
+                .ok()
+        })
+        .unwrap_or(0)
+}
+
+/// One reason per test, in the order of the tests' names.
+fn read_skips(log: &Path) -> Result<BTreeMap<String, String>> {
+    let text =
+        std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
+    Ok(text
+        .lines()
+        .filter_map(|line| line.strip_prefix("SKIP ")?.split_once(": "))
+        .map(|(test, reason)| (test.to_owned(), reason.to_owned()))
+        .collect())
+}
+
+/// What CI does not let pass, besides failures.
+fn judge(
+    counts: Counts,
+    skips: &BTreeMap<String, String>,
+    is_ci: bool,
+    is_whole: bool,
+) -> Vec<String> {
+    // A number that nobody can read is one that nobody reaches.
+    let minimum = include_str!("../tests-minimum")
+        .trim()
+        .parse()
+        .unwrap_or(usize::MAX);
+    if is_ci {
+        judge_against(if is_whole { minimum } else { 0 }, counts, skips)
+    } else {
+        Vec::new()
+    }
+}
+
+fn judge_against(minimum: usize, counts: Counts, skips: &BTreeMap<String, String>) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let ran = counts.passed + counts.failed;
+    if ran < minimum {
+        complaints.push(format!(
+            "{ran} tests ran, fewer than the {minimum} of crates/xtask/tests-minimum: find out \
+             which are gone"
+        ));
+    }
+    let avoidable: Vec<&str> = skips
+        .iter()
+        .filter(|(_, reason)| {
+            reason
+                .strip_prefix(MISSING_TOOL)
+                .is_some_and(packages::is_installable)
+        })
+        .map(|(test, _)| test.as_str())
+        .collect();
+    if !avoidable.is_empty() {
+        let tests = avoidable.join(", ");
+        complaints.push(format!(
+            "skipped for want of a program that can be installed: {tests}"
+        ));
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summaries_of_both_runners_are_understood() {
+        let line = "     Summary [   1.234s] 9 tests run: 5 passed (1 slow, 2 leaky), 3 failed, 1 timed out, 2 skipped";
+        assert_eq!(
+            count_nextest(line),
+            Some(Counts {
+                passed: 5,
+                failed: 4,
+                skipped: 2
+            })
+        );
+        let line = "     Summary [   0.010s] 1 test run: 1 passed, 0 skipped";
+        assert_eq!(
+            count_nextest(line),
+            Some(Counts {
+                passed: 1,
+                failed: 0,
+                skipped: 0
+            })
+        );
+        assert_eq!(count_nextest("a test run: 3 passed"), None);
+        let line = "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        assert_eq!(
+            count_cargo_test(line),
+            Some(Counts {
+                passed: 3,
+                failed: 1,
+                skipped: 2
+            })
+        );
+    }
+
+    #[test]
+    fn ci_accepts_neither_a_shrunken_suite_nor_a_skip_that_an_installation_mends() {
+        let counts = Counts {
+            passed: 9,
+            failed: 0,
+            skipped: 1,
+        };
+        let skip = |reason: &str| BTreeMap::from([("a".to_owned(), reason.to_owned())]);
+        let missing = skip("missing tool: nbdinfo");
+        let kernel = skip("no io_uring here");
+        assert!(judge_against(9, counts, &kernel).is_empty());
+        assert_eq!(judge_against(10, counts, &kernel).len(), 1);
+        assert_eq!(judge_against(9, counts, &missing).len(), 1);
+    }
+
+    #[test]
+    fn a_test_that_says_twice_that_it_skips_is_one_skip() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        std::fs::write(&log, "SKIP a: x\nnoise\nSKIP b: y: z\nSKIP a: x\n").unwrap();
+        let skips = read_skips(&log).unwrap();
+        assert_eq!(skips.len(), 2);
+        assert_eq!(skips["b"], "y: z");
+    }
+}
