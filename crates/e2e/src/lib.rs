@@ -53,11 +53,7 @@ pub fn skip(test: &str, reason: SkipReason<'_>) {
         .create(true)
         .open(&log)
         .and_then(|mut file| file.write_all(line.as_bytes()));
-    assert!(
-        written.is_ok(),
-        "a skip must be recorded: cannot write {}: {written:?}",
-        log.display()
-    );
+    assert!(written.is_ok(), "a skip must be recorded: cannot write {}: {written:?}", log.display());
 }
 
 /// Finds a program in `PATH` and in the administrators' folders, which a user's `PATH` may lack.
@@ -75,10 +71,7 @@ mod tests {
 
     #[test]
     fn the_reason_for_a_missing_tool_is_what_xtask_looks_for() {
-        assert_eq!(
-            SkipReason::MissingTool("fio").to_string(),
-            "missing tool: fio"
-        );
+        assert_eq!(SkipReason::MissingTool("fio").to_string(), "missing tool: fio");
     }
 
     #[test]

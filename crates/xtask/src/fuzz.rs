@@ -22,22 +22,14 @@ pub struct Options {
 
 /// Runs all targets; fails with the first that crashes, whose input cargo-fuzz keeps and names.
 pub fn run(options: &Options) -> Result<()> {
-    if !process::workspace_root()
-        .join(FOLDER)
-        .join("Cargo.toml")
-        .is_file()
-    {
+    if !process::workspace_root().join(FOLDER).join("Cargo.toml").is_file() {
         bail!("no fuzz targets: {FOLDER}/Cargo.toml is missing");
     }
     if !process::succeeds(process::cargo().args(["fuzz", "--version"])) {
         process::run(process::cargo().args(["install", "--locked", "cargo-fuzz"]))?;
     }
     let listing = process::output(process::cargo().args(["fuzz", "list", "--fuzz-dir", FOLDER]))?;
-    let targets: Vec<&str> = listing
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect();
+    let targets: Vec<&str> = listing.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if targets.is_empty() {
         bail!("no fuzz targets: {FOLDER}/Cargo.toml names none");
     }
@@ -55,10 +47,6 @@ pub fn run(options: &Options) -> Result<()> {
                 .env("RUSTC_BOOTSTRAP", "1"),
         )?;
     }
-    println!(
-        "fuzz: {} targets, {} s each, no findings",
-        targets.len(),
-        options.seconds
-    );
+    println!("fuzz: {} targets, {} s each, no findings", targets.len(), options.seconds);
     Ok(())
 }

@@ -16,10 +16,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    about = "Checks, peers and guests of the byway workspace"
-)]
+#[command(name = "cargo xtask", about = "Checks, peers and guests of the byway workspace")]
 struct Arguments {
     #[command(subcommand)]
     task: Task,

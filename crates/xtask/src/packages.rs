@@ -13,11 +13,7 @@ struct Tool {
 }
 
 const fn program(name: &'static str, package: &'static str) -> Tool {
-    Tool {
-        name,
-        package,
-        is_module: false,
-    }
+    Tool { name, package, is_module: false }
 }
 
 /// Debian's own Python, which alone knows Debian's modules; `PATH` may name another one first.
@@ -32,11 +28,7 @@ const TOOLS: [Tool; 17] = [
     program("nbdcopy", "libnbd-bin"),
     program("nbddump", "libnbd-bin"),
     program("nbdfuse", "libnbd-bin"),
-    Tool {
-        name: "nbd",
-        package: "python3-libnbd",
-        is_module: true,
-    },
+    Tool { name: "nbd", package: "python3-libnbd", is_module: true },
     program("nbd-server", "nbd-server"),
     program("nbd-client", "nbd-client"),
     program("mkfs.ext4", "e2fsprogs"),
@@ -66,11 +58,7 @@ pub fn is_installable(name: &str) -> bool {
 
 /// The names of the tools that are missing, each with its package.
 pub fn missing() -> Vec<(&'static str, &'static str)> {
-    TOOLS
-        .iter()
-        .filter(|tool| !tool.is_present())
-        .map(|tool| (tool.name, tool.package))
-        .collect()
+    TOOLS.iter().filter(|tool| !tool.is_present()).map(|tool| (tool.name, tool.package)).collect()
 }
 
 /// Installs the packages of all missing tools; an error names those still missing afterwards.
@@ -113,14 +101,7 @@ mod tests {
     #[test]
     fn a_tool_that_nobody_has_is_missing() {
         assert!(!program("no-such-program-anywhere", "none").is_present());
-        assert!(
-            !Tool {
-                name: "no_such_module",
-                package: "none",
-                is_module: true
-            }
-            .is_present()
-        );
+        assert!(!Tool { name: "no_such_module", package: "none", is_module: true }.is_present());
         assert!(is_installable("nbdinfo"));
         assert!(!is_installable("no-such-program-anywhere"));
     }

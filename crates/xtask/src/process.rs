@@ -14,11 +14,7 @@ const SYSTEM_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 /// The root of the workspace that this program was built from.
 pub fn workspace_root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .ancestors()
-        .nth(2)
-        .unwrap_or(manifest)
-        .to_path_buf()
+    manifest.ancestors().nth(2).unwrap_or(manifest).to_path_buf()
 }
 
 /// `cargo`, as the cargo that started this program, in the workspace root.
@@ -32,18 +28,14 @@ pub fn cargo() -> Command {
 pub fn target_directory() -> Result<PathBuf> {
     let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&text)?;
-    let directory = metadata["target_directory"]
-        .as_str()
-        .context("cargo metadata names no target directory")?;
+    let directory = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
     Ok(PathBuf::from(directory))
 }
 
 /// Runs a program with its output shown; fails if it fails.
 pub fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", shown(command));
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", shown(command)))?;
+    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
         bail!("{} failed: {status}", shown(command));
     }
@@ -52,18 +44,10 @@ pub fn run(command: &mut Command) -> Result<()> {
 
 /// Runs a program and returns what it printed; fails, with what it complained, if it fails.
 pub fn output(command: &mut Command) -> Result<String> {
-    let done = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {}", shown(command)))?;
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", shown(command)))?;
     if !done.status.success() {
         let complaint = String::from_utf8_lossy(&done.stderr);
-        bail!(
-            "{} failed: {}: {}",
-            shown(command),
-            done.status,
-            complaint.trim()
-        );
+        bail!("{} failed: {}: {}", shown(command), done.status, complaint.trim());
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
@@ -88,11 +72,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Waits until `look` finds what it looks for, at most `limit`.
-pub fn wait_for<T>(
-    what: &str,
-    limit: Duration,
-    mut look: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
+pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = look()? {
@@ -106,10 +86,7 @@ pub fn wait_for<T>(
 }
 
 /// Lets time pass: between two looks at a condition, or while an idle server is watched.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place; the condition and its deadline are in wait_for"
-)]
+#[expect(clippy::disallowed_methods, reason = "the one place; the condition and its deadline are in wait_for")]
 pub fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }
@@ -122,8 +99,7 @@ pub struct Background {
 impl Background {
     /// Starts a program with its output going to `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
-        let out = std::fs::File::create(log)
-            .with_context(|| format!("cannot create {}", log.display()))?;
+        let out = std::fs::File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let child = command
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
@@ -154,11 +130,7 @@ impl Drop for Background {
 
 fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(
-        command
-            .get_args()
-            .map(|argument| argument.to_string_lossy().into_owned()),
-    );
+    words.extend(command.get_args().map(|argument| argument.to_string_lossy().into_owned()));
     words.join(" ")
 }
 
@@ -186,9 +158,7 @@ mod tests {
     #[test]
     fn a_background_program_dies_with_its_handle() {
         let folder = tempfile::tempdir().unwrap();
-        let background =
-            Background::start(Command::new("sleep").arg("600"), &folder.path().join("log"))
-                .unwrap();
+        let background = Background::start(Command::new("sleep").arg("600"), &folder.path().join("log")).unwrap();
         let stat = PathBuf::from(format!("/proc/{}/stat", background.id()));
         assert!(stat.exists());
         drop(background);

@@ -50,22 +50,17 @@ pub fn run(options: &Options) -> Result<()> {
         packages::install()?;
     }
     for (tool, package) in packages::missing() {
-        println!(
-            "not here: {tool} (package {package}); tests that need it are skipped; --install gets it"
-        );
+        println!("not here: {tool} (package {package}); tests that need it are skipped; --install gets it");
     }
     let has_nextest = provide_nextest(options.install || is_ci)?;
     process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
     if options.long {
-        fuzz::run(&fuzz::Options {
-            seconds: LONG_FUZZ_SECONDS,
-        })?;
+        fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;
         guest::run_all()?;
     }
 
     let skip_log = process::target_directory()?.join("skipped-tests");
-    std::fs::write(&skip_log, "")
-        .with_context(|| format!("cannot write {}", skip_log.display()))?;
+    std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
     let (mut counts, is_good) = run_tests(options, has_nextest, &skip_log)?;
     let skips = read_skips(&skip_log)?;
     counts.passed = counts.passed.saturating_sub(skips.len());
@@ -77,10 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
     for complaint in &complaints {
         println!("error: {complaint}");
     }
-    println!(
-        "{} passed, {} failed, {} skipped",
-        counts.passed, counts.failed, counts.skipped
-    );
+    println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
     if !is_good || counts.failed > 0 || !complaints.is_empty() {
         // The summary is the last line: the status says the rest.
         std::process::exit(1);
@@ -105,14 +97,10 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(C
         }
         command
     };
-    let (mut counts, documented) =
-        run_and_count(&mut command(&["test", "--doc"]), count_cargo_test)?;
+    let (mut counts, documented) = run_and_count(&mut command(&["test", "--doc"]), count_cargo_test)?;
     let (mut runner, count): (_, fn(&str) -> Option<Counts>) = if has_nextest {
         let profile = if options.long { "long" } else { "default" };
-        (
-            command(&["nextest", "run", "--profile", profile]),
-            count_nextest,
-        )
+        (command(&["nextest", "run", "--profile", profile]), count_nextest)
     } else {
         (command(&["test", "--all-targets"]), count_cargo_test)
     };
@@ -137,14 +125,8 @@ fn provide_nextest(install: bool) -> Result<bool> {
 
 /// Runs a command with its output shown, and counts tests in the lines of it that `count` knows.
 /// The second value is whether the command succeeded.
-fn run_and_count(
-    command: &mut Command,
-    count: fn(&str) -> Option<Counts>,
-) -> Result<(Counts, bool)> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+fn run_and_count(command: &mut Command, count: fn(&str) -> Option<Counts>) -> Result<(Counts, bool)> {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no standard output")?;
     let err = child.stderr.take().context("no standard error")?;
     let counts = std::thread::scope(|scope| {
@@ -159,10 +141,7 @@ fn run_and_count(
 fn show_and_count(stream: impl Read, count: fn(&str) -> Option<Counts>) -> Counts {
     let mut counts = Counts::default();
     // Tests may print anything: a line that is not UTF-8 must not end the loop.
-    for line in BufReader::new(stream)
-        .split(b'\n')
-        .map_while(std::result::Result::ok)
-    {
+    for line in BufReader::new(stream).split(b'\n').map_while(std::result::Result::ok) {
         let line = String::from_utf8_lossy(&line);
         println!("{line}");
         if let Some(more) = count(&line) {
@@ -198,32 +177,19 @@ fn count_nextest(line: &str) -> Option<Counts> {
 fn count_cargo_test(line: &str) -> Option<Counts> {
     let tail = line.strip_prefix("test result: ")?;
     let of = |word: &str| number_before(tail, word);
-    Some(Counts {
-        passed: of("passed"),
-        failed: of("failed"),
-        skipped: of("ignored") + of("filtered out"),
-    })
+    Some(Counts { passed: of("passed"), failed: of("failed"), skipped: of("ignored") + of("filtered out") })
 }
 
 /// The number right before `word` in a list; 0 where it is not there.
 fn number_before(list: &str, word: &str) -> usize {
     list.split([',', ';', '.', '('])
-        .find_map(|part| {
-            part.trim()
-                .strip_suffix(')')
-                .unwrap_or(part.trim())
-                .strip_suffix(word)?
-                .trim()
-                .parse()
-                .ok()
-        })
+        .find_map(|part| part.trim().strip_suffix(')').unwrap_or(part.trim()).strip_suffix(word)?.trim().parse().ok())
         .unwrap_or(0)
 }
 
 /// One reason per test, in the order of the tests' names.
 fn read_skips(log: &Path) -> Result<BTreeMap<String, String>> {
-    let text =
-        std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
     Ok(text
         .lines()
         .filter_map(|line| line.strip_prefix("SKIP ")?.split_once(": "))
@@ -232,22 +198,10 @@ fn read_skips(log: &Path) -> Result<BTreeMap<String, String>> {
 }
 
 /// What CI does not let pass, besides failures.
-fn judge(
-    counts: Counts,
-    skips: &BTreeMap<String, String>,
-    is_ci: bool,
-    is_whole: bool,
-) -> Vec<String> {
+fn judge(counts: Counts, skips: &BTreeMap<String, String>, is_ci: bool, is_whole: bool) -> Vec<String> {
     // A number that nobody can read is one that nobody reaches.
-    let minimum = include_str!("../tests-minimum")
-        .trim()
-        .parse()
-        .unwrap_or(usize::MAX);
-    if is_ci {
-        judge_against(if is_whole { minimum } else { 0 }, counts, skips)
-    } else {
-        Vec::new()
-    }
+    let minimum = include_str!("../tests-minimum").trim().parse().unwrap_or(usize::MAX);
+    if is_ci { judge_against(if is_whole { minimum } else { 0 }, counts, skips) } else { Vec::new() }
 }
 
 fn judge_against(minimum: usize, counts: Counts, skips: &BTreeMap<String, String>) -> Vec<String> {
@@ -261,18 +215,12 @@ fn judge_against(minimum: usize, counts: Counts, skips: &BTreeMap<String, String
     }
     let avoidable: Vec<&str> = skips
         .iter()
-        .filter(|(_, reason)| {
-            reason
-                .strip_prefix(MISSING_TOOL)
-                .is_some_and(packages::is_installable)
-        })
+        .filter(|(_, reason)| reason.strip_prefix(MISSING_TOOL).is_some_and(packages::is_installable))
         .map(|(test, _)| test.as_str())
         .collect();
     if !avoidable.is_empty() {
         let tests = avoidable.join(", ");
-        complaints.push(format!(
-            "skipped for want of a program that can be installed: {tests}"
-        ));
+        complaints.push(format!("skipped for want of a program that can be installed: {tests}"));
     }
     complaints
 }
@@ -284,42 +232,17 @@ mod tests {
     #[test]
     fn the_summaries_of_both_runners_are_understood() {
         let line = "     Summary [   1.234s] 9 tests run: 5 passed (1 slow, 2 leaky), 3 failed, 1 timed out, 2 skipped";
-        assert_eq!(
-            count_nextest(line),
-            Some(Counts {
-                passed: 5,
-                failed: 4,
-                skipped: 2
-            })
-        );
+        assert_eq!(count_nextest(line), Some(Counts { passed: 5, failed: 4, skipped: 2 }));
         let line = "     Summary [   0.010s] 1 test run: 1 passed, 0 skipped";
-        assert_eq!(
-            count_nextest(line),
-            Some(Counts {
-                passed: 1,
-                failed: 0,
-                skipped: 0
-            })
-        );
+        assert_eq!(count_nextest(line), Some(Counts { passed: 1, failed: 0, skipped: 0 }));
         assert_eq!(count_nextest("a test run: 3 passed"), None);
         let line = "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.1s";
-        assert_eq!(
-            count_cargo_test(line),
-            Some(Counts {
-                passed: 3,
-                failed: 1,
-                skipped: 2
-            })
-        );
+        assert_eq!(count_cargo_test(line), Some(Counts { passed: 3, failed: 1, skipped: 2 }));
     }
 
     #[test]
     fn ci_accepts_neither_a_shrunken_suite_nor_a_skip_that_an_installation_mends() {
-        let counts = Counts {
-            passed: 9,
-            failed: 0,
-            skipped: 1,
-        };
+        let counts = Counts { passed: 9, failed: 0, skipped: 1 };
         let skip = |reason: &str| BTreeMap::from([("a".to_owned(), reason.to_owned())]);
         let missing = skip("missing tool: nbdinfo");
         let kernel = skip("no io_uring here");

@@ -34,22 +34,13 @@ struct Finding {
 
 impl Finding {
     fn new(file: &str, line: usize, rule: &'static str, remedy: impl Into<String>) -> Self {
-        Self {
-            file: file.to_owned(),
-            line,
-            rule,
-            remedy: remedy.into(),
-        }
+        Self { file: file.to_owned(), line, rule, remedy: remedy.into() }
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "{}:{}: {}: {}",
-            self.file, self.line, self.rule, self.remedy
-        )
+        write!(formatter, "{}:{}: {}: {}", self.file, self.line, self.rule, self.remedy)
     }
 }
 
@@ -79,11 +70,7 @@ pub fn run() -> Result<()> {
         println!("{finding}");
     }
     if !findings.is_empty() {
-        bail!(
-            "tidy: {} findings in {} files",
-            findings.len(),
-            tree.file_count()
-        );
+        bail!("tidy: {} findings in {} files", findings.len(), tree.file_count());
     }
     println!("tidy: {} files, no findings", tree.file_count());
     Ok(())

@@ -5,19 +5,10 @@ use super::{Finding, tokens};
 
 /// Token sequences and what to do instead.
 const CODE: [(&[&str], &str); 4] = [
-    (
-        &["#", "[", "ignore"],
-        "mend the test or take it out; a skip is printed at run time",
-    ),
+    (&["#", "[", "ignore"], "mend the test or take it out; a skip is printed at run time"),
     (&["todo", "!"], "write it, or leave it out"),
-    (
-        &["unimplemented", "!"],
-        "return an error that says so, or leave it out",
-    ),
-    (
-        &["dbg", "!"],
-        "take it out, or trace it with the `tracing` crate",
-    ),
+    (&["unimplemented", "!"], "return an error that says so, or leave it out"),
+    (&["dbg", "!"], "take it out, or trace it with the `tracing` crate"),
 ];
 
 /// Written apart, so that this file does not find itself.

@@ -14,9 +14,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             let has_code = tree.paths().any(|path| path.starts_with(&source) && path != root);
             let limits = format!("{source}limits.rs");
             (has_code && !tree.contains(&limits)).then(|| {
-                let remedy = format!(
-                    "{limits} is missing: put the crate's limits there, each with what happens at it"
-                );
+                let remedy = format!("{limits} is missing: put the crate's limits there, each with what happens at it");
                 Finding::new(&root, 1, "limits", remedy)
             })
         })
@@ -29,10 +27,7 @@ mod tests {
 
     #[test]
     fn a_crate_without_limits_is_found() {
-        let mut files = vec![
-            ("crates/rpc/src/lib.rs", ""),
-            ("crates/rpc/src/queue.rs", ""),
-        ];
+        let mut files = vec![("crates/rpc/src/lib.rs", ""), ("crates/rpc/src/queue.rs", "")];
         assert_eq!(check(&Tree::of(&files)).len(), 1);
         files.push(("crates/rpc/src/limits.rs", ""));
         assert!(check(&Tree::of(&files)).is_empty());

@@ -20,8 +20,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         match number.and_then(|(digits, _)| digits.parse::<usize>().ok()) {
             Some(number) if number == next => next += 1,
             Some(number) => {
-                let remedy =
-                    format!("numbered {number:04}, expected {next:04}: number without gaps");
+                let remedy = format!("numbered {number:04}, expected {next:04}: number without gaps");
                 findings.push(Finding::new(path, 1, "decisions", remedy));
                 next = number + 1;
             }

@@ -4,33 +4,17 @@ use super::{Finding, tree::Tree};
 use toml::{Table, Value};
 
 /// The tower, from the ground up.
-const TOWER: [&str; 6] = [
-    "byway-reactor",
-    "byway-fabric",
-    "byway-rpc",
-    "byway-service",
-    "byway-door",
-    "byway",
-];
+const TOWER: [&str; 6] = ["byway-reactor", "byway-fabric", "byway-rpc", "byway-service", "byway-door", "byway"];
 
 /// Beside the tower: may use any floor, and no floor uses them.
-const BESIDE: [&str; 5] = [
-    "byway-preload",
-    "byway-capi",
-    "byway-xtask",
-    "byway-e2e",
-    "byway-fuzz",
-];
+const BESIDE: [&str; 5] = ["byway-preload", "byway-capi", "byway-xtask", "byway-e2e", "byway-fuzz"];
 
 const RULE: &str = "layers";
 
 /// Checks every manifest in `crates/`.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (path, text) in tree
-        .texts("/Cargo.toml")
-        .filter(|(path, _)| path.starts_with("crates/"))
-    {
+    for (path, text) in tree.texts("/Cargo.toml").filter(|(path, _)| path.starts_with("crates/")) {
         match text.parse::<Table>() {
             Ok(manifest) => check_manifest(path, text, &manifest, &mut findings),
             Err(error) => findings.push(Finding::new(path, 1, RULE, format!("not TOML: {error}"))),
@@ -40,11 +24,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_manifest(path: &str, text: &str, manifest: &Table, findings: &mut Vec<Finding>) {
-    let name = manifest
-        .get("package")
-        .and_then(|package| package.get("name"))
-        .and_then(Value::as_str)
-        .unwrap_or_default();
+    let name =
+        manifest.get("package").and_then(|package| package.get("name")).and_then(Value::as_str).unwrap_or_default();
     if BESIDE.contains(&name) {
         return;
     }
@@ -57,10 +38,7 @@ fn check_manifest(path: &str, text: &str, manifest: &Table, findings: &mut Vec<F
         if TOWER[..floor].contains(&dependency.as_str()) {
             continue;
         }
-        let line = 1 + text
-            .lines()
-            .position(|line| line.contains(&dependency))
-            .unwrap_or(0);
+        let line = 1 + text.lines().position(|line| line.contains(&dependency)).unwrap_or(0);
         let below = TOWER[..floor].join(", ");
         let remedy = format!(
             "{name} may depend only on what is below it ({below}), not on {dependency}: move the \
@@ -73,11 +51,8 @@ fn check_manifest(path: &str, text: &str, manifest: &Table, findings: &mut Vec<F
 /// The packages of the normal and build dependencies, those of each target too.
 fn dependencies(manifest: &Table) -> impl Iterator<Item = String> {
     let targets = manifest.get("target").and_then(Value::as_table);
-    let tables = std::iter::once(manifest).chain(
-        targets
-            .into_iter()
-            .flat_map(|targets| targets.values().filter_map(Value::as_table)),
-    );
+    let tables = std::iter::once(manifest)
+        .chain(targets.into_iter().flat_map(|targets| targets.values().filter_map(Value::as_table)));
     tables
         .flat_map(|table| ["dependencies", "build-dependencies"].map(|key| table.get(key)))
         .flatten()
@@ -100,19 +75,10 @@ mod tests {
 
     #[test]
     fn a_dependency_on_the_floor_above_is_found() {
-        let found = findings(
-            "byway-rpc",
-            "[dependencies]\nbyway-service = { workspace = true }\n",
-        );
+        let found = findings("byway-rpc", "[dependencies]\nbyway-service = { workspace = true }\n");
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].line, 4);
-        assert!(
-            findings(
-                "byway-service",
-                "[dependencies]\nbyway-rpc = \"1\"\nslab = \"1\"\n"
-            )
-            .is_empty()
-        );
+        assert!(findings("byway-service", "[dependencies]\nbyway-rpc = \"1\"\nslab = \"1\"\n").is_empty());
     }
 
     #[test]
@@ -127,10 +93,7 @@ mod tests {
     fn tests_and_tools_are_exempt_but_nothing_may_use_the_tools() {
         assert!(findings("byway-rpc", "[dev-dependencies]\nbyway-service = \"1\"\n").is_empty());
         assert!(findings("byway-e2e", "[dependencies]\nbyway = \"1\"\n").is_empty());
-        assert_eq!(
-            findings("byway", "[dependencies]\nbyway-xtask = \"1\"\n").len(),
-            1
-        );
+        assert_eq!(findings("byway", "[dependencies]\nbyway-xtask = \"1\"\n").len(), 1);
         assert_eq!(findings("byway-common", "").len(), 1);
     }
 }

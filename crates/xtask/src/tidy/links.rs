@@ -75,20 +75,13 @@ mod tests {
     use super::*;
 
     fn findings(text: &str) -> Vec<Finding> {
-        check(&Tree::of(&[
-            ("docs/wire.md", text),
-            ("README.md", ""),
-            ("crates/a/b.rs", ""),
-        ]))
+        check(&Tree::of(&[("docs/wire.md", text), ("README.md", ""), ("crates/a/b.rs", "")]))
     }
 
     #[test]
     fn a_link_to_nothing_is_found() {
         assert_eq!(findings("text\n[a](nothing.md)\n")[0].line, 2);
-        assert_eq!(
-            findings("[a](../../outside.md) and [`b`](../crates/c)\n").len(),
-            2
-        );
+        assert_eq!(findings("[a](../../outside.md) and [`b`](../crates/c)\n").len(), 2);
     }
 
     #[test]

@@ -26,19 +26,12 @@ const RULE: &str = "pure-machine";
 
 /// Checks the files in the list.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    tree.texts(".rs")
-        .filter(|(path, _)| is_machine(path))
-        .flat_map(|(path, text)| check_file(path, text))
-        .collect()
+    tree.texts(".rs").filter(|(path, _)| is_machine(path)).flat_map(|(path, text)| check_file(path, text)).collect()
 }
 
 fn is_machine(path: &str) -> bool {
     MACHINES.iter().any(|machine| {
-        path == *machine
-            || machine.ends_with('/')
-                && path
-                    .strip_prefix(machine)
-                    .is_some_and(|name| !name.contains('/'))
+        path == *machine || machine.ends_with('/') && path.strip_prefix(machine).is_some_and(|name| !name.contains('/'))
     })
 }
 
@@ -64,14 +57,9 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
         } else if words[3] == "{" {
             // `use std::{fs, net::TcpStream}`: a word right after `{` or `,` names a module.
             let list = &tokens[index + 3..];
-            let end = list
-                .iter()
-                .position(|token| token.text == ";")
-                .unwrap_or(list.len());
+            let end = list.iter().position(|token| token.text == ";").unwrap_or(list.len());
             for pair in list[..end].windows(2) {
-                if ["{", ","].contains(&pair[0].text.as_str())
-                    && OUTSIDE.contains(&pair[1].text.as_str())
-                {
+                if ["{", ","].contains(&pair[0].text.as_str()) && OUTSIDE.contains(&pair[1].text.as_str()) {
                     find(pair[1].line, &format!("std::{}", pair[1].text));
                 }
             }
@@ -105,23 +93,8 @@ mod tests {
 
     #[test]
     fn time_as_an_argument_and_other_files_are_fine() {
-        assert!(
-            findings(
-                MACHINE,
-                "use std::time::Duration;\n/// Never std::fs.\nfn f() {}\n"
-            )
-            .is_empty()
-        );
-        assert!(
-            findings(
-                "crates/door/src/nbd/driver.rs",
-                "use std::net::TcpStream;\n"
-            )
-            .is_empty()
-        );
-        assert_eq!(
-            findings("crates/rpc/src/connection.rs", "use std::net::TcpStream;\n").len(),
-            1
-        );
+        assert!(findings(MACHINE, "use std::time::Duration;\n/// Never std::fs.\nfn f() {}\n").is_empty());
+        assert!(findings("crates/door/src/nbd/driver.rs", "use std::net::TcpStream;\n").is_empty());
+        assert_eq!(findings("crates/rpc/src/connection.rs", "use std::net::TcpStream;\n").len(), 1);
     }
 }

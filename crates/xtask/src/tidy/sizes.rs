@@ -18,20 +18,13 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.texts(".rs") {
         let lines = text.lines().count();
-        let limit = if is_test(path) {
-            TEST_FILE_LINES_MAX
-        } else {
-            FILE_LINES_MAX
-        };
+        let limit = if is_test(path) { TEST_FILE_LINES_MAX } else { FILE_LINES_MAX };
         if lines > limit {
             let remedy = format!("{lines} lines, at most {limit}: give one of its jobs a file");
             findings.push(Finding::new(path, 1, "file-length", remedy));
         }
         if let Ok(file) = syn::parse_file(text) {
-            let mut functions = Functions {
-                path,
-                findings: Vec::new(),
-            };
+            let mut functions = Functions { path, findings: Vec::new() };
             functions.visit_file(&file);
             findings.append(&mut functions.findings);
         }
@@ -64,11 +57,8 @@ impl Functions<'_> {
         let lines = body.brace_token.span.close().end().line + 1 - first;
         if lines > FUNCTION_LINES_MAX {
             let name = &signature.ident;
-            let remedy = format!(
-                "{name} has {lines} lines, at most {FUNCTION_LINES_MAX}: name its parts as functions"
-            );
-            self.findings
-                .push(Finding::new(self.path, first, "function-length", remedy));
+            let remedy = format!("{name} has {lines} lines, at most {FUNCTION_LINES_MAX}: name its parts as functions");
+            self.findings.push(Finding::new(self.path, first, "function-length", remedy));
         }
     }
 }
@@ -124,10 +114,7 @@ mod tests {
             let text = format!("{before}/// Docs do not count.\nfn f() {{\n{body}}}\n{after}");
             assert_eq!(findings("crates/rpc/src/a.rs", &text).len(), 1, "{before}");
             let shorter = text.replacen("    g();\n", "", 1);
-            assert!(
-                findings("crates/rpc/src/a.rs", &shorter).is_empty(),
-                "{before}"
-            );
+            assert!(findings("crates/rpc/src/a.rs", &shorter).is_empty(), "{before}");
         }
     }
 }

@@ -25,12 +25,7 @@ pub fn of(text: &str) -> Vec<Token> {
 pub fn find(tokens: &[Token], words: &[&str]) -> Vec<usize> {
     tokens
         .windows(words.len())
-        .filter(|window| {
-            window
-                .iter()
-                .zip(words)
-                .all(|(token, word)| token.text == *word)
-        })
+        .filter(|window| window.iter().zip(words).all(|(token, word)| token.text == *word))
         .map(|window| window[0].line)
         .collect()
 }
@@ -46,29 +41,14 @@ fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
                     Delimiter::Bracket => ("[", "]"),
                     Delimiter::None => ("", ""),
                 };
-                tokens.push(Token {
-                    text: open.to_owned(),
-                    line,
-                });
+                tokens.push(Token { text: open.to_owned(), line });
                 let end = group.span_close().end().line;
                 flatten(group.stream(), tokens);
-                tokens.push(Token {
-                    text: close.to_owned(),
-                    line: end,
-                });
+                tokens.push(Token { text: close.to_owned(), line: end });
             }
-            TokenTree::Ident(word) => tokens.push(Token {
-                text: word.to_string(),
-                line,
-            }),
-            TokenTree::Punct(mark) => tokens.push(Token {
-                text: mark.as_char().to_string(),
-                line,
-            }),
-            TokenTree::Literal(_) => tokens.push(Token {
-                text: String::new(),
-                line,
-            }),
+            TokenTree::Ident(word) => tokens.push(Token { text: word.to_string(), line }),
+            TokenTree::Punct(mark) => tokens.push(Token { text: mark.as_char().to_string(), line }),
+            TokenTree::Literal(_) => tokens.push(Token { text: String::new(), line }),
         }
     }
 }

@@ -26,10 +26,7 @@ impl Tree {
             "--others",
             "--exclude-standard",
         ]))?;
-        let mut tree = Self {
-            paths: BTreeSet::new(),
-            texts: BTreeMap::new(),
-        };
+        let mut tree = Self { paths: BTreeSet::new(), texts: BTreeMap::new() };
         for path in listing.split('\0').filter(|path| !path.is_empty()) {
             let file = root.join(path);
             if !file.is_file() {
@@ -37,8 +34,7 @@ impl Tree {
             }
             tree.paths.insert(path.to_owned());
             if TEXT.iter().any(|end| path.ends_with(end)) {
-                let text = std::fs::read_to_string(&file)
-                    .with_context(|| format!("cannot read {}", file.display()))?;
+                let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
                 tree.texts.insert(path.to_owned(), text);
             }
         }
@@ -48,14 +44,9 @@ impl Tree {
     /// A tree of these files, for the tests of the rules.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Self {
-        let texts: BTreeMap<String, String> = files
-            .iter()
-            .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
-            .collect();
-        Self {
-            paths: texts.keys().cloned().collect(),
-            texts,
-        }
+        let texts: BTreeMap<String, String> =
+            files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
+        Self { paths: texts.keys().cloned().collect(), texts }
     }
 
     /// How many files there are.
@@ -68,11 +59,7 @@ impl Tree {
         let folder = format!("{}/", path.trim_end_matches('/'));
         path.is_empty()
             || self.paths.contains(path)
-            || self
-                .paths
-                .range(folder.clone()..)
-                .next()
-                .is_some_and(|next| next.starts_with(&folder))
+            || self.paths.range(folder.clone()..).next().is_some_and(|next| next.starts_with(&folder))
     }
 
     /// All paths.
@@ -91,9 +78,7 @@ impl Tree {
 
 /// The crate that a path lies in.
 pub fn crate_of(path: &str) -> Option<&str> {
-    path.strip_prefix("crates/")?
-        .split_once('/')
-        .map(|(name, _)| name)
+    path.strip_prefix("crates/")?.split_once('/').map(|(name, _)| name)
 }
 
 /// Every other rule passes over a file that does not parse, so that is a finding of its own.
@@ -102,12 +87,7 @@ pub fn check_syntax(tree: &Tree) -> Vec<Finding> {
         .filter_map(|(path, text)| {
             let error = syn::parse_file(text).err()?;
             let line = error.span().start().line;
-            Some(Finding::new(
-                path,
-                line,
-                "syntax",
-                format!("does not parse: {error}"),
-            ))
+            Some(Finding::new(path, line, "syntax", format!("does not parse: {error}")))
         })
         .collect()
 }

@@ -26,10 +26,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             continue;
         }
         for line in tokens::find(&tokens::of(text), &["unsafe"]) {
-            let remedy = format!(
-                "only {} may use unsafe: move this to one of them behind a safe function",
-                EDGES.join(", ")
-            );
+            let remedy =
+                format!("only {} may use unsafe: move this to one of them behind a safe function", EDGES.join(", "));
             findings.push(Finding::new(path, line, RULE, remedy));
         }
         if is_root(path, crate_name) && !WITHOUT_ATTRIBUTE.contains(&crate_name) {
@@ -44,12 +42,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn is_root(path: &str, crate_name: &str) -> bool {
-    let rest = path
-        .strip_prefix(&format!("crates/{crate_name}/src/"))
-        .unwrap_or_default();
-    let binary = rest
-        .strip_prefix("bin/")
-        .is_some_and(|name| !name.contains('/'));
+    let rest = path.strip_prefix(&format!("crates/{crate_name}/src/")).unwrap_or_default();
+    let binary = rest.strip_prefix("bin/").is_some_and(|name| !name.contains('/'));
     rest == "lib.rs" || rest == "main.rs" || binary
 }
 
@@ -98,16 +92,12 @@ mod tests {
         assert_eq!(found[0].line, 2);
         let good = "fn f() {\n    // SAFETY: g is always sound.\n    unsafe { g() }\n}\n";
         assert!(findings("crates/door/src/a.rs", good).is_empty());
-        assert_eq!(
-            findings("crates/door/src/a.rs", "unsafe impl Send for A {}\n").len(),
-            1
-        );
+        assert_eq!(findings("crates/door/src/a.rs", "unsafe impl Send for A {}\n").len(), 1);
     }
 
     #[test]
     fn a_comment_too_far_above_does_not_count() {
-        let far =
-            "// SAFETY: x\nfn a() {}\nfn b() {}\nfn c() {}\nfn d() {}\nfn e() { unsafe { g() } }\n";
+        let far = "// SAFETY: x\nfn a() {}\nfn b() {}\nfn c() {}\nfn d() {}\nfn e() { unsafe { g() } }\n";
         assert_eq!(findings("crates/door/src/a.rs", far).len(), 1);
         let near = "// SAFETY: x\nfn b() {}\nfn c() {}\nfn d() { unsafe { g() } }\n";
         assert!(findings("crates/door/src/a.rs", near).is_empty());
@@ -118,9 +108,6 @@ mod tests {
         let text = "#![forbid(unsafe_code)]\nfn f() {}\n";
         assert!(findings("crates/rpc/src/lib.rs", text).is_empty());
         assert_eq!(findings("crates/rpc/src/lib.rs", "fn f() {}\n").len(), 1);
-        assert_eq!(
-            findings("crates/e2e/tests/a.rs", "fn f() { unsafe { g() } }\n").len(),
-            1
-        );
+        assert_eq!(findings("crates/e2e/tests/a.rs", "fn f() { unsafe { g() } }\n").len(), 1);
     }
 }
