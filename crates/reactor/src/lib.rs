@@ -23,6 +23,7 @@ mod map;
 mod net;
 mod op;
 mod os;
+mod pace;
 mod reactor;
 pub mod sim;
 mod time;

@@ -128,6 +128,8 @@ pub(super) struct Connection {
     pub(super) sending: bool,
     in_flight: usize,
     in_flight_bytes: u64,
+    /// Requests, and the bytes that they name, of this round.
+    batch: (u32, u64),
     /// No frame was free: ask again.
     pub(super) stalled: bool,
     /// Nothing more is read; what is in flight is answered, then the stream is closed.
@@ -158,6 +160,7 @@ impl Connection {
             sending: false,
             in_flight: 0,
             in_flight_bytes: 0,
+            batch: (0, 0),
             stalled: false,
             end: None,
             over: None,
@@ -214,7 +217,9 @@ impl Connection {
         if self.over.is_some() {
             return;
         }
+        self.batch = (0, 0);
         while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
+        context.reactor.note_requests(self.batch.0, self.batch.1);
         self.send(context.reactor);
         if self.end.is_none() && !self.receiving && !self.stalled && !self.is_full() {
             self.receive(context.reactor);
@@ -249,7 +254,13 @@ impl Connection {
                 self.input.want(need);
                 false
             }
-            Parsed::Request { request, header_bytes } => self.start(context, request, header_bytes),
+            Parsed::Request { request, header_bytes } => {
+                let started = self.start(context, request, header_bytes);
+                if started {
+                    self.batch = (self.batch.0 + 1, self.batch.1 + request.length);
+                }
+                started
+            }
             Parsed::Rejected { tag, violation, header_bytes, drain_bytes } => {
                 self.out.push_head_with(|out| self.replies.error(out, tag, violation.errno, violation.reason));
                 self.input.consume(header_bytes);
