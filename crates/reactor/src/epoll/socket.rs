@@ -45,7 +45,7 @@ impl Epoll {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let socket = Socket { index, generation };
         let Some(state) = self.streams.get(index, generation) else { return Err(Errno::BADF.into()) };
-        if let Err(error) = epoll::add(&self.epoll, state.fd.as_fd(), data, flags) {
+        if let Err(error) = epoll::add(&self.queue, state.fd.as_fd(), data, flags) {
             self.streams.remove(index, generation);
             return Err(error.into());
         }
@@ -71,7 +71,7 @@ impl Epoll {
             return None;
         }
         let fd = self.streams.remove(socket.index, socket.generation)?.fd;
-        let _ = epoll::delete(&self.epoll, &fd);
+        let _ = epoll::delete(&self.queue, &fd);
         Some(fd)
     }
 
@@ -94,7 +94,7 @@ impl Epoll {
 
     pub(crate) fn close(&mut self, socket: Socket) {
         let Some(mut state) = self.streams.remove(socket.index, socket.generation) else { return };
-        let _ = epoll::delete(&self.epoll, &state.fd);
+        let _ = epoll::delete(&self.queue, &state.fd);
         if let Some(token) = state.connect.take() {
             self.finish_connect(token, Err(Errno::CANCELED));
         }
