@@ -26,6 +26,7 @@ mod os;
 mod pace;
 mod reactor;
 pub mod sim;
+mod splice;
 mod time;
 mod timers;
 mod uring;

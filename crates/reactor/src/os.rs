@@ -2,7 +2,7 @@
 //! that are ready.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use crate::gather::{Gather, Segment};
 use crate::handles::Table;
 use crate::limits::SEGMENTS_PER_CALL_MAX;
 use crate::op::{Completion, File, Listener, Op, Outcome, Token};
+use crate::splice::Pipes;
 use crate::timers::Timers;
 use crate::waker::Waker;
 use crate::workers::Workers;
@@ -31,6 +32,7 @@ pub(crate) struct Os {
     pub(crate) workers: Workers,
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
+    pub(crate) pipes: Pipes,
 }
 
 struct FileEntry {
@@ -52,6 +54,7 @@ impl Os {
             workers: Workers::new(waker.clone()),
             waker,
             counters: Counters::default(),
+            pipes: Pipes::default(),
         })
     }
 
@@ -119,19 +122,30 @@ impl Os {
         Ok(())
     }
 
-    /// The end of a send of which `sent` bytes went: counts them and lets go of the files.
-    pub(crate) fn unuse_gather(&mut self, gather: &Gather, sent: usize) {
+    /// The descriptor of a file that is in use, even if it is to go.
+    pub(crate) fn used_file(&self, file: File) -> Option<BorrowedFd<'_>> {
+        match &self.files.get(file.index, file.generation)?.file.backing {
+            Backing::Os(os) => Some(os.fd()),
+            Backing::Sim(_) => None,
+        }
+    }
+
+    /// The end of a send of which `sent` bytes went: lets go of the files. Bytes that were spliced have been counted.
+    pub(crate) fn unuse_gather(&mut self, gather: &Gather, sent: usize, spliced: u64) {
         self.counters.send_calls += 1;
-        self.counters.sent_copied_bytes += sent as u64;
+        self.counters.sent_copied_bytes += sent as u64 - spliced;
+        self.counters.sent_spliced_bytes += spliced;
         let mut left = sent;
+        let mut mapped = 0;
         for segment in &gather.segments {
             let part = segment.len().min(left);
             left -= part;
             if let Segment::Map { file, .. } = segment {
-                self.counters.sent_mapped_bytes += part as u64;
+                mapped += part as u64;
                 self.unuse(*file);
             }
         }
+        self.counters.sent_mapped_bytes += mapped - spliced;
     }
 
     /// Describes `gather` after its first `skip` bytes, as far as one call goes. The files are in use.

@@ -25,6 +25,7 @@ use crate::handles::Table;
 use crate::limits::OPS_MAX;
 use crate::op::{Completion, File, Op, Outcome, Token, Wait};
 use crate::os::Os;
+use crate::splice::SplicedSend;
 use crate::time::{Instant, monotonic};
 use crate::waker::Waker;
 use crate::workers::{Call, Done};
@@ -55,6 +56,7 @@ pub(crate) struct Uring {
 /// A stream: its descriptor and the slots that use it.
 struct Stream {
     fd: OwnedFd,
+    tcp: bool,
     receive: Option<u64>,
     send: Option<u64>,
     closing: bool,
@@ -178,7 +180,7 @@ impl Uring {
     /// Ends the operation of `data` and makes its completion ready.
     fn finish(&mut self, data: u64, result: Result<usize, Errno>, extents: Vec<crate::Extent>) {
         let Some(mut slot) = self.slots.remove(data as u32, (data >> 32) as u32) else { return };
-        let kind = std::mem::take(&mut slot.kind);
+        let mut kind = std::mem::take(&mut slot.kind);
         let token = slot.token;
         let progress = slot.progress;
         if self.spare.len() < 1024 {
@@ -186,11 +188,15 @@ impl Uring {
         }
         match &kind {
             Kind::Receive { socket, .. } => self.leave(*socket, data),
-            Kind::Send { socket, gather } => {
-                self.os.unuse_gather(gather, progress);
-                self.leave(*socket, data);
-            }
             _ => {}
+        }
+        if let Kind::Send { socket, gather, splice } = &mut kind {
+            let spliced = splice.as_ref().map_or(0, SplicedSend::spliced);
+            if let Some(splice) = splice {
+                splice.give_back(&mut self.os.pipes);
+            }
+            self.os.unuse_gather(gather, progress, spliced);
+            self.leave(*socket, data);
         }
         if let Some(file) = kind.file() {
             if let Kind::Allocate { offset, len, .. } = kind {
@@ -234,6 +240,9 @@ impl Uring {
                     _ => self.finish(data, Ok(progress), Vec::new()),
                 }
             }
+            // The socket takes more, or is broken: trying says which.
+            Kind::Send { splice: Some(_), .. } if slot.cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
+            Kind::Send { splice: Some(_), .. } => self.send_more(data),
             Kind::Send { gather, .. } => {
                 let total = gather.len();
                 slot.progress += *outcome.as_ref().unwrap_or(&0);

@@ -1,7 +1,7 @@
 //! Streams and listeners on the ring.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::Fd;
@@ -13,6 +13,7 @@ use super::{DATA_CANCEL, Stream, Uring};
 use crate::epoll::{fill_scatter, message};
 use crate::net;
 use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
+use crate::splice::{self, Progress, SplicedSend};
 use crate::{Gather, Scatter};
 
 impl Uring {
@@ -65,7 +66,9 @@ impl Uring {
         if gather.is_empty() {
             return self.os.ready.push_back(Completion { token, outcome: Outcome::Sent { gather, result: Ok(0) } });
         }
-        let data = self.occupy(token, Kind::Send { socket, gather });
+        let tcp = self.streams.get(socket.index, socket.generation).is_some_and(|stream| stream.tcp);
+        let splice = (tcp && splice::is_worth_it(&gather)).then(SplicedSend::default);
+        let data = self.occupy(token, Kind::Send { socket, gather, splice });
         if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
             stream.send = Some(data);
         }
@@ -74,8 +77,18 @@ impl Uring {
 
     pub(super) fn send_more(&mut self, data: u64) {
         let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
-        let Kind::Send { socket, gather } = &slot.kind else { return };
+        let Kind::Send { socket, gather, splice } = &mut slot.kind else { return };
         let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
+        if let Some(splice) = splice {
+            let went = splice.advance(&mut self.os, stream.fd.as_fd(), gather, &mut slot.progress, &mut slot.iovecs);
+            let raw = stream.fd.as_raw_fd();
+            let total = gather.len();
+            return match went {
+                Ok(Progress::Done) => self.finish(data, Ok(total), Vec::new()),
+                Ok(Progress::Blocked) => self.push(opcode::PollAdd::new(Fd(raw), libc::POLLOUT as u32).build(), data),
+                Err(error) => self.finish(data, Err(error), Vec::new()),
+            };
+        }
         let fd = Fd(stream.fd.as_raw_fd());
         self.os.iovecs(gather, slot.progress, &mut slot.iovecs);
         slot.message = message(&slot.iovecs);
@@ -94,7 +107,7 @@ impl Uring {
 
     pub(super) fn start_connect(&mut self, to: Address, token: Token) {
         let prepared = SocketAddress::new(&to).and_then(|address| {
-            let fd = net::stream_socket(address.family()).and_then(|fd| net::prepare_stream(&fd).map(|()| fd));
+            let fd = net::stream_socket(address.family()).and_then(|fd| net::prepare_stream(&fd).map(|_| fd));
             Ok((address, fd.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?))
         });
         match prepared {
@@ -136,12 +149,13 @@ impl Uring {
 
     pub(super) fn connected(&mut self, data: u64, outcome: Result<usize, Errno>) {
         let Some(slot) = self.slot_mut(data) else { return };
-        let Kind::Connect { fd, .. } = &mut slot.kind else { return };
+        let Kind::Connect { fd, address } = &mut slot.kind else { return };
         let (Some(fd), Ok(_)) = (fd.take(), outcome) else {
             return self.finish(data, Err(outcome.err().unwrap_or(Errno::CANCELED)), Vec::new());
         };
         let token = slot.token;
-        let socket = self.insert_stream(fd);
+        let tcp = address.is_tcp();
+        let socket = self.insert_stream(fd, tcp);
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(Ok(socket)) });
         self.slots.remove(data as u32, (data >> 32) as u32);
     }
@@ -160,14 +174,14 @@ impl Uring {
         }
     }
 
-    pub(super) fn insert_stream(&mut self, fd: OwnedFd) -> Socket {
-        let (index, generation) = self.streams.insert(Stream { fd, receive: None, send: None, closing: false });
+    pub(super) fn insert_stream(&mut self, fd: OwnedFd, tcp: bool) -> Socket {
+        let (index, generation) = self.streams.insert(Stream { fd, tcp, receive: None, send: None, closing: false });
         Socket { index, generation }
     }
 
     pub(crate) fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
-        net::prepare_stream(&fd)?;
-        Ok(self.insert_stream(fd))
+        let tcp = net::prepare_stream(&fd)?;
+        Ok(self.insert_stream(fd, tcp))
     }
 
     pub(crate) fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
