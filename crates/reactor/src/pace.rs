@@ -15,6 +15,8 @@ use crate::Instant;
 const SPIN_NANOS_MAX: u64 = 50_000;
 /// Spinning goes on while events came within this time on average; a sleeping loop's own wake-up is part of it.
 const SPIN_WORTH_NANOS: u64 = 120_000;
+/// Requests of more bytes than this on average are not spun for: what a wake-up costs is little beside them.
+const SPIN_BYTES_MAX: u64 = 32 << 10;
 /// What one observed wait can add to the average: one long pause ends spinning.
 const WAIT_NANOS_MAX: u64 = 2_000_000;
 /// How long requests gather, in nanoseconds.
@@ -46,6 +48,8 @@ pub(crate) enum Plan {
 pub(crate) struct Pace {
     /// Moving average of how long the loop waited for an event, in nanoseconds.
     wait_nanos: u64,
+    /// Moving average of the bytes that a request names.
+    request_bytes: u64,
     trial: Trial,
     window: Window,
     /// Requests since the last wait: only then is there something to gather.
@@ -74,6 +78,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             wait_nanos: WAIT_NANOS_MAX,
+            request_bytes: 0,
             trial: Trial::Decided { gather: false, left: 1 },
             window: Window::default(),
             noted: 0,
@@ -86,6 +91,8 @@ impl Pace {
     /// Notes that a receive brought `requests` of `bytes` in all (what they ask to be moved).
     pub(crate) fn note(&mut self, requests: u32, bytes: u64, now: Instant) {
         self.noted += requests;
+        let mean = (bytes / u64::from(requests.max(1))).min(1 << 32);
+        self.request_bytes = self.request_bytes - self.request_bytes / 8 + mean / 8;
         self.largest_batch = self.largest_batch.max(requests);
         let window = &mut self.window;
         let since = *window.since.get_or_insert(now);
@@ -137,7 +144,7 @@ impl Pace {
         let noted = std::mem::take(&mut self.noted);
         if noted > 0 && self.gathers() {
             Plan::Gather(GATHER_NANOS)
-        } else if self.wait_nanos < SPIN_WORTH_NANOS {
+        } else if self.wait_nanos < SPIN_WORTH_NANOS && self.request_bytes <= SPIN_BYTES_MAX {
             Plan::Spin(SPIN_NANOS_MAX)
         } else {
             Plan::Sleep

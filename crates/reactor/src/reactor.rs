@@ -289,6 +289,18 @@ impl Reactor {
         each!(self, backend => backend.try_write(file, offset, bytes))
     }
 
+    /// Receives what is here of a stream straight into a file that lives in memory, in whole pages of the file or up to
+    /// the end of the range, so that no page is ever half of one transfer and half of another. Gives the bytes moved;
+    /// 0 if no whole page is here, or the file does not lend itself to it, or there is no room: use [`Op::Recv`] and
+    /// [`Op::Write`]. No receive may be in flight on the stream.
+    pub fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.receive_into_file(socket, file, offset, len),
+            Backend::Epoll(epoll) => epoll.receive_into_file(socket, file, offset, len),
+            Backend::Sim(_) => 0,
+        }
+    }
+
     /// Whether a range of a mapped file is in memory, so that sending it waits for nothing. Known to about a second.
     pub fn resident(&mut self, file: File, offset: u64, len: usize) -> bool {
         let now = self.now();

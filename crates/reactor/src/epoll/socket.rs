@@ -11,7 +11,7 @@ use rustix::net::AddressFamily;
 use super::{Epoll, KIND_STREAM, event_data};
 use crate::gather::{Gather, Scatter};
 use crate::net;
-use crate::op::{Address, Completion, Op, Outcome, Socket, Token};
+use crate::op::{Address, Completion, File, Op, Outcome, Socket, Token};
 use crate::splice::{self, Progress, SplicedSend};
 
 /// A stream and what it is doing.
@@ -160,6 +160,13 @@ impl Epoll {
     fn finish_connect(&mut self, token: Token, result: Result<Socket, Errno>) {
         self.in_flight -= 1;
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(result) });
+    }
+
+    pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
+        match self.streams.get(socket.index, socket.generation) {
+            Some(state) if state.receive.is_none() => self.os.receive_into_file(state.fd.as_fd(), file, offset, len),
+            _ => 0,
+        }
     }
 
     pub(super) fn start_receive(&mut self, socket: Socket, receive: Receive) {

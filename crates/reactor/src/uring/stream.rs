@@ -12,11 +12,20 @@ use super::slot::{Kind, SocketAddress};
 use super::{DATA_CANCEL, Stream, Uring};
 use crate::epoll::{fill_scatter, message};
 use crate::net;
-use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
+use crate::op::{Address, Completion, File, Listener, Op, Outcome, Socket, Token};
 use crate::splice::{self, Progress, SplicedSend};
 use crate::{Gather, Scatter};
 
 impl Uring {
+    pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
+        match self.streams.get(socket.index, socket.generation) {
+            Some(stream) if stream.receive.is_none() && !stream.closing => {
+                self.os.receive_into_file(stream.fd.as_fd(), file, offset, len)
+            }
+            _ => 0,
+        }
+    }
+
     pub(super) fn start_receive(&mut self, socket: Socket, into: Scatter, min: usize, token: Token) {
         let error = match self.streams.get(socket.index, socket.generation) {
             None => Some(Errno::BADF),

@@ -385,6 +385,18 @@ impl Connection {
         let Expect::Payload(incoming) = &mut self.expect else { return false };
         if incoming.piece.is_none() {
             let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
+            if self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
+                let Context { reactor, engine, .. } = context;
+                let n = engine.receive_into(reactor, self.volume, self.socket, incoming.offset, left);
+                if n > 0 {
+                    incoming.offset += n as u64;
+                    incoming.left -= n as u64;
+                    if incoming.left == 0 {
+                        self.end_payload(context);
+                    }
+                    return true;
+                }
+            }
             let len = context.engine.write_piece_len(self.volume, incoming.offset, left);
             let Some(frame) = context.reactor.frames().alloc(len) else {
                 self.stalled = true;
@@ -414,9 +426,8 @@ impl Connection {
         let at = incoming.offset;
         incoming.offset += len as u64;
         let last = incoming.left == 0;
-        let left = incoming.left;
         let pending = &mut context.pending[id];
-        let flags = WriteFlags { durable: pending.request.flags.has(CommandFlags::FUA) };
+        let flags = WriteFlags { durable: pending.durable() };
         match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
             Ok(Step::Later) => pending.left += 1,
             Ok(Step::Now(()) | Step::Busy) => {}
@@ -425,10 +436,16 @@ impl Connection {
             }
         }
         if last || pending.error.is_some() {
-            pending.receiving = false;
-            self.expect = if left > 0 { Expect::Drain(left) } else { Expect::Header };
-            self.finish_if_done(context.pending, id);
+            self.end_payload(context);
         }
+    }
+
+    /// All of a payload is here, or the rest of it is not wanted.
+    fn end_payload(&mut self, context: &mut Context<'_>) {
+        let Expect::Payload(Incoming { pending: id, left, .. }) = self.expect else { return };
+        context.pending[id].receiving = false;
+        self.expect = if left > 0 { Expect::Drain(left) } else { Expect::Header };
+        self.finish_if_done(context.pending, id);
     }
 
     /// Takes the end of something that the engine did for request `id`.
@@ -538,6 +555,10 @@ impl Connection {
 }
 
 impl Pending {
+    fn durable(&self) -> bool {
+        self.request.flags.has(CommandFlags::FUA)
+    }
+
     /// Bytes of memory that it may hold.
     fn bytes(&self) -> u64 {
         match self.request.command {

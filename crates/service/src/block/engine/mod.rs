@@ -9,7 +9,7 @@ mod zero;
 
 use std::sync::Arc;
 
-use byway_reactor::{Allocate, Completion, Extent, File, Frame, Op, Reactor, Token};
+use byway_reactor::{Allocate, Completion, Extent, File, Frame, Op, Reactor, Socket, Token};
 use slab::Slab;
 
 use self::job::{Job, JobKind, RunState, unit_result};
@@ -18,7 +18,7 @@ use super::payload::{Payload, Piece};
 use super::store::Kind;
 use super::stripe::Layout;
 use super::volume::Volume;
-use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, MEMORY_PIECE_BYTES, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -203,9 +203,34 @@ impl Engine {
     pub fn write_piece_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
         let len = len.min(PIECE_BYTES_MAX);
         match self.volumes[id.0 as usize].volume.kind() {
-            Kind::Files { layout, .. } => layout.run(offset, len as u64).len as usize,
+            Kind::Files { layout, files } => {
+                let run = layout.run(offset, len as u64);
+                let page = (offset % MEMORY_PIECE_BYTES as u64) as usize;
+                let len = run.len as usize;
+                if files[0].is_receivable() { len.min(MEMORY_PIECE_BYTES - page) } else { len }
+            }
             Kind::Null => len,
         }
+    }
+
+    /// Receives what is here of a write's payload straight into a volume in memory, as
+    /// [`Reactor::receive_into_file`] does; gives the bytes that are thereby written. 0 means to do it by
+    /// [`Engine::write`].
+    pub fn receive_into(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        socket: Socket,
+        offset: u64,
+        len: usize,
+    ) -> usize {
+        let attached = &self.volumes[id.0 as usize];
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return 0 };
+        if attached.volume.is_read_only() {
+            return 0;
+        }
+        let run = layout.run(offset, len as u64);
+        reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize)
     }
 
     /// Whether a write of the range could succeed: to ask before its payload is received.
