@@ -21,11 +21,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--volume" => {
                 let (name, rest) = value.split_once('=').ok_or("NAME=STORE")?;
                 let direct = rest.ends_with(",direct");
+                let (rest, shared) = rest.strip_suffix(",shared").map_or((rest, false), |rest| (rest, true));
                 let path = rest.trim_end_matches(",direct");
                 let store = if let Some(size) = path.strip_prefix("mem:") {
                     Store::memory(name, size.parse()?)?
                 } else {
-                    Store::path(path.as_ref(), StoreOptions { direct, ..Default::default() })?
+                    Store::path(path.as_ref(), StoreOptions { direct, shared, ..Default::default() })?
                 };
                 volumes.push(Arc::new(Volume::new(name, store, VolumeOptions::default())));
             }
