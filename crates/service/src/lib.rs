@@ -1,3 +1,5 @@
 //! What byway shares: block volumes over files, devices and memory.
 
 #![forbid(unsafe_code)]
+
+pub mod block;

@@ -1,0 +1,9 @@
+//! The `byway` program as a library: its command line, its configuration and the commands.
+//!
+//! `main.rs` only calls [`cli::run`].
+
+#![forbid(unsafe_code)]
+
+pub mod limits;
+pub mod spec;
+pub mod units;

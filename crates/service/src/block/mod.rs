@@ -1,0 +1,3 @@
+//! Block volumes: what they are made of.
+
+pub mod spec;
