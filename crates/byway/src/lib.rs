@@ -4,6 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+pub mod admission;
+pub mod cli;
+pub mod config;
 pub mod limits;
 pub mod spec;
 pub mod units;

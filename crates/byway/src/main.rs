@@ -1,4 +1,6 @@
 //! The `byway` program.
 #![forbid(unsafe_code)]
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    byway::cli::run()
+}

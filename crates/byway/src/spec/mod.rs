@@ -47,6 +47,7 @@ use crate::units::UnitError;
 use text::Text;
 
 pub use format::format;
+pub(crate) use options::check_direct;
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
