@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::config::{http_address, parse_io};
+use crate::copy::{self, CopyArguments};
 use crate::units::parse_size;
 
 /// Use the disks, files and idle memory of the other machines at the speed of the network.
@@ -30,6 +31,8 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Copy an image: in parallel, holes as holes; goes on where it stopped
+    Copy(CopyArguments),
     /// Print completions for a shell to standard output
     Completions {
         /// Which shell.
@@ -103,6 +106,9 @@ pub struct ServeArguments {
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
+        Command::Copy(arguments) => copy::run(&arguments)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Failure::from),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "byway", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

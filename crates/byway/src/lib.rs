@@ -8,6 +8,7 @@ pub mod address;
 pub mod admission;
 pub mod cli;
 pub mod config;
+pub mod copy;
 pub mod limits;
 pub mod spec;
 pub mod units;
