@@ -4,6 +4,7 @@ mod catalog;
 mod engine;
 mod error;
 mod payload;
+pub mod spec;
 mod store;
 mod stripe;
 mod volume;
