@@ -88,6 +88,7 @@ impl BlockingVolume {
 
     /// Waits for one answer at least, unless nothing is pending.
     fn wait(&mut self) -> Option<Done<Frame>> {
+        self.volume.reap(&mut self.done);
         while self.done.is_empty() && self.volume.pending() > 0 {
             self.turn(Wait::Block);
         }

@@ -292,9 +292,9 @@ impl<R, W: Clone> Machine<R, W> {
         self.operations.insert(Operation { kind, offset, len, into, from, purpose, sent: false, order })
     }
 
-    /// Requests that have not been answered, and answers that have not been taken.
+    /// The user's requests that have not been answered, and answers that have not been taken.
     pub(super) fn pending(&self) -> usize {
-        self.operations.len() + self.done.len()
+        self.operations.len() - self.replays_in_flight - usize::from(self.own_flush) + self.done.len()
     }
 
     /// Why everything fails, if it does.
