@@ -1,1 +1,21 @@
-//! Moves bytes between the memory of two nodes: windows, lanes, completions.
+//! Bytes between the memory of two nodes: sessions of several lanes, windows, messages.
+//!
+//! A [`tcp::Fabric`] drives the sessions of one loop over any backend of the [`Reactor`](byway_reactor::Reactor). Small
+//! messages travel in batches on a session's control lane; large payloads on bulk lanes, from the sender's memory straight
+//! into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`]) know no socket
+//! and no clock.
+
+pub mod limits;
+pub mod random;
+pub mod registry;
+pub mod session;
+pub mod slots;
+pub mod tcp;
+pub mod windows;
+pub mod wire;
+
+pub use registry::Registry;
+pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
+pub use slots::{Slot, Slots};
+pub use tcp::{Fabric, Handler, Options};
+pub use windows::{Closed, WindowError, WindowKey, Windows};

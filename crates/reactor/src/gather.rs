@@ -1,5 +1,8 @@
 //! What is sent and where what is received goes: lists of pieces of memory and of mapped files.
 
+use std::ops::Deref;
+use std::rc::Rc;
+
 use crate::frame::Frame;
 use crate::op::File;
 
@@ -9,11 +12,28 @@ pub(crate) enum Segment {
     /// `heads[start..start + len]`.
     Head { start: u32, len: u32 },
     /// A frame's bytes.
-    Frame { frame: Frame, start: u32, len: u32 },
+    Frame { frame: Held, start: u32, len: u32 },
     /// A mapped file's bytes, not copied in user space.
     Map { file: File, offset: u64, len: u32 },
     /// Zeroes.
     Zero { len: u32 },
+}
+
+/// A frame that a send keeps: its own, or one that others read too.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Own(Frame),
+    Shared(Rc<Frame>),
+}
+
+impl Deref for Held {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(frame) => frame,
+            Self::Shared(frame) => frame,
+        }
+    }
 }
 
 impl Segment {
@@ -93,6 +113,17 @@ impl Gather {
         assert!(start + len <= frame.len(), "range within the frame");
         if len > 0 {
             self.len += len;
+            let frame = Held::Own(frame);
+            self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
+        }
+    }
+
+    /// Appends `frame[start..start + len]` of a frame that others keep as well: sent again later, or in several pieces.
+    pub fn push_shared(&mut self, frame: Rc<Frame>, start: usize, len: usize) {
+        assert!(start + len <= frame.len(), "range within the frame");
+        if len > 0 {
+            self.len += len;
+            let frame = Held::Shared(frame);
             self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
         }
     }

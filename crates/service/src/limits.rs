@@ -1,5 +1,7 @@
 //! The bounds of the services, and what happens at each.
 
+use std::time::Duration;
+
 /// The longest piece of a read or write that goes to a store at once. Longer requests are cut: pieces of this size stay
 /// in a core's cache between the disk's copy and the wire's, and a slow disk does not hold back the first bytes.
 pub const PIECE_BYTES_MAX: usize = 256 << 10;
@@ -21,3 +23,36 @@ pub const EXTENT_PIECES_MAX: usize = 64;
 pub const STRIPE_PATHS_MAX: usize = 64;
 
 const _: () = assert!(PIECE_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);
+
+/// Bytes of a volume's name.
+pub const VOLUME_NAME_BYTES_MAX: usize = 64;
+
+/// Requests that a client takes before it has answered; more are handed back.
+pub const CLIENT_REQUESTS_MAX: usize = 4096;
+
+/// Bytes of acknowledged, unflushed writes that a client keeps. At half it flushes by itself; at the bound writes wait.
+pub const CLIENT_UNFLUSHED_BYTES: usize = 16 << 20;
+
+/// How long a client tries to reach its server before all requests fail.
+pub const CLIENT_LOST_AFTER: Duration = Duration::from_secs(60);
+
+/// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// The first pause before a client connects again; each next one is twice as long.
+pub const RECONNECT_MIN: Duration = Duration::from_millis(5);
+
+/// The longest pause before a client connects again.
+pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// The longest read or write of one call: a frame. Clients cut longer ones.
+pub const CALL_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
+
+/// Volumes that one session may open; more are refused.
+pub const HANDLES_MAX: usize = 64;
+
+/// Bytes of small writes that a server keeps on the heap while frames are out; more are answered `Busy`, and sent again.
+pub const WAITING_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of frames that pulled writes of one loop may take, as a share of the pool: the rest is for reads and lanes.
+pub const PULL_SHARE_MAX: usize = 2;

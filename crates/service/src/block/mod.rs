@@ -1,13 +1,16 @@
 //! Block volumes: what they are stored in, and the engine that serves their requests on one loop.
 
 mod catalog;
+pub mod client;
 mod engine;
 mod error;
 mod payload;
+pub mod server;
 pub mod spec;
 mod store;
 mod stripe;
 mod volume;
+pub mod wire;
 
 pub use catalog::Catalog;
 pub use engine::{Done, ENGINE_CLASS, Engine, Outcome, Step, Tag, VolumeId, WriteFlags, ZeroFlags};

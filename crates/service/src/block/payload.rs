@@ -43,6 +43,24 @@ impl Payload {
         self.len() == 0
     }
 
+    /// The CRC32C of the bytes; `None` if some lie in a mapped file, whose bytes can change until they are sent.
+    pub fn checksum(&self) -> Option<u32> {
+        const ZEROES: [u8; 4096] = [0; 4096];
+        let mut checksum = 0;
+        for piece in self.first.iter().chain(&self.rest) {
+            match piece {
+                Piece::Map { .. } => return None,
+                Piece::Frame { frame, len } => checksum = crc32c::crc32c_append(checksum, &frame[..*len]),
+                Piece::Zero { len } => {
+                    for start in (0..*len).step_by(ZEROES.len()) {
+                        checksum = crc32c::crc32c_append(checksum, &ZEROES[..ZEROES.len().min(len - start)]);
+                    }
+                }
+            }
+        }
+        Some(checksum)
+    }
+
     /// Appends the bytes to a send.
     pub fn push_to(self, gather: &mut Gather) {
         for piece in self.first.into_iter().chain(self.rest) {

@@ -169,6 +169,31 @@ impl Engine {
         len: usize,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
+        self.read_into(reactor, id, (offset, len), false, tag)
+    }
+
+    /// Reads into frames alone: nobody else can change the bytes until they are sent, so they can have a checksum.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn read_private(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        range: (u64, usize),
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        self.read_into(reactor, id, range, true, tag)
+    }
+
+    fn read_into(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, usize),
+        private: bool,
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
         let attached = self.check(id, offset, len as u64, false)?;
         if len as u64 > REQUEST_BYTES_MAX {
             return Err(BlockError::TooLong);
@@ -176,7 +201,8 @@ impl Engine {
         let Kind::Files { layout, files } = attached.volume.kind() else {
             return Ok(Step::Now(Payload::one(Piece::Zero { len })));
         };
-        if files[0].is_mapped()
+        if !private
+            && files[0].is_mapped()
             && let Some(payload) = resident_payload(reactor, *layout, &attached.files, offset, len)
         {
             return Ok(Step::Now(payload));

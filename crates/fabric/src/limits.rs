@@ -1,0 +1,50 @@
+//! The bounds of the fabric, and what happens at each.
+
+use std::time::Duration;
+
+/// The longest payload that rides with a message on the control lane. Longer ones need a window; a message that breaks
+/// this ends the connection with [`CloseReason::Oversize`](crate::CloseReason::Oversize).
+pub const SMALL_BYTES_MAX: usize = 16 << 10;
+
+/// The longest payload of one message on a bulk lane: a frame. Longer ends the connection.
+pub const PAYLOAD_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
+
+/// What a control lane receives into at first: the longest message and as much again.
+pub const CONTROL_FRAME_BYTES_MIN: usize = 32 << 10;
+
+/// What a busy control lane receives into, while at least half of the pool is free.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 256 << 10;
+
+/// Bulk lanes of one session; a `Hello` for a higher one is refused.
+pub const BULK_LANES_MAX: u16 = 8;
+
+/// Connections of one loop; more are closed as soon as they are accepted.
+pub const LANES_MAX: usize = 8192;
+
+/// Connections of one loop whose handshake is not done; more are closed as soon as they are accepted.
+pub const HANDSHAKES_MAX: usize = 1024;
+
+/// Windows of one loop; opening more answers `None`, and the caller waits.
+pub const WINDOWS_MAX: usize = 1 << 16;
+
+/// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
+pub const CREDITS_DEFAULT: u16 = 256;
+
+/// Time from accept to a complete `Hello`, and from connect to `Welcome`.
+pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
+pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
+
+/// How often sessions that wait for something are looked at.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// Bytes queued on a session's control lane that make its owner wait before it adds more. The owner's credits bound what
+/// can come on top.
+pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
+
+/// Clients that the registry remembers after their last session ended; the longest gone are forgotten first.
+pub const CLIENTS_REMEMBERED_MAX: usize = 4096;
+
+const _: () = assert!(CONTROL_FRAME_BYTES_MIN >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
+const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -1,0 +1,195 @@
+//! What all loops of a server know of its sessions: which loop a session lives on, and which session of a client is the
+//! one that may work.
+//!
+//! A client's new session starts only when all I/O of its old one has ended, so that an old write cannot land after the
+//! client has sent it again. Only handshakes come here, so a mutex is enough.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use byway_reactor::Waker;
+
+use crate::limits::CLIENTS_REMEMBERED_MAX;
+use crate::session::{ClientId, Identity};
+use crate::wire::Header;
+
+/// A loop of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopId(usize);
+
+/// What a claim came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The session may start.
+    Granted,
+    /// The client's old session has I/O in flight: ask again when woken.
+    Wait,
+    /// A newer session of this client exists.
+    Stale,
+}
+
+/// A lane that arrived at another loop than its session's.
+#[derive(Debug)]
+pub struct HandedLane {
+    /// The connection, from which the `Hello` was read and nothing else.
+    pub connection: OwnedFd,
+    /// The `Hello`.
+    pub hello: Header,
+}
+
+/// The sessions of a server process.
+#[derive(Debug)]
+pub struct Registry {
+    instance: u64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    clients: HashMap<ClientId, Client>,
+    /// Clients without a session, longest first.
+    gone: VecDeque<ClientId>,
+    homes: HashMap<[u8; 16], LoopId>,
+    loops: Vec<Loop>,
+}
+
+#[derive(Debug)]
+struct Client {
+    /// The highest session number seen.
+    newest: u64,
+    /// The session that may work, and its loop.
+    active: Option<(u64, LoopId)>,
+    /// The loop that waits for the end of the active one.
+    waiting: Option<LoopId>,
+}
+
+#[derive(Debug)]
+struct Loop {
+    waker: Waker,
+    lanes: Vec<HandedLane>,
+}
+
+impl Registry {
+    /// A server process; `instance` tells it from all others, also from this program's next start.
+    pub fn new(instance: u64) -> Self {
+        Self { instance, inner: Mutex::default() }
+    }
+
+    /// The id of this server process.
+    pub fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code in here leaves the tables half changed by a panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A loop starts to serve.
+    pub fn join(&self, waker: Waker) -> LoopId {
+        let mut inner = self.lock();
+        inner.loops.push(Loop { waker, lanes: Vec::new() });
+        LoopId(inner.loops.len() - 1)
+    }
+
+    /// Asks for `identity`'s session to start on a loop.
+    pub fn claim(&self, identity: &Identity, home: LoopId) -> Claim {
+        let mut inner = self.lock();
+        let client = inner.clients.entry(identity.client).or_insert(Client { newest: 0, active: None, waiting: None });
+        if identity.number < client.newest {
+            return Claim::Stale;
+        }
+        client.newest = identity.number;
+        if let Some((_, old_home)) = client.active {
+            client.waiting = Some(home);
+            inner.wake(old_home);
+            return Claim::Wait;
+        }
+        client.active = Some((identity.number, home));
+        client.waiting = None;
+        inner.homes.insert(identity.nonce, home);
+        Claim::Granted
+    }
+
+    /// Whether a newer session waits for the end of this one.
+    pub fn superseded(&self, identity: &Identity) -> bool {
+        let inner = self.lock();
+        inner.clients.get(&identity.client).is_some_and(|client| client.newest > identity.number)
+    }
+
+    /// All I/O of a session has ended.
+    pub fn ended(&self, identity: &Identity) {
+        let mut inner = self.lock();
+        inner.homes.remove(&identity.nonce);
+        let Some(client) = inner.clients.get_mut(&identity.client) else { return };
+        if client.active.is_some_and(|(number, _)| number == identity.number) {
+            client.active = None;
+            match client.waiting {
+                Some(home) => inner.wake(home),
+                None => inner.note_gone(identity.client),
+            }
+        }
+    }
+
+    /// The loop on which the session of that nonce lives.
+    pub fn home(&self, nonce: &[u8; 16]) -> Option<LoopId> {
+        self.lock().homes.get(nonce).copied()
+    }
+
+    /// Passes a lane to its session's loop.
+    pub fn hand_over(&self, to: LoopId, lane: HandedLane) {
+        let mut inner = self.lock();
+        inner.loops[to.0].lanes.push(lane);
+        inner.wake(to);
+    }
+
+    /// The lanes that other loops have passed to this one.
+    pub fn take_lanes(&self, home: LoopId) -> Vec<HandedLane> {
+        std::mem::take(&mut self.lock().loops[home.0].lanes)
+    }
+}
+
+impl Inner {
+    fn wake(&self, home: LoopId) {
+        self.loops[home.0].waker.wake();
+    }
+
+    fn note_gone(&mut self, client: ClientId) {
+        self.gone.push_back(client);
+        if self.gone.len() > CLIENTS_REMEMBERED_MAX
+            && let Some(oldest) = self.gone.pop_front()
+            && self.clients.get(&oldest).is_some_and(|client| client.active.is_none() && client.waiting.is_none())
+        {
+            self.clients.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_reactor::{IoChoice, Reactor};
+
+    use super::*;
+
+    fn identity(number: u64) -> Identity {
+        Identity { client: ClientId([7; 16]), number, nonce: [number as u8; 16] }
+    }
+
+    #[test]
+    fn a_new_session_waits_for_the_old_one_and_a_late_old_one_is_stale() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let registry = Registry::new(5);
+        let home = registry.join(reactor.waker());
+        assert_eq!(registry.claim(&identity(1), home), Claim::Granted);
+        assert_eq!(registry.home(&identity(1).nonce), Some(home));
+        assert!(!registry.superseded(&identity(1)));
+        assert_eq!(registry.claim(&identity(2), home), Claim::Wait);
+        assert!(registry.superseded(&identity(1)));
+        assert_eq!(registry.claim(&identity(2), home), Claim::Wait);
+        registry.ended(&identity(1));
+        assert_eq!(registry.home(&identity(1).nonce), None);
+        assert_eq!(registry.claim(&identity(1), home), Claim::Stale);
+        assert_eq!(registry.claim(&identity(2), home), Claim::Granted);
+    }
+}

@@ -1,0 +1,385 @@
+//! Sessions, without I/O: what two sides agree on, in which order lanes come up, and when a silent peer is dead.
+//!
+//! A client makes a session by the `Hello` of its control lane, and adds bulk lanes by `Hello`s with the same nonce. No
+//! order is promised between lanes. A session lives and dies as a whole: a lane that breaks ends it, since what was on
+//! that lane would never come.
+
+use std::time::Duration;
+
+use byway_reactor::{Errno, Instant};
+use zerocopy::FromZeros;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::limits::{BULK_LANES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::wire::{
+    FEATURE_PAYLOAD_CHECKSUM, FEATURES, Header, HeaderError, Hello, Kind, MAGIC, Refuse, RefuseCode, VERSIONS, Welcome,
+};
+
+/// Why a session ended, or never came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// The peer closed the connection between two messages.
+    #[error("the peer closed the connection")]
+    PeerClosed,
+    /// The connection ended within a message.
+    #[error("the connection ended in the middle of a message")]
+    Truncated,
+    /// The connection failed.
+    #[error("the connection failed: {0}")]
+    Io(Errno),
+    /// What came first is not byway's wire: an address of something else, or a TLS listener.
+    #[error("the peer does not speak byway's wire; check the address, and whether it wants TLS")]
+    NotByway,
+    /// A header cannot be trusted.
+    #[error("bad header: {0}")]
+    Header(HeaderError),
+    /// A payload is longer than was agreed.
+    #[error("a payload of {0} bytes is longer than agreed")]
+    Oversize(u32),
+    /// A payload's checksum is wrong: something on the way changes bytes.
+    #[error("a payload's checksum is wrong; something on the way changes bytes")]
+    PayloadChecksum,
+    /// A message that has no place there.
+    #[error("a message of kind {0:?} has no place there")]
+    Unexpected(Kind),
+    /// The handshake took too long.
+    #[error("the handshake took too long")]
+    SlowHandshake,
+    /// The peer owes something and says nothing.
+    #[error("the peer owes an answer and has been silent for too long")]
+    Silent,
+    /// More calls than the server allows.
+    #[error("the peer has more calls in flight than it was granted")]
+    Credit,
+    /// The other side refused, or said goodbye.
+    #[error("the peer refused: {0:?}")]
+    Refused(RefuseCode),
+    /// We refused.
+    #[error("refused: {0:?}")]
+    WeRefused(RefuseCode),
+    /// No memory for it: too many connections for the frames that there are.
+    #[error("no frames for the connection; give the node more (`--frames`)")]
+    NoFrames,
+    /// The owner closed it.
+    #[error("closed")]
+    Closed,
+}
+
+/// Whether payloads carry a checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PayloadChecksum {
+    /// Only if the peer requires it.
+    #[default]
+    Off,
+    /// If the peer can.
+    Wanted,
+    /// Or no session.
+    Required,
+}
+
+/// What a side brings to a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Payload checksums.
+    pub checksum: PayloadChecksum,
+    /// Bulk lanes: those that a client opens.
+    pub bulk_lanes: u16,
+    /// Calls that a server lets each session have in flight.
+    pub credits: u16,
+}
+
+/// Who a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientId(pub [u8; 16]);
+
+/// What a session's client says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The client; the same over all its sessions.
+    pub client: ClientId,
+    /// Which of its sessions; a higher one replaces a lower.
+    pub number: u64,
+    /// Names the session; unguessable.
+    pub nonce: [u8; 16],
+}
+
+/// What was agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Feature bits.
+    pub features: u32,
+    /// The server process.
+    pub instance: u64,
+    /// Calls that the client may have in flight.
+    pub credits: u16,
+}
+
+impl Agreed {
+    /// Whether payloads carry a checksum.
+    pub fn payload_checksum(&self) -> bool {
+        self.features & FEATURE_PAYLOAD_CHECKSUM != 0
+    }
+}
+
+/// The client's first message on a lane.
+pub fn hello(identity: &Identity, terms: &Terms, lane: u16) -> Header {
+    let features = if terms.checksum == PayloadChecksum::Off { 0 } else { FEATURE_PAYLOAD_CHECKSUM };
+    let required = if terms.checksum == PayloadChecksum::Required { FEATURE_PAYLOAD_CHECKSUM } else { 0 };
+    let hello = Hello {
+        magic: MAGIC,
+        version_min: U16::new(*VERSIONS.start()),
+        version_max: U16::new(*VERSIONS.end()),
+        lane: U16::new(lane),
+        bulk_lanes: U16::new(terms.bulk_lanes),
+        features: U32::new(features),
+        features_required: U32::new(required),
+        nonce: identity.nonce,
+        client: identity.client.0,
+        session: U64::new(identity.number),
+        payload_max: U32::new(PAYLOAD_BYTES_MAX as u32),
+        reserved: [0; 4],
+    };
+    Header::with_body(Kind::Hello, &hello)
+}
+
+/// Reads the first message of a lane, at the server.
+///
+/// # Errors
+/// The lane ends: it is not ours, or something else than a `Hello`.
+pub fn read_hello(header: &Header, kind: Kind) -> Result<(Hello, Identity), CloseReason> {
+    let hello: Hello = header.body();
+    if kind != Kind::Hello || hello.magic != MAGIC || header.payload_len() != 0 {
+        return Err(CloseReason::NotByway);
+    }
+    let identity = Identity { client: ClientId(hello.client), number: hello.session.get(), nonce: hello.nonce };
+    Ok((hello, identity))
+}
+
+/// What the server makes of a `Hello`: the features of the session, or why there will be none.
+///
+/// # Errors
+/// The code to refuse it with.
+pub fn negotiate(hello: &Hello, terms: &Terms) -> Result<u32, RefuseCode> {
+    if hello.version_min.get() > *VERSIONS.end() || hello.version_max.get() < *VERSIONS.start() {
+        return Err(RefuseCode::Version);
+    }
+    if hello.features_required.get() & !FEATURES != 0 || hello.lane.get() > BULK_LANES_MAX {
+        return Err(RefuseCode::Feature);
+    }
+    let wanted = (hello.features.get() | hello.features_required.get()) & FEATURES;
+    let checksum = wanted & FEATURE_PAYLOAD_CHECKSUM != 0;
+    match terms.checksum {
+        PayloadChecksum::Required if !checksum => Err(RefuseCode::Feature),
+        PayloadChecksum::Off => Ok(hello.features_required.get() & FEATURES),
+        _ => Ok(wanted),
+    }
+}
+
+/// The server's answer to a `Hello` that it accepts.
+pub fn welcome(hello: &Hello, agreed: &Agreed) -> Header {
+    let version = (*VERSIONS.end()).min(hello.version_max.get());
+    let body = Welcome {
+        magic: MAGIC,
+        version: U16::new(version),
+        lane: hello.lane,
+        small_max: U32::new(SMALL_BYTES_MAX as u32),
+        payload_max: U32::new(PAYLOAD_BYTES_MAX as u32),
+        features: U32::new(agreed.features),
+        nonce: hello.nonce,
+        reserved: [0; 40],
+    };
+    let mut header = Header::with_body(Kind::Welcome, &body);
+    header.instance.set(agreed.instance);
+    header.credits.set(agreed.credits);
+    header
+}
+
+/// A `Refuse` or `Goodbye`.
+pub fn refuse(kind: Kind, code: RefuseCode) -> Header {
+    let mut body = Refuse::new_zeroed();
+    body.magic = MAGIC;
+    body.code.set(code as u16);
+    body.version_min.set(*VERSIONS.start());
+    body.version_max.set(*VERSIONS.end());
+    body.features.set(FEATURES);
+    Header::with_body(kind, &body)
+}
+
+/// Reads the server's answer to a `Hello`.
+///
+/// # Errors
+/// Why there is no session.
+pub fn read_welcome(header: &Header, kind: Kind, identity: &Identity, terms: &Terms) -> Result<Agreed, CloseReason> {
+    if kind == Kind::Refuse {
+        let refuse: Refuse = header.body();
+        let ours = refuse.magic == MAGIC;
+        let code = RefuseCode::from_number(refuse.code.get());
+        return Err(if ours { CloseReason::Refused(code) } else { CloseReason::NotByway });
+    }
+    let welcome: Welcome = header.body();
+    if kind != Kind::Welcome || welcome.magic != MAGIC || welcome.nonce != identity.nonce {
+        return Err(CloseReason::NotByway);
+    }
+    if !VERSIONS.contains(&welcome.version.get()) {
+        return Err(CloseReason::WeRefused(RefuseCode::Version));
+    }
+    let features = welcome.features.get();
+    let lacks = terms.checksum == PayloadChecksum::Required && features & FEATURE_PAYLOAD_CHECKSUM == 0;
+    if features & !FEATURES != 0 || lacks {
+        return Err(CloseReason::WeRefused(RefuseCode::Feature));
+    }
+    Ok(Agreed { features, instance: header.instance.get(), credits: header.credits.get() })
+}
+
+/// Watches a peer that owes something.
+#[derive(Clone, Copy, Debug)]
+pub struct Liveness {
+    keep_alive: Duration,
+    /// The last sign of life, or when the peer began to owe.
+    since: Instant,
+    probed: bool,
+    owes: bool,
+}
+
+/// What to do about a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Nothing.
+    Well,
+    /// Send a `Ping`.
+    Probe,
+    /// Give it up.
+    Dead,
+}
+
+impl Liveness {
+    /// A peer that owes nothing.
+    pub fn new(keep_alive: Duration, now: Instant) -> Self {
+        Self { keep_alive, since: now, probed: false, owes: false }
+    }
+
+    /// Something came.
+    pub fn heard(&mut self, now: Instant) {
+        self.since = now;
+        self.probed = false;
+    }
+
+    /// The peer owes something from now on, or no longer.
+    pub fn set_owes(&mut self, owes: bool, now: Instant) {
+        if owes && !self.owes {
+            self.heard(now);
+        }
+        self.owes = owes;
+    }
+
+    /// Whether the peer owes something.
+    pub fn owes(&self) -> bool {
+        self.owes
+    }
+
+    /// What to do now.
+    pub fn check(&mut self, now: Instant) -> Health {
+        let silence = now - self.since;
+        if !self.owes || silence < self.keep_alive {
+            return Health::Well;
+        }
+        if silence >= self.keep_alive * 2 {
+            return Health::Dead;
+        }
+        if std::mem::replace(&mut self.probed, true) { Health::Well } else { Health::Probe }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::HEADER_BYTES;
+
+    const IDENTITY: Identity = Identity { client: ClientId([1; 16]), number: 3, nonce: [2; 16] };
+
+    fn terms(checksum: PayloadChecksum) -> Terms {
+        Terms { checksum, bulk_lanes: 2, credits: 64 }
+    }
+
+    fn over_the_wire(mut header: Header) -> (Header, Kind) {
+        header.seal(0);
+        let bytes: [u8; HEADER_BYTES] = zerocopy::transmute!(header);
+        Header::open(&bytes, 0).unwrap()
+    }
+
+    fn shake(client: PayloadChecksum, server: PayloadChecksum) -> Result<Agreed, CloseReason> {
+        let (header, kind) = over_the_wire(hello(&IDENTITY, &terms(client), 0));
+        let (hello, identity) = read_hello(&header, kind).unwrap();
+        assert_eq!(identity, IDENTITY);
+        let answer = match negotiate(&hello, &terms(server)) {
+            Ok(features) => welcome(&hello, &Agreed { features, instance: 9, credits: 64 }),
+            Err(code) => refuse(Kind::Refuse, code),
+        };
+        let (header, kind) = over_the_wire(answer);
+        read_welcome(&header, kind, &IDENTITY, &terms(client))
+    }
+
+    #[test]
+    fn checksums_are_agreed_on_or_refused() {
+        use PayloadChecksum::{Off, Required, Wanted};
+        for (client, server, agreed) in [
+            (Off, Off, Some(false)),
+            (Wanted, Off, Some(false)),
+            (Off, Wanted, Some(false)),
+            (Wanted, Wanted, Some(true)),
+            (Required, Off, Some(true)),
+            (Wanted, Required, Some(true)),
+            (Off, Required, None),
+        ] {
+            let result = shake(client, server);
+            match agreed {
+                Some(checksum) => {
+                    let result = result.unwrap();
+                    assert_eq!(result.payload_checksum(), checksum, "{client:?} {server:?}");
+                    assert_eq!((result.instance, result.credits), (9, 64));
+                }
+                None => assert_eq!(result, Err(CloseReason::Refused(RefuseCode::Feature))),
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let (mut header, kind) = over_the_wire(hello(&IDENTITY, &terms(PayloadChecksum::Off), 0));
+        header.body[8..12].copy_from_slice(&[9, 0, 9, 0]);
+        let (hello, _) = read_hello(&header, kind).unwrap();
+        assert_eq!(negotiate(&hello, &terms(PayloadChecksum::Off)), Err(RefuseCode::Version));
+    }
+
+    #[test]
+    fn a_silent_debtor_is_probed_once_and_then_dead_and_others_may_be_silent() {
+        let at = |ms| Instant::from_nanos(ms * 1_000_000);
+        let mut peer = Liveness::new(Duration::from_millis(100), at(0));
+        assert_eq!(peer.check(at(100_000)), Health::Well);
+        peer.set_owes(true, at(100_000));
+        assert_eq!(peer.check(at(100_099)), Health::Well);
+        assert_eq!(peer.check(at(100_100)), Health::Probe);
+        assert_eq!(peer.check(at(100_150)), Health::Well);
+        peer.heard(at(100_160));
+        assert_eq!(peer.check(at(100_260)), Health::Probe);
+        assert_eq!(peer.check(at(100_360)), Health::Dead);
+        peer.set_owes(false, at(100_361));
+        assert_eq!(peer.check(at(200_000)), Health::Well);
+    }
+
+    proptest! {
+        #[test]
+        fn no_hello_makes_the_server_panic(body in proptest::collection::vec(any::<u8>(), 80)) {
+            let mut header = Header::new(Kind::Hello);
+            header.body.copy_from_slice(&body);
+            if let Ok((hello, _)) = read_hello(&header, Kind::Hello) {
+                let _ = negotiate(&hello, &terms(PayloadChecksum::Wanted));
+            }
+            header.body[..8].copy_from_slice(&MAGIC);
+            let (hello, _) = read_hello(&header, Kind::Hello).unwrap();
+            let _ = negotiate(&hello, &terms(PayloadChecksum::Required));
+        }
+    }
+}

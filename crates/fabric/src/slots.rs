@@ -1,0 +1,118 @@
+//! Tables of things that are named by a slot and its generation, so that a stale name finds nothing.
+//!
+//! Generations have 24 bits, as much as a [`Token`](byway_reactor::Token) carries.
+
+/// A name in a [`Slots`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct Slot {
+    /// Which entry.
+    pub index: u32,
+    /// Which user of the entry; 24 bits.
+    pub generation: u32,
+}
+
+impl Slot {
+    /// The slot in one number.
+    pub const fn to_u64(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    /// The slot of that number.
+    pub const fn from_u64(number: u64) -> Self {
+        Self { index: number as u32, generation: (number >> 32) as u32 }
+    }
+}
+
+/// A table of `T`.
+#[derive(Debug)]
+pub struct Slots<T> {
+    entries: Vec<Entry<T>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slots<T> {
+    /// Puts `value` in.
+    pub fn insert(&mut self, value: T) -> Slot {
+        if let Some(index) = self.free.pop() {
+            let entry = &mut self.entries[index as usize];
+            entry.value = Some(value);
+            return Slot { index, generation: entry.generation };
+        }
+        self.entries.push(Entry { generation: 1, value: Some(value) });
+        Slot { index: self.entries.len() as u32 - 1, generation: 1 }
+    }
+
+    /// What `slot` names.
+    pub fn get(&self, slot: Slot) -> Option<&T> {
+        self.entries.get(slot.index as usize).filter(|entry| entry.generation == slot.generation)?.value.as_ref()
+    }
+
+    /// What `slot` names.
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+        self.entries.get_mut(slot.index as usize).filter(|entry| entry.generation == slot.generation)?.value.as_mut()
+    }
+
+    /// Takes it out; its name is stale from now on.
+    pub fn remove(&mut self, slot: Slot) -> Option<T> {
+        let entry = self.entries.get_mut(slot.index as usize).filter(|entry| entry.generation == slot.generation)?;
+        let value = entry.value.take()?;
+        entry.generation = (entry.generation + 1) & 0x00ff_ffff;
+        self.free.push(slot.index);
+        Some(value)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// None?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them, by index.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
+        self.entries.iter_mut().enumerate().filter_map(|(index, entry)| {
+            Some((Slot { index: index as u32, generation: entry.generation }, entry.value.as_mut()?))
+        })
+    }
+
+    /// All of them, by index.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            Some((Slot { index: index as u32, generation: entry.generation }, entry.value.as_ref()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_name_finds_nothing() {
+        let mut slots = Slots::default();
+        let first = slots.insert('a');
+        assert_eq!(Slot::from_u64(first.to_u64()), first);
+        assert_eq!(slots.remove(first), Some('a'));
+        let second = slots.insert('b');
+        assert_eq!(second.index, first.index);
+        assert_eq!(slots.get(first), None);
+        assert_eq!(slots.remove(first), None);
+        assert_eq!(slots.get(second), Some(&'b'));
+        assert_eq!(slots.len(), 1);
+    }
+}

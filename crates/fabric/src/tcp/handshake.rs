@@ -1,0 +1,402 @@
+//! How sessions begin: connecting and accepting lanes, `Hello`, `Welcome`, and the fence.
+
+use std::sync::Arc;
+
+use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
+
+use super::lane::{Lane, Phase};
+use super::{ACCEPT, CONNECT, Event, Fabric, Role, Session, token};
+use crate::limits::{BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
+use crate::registry::{Claim, HandedLane, Registry};
+use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
+use crate::slots::Slot;
+use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
+
+impl Fabric {
+    /// Makes this fabric a server's: it serves sessions of `registry`.
+    pub fn serve(&mut self, reactor: &Reactor, registry: Arc<Registry>) {
+        let home = registry.join(reactor.waker());
+        self.server = Some((registry, home));
+    }
+
+    /// Listens; connections become sessions. Gives the listener, whose address the reactor knows.
+    ///
+    /// # Errors
+    /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
+    pub fn listen(&mut self, reactor: &mut Reactor, address: &Address) -> std::io::Result<Listener> {
+        let listener = reactor.listen(address)?;
+        self.accept_from(reactor, listener);
+        Ok(listener)
+    }
+
+    /// Accepts connections of a listener that the owner made.
+    pub fn accept_from(&mut self, reactor: &mut Reactor, listener: Listener) {
+        self.listeners.push(listener);
+        let index = self.listeners.len() as u32 - 1;
+        reactor.submit(Op::Accept { listener }, Token::new(self.options.class, ACCEPT, index, 0));
+    }
+
+    /// Stops listening; sessions go on.
+    pub fn close_listeners(&mut self, reactor: &mut Reactor) {
+        for listener in &self.listeners {
+            reactor.close_listener(*listener);
+        }
+    }
+
+    /// Starts a session with a server. [`Handler::up`](super::Handler::up) or [`Handler::down`](super::Handler::down) tells
+    /// what came of it.
+    pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
+        let agreed = Agreed { features: 0, instance: 0, credits: 0 };
+        let lanes = 1 + usize::from(self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX));
+        let session = self.sessions.insert(Session {
+            role: Role::Client,
+            identity,
+            terms: self.options.terms,
+            agreed,
+            remote: Some(to),
+            peer: None,
+            lanes: vec![None; lanes],
+            lanes_left: 0,
+            lanes_up: 0,
+            up: false,
+            down: false,
+            drained: false,
+            released: false,
+            liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+        });
+        self.connect_lane(reactor, session, 0);
+        session
+    }
+
+    fn connect_lane(&mut self, reactor: &mut Reactor, session: Slot, number: u16) {
+        let mut lane = Lane::new(None, Phase::Connecting, reactor.now());
+        lane.session = Some(session);
+        lane.number = number;
+        lane.connecting = true;
+        let slot = self.lanes.insert(lane);
+        self.handshakes += 1;
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        state.lanes[usize::from(number)] = Some(slot);
+        state.lanes_left += 1;
+        if let Some(to) = state.remote.clone() {
+            reactor.submit(Op::Connect { to }, token(self.options.class, CONNECT, slot));
+        }
+    }
+
+    pub(super) fn connected(&mut self, reactor: &mut Reactor, slot: Slot, result: Result<Socket, Errno>) {
+        let Some(lane) = self.lanes.get_mut(slot) else {
+            if let Ok(socket) = result {
+                reactor.close(socket);
+            }
+            return;
+        };
+        lane.connecting = false;
+        match result {
+            Ok(socket) if lane.phase == Phase::Closing => {
+                reactor.close(socket);
+                return self.forget_lane_if_done(slot);
+            }
+            Err(_) if lane.phase == Phase::Closing => return self.forget_lane_if_done(slot),
+            Err(error) => return self.lane_failed(reactor, slot, CloseReason::Io(error)),
+            Ok(socket) => {
+                lane.socket = Some(socket);
+                lane.phase = Phase::AwaitWelcome;
+                let (number, session) = (lane.number, lane.session);
+                let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) else { return };
+                state.peer = reactor.peer_address(socket);
+                let header = session::hello(&state.identity, &state.terms, number);
+                reactor.keep_alive(socket, self.options.keep_alive * 2);
+                if lane.push(header, |_| ()) {
+                    self.dirty.push(slot);
+                }
+            }
+        }
+        if !self.receive_handshake(reactor, slot) {
+            self.lane_failed(reactor, slot, CloseReason::NoFrames);
+        }
+    }
+
+    pub(super) fn accepted(&mut self, reactor: &mut Reactor, listener: u32, result: Result<Socket, Errno>) {
+        let socket = match result {
+            Ok(socket) => socket,
+            Err(Errno::CANCELED | Errno::BADF) => return,
+            Err(error) => {
+                // Out of descriptors, usually: those of other connections come back, so it goes on.
+                tracing::warn!(%error, "accept failed");
+                if let Some(&listener_handle) = self.listeners.get(listener as usize) {
+                    let again = Token::new(self.options.class, ACCEPT, listener, 0);
+                    reactor.submit(Op::Accept { listener: listener_handle }, again);
+                }
+                return;
+            }
+        };
+        if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+            self.last_refused = Some(CloseReason::WeRefused(RefuseCode::Busy));
+            return reactor.close(socket);
+        }
+        reactor.keep_alive(socket, self.options.keep_alive * 2);
+        let slot = self.lanes.insert(Lane::new(Some(socket), Phase::AwaitHello, reactor.now()));
+        self.handshakes += 1;
+        if !self.receive_handshake(reactor, slot) {
+            self.lane_failed(reactor, slot, CloseReason::NoFrames);
+        }
+    }
+
+    /// Bytes of a handshake have come: all of it, or the stream has ended.
+    pub(super) fn handshake_came(&mut self, reactor: &mut Reactor, slot: Slot, n: usize) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if n < HEADER_BYTES {
+            return self.lane_failed(reactor, slot, CloseReason::Truncated);
+        }
+        let (phase, frame) = (lane.phase, lane.frame.take());
+        let Some(frame) = frame else { return };
+        let opened = self.open_header(slot, &frame).map_err(|_| CloseReason::NotByway);
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.frame = Some(frame);
+        }
+        let step = opened.and_then(|(header, kind)| match phase {
+            Phase::AwaitHello => self.hello_came(reactor, slot, &header, kind),
+            _ => self.welcome_came(reactor, slot, &header, kind),
+        });
+        if let Err(reason) = step {
+            self.lane_failed(reactor, slot, reason);
+        }
+    }
+
+    fn hello_came(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        header: &Header,
+        kind: Kind,
+    ) -> Result<(), CloseReason> {
+        let (hello, identity) = session::read_hello(header, kind)?;
+        let features = match session::negotiate(&hello, &self.options.terms) {
+            Ok(features) => features,
+            Err(code) => {
+                self.refuse(slot, code);
+                return Ok(());
+            }
+        };
+        if hello.lane.get() > 0 {
+            self.join_lane(reactor, slot, header, &hello, &identity);
+        } else {
+            self.start_session(reactor, slot, header, &hello, &identity, features);
+        }
+        Ok(())
+    }
+
+    /// Answers `Refuse`; the lane ends when that was sent.
+    fn refuse(&mut self, slot: Slot, code: RefuseCode) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.close_when_sent = Some(CloseReason::WeRefused(code));
+        if lane.push(session::refuse(Kind::Refuse, code), |_| ()) {
+            self.dirty.push(slot);
+        }
+    }
+
+    fn start_session(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        header: &Header,
+        hello: &Hello,
+        identity: &Identity,
+        features: u32,
+    ) {
+        let Some((registry, home)) = &self.server else { return self.refuse(slot, RefuseCode::ShuttingDown) };
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        match registry.claim(identity, *home) {
+            Claim::Stale => return self.refuse(slot, RefuseCode::Superseded),
+            Claim::Wait => {
+                lane.phase = Phase::Fenced;
+                lane.hello = Some(*header);
+                return self.end_superseded(reactor);
+            }
+            Claim::Granted => {}
+        }
+        let instance = registry.instance();
+        let agreed = Agreed { features, instance, credits: self.options.terms.credits };
+        let lanes = 1 + usize::from(hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX));
+        let session = self.sessions.insert(Session {
+            role: Role::Server,
+            identity: *identity,
+            terms: self.options.terms,
+            agreed,
+            remote: None,
+            peer: lane.socket.and_then(|socket| reactor.peer_address(socket)),
+            lanes: vec![None; lanes],
+            lanes_left: 0,
+            lanes_up: 0,
+            up: false,
+            down: false,
+            drained: false,
+            released: false,
+            liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+        });
+        self.lane_up(reactor, slot, session, 0);
+        self.welcome(slot, hello, &agreed);
+        if let Some(state) = self.sessions.get_mut(session)
+            && !state.down
+        {
+            state.up = true;
+            self.events.push(Event::Up(session));
+        }
+    }
+
+    fn welcome(&mut self, slot: Slot, hello: &Hello, agreed: &Agreed) {
+        if let Some(lane) = self.lanes.get_mut(slot)
+            && lane.push(session::welcome(hello, agreed), |_| ())
+        {
+            self.dirty.push(slot);
+        }
+    }
+
+    /// A bulk lane finds its session, here or on another loop.
+    fn join_lane(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header, hello: &Hello, identity: &Identity) {
+        let number = hello.lane.get();
+        let found = self
+            .sessions
+            .iter()
+            .find(|(_, session)| session.role == Role::Server && !session.down && session.identity == *identity);
+        if let Some((session, state)) = found {
+            let agreed = state.agreed;
+            if state.lanes.get(usize::from(number)).is_none_or(Option::is_some) {
+                return self.refuse(slot, RefuseCode::Protocol);
+            }
+            self.lane_up(reactor, slot, session, number);
+            return self.welcome(slot, hello, &agreed);
+        }
+        let Some((registry, here)) = self.server.clone() else { return };
+        let socket = self.lanes.get(slot).and_then(|lane| lane.socket);
+        match (registry.home(&identity.nonce).filter(|home| *home != here), socket) {
+            (Some(home), Some(socket)) => match reactor.release(socket) {
+                Some(connection) => {
+                    registry.hand_over(home, HandedLane { connection, hello: *header });
+                    self.handshakes -= 1;
+                    self.lanes.remove(slot);
+                }
+                None => self.refuse(slot, RefuseCode::UnknownSession),
+            },
+            _ => self.refuse(slot, RefuseCode::UnknownSession),
+        }
+    }
+
+    pub(super) fn take_handed_lanes(&mut self, reactor: &mut Reactor) {
+        let Some((registry, here)) = self.server.clone() else { return };
+        for handed in registry.take_lanes(here) {
+            let Ok(socket) = reactor.adopt(handed.connection) else { continue };
+            let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
+            lane.frame = reactor.frames().alloc(super::receive::HEADER_FRAME_BYTES);
+            lane.sequence_in = 1;
+            let has_frame = lane.frame.is_some();
+            let slot = self.lanes.insert(lane);
+            self.handshakes += 1;
+            let step = if has_frame { Ok(()) } else { Err(CloseReason::NoFrames) };
+            if let Err(reason) = step.and_then(|()| self.hello_came(reactor, slot, &handed.hello, Kind::Hello)) {
+                self.lane_failed(reactor, slot, reason);
+            }
+        }
+    }
+
+    fn lane_up(&mut self, reactor: &mut Reactor, slot: Slot, session: Slot, number: u16) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.phase = Phase::Up;
+        lane.number = number;
+        self.handshakes -= 1;
+        if lane.session.is_none() {
+            lane.session = Some(session);
+            if let Some(state) = self.sessions.get_mut(session) {
+                state.lanes[usize::from(number)] = Some(slot);
+                state.lanes_left += 1;
+            }
+        }
+        self.receive_messages(reactor, slot);
+    }
+
+    fn welcome_came(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        header: &Header,
+        kind: Kind,
+    ) -> Result<(), CloseReason> {
+        let Some(lane) = self.lanes.get(slot) else { return Ok(()) };
+        let (number, Some(session)) = (lane.number, lane.session) else { return Ok(()) };
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        let agreed = session::read_welcome(header, kind, &state.identity, &state.terms)?;
+        if number == 0 {
+            state.agreed = agreed;
+        } else if state.agreed.instance != agreed.instance {
+            return Err(CloseReason::Refused(RefuseCode::UnknownSession));
+        }
+        state.lanes_up += 1;
+        let all = state.lanes_up == state.lanes.len();
+        let bulk_lanes = state.lanes.len() as u16 - 1;
+        self.lane_up(reactor, slot, session, number);
+        if number == 0 {
+            for bulk in 1..=bulk_lanes {
+                self.connect_lane(reactor, session, bulk);
+            }
+        }
+        if all && let Some(state) = self.sessions.get_mut(session) {
+            state.up = true;
+            self.events.push(Event::Up(session));
+        }
+        Ok(())
+    }
+
+    /// Ends sessions whose client has begun a newer one.
+    pub(super) fn end_superseded(&mut self, reactor: &mut Reactor) {
+        let Some((registry, _)) = self.server.clone() else { return };
+        let stale: Vec<_> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| {
+                session.role == Role::Server && !session.down && registry.superseded(&session.identity)
+            })
+            .map(|(slot, _)| slot)
+            .collect();
+        for session in stale {
+            self.close(reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
+        }
+    }
+
+    /// Lets those in whose old session has ended.
+    pub(super) fn retry_fenced(&mut self, reactor: &mut Reactor) {
+        if self.handshakes == 0 {
+            return;
+        }
+        let fenced: Vec<_> = self
+            .lanes
+            .iter_mut()
+            .filter(|(_, lane)| lane.phase == Phase::Fenced)
+            .filter_map(|(slot, lane)| {
+                lane.phase = Phase::AwaitHello;
+                Some((slot, lane.hello.take()?))
+            })
+            .collect();
+        for (slot, header) in fenced {
+            if let Err(reason) = self.hello_came(reactor, slot, &header, Kind::Hello) {
+                self.lane_failed(reactor, slot, reason);
+            }
+        }
+    }
+
+    pub(super) fn end_slow_handshakes(&mut self, reactor: &mut Reactor) {
+        if self.handshakes == 0 {
+            return;
+        }
+        let now = reactor.now();
+        let slow: Vec<_> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| !matches!(lane.phase, Phase::Up | Phase::Closing))
+            .filter(|(_, lane)| now - lane.opened_at >= HANDSHAKE_TIME_MAX)
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in slow {
+            self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! One connection of a session: what it sends, what it receives into.
+
+use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
+use zerocopy::IntoBytes;
+
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::wire::Header;
+
+/// How far a lane has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The client's connect is in flight.
+    Connecting,
+    /// The server waits for the `Hello`.
+    AwaitHello,
+    /// The server has the `Hello`, and waits for the client's old session to end.
+    Fenced,
+    /// The client waits for the `Welcome`.
+    AwaitWelcome,
+    /// It carries messages.
+    Up,
+    /// It is closed; what was in flight has not all come back.
+    Closing,
+}
+
+/// A payload that a bulk lane is receiving.
+#[derive(Debug)]
+pub(super) enum Placing {
+    /// Into a window, which has lent its frame.
+    Window(Header),
+    /// Into nothing: so many bytes are left to throw away.
+    Drain(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) socket: Option<Socket>,
+    pub(super) session: Option<Slot>,
+    /// 0 is the control lane.
+    pub(super) number: u16,
+    pub(super) phase: Phase,
+    pub(super) opened_at: Instant,
+    pub(super) connecting: bool,
+    /// The `Hello` of a fenced lane.
+    pub(super) hello: Option<Header>,
+    pub(super) close_when_sent: Option<CloseReason>,
+
+    /// What is received into; with the receive while one is in flight.
+    pub(super) frame: Option<Frame>,
+    pub(super) filled: usize,
+    pub(super) placing: Option<Placing>,
+    pub(super) scatter: Option<Scatter>,
+    pub(super) receiving: bool,
+    pub(super) sequence_in: u64,
+
+    pending: Gather,
+    spare: Option<Gather>,
+    sending: Option<usize>,
+    dirty: bool,
+    sequence_out: u64,
+}
+
+impl Lane {
+    pub(super) fn new(socket: Option<Socket>, phase: Phase, opened_at: Instant) -> Self {
+        Self {
+            socket,
+            session: None,
+            number: 0,
+            phase,
+            opened_at,
+            connecting: false,
+            hello: None,
+            close_when_sent: None,
+            frame: None,
+            filled: 0,
+            placing: None,
+            scatter: Some(Scatter::new()),
+            receiving: false,
+            sequence_in: 0,
+            pending: Gather::new(),
+            spare: Some(Gather::new()),
+            sending: None,
+            dirty: false,
+            sequence_out: 0,
+        }
+    }
+
+    /// Whether operations are in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        self.receiving || self.sending.is_some() || self.connecting
+    }
+
+    /// Appends a message to what is sent next. True if the lane must be put on the list of dirty ones.
+    pub(super) fn push(&mut self, mut header: Header, payload: impl FnOnce(&mut Gather)) -> bool {
+        header.seal(self.sequence_out);
+        self.sequence_out += 1;
+        self.pending.push_head(header.as_bytes());
+        payload(&mut self.pending);
+        self.sending.is_none() && !std::mem::replace(&mut self.dirty, true)
+    }
+
+    /// Whether the queue can hold a message of that payload: a check on callers.
+    pub(super) fn queued_is(&self, payload: usize) -> bool {
+        self.pending.len() >= payload + size_of::<Header>()
+    }
+
+    /// Bytes that have not been taken by the connection, as far as is known.
+    pub(super) fn queued(&self) -> usize {
+        self.pending.len() + self.sending.unwrap_or(0)
+    }
+
+    /// Sends what has gathered, unless a send is in flight: then that one's end does.
+    pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token) {
+        self.dirty = false;
+        let (Some(socket), None, false) = (self.socket, self.sending, self.pending.is_empty()) else { return };
+        if matches!(self.phase, Phase::Closing | Phase::Connecting) {
+            return;
+        }
+        let next = self.spare.take().unwrap_or_default();
+        let gather = std::mem::replace(&mut self.pending, next);
+        self.sending = Some(gather.len());
+        reactor.submit(Op::Send { socket, gather }, token);
+    }
+
+    /// The end of a send, with its lists.
+    pub(super) fn sent(&mut self, mut gather: Gather) {
+        gather.clear();
+        self.spare = Some(gather);
+        self.sending = None;
+    }
+}

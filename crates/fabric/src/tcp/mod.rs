@@ -1,0 +1,474 @@
+//! The sessions of one loop over stream sockets.
+//!
+//! The owner passes completions of its token class to [`Fabric::handle`], and calls [`Fabric::flush`] once it has handled
+//! all that it reaped: what was sent meanwhile goes out in one system call per lane. That is the batching: under load a
+//! turn brings many messages, and a lane has one send in flight while the next gathers.
+
+mod handshake;
+mod lane;
+mod receive;
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
+
+use self::lane::{Lane, Phase};
+use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
+use crate::random::Random;
+use crate::registry::{LoopId, Registry};
+use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
+use crate::slots::{Slot, Slots};
+use crate::windows::{WindowError, Windows};
+use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
+
+const RECV: u8 = 1;
+const SEND: u8 = 2;
+const CONNECT: u8 = 3;
+const ACCEPT: u8 = 4;
+const TIMER: u8 = 5;
+
+/// How a fabric behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The class of its tokens.
+    pub class: u8,
+    /// What it brings to handshakes.
+    pub terms: Terms,
+    /// Silence of a peer that owes something, after which it is probed; after twice that it is dead.
+    pub keep_alive: Duration,
+    /// Makes keys and nonces those of a seed: for simulations only.
+    pub seed: Option<u64>,
+}
+
+impl Options {
+    /// The defaults, for tokens of `class`.
+    pub fn new(class: u8) -> Self {
+        let terms =
+            Terms { checksum: session::PayloadChecksum::Off, bulk_lanes: 2, credits: crate::limits::CREDITS_DEFAULT };
+        Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, seed: None }
+    }
+}
+
+/// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
+pub trait Handler {
+    /// A session can be used.
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+
+    /// A message of the layer above came; its payload, if any, is at most
+    /// [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) and valid during the call.
+    fn message(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        message: (Kind, &Header),
+        payload: &[u8],
+    );
+
+    /// A `Data` or `Reply` came whose payload lies in the window that the header names.
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
+
+    /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
+
+    /// The last lane of an ended session is gone: every window's frame is in its window again. The owner closes its
+    /// windows and, once its own I/O for the session has ended, calls [`Fabric::release`].
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+}
+
+/// Which end of a session this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Client,
+    Server,
+}
+
+#[derive(Debug)]
+struct Session {
+    role: Role,
+    identity: Identity,
+    terms: Terms,
+    agreed: Agreed,
+    remote: Option<Address>,
+    peer: Option<SocketAddr>,
+    lanes: Vec<Option<Slot>>,
+    lanes_left: usize,
+    lanes_up: usize,
+    up: bool,
+    down: bool,
+    drained: bool,
+    released: bool,
+    liveness: Liveness,
+}
+
+enum Event {
+    Up(Slot),
+    Down(Slot, CloseReason),
+    Drained(Slot),
+}
+
+/// See the module.
+pub struct Fabric {
+    options: Options,
+    lanes: Slots<Lane>,
+    sessions: Slots<Session>,
+    windows: Windows,
+    random: Random,
+    server: Option<(Arc<Registry>, LoopId)>,
+    listeners: Vec<Listener>,
+    dirty: Vec<Slot>,
+    events: Vec<Event>,
+    handshakes: usize,
+    owing: usize,
+    ticking: bool,
+    /// Lanes that ended before they had a session, by reason, for metrics: the last one.
+    last_refused: Option<CloseReason>,
+}
+
+impl Fabric {
+    /// A fabric without sessions.
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            lanes: Slots::default(),
+            sessions: Slots::default(),
+            windows: Windows::default(),
+            random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
+            server: None,
+            listeners: Vec::new(),
+            dirty: Vec::new(),
+            events: Vec::new(),
+            handshakes: 0,
+            owing: 0,
+            ticking: false,
+            last_refused: None,
+        }
+    }
+
+    /// The windows, to be closed.
+    pub fn windows(&mut self) -> &mut Windows {
+        &mut self.windows
+    }
+
+    /// Random numbers.
+    pub fn random(&mut self) -> &mut Random {
+        &mut self.random
+    }
+
+    /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
+    pub fn open_target(
+        &mut self,
+        session: Slot,
+        memory: (Frame, usize, usize),
+        context: u64,
+    ) -> Option<crate::WindowKey> {
+        self.windows.open_target(&mut self.random, session, memory, context)
+    }
+
+    /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
+    pub fn open_source(
+        &mut self,
+        session: Slot,
+        memory: (Rc<Frame>, usize, usize),
+        context: u64,
+    ) -> Option<crate::WindowKey> {
+        self.windows.open_source(&mut self.random, session, memory, context)
+    }
+
+    /// What was agreed for a session.
+    pub fn agreed(&self, session: Slot) -> Option<&Agreed> {
+        self.sessions.get(session).filter(|session| session.up).map(|session| &session.agreed)
+    }
+
+    /// Where a session's peer is.
+    pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
+        self.sessions.get(session)?.peer
+    }
+
+    /// Sessions that have not been released.
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Connections.
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Why the last connection that never became part of a session ended.
+    pub fn last_refused(&self) -> Option<CloseReason> {
+        self.last_refused
+    }
+
+    /// Says whether the peer of a session owes something: only then is its silence watched.
+    pub fn set_owes(&mut self, reactor: &Reactor, session: Slot, owes: bool) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        if state.liveness.owes() != owes {
+            state.liveness.set_owes(owes, reactor.now());
+            if owes {
+                self.owing += 1;
+            } else {
+                self.owing -= 1;
+            }
+        }
+    }
+
+    /// Sends a message without a payload on the control lane.
+    pub fn send(&mut self, session: Slot, header: Header) {
+        self.send_with(session, 0, header, (0, None), |_| ());
+    }
+
+    /// Sends a message on a lane (0 is the control lane, else see [`Fabric::bulk_lane`]); `push` appends `payload.0` bytes,
+    /// of which `payload.1` is the CRC32C if the session has payload checksums.
+    ///
+    /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
+    pub fn send_with(
+        &mut self,
+        session: Slot,
+        lane: usize,
+        mut header: Header,
+        payload: (usize, Option<u32>),
+        push: impl FnOnce(&mut Gather),
+    ) {
+        let Some(state) = self.sessions.get(session).filter(|session| !session.down) else { return };
+        if state.role == Role::Server {
+            header.instance.set(state.agreed.instance);
+        }
+        header.payload_len.set(payload.0 as u32);
+        if let Some(checksum) = payload.1.filter(|_| payload.0 > 0) {
+            header.flags |= FLAG_PAYLOAD_CHECKSUM;
+            header.payload_checksum.set(checksum);
+        }
+        let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            if lane.push(header, push) {
+                self.dirty.push(slot);
+            }
+            debug_assert!(lane.queued_is(payload.0), "as many bytes as announced");
+        }
+    }
+
+    /// The bulk lane of a session with the fewest bytes queued.
+    pub fn bulk_lane(&self, session: Slot) -> usize {
+        let Some(session) = self.sessions.get(session) else { return 1 };
+        let queued = |lane: &Option<Slot>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
+        (1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1)
+    }
+
+    /// Bytes queued on a session's control lane.
+    pub fn control_queued(&self, session: Slot) -> usize {
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, Lane::queued)
+    }
+
+    /// Tells the peer that its message named a window wrongly.
+    pub fn nack(&mut self, session: Slot, refused: &Header, error: WindowError) {
+        let mut header = Header::new(Kind::Nack);
+        header.body = refused.body;
+        header.window = refused.window;
+        header.window_offset.set(error as u64);
+        self.send(session, header);
+    }
+
+    /// Ends a session; [`Handler::down`] and [`Handler::drained`] follow.
+    pub fn close(&mut self, reactor: &mut Reactor, session: Slot, reason: CloseReason) {
+        let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
+        state.down = true;
+        if state.liveness.owes() {
+            state.liveness.set_owes(false, reactor.now());
+            self.owing -= 1;
+        }
+        tracing::debug!(peer = ?state.peer, %reason, "session ended");
+        let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
+        self.events.push(Event::Down(session, reason));
+        if lanes.is_empty() {
+            self.note_drained(session);
+        }
+        for lane in lanes {
+            self.close_lane(reactor, lane);
+        }
+    }
+
+    /// Says goodbye with `code`, and ends the session when that was sent.
+    pub fn say_goodbye(&mut self, reactor: &mut Reactor, session: Slot, code: RefuseCode) {
+        self.send(session, session::refuse(Kind::Goodbye, code));
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        match lane.and_then(|slot| self.lanes.get_mut(slot)) {
+            Some(lane) => lane.close_when_sent = Some(CloseReason::WeRefused(code)),
+            None => self.close(reactor, session, CloseReason::WeRefused(code)),
+        }
+    }
+
+    /// All that the owner did for an ended session has ended too: a server's client may start its next one.
+    pub fn release(&mut self, session: Slot) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        debug_assert!(state.down, "only an ended session is released");
+        state.released = true;
+        self.forget_if_done(session);
+    }
+
+    fn forget_if_done(&mut self, session: Slot) {
+        let Some(state) = self.sessions.get(session) else { return };
+        if !(state.released && state.drained) {
+            return;
+        }
+        if let (Role::Server, Some((registry, _))) = (state.role, &self.server) {
+            registry.ended(&state.identity);
+        }
+        self.sessions.remove(session);
+    }
+
+    fn note_drained(&mut self, session: Slot) {
+        if let Some(state) = self.sessions.get_mut(session)
+            && !std::mem::replace(&mut state.drained, true)
+        {
+            self.events.push(Event::Drained(session));
+        }
+    }
+
+    /// Starts to close a lane; it is gone when what is in flight on it has come back.
+    fn close_lane(&mut self, reactor: &mut Reactor, slot: Slot) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase != Phase::Closing {
+            if lane.phase != Phase::Up {
+                self.handshakes -= 1;
+            }
+            lane.phase = Phase::Closing;
+            match lane.socket {
+                Some(socket) => reactor.close(socket),
+                None => reactor.cancel(token(self.options.class, CONNECT, slot)),
+            }
+        }
+        self.forget_lane_if_done(slot);
+    }
+
+    fn forget_lane_if_done(&mut self, slot: Slot) {
+        let Some(lane) = self.lanes.get(slot) else { return };
+        if lane.phase != Phase::Closing || lane.is_busy() {
+            return;
+        }
+        let Some(session) = self.lanes.remove(slot).and_then(|lane| lane.session) else { return };
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.lanes.iter_mut().filter(|lane| **lane == Some(slot)).for_each(|lane| *lane = None);
+            state.lanes_left -= 1;
+            if state.down && state.lanes_left == 0 {
+                self.note_drained(session);
+            }
+        }
+    }
+
+    /// A lane broke, and its session with it.
+    fn lane_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
+        let session = self.lanes.get(slot).and_then(|lane| lane.session);
+        if session.is_none() {
+            tracing::debug!(%reason, "connection refused");
+            self.last_refused = Some(reason);
+        }
+        self.close_lane(reactor, slot);
+        if let Some(session) = session {
+            self.close(reactor, session, reason);
+        }
+    }
+
+    /// Takes a completion of this fabric's class.
+    pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
+        let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        match completion.outcome {
+            Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
+            Outcome::Sent { gather, result } => self.sent(reactor, slot, gather, result),
+            Outcome::Connected(result) => self.connected(reactor, slot, result),
+            Outcome::Accepted(result) => self.accepted(reactor, slot.index, result),
+            Outcome::TimedOut(_) => {
+                self.ticking = false;
+                self.tick(reactor);
+            }
+            _ => {}
+        }
+        self.deliver(reactor, handler);
+    }
+
+    /// The loop was woken by another one: takes the lanes that it passed on, and looks at sessions that wait.
+    pub fn woken<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        self.take_handed_lanes(reactor);
+        self.end_superseded(reactor);
+        self.retry_fenced(reactor);
+        self.deliver(reactor, handler);
+    }
+
+    fn deliver<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        while !self.events.is_empty() {
+            for event in std::mem::take(&mut self.events) {
+                match event {
+                    Event::Up(session) => handler.up(self, reactor, session),
+                    Event::Down(session, reason) => handler.down(self, reactor, session, reason),
+                    Event::Drained(session) => {
+                        handler.drained(self, reactor, session);
+                        self.forget_if_done(session);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what has gathered. To be called once after all completions of a reap were handled.
+    pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        self.deliver(reactor, handler);
+        let class = self.options.class;
+        while let Some(slot) = self.dirty.pop() {
+            if let Some(lane) = self.lanes.get_mut(slot) {
+                lane.start_send(reactor, token(class, SEND, slot));
+            }
+        }
+        if !self.ticking && (self.handshakes > 0 || self.owing > 0) {
+            self.ticking = true;
+            let at = reactor.now() + TICK;
+            reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
+        }
+    }
+
+    fn sent(&mut self, reactor: &mut Reactor, slot: Slot, gather: Gather, result: Result<usize, byway_reactor::Errno>) {
+        let class = self.options.class;
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.sent(gather);
+        if lane.phase == Phase::Closing {
+            return self.forget_lane_if_done(slot);
+        }
+        match (result, lane.close_when_sent) {
+            (Err(error), _) => self.lane_failed(reactor, slot, CloseReason::Io(error)),
+            (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
+            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
+        }
+    }
+
+    /// Looks at everything that waits.
+    fn tick(&mut self, reactor: &mut Reactor) {
+        self.end_slow_handshakes(reactor);
+        self.retry_fenced(reactor);
+        self.end_superseded(reactor);
+        if self.owing == 0 {
+            return;
+        }
+        let now = reactor.now();
+        let mut checks = Vec::new();
+        for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
+            match session.liveness.check(now) {
+                Health::Well => {}
+                health => checks.push((slot, health)),
+            }
+        }
+        for (slot, health) in checks {
+            if health == Health::Probe {
+                self.send(slot, Header::new(Kind::Ping));
+            } else {
+                self.close(reactor, slot, CloseReason::Silent);
+            }
+        }
+    }
+}
+
+fn token(class: u8, tag: u8, slot: Slot) -> Token {
+    Token::new(class, tag, slot.index, slot.generation)
+}

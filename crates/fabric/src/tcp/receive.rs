@@ -1,0 +1,313 @@
+//! Receiving: many messages at once on the control lane, payloads straight into windows on bulk lanes.
+//!
+//! A control lane receives as much as there is into one frame; what is left of an unfinished message is moved to its
+//! front. A bulk lane receives a header, then in one call the payload into the window's frame and the next header behind
+//! it, so that a stream of large payloads costs one call each and no byte is copied twice.
+
+use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
+
+use super::lane::{Phase, Placing};
+use super::{Fabric, Handler, RECV, token};
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::windows::{GivenBack, WindowKey};
+use crate::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
+
+/// Bytes of the frame that a lane receives handshakes and bulk headers into.
+pub(super) const HEADER_FRAME_BYTES: usize = 4096;
+
+impl Fabric {
+    pub(super) fn received<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        mut into: Scatter,
+        result: Result<usize, Errno>,
+        handler: &mut H,
+    ) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.receiving = false;
+        let mut frames = into.drain();
+        let first = frames.next().map(|piece| piece.frame);
+        let second = frames.next().map(|piece| piece.frame);
+        drop(frames);
+        lane.scatter = Some(into);
+        // A payload and the next header, or one frame alone.
+        let (lent, own) = if second.is_some() { (first, second) } else { (None, first) };
+        lane.frame = own;
+        let (phase, session) = (lane.phase, lane.session);
+        let n = match result {
+            Ok(n) if n > 0 && phase != Phase::Closing => n,
+            other => return self.receive_ended(reactor, slot, lent, other.err()),
+        };
+        if let Some(session) = session.and_then(|session| self.sessions.get_mut(session)) {
+            session.liveness.heard(reactor.now());
+        }
+        match (lent, phase, self.lanes.get(slot).map_or(0, |lane| lane.number)) {
+            (Some(frame), _, _) => self.payload_came(reactor, slot, frame, n, handler),
+            (None, Phase::Up, 0) => self.control_came(reactor, slot, n, handler),
+            (None, Phase::Up, _) => self.bulk_came(reactor, slot, n, handler),
+            (None, _, _) => self.handshake_came(reactor, slot, n),
+        }
+    }
+
+    /// The stream ended or failed, or the lane is being closed: the lent frame goes back to its window.
+    fn receive_ended(&mut self, reactor: &mut Reactor, slot: Slot, lent: Option<Frame>, error: Option<Errno>) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let midway = lane.placing.is_some() || lane.filled > 0;
+        if let (Some(Placing::Window(header)), Some(frame)) = (lane.placing.take(), lent) {
+            let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
+        }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase == Phase::Closing {
+            return self.forget_lane_if_done(slot);
+        }
+        let reason = match error {
+            Some(error) => CloseReason::Io(error),
+            None if midway => CloseReason::Truncated,
+            None => CloseReason::PeerClosed,
+        };
+        self.lane_failed(reactor, slot, reason);
+    }
+
+    /// Receives into the lane's own frame, until at least `min` bytes have come.
+    pub(super) fn receive_own(&mut self, reactor: &mut Reactor, slot: Slot, len: usize, min: usize) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(socket), Some(frame)) = (lane.socket, lane.frame.take()) else { return };
+        let mut into = lane.scatter.take().unwrap_or_default();
+        let start = lane.filled;
+        into.push(frame, start, len - start);
+        lane.receiving = true;
+        reactor.submit(Op::Recv { socket, into, min }, token(self.options.class, RECV, slot));
+    }
+
+    /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
+    pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
+        let Some(lane) = self.lanes.get_mut(slot) else { return false };
+        lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
+        if lane.frame.is_none() {
+            return false;
+        }
+        self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
+        true
+    }
+
+    /// A lane is up: from now on it receives messages. What the frame held is done with.
+    pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: Slot) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.filled = 0;
+        if lane.number > 0 {
+            return self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
+        }
+        lane.frame = reactor.frames().alloc(CONTROL_FRAME_BYTES_MIN);
+        if lane.frame.is_none() {
+            return self.lane_failed(reactor, slot, CloseReason::NoFrames);
+        }
+        self.receive_own(reactor, slot, CONTROL_FRAME_BYTES_MIN, 1);
+    }
+
+    /// Reads the header at the front of `bytes`.
+    pub(super) fn open_header(&mut self, slot: Slot, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
+        let (Some(lane), Some(bytes)) = (self.lanes.get_mut(slot), bytes.first_chunk::<HEADER_BYTES>()) else {
+            return Err(CloseReason::Closed);
+        };
+        let opened = Header::open(bytes, lane.sequence_in).map_err(CloseReason::Header)?;
+        lane.sequence_in += 1;
+        Ok(opened)
+    }
+
+    fn control_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
+        lane.filled += n;
+        let filled = lane.filled;
+        let mut at = 0;
+        // Bytes that the message at `at` has, as far as is known.
+        let mut need = HEADER_BYTES;
+        while filled - at >= HEADER_BYTES {
+            // The length is looked at before the rest is: it is checked again with the checksum, once the message is whole.
+            let peeked = u32::from_le_bytes([frame[at + 8], frame[at + 9], frame[at + 10], frame[at + 11]]);
+            if peeked as usize > SMALL_BYTES_MAX {
+                let bad = self.open_header(slot, &frame[at..]).err();
+                return self.lane_failed(reactor, slot, bad.unwrap_or(CloseReason::Oversize(peeked)));
+            }
+            need = HEADER_BYTES + peeked as usize;
+            if filled - at < need {
+                break;
+            }
+            let (header, kind) = match self.open_header(slot, &frame[at..]) {
+                Ok(opened) => opened,
+                Err(reason) => return self.lane_failed(reactor, slot, reason),
+            };
+            let payload = &frame[at + HEADER_BYTES..at + need];
+            if let Err(reason) = self.dispatch(reactor, session, (kind, &header), payload, handler) {
+                return self.lane_failed(reactor, slot, reason);
+            }
+            if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
+                return self.forget_lane_if_done(slot);
+            }
+            at += need;
+            need = HEADER_BYTES;
+        }
+        let left = filled - at;
+        let full = filled == frame.len();
+        if full
+            && frame.len() < CONTROL_FRAME_BYTES_MAX
+            && reactor.frames().free_bytes() >= reactor.frames().bytes() / 2
+        {
+            if let Some(mut larger) = reactor.frames().alloc(CONTROL_FRAME_BYTES_MAX) {
+                larger[..left].copy_from_slice(&frame[at..filled]);
+                frame = larger;
+            } else {
+                frame.copy_within(at..filled, 0);
+            }
+        } else if at > 0 {
+            frame.copy_within(at..filled, 0);
+        }
+        let len = frame.len();
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.filled = left;
+            lane.frame = Some(frame);
+        }
+        self.receive_own(reactor, slot, len, (need - left).max(1));
+    }
+
+    /// Passes on a message of the control lane.
+    fn dispatch<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Kind, &Header),
+        payload: &[u8],
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        if header.flags & FLAG_PAYLOAD_CHECKSUM != 0 {
+            if crc32c::crc32c(payload) != header.payload_checksum.get() {
+                return Err(CloseReason::PayloadChecksum);
+            }
+        } else if !payload.is_empty() && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
+            return Err(CloseReason::PayloadChecksum);
+        }
+        match kind {
+            Kind::Ping => self.send(session, Header::new(Kind::Pong)),
+            Kind::Pong => {}
+            Kind::Goodbye => {
+                let refuse: Refuse = header.body();
+                return Err(CloseReason::Refused(RefuseCode::from_number(refuse.code.get())));
+            }
+            Kind::Call | Kind::Reply | Kind::Pull | Kind::Nack | Kind::Notice => {
+                handler.message(self, reactor, session, (kind, header), payload);
+            }
+            Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => return Err(CloseReason::Unexpected(kind)),
+        }
+        Ok(())
+    }
+
+    /// A bulk lane's header, or a part of what is thrown away, has come.
+    fn bulk_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if let Some(Placing::Drain(left)) = lane.placing.take() {
+            let left = left - n;
+            return if left > 0 { self.drain(reactor, slot, left) } else { self.receive_header(reactor, slot, 0) };
+        }
+        let filled = lane.filled + n;
+        self.bulk_header(reactor, slot, filled, handler);
+    }
+
+    /// Looks at the `filled` bytes of a header that a bulk lane has.
+    fn bulk_header<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, filled: usize, _handler: &mut H) {
+        if filled < HEADER_BYTES {
+            return self.receive_header(reactor, slot, filled);
+        }
+        let Some((frame, session)) =
+            self.lanes.get_mut(slot).and_then(|lane| Some((lane.frame.take()?, lane.session?)))
+        else {
+            return;
+        };
+        let opened = self.open_header(slot, &frame);
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.frame = Some(frame);
+            lane.filled = 0;
+        }
+        let (header, kind) = match opened {
+            Ok(opened) => opened,
+            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        };
+        let len = header.payload_len();
+        if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
+            return self.lane_failed(reactor, slot, CloseReason::Unexpected(kind));
+        }
+        if len > PAYLOAD_BYTES_MAX {
+            return self.lane_failed(reactor, slot, CloseReason::Oversize(len as u32));
+        }
+        match self.windows.lend(session, WindowKey(header.window.get()), header.window_offset.get(), len) {
+            Ok((target, start)) => self.receive_payload(reactor, slot, header, (target, start, len)),
+            Err(error) => {
+                self.nack(session, &header, error);
+                self.drain(reactor, slot, len);
+            }
+        }
+    }
+
+    fn receive_header(&mut self, reactor: &mut Reactor, slot: Slot, filled: usize) {
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.filled = filled;
+        }
+        self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES - filled);
+    }
+
+    /// Throws `left` bytes away, through the header's frame.
+    fn drain(&mut self, reactor: &mut Reactor, slot: Slot, left: usize) {
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.filled = 0;
+            lane.placing = Some(Placing::Drain(left));
+        }
+        self.receive_own(reactor, slot, left.min(HEADER_FRAME_BYTES), 1);
+    }
+
+    /// Receives a payload into its window, and behind it as much as has come of the next header.
+    fn receive_payload(&mut self, reactor: &mut Reactor, slot: Slot, header: Header, target: (Frame, usize, usize)) {
+        let (frame, start, len) = target;
+        let own = self.lanes.get_mut(slot).and_then(|lane| Some((lane.socket?, lane.frame.take()?)));
+        let (Some((socket, own)), Some(lane)) = (own, self.lanes.get_mut(slot)) else { return };
+        let mut into = lane.scatter.take().unwrap_or_default();
+        into.push(frame, start, len);
+        into.push(own, 0, HEADER_BYTES);
+        lane.placing = Some(Placing::Window(header));
+        lane.receiving = true;
+        reactor.submit(Op::Recv { socket, into, min: len }, token(self.options.class, RECV, slot));
+    }
+
+    /// A payload has come into its window's frame, and `n` bytes in all.
+    fn payload_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, frame: Frame, n: usize, handler: &mut H) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(Placing::Window(header)), Some(session)) = (lane.placing.take(), lane.session) else { return };
+        let key = WindowKey(header.window.get());
+        let len = header.payload_len();
+        if n < len {
+            let _ = self.windows.give_back(key, frame);
+            return self.lane_failed(reactor, slot, CloseReason::Truncated);
+        }
+        let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
+        let checksum_due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
+        let good = !checksum_due
+            || (checked
+                && frame
+                    .get(start..start + len)
+                    .is_some_and(|bytes| crc32c::crc32c(bytes) == header.payload_checksum.get()));
+        let given = self.windows.give_back(key, frame);
+        if !good {
+            return self.lane_failed(reactor, slot, CloseReason::PayloadChecksum);
+        }
+        if matches!(given, GivenBack::Open) {
+            let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
+            handler.placed(self, reactor, session, (kind, &header));
+        }
+        if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
+            return self.forget_lane_if_done(slot);
+        }
+        self.bulk_header(reactor, slot, n - len, handler);
+    }
+}

@@ -1,0 +1,349 @@
+//! Windows: memory that is open to one peer, under a key that cannot be guessed, within bounds, for one direction.
+//!
+//! A window's memory is a range of one frame. A payload is received straight into it: the table lends the frame to the
+//! receive and gets it back ([`Windows::lend`], [`Windows::give_back`]). Closing a window while its frame is lent waits for
+//! that ([`Closed::WhenReceived`]), so nothing ever writes into memory that its owner has again.
+//!
+//! A key is 64 bits: 20 name the slot, 44 are random and new at each use of the slot. A guess over a session that allows
+//! one million wrong tries a second takes 100 days on average, and every wrong try is counted.
+
+use std::rc::Rc;
+
+use byway_reactor::Frame;
+
+use crate::limits::WINDOWS_MAX;
+use crate::random::Random;
+use crate::slots::Slot;
+
+const SLOT_BITS: u32 = 20;
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
+
+/// The key of a window. 0 is no window's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct WindowKey(pub u64);
+
+/// Why a window cannot be used so. The peer's fault; the memory was not touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u16)]
+pub enum WindowError {
+    /// No window of this session has that key.
+    #[error("no window has that key")]
+    Key = 1,
+    /// The range does not lie in the window.
+    #[error("the range does not lie in the window")]
+    Bounds = 2,
+    /// The window is for the other direction.
+    #[error("the window is not open for that")]
+    Rights = 3,
+    /// Another payload is being received into it.
+    #[error("the window is being filled already")]
+    Busy = 4,
+}
+
+/// What became of a window that was closed.
+#[derive(Debug)]
+pub enum Closed {
+    /// It was not open.
+    Unknown,
+    /// The memory that the peer was to fill.
+    Target(Frame),
+    /// The memory that the peer was to read.
+    Source(Rc<Frame>),
+    /// A payload is being received into it: [`Windows::give_back`] will give up the frame.
+    WhenReceived,
+}
+
+/// What [`Windows::give_back`] did with the frame.
+#[derive(Debug)]
+pub enum GivenBack {
+    /// It lies in its window again.
+    Open,
+    /// The window was closed meanwhile; `owner` is whose it was.
+    Closed {
+        /// The memory.
+        frame: Frame,
+        /// As it was given to [`Windows::open_target`].
+        context: u64,
+    },
+}
+
+#[derive(Debug)]
+enum Memory {
+    Free,
+    Target(Frame),
+    Lent { closing: bool },
+    Source(Rc<Frame>),
+}
+
+#[derive(Debug)]
+struct Window {
+    secret: u64,
+    session: Slot,
+    start: u32,
+    len: u32,
+    context: u64,
+    memory: Memory,
+}
+
+/// The windows of one loop.
+#[derive(Debug)]
+pub struct Windows {
+    windows: Vec<Window>,
+    free: Vec<u32>,
+    refused: u64,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { windows: Vec::new(), free: Vec::new(), refused: 0 }
+    }
+}
+
+impl Windows {
+    /// Opens `frame[start..start + len]` for the peer of `session` to fill. `None` (and the frame is gone) at
+    /// [`WINDOWS_MAX`]: see [`Windows::is_full`].
+    pub fn open_target(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        (frame, start, len): (Frame, usize, usize),
+        context: u64,
+    ) -> Option<WindowKey> {
+        assert!(start + len <= frame.len(), "range within the frame");
+        self.open(random, session, (start, len), context, Memory::Target(frame))
+    }
+
+    /// Opens `frame[start..start + len]` for the peer of `session` to read.
+    pub fn open_source(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        (frame, start, len): (Rc<Frame>, usize, usize),
+        context: u64,
+    ) -> Option<WindowKey> {
+        assert!(start + len <= frame.len(), "range within the frame");
+        self.open(random, session, (start, len), context, Memory::Source(frame))
+    }
+
+    fn open(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        (start, len): (usize, usize),
+        context: u64,
+        memory: Memory,
+    ) -> Option<WindowKey> {
+        if self.is_full() {
+            return None;
+        }
+        let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
+        let window = Window { secret, session, start: start as u32, len: len as u32, context, memory };
+        let index = if let Some(index) = self.free.pop() {
+            self.windows[index as usize] = window;
+            index
+        } else {
+            self.windows.push(window);
+            self.windows.len() as u32 - 1
+        };
+        Some(WindowKey(secret | u64::from(index)))
+    }
+
+    /// Whether no more can be opened.
+    pub fn is_full(&self) -> bool {
+        self.windows.len() - self.free.len() >= WINDOWS_MAX
+    }
+
+    /// Windows that are open.
+    pub fn len(&self) -> usize {
+        self.windows.len() - self.free.len()
+    }
+
+    /// None?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How often a peer named a window wrongly.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    fn find(&mut self, key: WindowKey) -> Option<&mut Window> {
+        let window = self.windows.get_mut((key.0 & SLOT_MASK) as usize)?;
+        (window.secret == key.0 & !SLOT_MASK && !matches!(window.memory, Memory::Free)).then_some(window)
+    }
+
+    /// The window, if the peer of `session` may use that range of it; gives where the range starts in the frame.
+    fn check(
+        &mut self,
+        session: Slot,
+        key: WindowKey,
+        offset: u64,
+        len: usize,
+    ) -> Result<(&mut Window, usize), WindowError> {
+        let Some(window) = self.find(key).filter(|window| window.session == session) else {
+            return Err(WindowError::Key);
+        };
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(window.len));
+        if !inside {
+            return Err(WindowError::Bounds);
+        }
+        let start = window.start as usize + offset as usize;
+        Ok((window, start))
+    }
+
+    /// Lends the frame to a receive of `len` bytes at `offset` of the window; gives where in the frame that starts.
+    ///
+    /// # Errors
+    /// See [`WindowError`]; counted.
+    pub fn lend(
+        &mut self,
+        session: Slot,
+        key: WindowKey,
+        offset: u64,
+        len: usize,
+    ) -> Result<(Frame, usize), WindowError> {
+        let lent = self.check(session, key, offset, len).and_then(|(window, start)| {
+            match std::mem::replace(&mut window.memory, Memory::Lent { closing: false }) {
+                Memory::Target(frame) => Ok((frame, start)),
+                other => {
+                    let error =
+                        if matches!(other, Memory::Source(_)) { WindowError::Rights } else { WindowError::Busy };
+                    window.memory = other;
+                    Err(error)
+                }
+            }
+        });
+        self.refused += u64::from(lent.is_err());
+        lent
+    }
+
+    /// Takes back what was lent for the window `key`.
+    pub fn give_back(&mut self, key: WindowKey, frame: Frame) -> GivenBack {
+        let Some(window) = self.find(key) else { return GivenBack::Closed { frame, context: 0 } };
+        let context = window.context;
+        if matches!(window.memory, Memory::Lent { closing: true }) {
+            self.release(key);
+            return GivenBack::Closed { frame, context };
+        }
+        window.memory = Memory::Target(frame);
+        GivenBack::Open
+    }
+
+    /// A piece of a window that the peer asks for: the memory, and where it starts.
+    ///
+    /// # Errors
+    /// See [`WindowError`]; counted.
+    pub fn read(
+        &mut self,
+        session: Slot,
+        key: WindowKey,
+        offset: u64,
+        len: usize,
+    ) -> Result<(Rc<Frame>, usize), WindowError> {
+        let read = self.check(session, key, offset, len).and_then(|(window, start)| match &window.memory {
+            Memory::Source(frame) => Ok((Rc::clone(frame), start)),
+            _ => Err(WindowError::Rights),
+        });
+        self.refused += u64::from(read.is_err());
+        read
+    }
+
+    /// Whether a payload is being received into a window.
+    pub fn is_lent(&mut self, key: WindowKey) -> bool {
+        self.find(key).is_some_and(|window| matches!(window.memory, Memory::Lent { .. }))
+    }
+
+    /// Where in its frame a window starts.
+    pub fn start(&mut self, key: WindowKey) -> Option<usize> {
+        self.find(key).map(|window| window.start as usize)
+    }
+
+    /// As it was given when the window was opened.
+    pub fn context(&mut self, key: WindowKey) -> Option<u64> {
+        self.find(key).map(|window| window.context)
+    }
+
+    /// Closes a window.
+    pub fn close(&mut self, key: WindowKey) -> Closed {
+        let Some(window) = self.find(key) else { return Closed::Unknown };
+        if let Memory::Lent { closing } = &mut window.memory {
+            *closing = true;
+            return Closed::WhenReceived;
+        }
+        let memory = std::mem::replace(&mut window.memory, Memory::Free);
+        self.release(key);
+        match memory {
+            Memory::Target(frame) => Closed::Target(frame),
+            Memory::Source(frame) => Closed::Source(frame),
+            Memory::Free | Memory::Lent { .. } => Closed::Unknown,
+        }
+    }
+
+    fn release(&mut self, key: WindowKey) {
+        let index = (key.0 & SLOT_MASK) as u32;
+        let window = &mut self.windows[index as usize];
+        window.memory = Memory::Free;
+        window.secret = 0;
+        self.free.push(index);
+    }
+}
+
+const _: () = assert!(WINDOWS_MAX <= 1 << SLOT_BITS);
+
+#[cfg(test)]
+mod tests {
+    use byway_reactor::FramePool;
+
+    use super::*;
+
+    const SESSION: Slot = Slot { index: 1, generation: 1 };
+    const OTHER: Slot = Slot { index: 2, generation: 1 };
+
+    fn table() -> (Windows, Random, FramePool) {
+        (Windows::default(), Random::from_kernel(), FramePool::new(1).unwrap())
+    }
+
+    #[test]
+    fn a_wrong_key_session_bound_or_right_touches_nothing_and_is_counted() {
+        let (mut windows, mut random, pool) = table();
+        let target = windows.open_target(&mut random, SESSION, (pool.alloc(8192).unwrap(), 4096, 4096), 7).unwrap();
+        let source =
+            windows.open_source(&mut random, SESSION, (Rc::new(pool.alloc(4096).unwrap()), 0, 4096), 8).unwrap();
+        let guesses = [
+            (SESSION, WindowKey(target.0 ^ 1 << 40), 0, 1, WindowError::Key),
+            (SESSION, WindowKey(0), 0, 0, WindowError::Key),
+            (OTHER, target, 0, 1, WindowError::Key),
+            (SESSION, target, 1, 4096, WindowError::Bounds),
+            (SESSION, target, u64::MAX, 1, WindowError::Bounds),
+            (SESSION, source, 0, 1, WindowError::Rights),
+        ];
+        for (session, key, offset, len, error) in guesses {
+            assert_eq!(windows.lend(session, key, offset, len).unwrap_err(), error);
+        }
+        assert_eq!(windows.read(SESSION, target, 0, 1).unwrap_err(), WindowError::Rights);
+        assert_eq!(windows.refused(), 7);
+        let (frame, start) = windows.lend(SESSION, target, 10, 4086).unwrap();
+        assert_eq!(start, 4106);
+        assert_eq!(windows.lend(SESSION, target, 0, 1).unwrap_err(), WindowError::Busy);
+        assert!(matches!(windows.give_back(target, frame), GivenBack::Open));
+        assert!(matches!(windows.close(target), Closed::Target(_)));
+        assert!(matches!(windows.close(target), Closed::Unknown));
+        assert!(matches!(windows.close(source), Closed::Source(_)));
+        assert!(windows.is_empty());
+    }
+
+    #[test]
+    fn a_window_that_is_being_filled_closes_when_it_is_filled() {
+        let (mut windows, mut random, pool) = table();
+        let key = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
+        let (frame, _) = windows.lend(SESSION, key, 0, 4096).unwrap();
+        assert!(matches!(windows.close(key), Closed::WhenReceived));
+        assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Busy);
+        assert!(matches!(windows.give_back(key, frame), GivenBack::Closed { context: 7, .. }));
+        assert!(windows.is_empty());
+        let again = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 9).unwrap();
+        assert_ne!(again, key, "a slot's next key is another");
+        assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Key);
+    }
+}

@@ -1,0 +1,571 @@
+//! The client's session with its server: connecting again and again, opening the volume, calls, windows.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use byway_fabric::limits::{CONTROL_QUEUE_BYTES, SMALL_BYTES_MAX};
+use byway_fabric::wire::{Header, Kind as Message};
+use byway_fabric::{Agreed, ClientId, CloseReason, Closed, Fabric, Handler, Identity, Options, Slot, WindowKey};
+use byway_reactor::{Address, Completion, Extent, Frame, Instant, Op, Reactor, Token};
+use byway_rpc::wire::{CallBody, DataBody, PullBody, ReplyBody};
+use byway_rpc::{Calls, Progress};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::super::wire::{
+    Arguments, CallError, EXTENT_HOLE, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, Method,
+    NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY, VOLUME_VOLATILE, read_status,
+};
+use super::machine::{Answer, Bounds, Done, Kind, Machine, OpId, Request, VolumeError};
+use crate::limits::{
+    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
+};
+
+/// The tag of the volume's own timer; the fabric's tags are below.
+const TIMER: u8 = 16;
+/// How often a volume that waits for something looks at the time.
+const TICK: Duration = Duration::from_millis(50);
+/// Notices kept for a user who does not take them; older ones are dropped.
+const NOTICES_MAX: usize = 16;
+
+/// How a volume is used.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeOptions {
+    /// The session: token class, checksum, lanes, keep-alive.
+    pub fabric: Options,
+    /// Bounds of what waits.
+    pub bounds: Bounds,
+    /// Nothing will be written: the server is told.
+    pub read_only: bool,
+}
+
+impl VolumeOptions {
+    /// The defaults, with tokens of `class` (0x30 to 0x3f).
+    pub fn new(class: u8) -> Self {
+        let bounds = Bounds {
+            requests_max: CLIENT_REQUESTS_MAX,
+            unflushed_bytes_max: CLIENT_UNFLUSHED_BYTES,
+            lost_after: CLIENT_LOST_AFTER,
+        };
+        Self { fabric: Options::new(class), bounds, read_only: false }
+    }
+}
+
+/// What the server said of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Bytes.
+    pub len: u64,
+    /// What offsets and lengths must be multiples of.
+    pub block_bytes: u32,
+    /// The longest request, in bytes.
+    pub request_max: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The contents go with the server process.
+    pub volatile: bool,
+    /// The server process.
+    pub instance: u64,
+}
+
+/// What happened to a volume besides its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// It was opened, at first or again.
+    Opened(VolumeInfo),
+    /// It has another size.
+    Resized(u64),
+    /// The connection was lost; it is being made again.
+    Disconnected(CloseReason),
+    /// The server would not open it; that is tried again.
+    Refused(CallError),
+}
+
+/// A volume of a server. See the module above.
+pub struct Volume {
+    fabric: Fabric,
+    core: Core,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Connects at that time.
+    Waiting(Instant),
+    Connecting,
+    Opening,
+    Open {
+        handle: u32,
+    },
+    /// The session ended; its lanes have not.
+    Draining,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    Open,
+    Operation(OpId, Option<WindowKey>),
+}
+
+struct Core {
+    machine: Machine<Frame, Rc<Frame>>,
+    calls: Calls<Pending>,
+    /// Operations whose answer came while their memory was still being filled: the server broke the protocol.
+    limbo: Vec<(OpId, WindowKey)>,
+    state: State,
+    session: Option<Slot>,
+    agreed: Option<Agreed>,
+    options: VolumeOptions,
+    address: Address,
+    name: String,
+    identity: Identity,
+    info: Option<VolumeInfo>,
+    backoff: Duration,
+    notices: Vec<Notice>,
+    ticking: bool,
+    sessions: u64,
+}
+
+impl Volume {
+    /// A volume of the server at `address`. Connects when [`Volume::flush`] is called.
+    pub fn connect(reactor: &Reactor, address: Address, name: &str, options: VolumeOptions) -> Self {
+        let mut fabric = Fabric::new(options.fabric);
+        let client = ClientId(fabric.random().bytes16());
+        let now = reactor.now();
+        let core = Core {
+            machine: Machine::new(options.bounds, now),
+            calls: Calls::default(),
+            limbo: Vec::new(),
+            state: State::Waiting(now),
+            session: None,
+            agreed: None,
+            options,
+            address,
+            name: name.to_owned(),
+            identity: Identity { client, number: 0, nonce: [0; 16] },
+            info: None,
+            backoff: RECONNECT_MIN,
+            notices: Vec::new(),
+            ticking: false,
+            sessions: 0,
+        };
+        Self { fabric, core }
+    }
+
+    /// Takes a request; its answer comes from [`Volume::reap`] with that tag.
+    ///
+    /// # Errors
+    /// The request, when too many are waiting: take answers first.
+    pub fn submit(&mut self, request: Request<Frame, Rc<Frame>>, tag: u64) -> Result<(), Request<Frame, Rc<Frame>>> {
+        self.core.machine.submit(request, tag)
+    }
+
+    /// Appends the answers that have come.
+    pub fn reap(&mut self, into: &mut Vec<Done<Frame>>) {
+        self.core.machine.reap(into);
+    }
+
+    /// Appends what happened besides.
+    pub fn take_notices(&mut self, into: &mut Vec<Notice>) {
+        into.append(&mut self.core.notices);
+    }
+
+    /// What the server said of the volume, once it was opened.
+    pub fn info(&self) -> Option<&VolumeInfo> {
+        self.core.info.as_ref()
+    }
+
+    /// Why every request fails, if it does.
+    pub fn failed(&self) -> Option<VolumeError> {
+        self.core.machine.failed()
+    }
+
+    /// Requests whose answers have not been taken.
+    pub fn pending(&self) -> usize {
+        self.core.machine.pending()
+    }
+
+    /// Changes that were sent again to another server process.
+    pub fn replayed(&self) -> u64 {
+        self.core.machine.replayed()
+    }
+
+    /// Bytes of acknowledged changes that are kept until a flush.
+    pub fn unflushed_bytes(&self) -> usize {
+        self.core.machine.unflushed_bytes()
+    }
+
+    /// Sessions that were begun.
+    pub fn sessions(&self) -> u64 {
+        self.core.sessions
+    }
+
+    /// Takes a completion of this volume's token class.
+    pub fn handle(&mut self, reactor: &mut Reactor, completion: Completion) {
+        if completion.token.tag() < TIMER {
+            return self.fabric.handle(reactor, completion, &mut self.core);
+        }
+        self.core.ticking = false;
+        let now = reactor.now();
+        self.core.machine.tick(now);
+        if self.core.machine.failed().is_some() {
+            self.core.give_up(&mut self.fabric, reactor);
+        }
+        if self.core.calls.overdue(now)
+            && let Some(session) = self.core.session
+        {
+            self.fabric.close(reactor, session, CloseReason::Silent);
+        }
+    }
+
+    /// Sends what can be sent. To be called after submitting, and after all completions of a reap were handled.
+    pub fn flush(&mut self, reactor: &mut Reactor) {
+        let core = &mut self.core;
+        if let State::Waiting(at) = core.state
+            && core.machine.failed().is_none()
+            && reactor.now() >= at
+        {
+            core.begin_session(&mut self.fabric, reactor);
+        }
+        core.pump(&mut self.fabric, reactor);
+        if let Some(session) = core.session {
+            self.fabric.set_owes(reactor, session, !core.calls.is_empty());
+        }
+        self.fabric.flush(reactor, core);
+        let waits = !core.calls.is_empty() || !matches!(core.state, State::Open { .. } | State::Failed);
+        if waits && !core.ticking {
+            core.ticking = true;
+            let now = reactor.now();
+            let at = match core.state {
+                State::Waiting(at) => at.min(now + TICK),
+                _ => now + TICK,
+            };
+            reactor.submit(Op::Timer { at }, Token::new(core.options.fabric.class, TIMER, 0, 0));
+        }
+    }
+
+    /// Fails all requests and ends the session. [`Volume::is_closed`] tells when nothing is in flight any more.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        self.core.machine.fail(VolumeError::Closed);
+        self.core.give_up(&mut self.fabric, reactor);
+    }
+
+    /// Whether nothing is in flight and nothing will be.
+    pub fn is_closed(&self) -> bool {
+        self.core.state == State::Failed && self.fabric.lane_count() == 0
+    }
+}
+
+impl Core {
+    fn begin_session(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        self.identity.number += 1;
+        self.identity.nonce = fabric.random().bytes16();
+        self.state = State::Connecting;
+        self.sessions += 1;
+        self.session = Some(fabric.connect(reactor, self.address.clone(), self.identity));
+    }
+
+    fn give_up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        match self.session {
+            Some(session) => fabric.close(reactor, session, CloseReason::Closed),
+            None => self.state = State::Failed,
+        }
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        if self.notices.len() == NOTICES_MAX {
+            self.notices.remove(0);
+        }
+        self.notices.push(notice);
+    }
+
+    /// Sends operations while the server and the queues allow.
+    fn pump(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        let (State::Open { handle }, Some(session)) = (self.state, self.session) else { return };
+        if !self.calls.may_start() {
+            return;
+        }
+        let deadline = reactor.now() + CALL_TIME_MAX;
+        while self.calls.may_start()
+            && !fabric.windows().is_full()
+            && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
+            && let Some(id) = self.machine.next()
+        {
+            self.send(fabric, session, handle, (id, deadline));
+        }
+    }
+
+    fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, deadline): (OpId, Instant)) {
+        let Some(operation) = self.machine.operation(id) else { return };
+        let len = operation.len as usize;
+        let mut payload = None;
+        let mut window = None;
+        let (method, flags) = match operation.kind {
+            Kind::Read => {
+                if len > SMALL_BYTES_MAX
+                    && let Some(frame) = operation.into.take()
+                {
+                    window = fabric.open_target(session, (frame, 0, len), 0);
+                }
+                (Method::Read, 0)
+            }
+            Kind::Write { durable } => {
+                match operation.from.clone() {
+                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, 0, len), 0),
+                    from => payload = from,
+                }
+                (Method::Write, if durable { FLAG_DURABLE } else { 0 })
+            }
+            Kind::Flush => (Method::Flush, 0),
+            Kind::Trim { durable } => (Method::Trim, if durable { FLAG_DURABLE } else { 0 }),
+            Kind::Zero(flags) => {
+                let flag = |on, bit| if on { bit } else { 0 };
+                let keep = flag(flags.keep_space, FLAG_KEEP_SPACE);
+                (Method::Zero, flag(flags.durable, FLAG_DURABLE) | keep | flag(flags.fast, FLAG_FAST))
+            }
+            Kind::Extents => (Method::Extents, 0),
+            Kind::Prefetch => (Method::Prefetch, 0),
+        };
+        let arguments = Arguments {
+            handle: U32::new(handle),
+            flags: U32::new(flags),
+            offset: U64::new(operation.offset),
+            len: U64::new(operation.len),
+            reserved: [0; 40],
+        };
+        let call = self.calls.start(Pending::Operation(id, window), deadline);
+        let header = call_header(call, method, &arguments, window.map(|key| (key, len)));
+        let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
+        match payload {
+            Some(from) => {
+                let checksum = checksum.then(|| crc32c::crc32c(&from[..len]));
+                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, 0, len));
+            }
+            None => fabric.send(session, header),
+        }
+    }
+
+    fn replied(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, header: &Header, payload: &[u8]) {
+        let reply: ReplyBody = header.body();
+        if let Some(Pending::Operation(id, None)) = self.calls.context(reply.call.get()).copied()
+            && let Some(operation) = self.machine.operation(id)
+            && operation.kind == Kind::Read
+            && let Some(into) = &mut operation.into
+            && payload.len() == operation.len as usize
+        {
+            into[..payload.len()].copy_from_slice(payload);
+        }
+        let progress = self.calls.replied(&reply, payload.len());
+        self.progressed(fabric, reactor, session, progress, payload);
+    }
+
+    fn progressed(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        progress: Progress<Pending>,
+        payload: &[u8],
+    ) {
+        let Progress::Complete(pending, answer) = progress else { return };
+        let status = read_status(answer.status, &answer.result);
+        let (id, window) = match pending {
+            Pending::Open => return self.opened(fabric, reactor, session, status, &answer.result),
+            Pending::Operation(id, window) => (id, window),
+        };
+        if let Some(key) = window {
+            if fabric.windows().is_lent(key) {
+                self.limbo.push((id, key));
+                return fabric.close(reactor, session, CloseReason::Unexpected(Message::Data));
+            }
+            self.close_window(fabric, id, key);
+        }
+        let Some(operation) = self.machine.operation(id) else { return };
+        let result = status.map(|()| match operation.kind {
+            Kind::Extents => Answer::Extents(read_extents(payload)),
+            _ => Answer::Unit,
+        });
+        if result.is_ok() && operation.kind == Kind::Read && u64::from(answer.total) != operation.len {
+            self.machine.complete(id, Err(CallError::Malformed));
+            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
+        }
+        self.machine.complete(id, result);
+        if self.machine.failed().is_some() {
+            self.give_up(fabric, reactor);
+        }
+    }
+
+    /// Takes an operation's memory back.
+    fn close_window(&mut self, fabric: &mut Fabric, id: OpId, key: WindowKey) {
+        if let Closed::Target(frame) = fabric.windows().close(key)
+            && let Some(operation) = self.machine.operation(id)
+        {
+            operation.into = Some(frame);
+        }
+    }
+
+    fn opened(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        status: Result<(), CallError>,
+        result: &[u8],
+    ) {
+        if let Err(error) = status {
+            self.notice(Notice::Refused(error));
+            return fabric.close(reactor, session, CloseReason::Closed);
+        }
+        let opened = OpenResult::read_from_prefix(result).map_or_else(|_| OpenResult::new_zeroed(), |(body, _)| body);
+        let flags = opened.flags.get();
+        let info = VolumeInfo {
+            len: opened.len.get(),
+            block_bytes: opened.block_bytes.get().max(1),
+            request_max: opened.request_max.get(),
+            read_only: flags & VOLUME_READ_ONLY != 0,
+            volatile: flags & VOLUME_VOLATILE != 0,
+            instance: self.agreed.map_or(0, |agreed| agreed.instance),
+        };
+        if self.info.is_some_and(|old| old.len != info.len) {
+            self.notice(Notice::Resized(info.len));
+        }
+        self.info = Some(info);
+        self.state = State::Open { handle: opened.handle.get() };
+        self.backoff = RECONNECT_MIN;
+        self.notice(Notice::Opened(info));
+        self.machine.connected(info.instance, info.volatile);
+        if self.machine.failed().is_some() {
+            self.give_up(fabric, reactor);
+        }
+    }
+
+    /// The server wants a piece of a write.
+    fn pulled(&self, fabric: &mut Fabric, session: Slot, header: &Header) {
+        let pull: PullBody = header.body();
+        let (key, len) = (WindowKey(header.window.get()), pull.len.get() as usize);
+        match fabric.windows().read(session, key, header.window_offset.get(), len) {
+            Ok((frame, start)) => {
+                let mut data = DataBody::new_zeroed();
+                data.call = pull.call;
+                let mut header = Header::with_body(Message::Data, &data);
+                header.window = pull.target;
+                let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
+                let checksum = checksum.then(|| crc32c::crc32c(&frame[start..start + len]));
+                let lane = fabric.bulk_lane(session);
+                let push = |gather: &mut byway_reactor::Gather| gather.push_shared(frame, start, len);
+                fabric.send_with(session, lane, header, (len, checksum), push);
+            }
+            Err(error) => fabric.nack(session, header, error),
+        }
+    }
+
+    fn noticed(&mut self, header: &Header) {
+        let body: CallBody = header.body();
+        let resized = Resized::read_from_prefix(&body.arguments).map(|(resized, _)| resized);
+        if let (NOTICE_RESIZED, Ok(resized), State::Open { handle }) = (body.method.get(), resized, self.state)
+            && resized.handle.get() == handle
+            && let Some(info) = &mut self.info
+        {
+            info.len = resized.len.get();
+            self.notice(Notice::Resized(resized.len.get()));
+        }
+    }
+}
+
+impl Handler for Core {
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+        self.agreed = fabric.agreed(session).copied();
+        let Some(agreed) = self.agreed else { return };
+        self.calls.grant(agreed.credits);
+        if !self.calls.may_start() {
+            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Welcome));
+        }
+        self.state = State::Opening;
+        let mut arguments = Arguments::new_zeroed();
+        arguments.flags.set(if self.options.read_only { FLAG_READ_ONLY } else { 0 });
+        let call = self.calls.start(Pending::Open, reactor.now() + CALL_TIME_MAX);
+        let header = call_header(call, Method::Open, &arguments, None);
+        let checksum = agreed.payload_checksum().then(|| crc32c::crc32c(self.name.as_bytes()));
+        let payload = (self.name.len(), checksum);
+        fabric.send_with(session, 0, header, payload, |gather| gather.push_head(self.name.as_bytes()));
+    }
+
+    fn message(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Message, &Header),
+        payload: &[u8],
+    ) {
+        match kind {
+            Message::Reply => self.replied(fabric, reactor, session, header, payload),
+            Message::Pull => self.pulled(fabric, session, header),
+            Message::Notice => self.noticed(header),
+            // The window that our `Data` was for is gone at the server: it no longer wants it.
+            Message::Nack => {}
+            _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
+        }
+    }
+
+    fn placed(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Message, &Header),
+    ) {
+        let len = header.payload_len();
+        let progress = if kind == Message::Reply {
+            self.calls.replied(&header.body(), len)
+        } else {
+            let data: DataBody = header.body();
+            self.calls.placed(data.call.get(), len)
+        };
+        self.progressed(fabric, reactor, session, progress, &[]);
+    }
+
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+        self.state = State::Draining;
+        if reason != CloseReason::Closed {
+            self.notice(Notice::Disconnected(reason));
+        }
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+        for pending in self.calls.drain() {
+            if let Pending::Operation(id, Some(key)) = pending {
+                self.close_window(fabric, id, key);
+            }
+        }
+        for (id, key) in std::mem::take(&mut self.limbo) {
+            self.close_window(fabric, id, key);
+        }
+        fabric.release(session);
+        self.session = None;
+        self.agreed = None;
+        let now = reactor.now();
+        self.machine.disconnected(now);
+        self.state = if self.machine.failed().is_some() { State::Failed } else { State::Waiting(now + self.backoff) };
+        self.backoff = (self.backoff * 2).min(RECONNECT_MAX);
+    }
+}
+
+fn call_header(call: u64, method: Method, arguments: &Arguments, window: Option<(WindowKey, usize)>) -> Header {
+    let mut body = CallBody::new_zeroed();
+    body.call = U64::new(call);
+    body.method = U16::new(method as u16);
+    body.arguments.copy_from_slice(arguments.as_bytes());
+    body.window_len = U32::new(window.map_or(0, |(_, len)| len as u32));
+    let mut header = Header::with_body(Message::Call, &body);
+    header.window.set(window.map_or(0, |(key, _)| key.0));
+    header
+}
+
+fn read_extents(payload: &[u8]) -> Vec<Extent> {
+    let entry = |bytes: &[u8; 8]| {
+        let word = u64::from_le_bytes(*bytes);
+        Extent { len: word & !EXTENT_HOLE, hole: word & EXTENT_HOLE != 0 }
+    };
+    payload.as_chunks::<8>().0.iter().map(entry).collect()
+}

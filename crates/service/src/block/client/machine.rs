@@ -1,0 +1,570 @@
+//! What a client owes its user when servers die: which requests may be sent now, which writes must be sent again.
+//!
+//! Every write that was acknowledged and not flushed is kept. When the session's server is another process than the one
+//! that acknowledged it, it may be lost: all of them are sent again, in order, before anything else. A request that was
+//! not answered when its connection broke is sent again in any case.
+//!
+//! Three rules make that safe:
+//! - Changes that overlap are never in flight together, so "in order" has a meaning and a resent one cannot overtake.
+//! - A flush covers the writes that were acknowledged when it was sent, and counts only if the server process that
+//!   acknowledged them is the one that flushed. The session guarantees that: another process is another session.
+//! - A durable write is kept as well while older ones are: replaying those alone would undo it.
+//!
+//! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use byway_fabric::{Slot, Slots};
+use byway_reactor::{Extent, Instant};
+
+use super::super::engine::ZeroFlags;
+use super::super::wire::CallError;
+
+/// What a user asks for.
+#[derive(Debug)]
+pub enum Request<R, W> {
+    /// Fill `into` (`len` bytes) from `offset`.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+        /// The memory; comes back with the answer.
+        into: R,
+    },
+    /// Write `len` bytes of `from` at `offset`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+        /// The payload; kept until it is flushed.
+        from: W,
+        /// Durable before it is answered.
+        durable: bool,
+    },
+    /// Make durable what was answered before.
+    Flush,
+    /// No longer needed.
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Durable before it is answered.
+        durable: bool,
+    },
+    /// Zeroes from now on.
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// How.
+        flags: ZeroFlags,
+    },
+    /// List data and holes.
+    Extents {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Bring into the server's memory.
+    Prefetch {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+/// The kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write { durable: bool },
+    Flush,
+    Trim { durable: bool },
+    Zero(ZeroFlags),
+    Extents,
+    Prefetch,
+}
+
+impl Kind {
+    fn changes(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Trim { .. } | Self::Zero(_))
+    }
+
+    fn durable(self) -> bool {
+        match self {
+            Self::Write { durable } | Self::Trim { durable } => durable,
+            Self::Zero(flags) => flags.durable,
+            _ => false,
+        }
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    /// The server said so.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// No server could be reached for too long.
+    #[error("the server could not be reached for {} s; check that it runs, then open the volume again", .0.as_secs())]
+    Lost(Duration),
+    /// The server process that held the volume in its memory is gone, and the contents with it.
+    #[error("the volume lived in the memory of a server process that is gone; its contents are lost")]
+    VolatileLost,
+    /// The server restarted, and writes that it had acknowledged could not be written again.
+    #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
+    ReplayFailed(CallError),
+    /// The server could not flush, so that no more writes can be kept.
+    #[error("the server cannot flush: {0}")]
+    FlushFailed(CallError),
+    /// The volume was closed.
+    #[error("the volume is closed")]
+    Closed,
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Done<R> {
+    /// As it was given.
+    pub tag: u64,
+    /// What came of it.
+    pub result: Result<Answer, VolumeError>,
+    /// A read's memory.
+    pub buffer: Option<R>,
+}
+
+/// What came of a request that went well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Done.
+    Unit,
+    /// Data and holes, in order from the offset; perhaps fewer bytes than asked.
+    Extents(Vec<Extent>),
+}
+
+/// What the machine keeps within.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Requests taken and not answered; more are refused with [`Machine::submit`].
+    pub requests_max: usize,
+    /// Bytes of unflushed writes kept (each at least 4 KiB, what a frame takes). At half the machine flushes by itself; at
+    /// the bound, changes wait.
+    pub unflushed_bytes_max: usize,
+    /// How long without a server until everything fails.
+    pub lost_after: Duration,
+}
+
+/// Names an operation to be sent.
+pub(super) type OpId = Slot;
+
+pub(super) struct Operation<R, W> {
+    pub(super) kind: Kind,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) into: Option<R>,
+    pub(super) from: Option<W>,
+    purpose: Purpose,
+    sent: bool,
+    /// Its place in the order of submission.
+    order: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    User(u64),
+    /// Sends the log's entry of that sequence number again.
+    Replay(u64),
+    /// Makes room in the log.
+    OwnFlush,
+}
+
+/// A change that was acknowledged and not flushed.
+#[derive(Debug)]
+struct Unflushed<W> {
+    sequence: u64,
+    kind: Kind,
+    offset: u64,
+    len: u64,
+    from: Option<W>,
+    instance: u64,
+}
+
+/// See the module.
+pub(super) struct Machine<R, W> {
+    bounds: Bounds,
+    operations: Slots<Operation<R, W>>,
+    queue: VecDeque<OpId>,
+    next_order: u64,
+    /// Changes in flight: first byte, end, which.
+    changing: Vec<(u64, u64, OpId)>,
+    log: VecDeque<Unflushed<W>>,
+    next_sequence: u64,
+    log_bytes: usize,
+    /// Of each flush in flight: the first log entry that it does not cover.
+    flushing: Vec<(OpId, u64)>,
+    own_flush: bool,
+    instance: Option<u64>,
+    connected: bool,
+    replaying: Option<u64>,
+    replays_in_flight: usize,
+    volatile: bool,
+    lost_since: Option<Instant>,
+    failed: Option<VolumeError>,
+    done: Vec<Done<R>>,
+    replayed: u64,
+}
+
+/// What a kept change counts as: at least a frame's smallest size.
+fn log_cost(len: u64, has_payload: bool) -> usize {
+    if has_payload { (len as usize).next_multiple_of(4096) } else { 64 }
+}
+
+impl<R, W: Clone> Machine<R, W> {
+    pub(super) fn new(bounds: Bounds, now: Instant) -> Self {
+        Self {
+            bounds,
+            operations: Slots::default(),
+            queue: VecDeque::new(),
+            next_order: 0,
+            changing: Vec::new(),
+            log: VecDeque::new(),
+            next_sequence: 0,
+            log_bytes: 0,
+            flushing: Vec::new(),
+            own_flush: false,
+            instance: None,
+            connected: false,
+            replaying: None,
+            replays_in_flight: 0,
+            volatile: false,
+            lost_since: Some(now),
+            failed: None,
+            done: Vec::new(),
+            replayed: 0,
+        }
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// The request, when too many are waiting.
+    pub(super) fn submit(&mut self, request: Request<R, W>, tag: u64) -> Result<(), Request<R, W>> {
+        if self.operations.len() >= self.bounds.requests_max {
+            return Err(request);
+        }
+        let (kind, offset, len, into, from) = match request {
+            Request::Read { offset, len, into } => (Kind::Read, offset, len as u64, Some(into), None),
+            Request::Write { offset, len, from, durable } => {
+                (Kind::Write { durable }, offset, len as u64, None, Some(from))
+            }
+            Request::Flush => (Kind::Flush, 0, 0, None, None),
+            Request::Trim { offset, len, durable } => (Kind::Trim { durable }, offset, len, None, None),
+            Request::Zero { offset, len, flags } => (Kind::Zero(flags), offset, len, None, None),
+            Request::Extents { offset, len } => (Kind::Extents, offset, len, None, None),
+            Request::Prefetch { offset, len } => (Kind::Prefetch, offset, len, None, None),
+        };
+        if let Some(error) = self.failed {
+            self.done.push(Done { tag, result: Err(error), buffer: into });
+            return Ok(());
+        }
+        let id = self.add(kind, (offset, len), into, from, Purpose::User(tag));
+        self.queue.push_back(id);
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        kind: Kind,
+        (offset, len): (u64, u64),
+        into: Option<R>,
+        from: Option<W>,
+        purpose: Purpose,
+    ) -> OpId {
+        self.next_order += 1;
+        let order = self.next_order;
+        self.operations.insert(Operation { kind, offset, len, into, from, purpose, sent: false, order })
+    }
+
+    /// The user's requests that have not been answered, and answers that have not been taken.
+    pub(super) fn pending(&self) -> usize {
+        self.operations.len() - self.replays_in_flight - usize::from(self.own_flush) + self.done.len()
+    }
+
+    /// Why everything fails, if it does.
+    pub(super) fn failed(&self) -> Option<VolumeError> {
+        self.failed
+    }
+
+    /// Changes that were sent again so far.
+    pub(super) fn replayed(&self) -> u64 {
+        self.replayed
+    }
+
+    /// Bytes of acknowledged changes that are kept.
+    pub(super) fn unflushed_bytes(&self) -> usize {
+        self.log_bytes
+    }
+
+    pub(super) fn operation(&mut self, id: OpId) -> Option<&mut Operation<R, W>> {
+        self.operations.get_mut(id)
+    }
+
+    /// A session is up and the volume open in it.
+    pub(super) fn connected(&mut self, instance: u64, volatile: bool) {
+        if self.failed.is_some() {
+            return;
+        }
+        let other = self.instance.is_some_and(|old| old != instance);
+        if other && (self.volatile || volatile) {
+            return self.fail(VolumeError::VolatileLost);
+        }
+        self.volatile = volatile;
+        self.instance = Some(instance);
+        self.connected = true;
+        self.lost_since = None;
+        self.replaying = self.log.iter().any(|entry| entry.instance != instance).then_some(0);
+    }
+
+    /// The session ended, and everything that was in flight with it.
+    pub(super) fn disconnected(&mut self, now: Instant) {
+        self.connected = false;
+        self.lost_since.get_or_insert(now);
+        self.changing.clear();
+        self.flushing.clear();
+        self.own_flush = false;
+        self.replaying = None;
+        self.replays_in_flight = 0;
+        let mut again: Vec<(u64, OpId)> = Vec::new();
+        let mut dropped = Vec::new();
+        for (id, operation) in self.operations.iter_mut().filter(|(_, operation)| operation.sent) {
+            operation.sent = false;
+            match operation.purpose {
+                Purpose::User(_) => again.push((operation.order, id)),
+                Purpose::Replay(_) | Purpose::OwnFlush => dropped.push(id),
+            }
+        }
+        for id in dropped {
+            self.operations.remove(id);
+        }
+        again.sort_unstable();
+        for (_, id) in again.into_iter().rev() {
+            self.queue.push_front(id);
+        }
+        if self.failed.is_some() {
+            self.answer_queued();
+        }
+    }
+
+    /// Fails everything from now on; what is in flight fails when its session has ended.
+    pub(super) fn fail(&mut self, error: VolumeError) {
+        self.failed.get_or_insert(error);
+        self.connected = false;
+        self.log.clear();
+        self.log_bytes = 0;
+        self.answer_queued();
+    }
+
+    fn answer_queued(&mut self) {
+        let error = self.failed.unwrap_or(VolumeError::Closed);
+        for id in std::mem::take(&mut self.queue) {
+            if let Some(operation) = self.operations.remove(id)
+                && let Purpose::User(tag) = operation.purpose
+            {
+                self.done.push(Done { tag, result: Err(error), buffer: operation.into });
+            }
+        }
+    }
+
+    /// Looks at the time: without a server for too long, everything fails.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if let Some(since) = self.lost_since
+            && now - since >= self.bounds.lost_after
+            && self.failed.is_none()
+        {
+            self.fail(VolumeError::Lost(self.bounds.lost_after));
+        }
+    }
+
+    fn overlaps_change(&self, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len);
+        self.changing.iter().any(|(start, stop, _)| *start < end && offset < *stop)
+    }
+
+    /// The next operation that may be sent now; the caller sends it.
+    pub(super) fn next(&mut self) -> Option<OpId> {
+        if !self.connected {
+            return None;
+        }
+        if self.replaying.is_some() {
+            if let Some(id) = self.next_replay() {
+                return Some(id);
+            }
+            if self.replaying.is_some() || self.replays_in_flight > 0 {
+                return None;
+            }
+        }
+        if self.replays_in_flight > 0 {
+            return None;
+        }
+        if !self.own_flush && self.log_bytes * 2 >= self.bounds.unflushed_bytes_max && self.flushing.is_empty() {
+            self.own_flush = true;
+            let id = self.add(Kind::Flush, (0, 0), None, None, Purpose::OwnFlush);
+            return Some(self.send(id));
+        }
+        let id = *self.queue.front()?;
+        let operation = self.operations.get(id)?;
+        let waits = operation.kind.changes()
+            && (self.log_bytes >= self.bounds.unflushed_bytes_max
+                || self.overlaps_change(operation.offset, operation.len));
+        if waits {
+            return None;
+        }
+        self.queue.pop_front();
+        Some(self.send(id))
+    }
+
+    fn send(&mut self, id: OpId) -> OpId {
+        let Some(operation) = self.operations.get_mut(id) else { return id };
+        operation.sent = true;
+        let range = (operation.offset, operation.offset.saturating_add(operation.len), id);
+        match operation.kind {
+            Kind::Flush => self.flushing.push((id, self.next_sequence)),
+            kind if kind.changes() => self.changing.push(range),
+            _ => {}
+        }
+        id
+    }
+
+    /// The next entry of the log that another server process acknowledged.
+    fn next_replay(&mut self) -> Option<OpId> {
+        let from = self.replaying?;
+        let instance = self.instance?;
+        let first = self.log.front().map_or(self.next_sequence, |entry| entry.sequence);
+        let index = from.saturating_sub(first) as usize;
+        let found = self.log.iter().skip(index).find(|entry| entry.instance != instance);
+        let Some(entry) = found else {
+            self.replaying = None;
+            return None;
+        };
+        let (sequence, kind, offset, len, payload) =
+            (entry.sequence, entry.kind, entry.offset, entry.len, entry.from.clone());
+        if self.overlaps_change(offset, len) {
+            return None;
+        }
+        self.replaying = Some(sequence + 1);
+        self.replays_in_flight += 1;
+        self.replayed += 1;
+        let id = self.add(kind, (offset, len), None, payload, Purpose::Replay(sequence));
+        Some(self.send(id))
+    }
+
+    /// An operation that was sent is answered.
+    pub(super) fn complete(&mut self, id: OpId, result: Result<Answer, CallError>) {
+        if result == Err(CallError::Busy) {
+            return self.send_again(id);
+        }
+        let Some(operation) = self.operations.remove(id) else { return };
+        self.changing.retain(|(_, _, changing)| *changing != id);
+        match operation.purpose {
+            Purpose::User(tag) => {
+                let result = match operation.kind {
+                    Kind::Flush => self.flushed(id, result.map(|_| ())).map(|()| Answer::Unit),
+                    kind if kind.changes() && result.is_ok() => {
+                        self.keep(&operation);
+                        result
+                    }
+                    _ => result,
+                };
+                let buffer = operation.into;
+                self.done.push(Done { tag, result: result.map_err(VolumeError::Call), buffer });
+            }
+            Purpose::Replay(sequence) => {
+                self.replays_in_flight -= 1;
+                match result {
+                    Ok(_) => self.replay_went(sequence),
+                    Err(error) => self.fail(VolumeError::ReplayFailed(error)),
+                }
+            }
+            Purpose::OwnFlush => {
+                self.own_flush = false;
+                if let Err(error) = self.flushed(id, result.map(|_| ())) {
+                    self.fail(VolumeError::FlushFailed(error));
+                }
+            }
+        }
+    }
+
+    /// The server had no memory for it: it keeps its place in the order.
+    fn send_again(&mut self, id: OpId) {
+        self.changing.retain(|(_, _, changing)| *changing != id);
+        self.flushing.retain(|(flush, _)| *flush != id);
+        let Some(operation) = self.operations.get_mut(id) else { return };
+        operation.sent = false;
+        match operation.purpose {
+            Purpose::User(_) => self.queue.push_front(id),
+            Purpose::Replay(sequence) => {
+                self.operations.remove(id);
+                self.replays_in_flight -= 1;
+                self.replaying = Some(self.replaying.map_or(sequence, |next| next.min(sequence)));
+            }
+            Purpose::OwnFlush => {
+                self.operations.remove(id);
+                self.own_flush = false;
+            }
+        }
+    }
+
+    /// Keeps an acknowledged change until a flush covers it.
+    fn keep(&mut self, operation: &Operation<R, W>) {
+        let Some(instance) = self.instance else { return };
+        // Durable, and nothing older is kept that a replay would put over it.
+        if self.volatile || (operation.kind.durable() && self.log.is_empty()) {
+            return;
+        }
+        self.log_bytes += log_cost(operation.len, operation.from.is_some());
+        self.log.push_back(Unflushed {
+            sequence: self.next_sequence,
+            kind: operation.kind,
+            offset: operation.offset,
+            len: operation.len,
+            from: operation.from.clone(),
+            instance,
+        });
+        self.next_sequence += 1;
+    }
+
+    fn replay_went(&mut self, sequence: u64) {
+        let (Some(instance), Some(first)) = (self.instance, self.log.front().map(|entry| entry.sequence)) else {
+            return;
+        };
+        if let Some(entry) = sequence.checked_sub(first).and_then(|index| self.log.get_mut(index as usize)) {
+            entry.instance = instance;
+        }
+    }
+
+    fn flushed(&mut self, id: OpId, result: Result<(), CallError>) -> Result<(), CallError> {
+        let covered =
+            self.flushing.iter().position(|(flush, _)| *flush == id).map(|at| self.flushing.swap_remove(at).1);
+        result?;
+        while let Some(entry) = self.log.front() {
+            if covered.is_none_or(|covered| entry.sequence >= covered) {
+                break;
+            }
+            self.log_bytes -= log_cost(entry.len, entry.from.is_some());
+            self.log.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Appends the answers that there are.
+    pub(super) fn reap(&mut self, into: &mut Vec<Done<R>>) {
+        into.append(&mut self.done);
+    }
+}

@@ -1,0 +1,262 @@
+//! The machine against a model of a server that dies, loses what was not flushed, and loses answers.
+//!
+//! Every write has a number, counted in order of submission, and a sector holds the number of the write that it has.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use byway_fabric::random::Random;
+use byway_reactor::Instant;
+
+use super::super::wire::CallError;
+use super::machine::{Answer, Bounds, Done, Kind, Machine, OpId, Request, VolumeError};
+
+const SECTORS: usize = 16;
+const BOUNDS: Bounds = Bounds { requests_max: 64, unflushed_bytes_max: 12 * 4096, lost_after: Duration::from_secs(10) };
+
+type Sectors = [u64; SECTORS];
+
+/// What the user knows.
+#[derive(Default)]
+struct User {
+    next: u64,
+    /// By tag: the request's kind and range.
+    asked: BTreeMap<u64, (Kind, usize, usize)>,
+    /// The newest acknowledged write of each sector.
+    acknowledged: Sectors,
+    /// For each flush or read in flight: `acknowledged` when it was submitted.
+    before: BTreeMap<u64, Sectors>,
+    ended: usize,
+}
+
+struct Run {
+    random: Random,
+    machine: Machine<Vec<u64>, u64>,
+    user: User,
+    cache: Sectors,
+    stable: Sectors,
+    instance: u64,
+    connected: bool,
+    /// Sent, and neither done nor answered.
+    sent: Vec<OpId>,
+    /// Done, and not answered.
+    executed: Vec<OpId>,
+    now: u64,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Random::from_seed(seed),
+            machine: Machine::new(BOUNDS, Instant::from_nanos(0)),
+            user: User::default(),
+            cache: [0; SECTORS],
+            stable: [0; SECTORS],
+            instance: 1,
+            connected: false,
+            sent: Vec::new(),
+            executed: Vec::new(),
+            now: 0,
+        }
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.random.next_u64() % limit as u64) as usize
+    }
+
+    fn submit(&mut self) {
+        let start = self.below(SECTORS);
+        let len = 1 + self.below((SECTORS - start).min(4));
+        let (offset, bytes) = (start as u64 * 4096, len * 4096);
+        self.user.next += 1;
+        let tag = self.user.next;
+        let durable = self.below(6) == 0;
+        let (kind, request) = match self.below(10) {
+            0 => (Kind::Flush, Request::Flush),
+            1 | 2 => (Kind::Read, Request::Read { offset, len: bytes, into: Vec::new() }),
+            _ => (Kind::Write { durable }, Request::Write { offset, len: bytes, from: tag, durable }),
+        };
+        self.user.before.insert(tag, self.user.acknowledged);
+        self.user.asked.insert(tag, (kind, start, start + len));
+        if self.machine.submit(request, tag).is_err() {
+            self.user.asked.remove(&tag);
+        }
+    }
+
+    /// The server does what it was asked.
+    fn execute(&mut self, id: OpId) {
+        let Some(operation) = self.machine.operation(id) else { return };
+        let (start, end) = ((operation.offset / 4096) as usize, ((operation.offset + operation.len) / 4096) as usize);
+        match operation.kind {
+            Kind::Write { durable } => {
+                let value = operation.from.expect("a write has a payload");
+                self.cache[start..end].fill(value);
+                if durable {
+                    self.stable[start..end].fill(value);
+                }
+            }
+            Kind::Read => operation.into = Some(self.cache[start..end].to_vec()),
+            Kind::Flush => self.stable = self.cache,
+            _ => {}
+        }
+    }
+
+    /// The connection breaks; whatever was under way happens or does not.
+    fn disconnect(&mut self) {
+        for id in std::mem::take(&mut self.sent) {
+            if self.below(2) == 0 {
+                self.execute(id);
+            }
+        }
+        self.executed.clear();
+        self.connected = false;
+        self.machine.disconnected(Instant::from_nanos(self.now));
+    }
+
+    fn power_loss(&mut self) {
+        self.disconnect();
+        for sector in 0..SECTORS {
+            if self.below(2) == 0 {
+                self.cache[sector] = self.stable[sector];
+            }
+            self.stable[sector] = self.cache[sector];
+        }
+        self.instance += 1;
+    }
+
+    fn send(&mut self) {
+        while let Some(id) = self.machine.next() {
+            self.sent.push(id);
+        }
+    }
+
+    /// The server does one request, or answers one that it has done.
+    fn serve_one(&mut self) {
+        if !self.executed.is_empty() && (self.sent.is_empty() || self.below(2) == 0) {
+            let at = self.below(self.executed.len());
+            let id = self.executed.swap_remove(at);
+            return self.machine.complete(id, Ok(Answer::Unit));
+        }
+        if self.sent.is_empty() {
+            return;
+        }
+        let at = self.below(self.sent.len());
+        let id = self.sent.swap_remove(at);
+        if self.below(20) == 0 {
+            return self.machine.complete(id, Err(CallError::Busy));
+        }
+        self.execute(id);
+        self.executed.push(id);
+    }
+
+    fn check(&mut self) {
+        let mut done: Vec<Done<Vec<u64>>> = Vec::new();
+        self.machine.reap(&mut done);
+        for done in done {
+            let (kind, start, end) = self.user.asked.remove(&done.tag).expect("nothing is answered twice");
+            let before = self.user.before.remove(&done.tag).expect("asked");
+            assert_eq!(done.result, Ok(Answer::Unit));
+            self.user.ended += 1;
+            match kind {
+                Kind::Write { durable } => {
+                    for sector in start..end {
+                        self.user.acknowledged[sector] = self.user.acknowledged[sector].max(done.tag);
+                        assert!(!durable || self.stable[sector] >= done.tag, "a durable write is not durable");
+                    }
+                }
+                Kind::Read => {
+                    let values = done.buffer.expect("a read brings its memory back");
+                    for (sector, value) in (start..end).zip(values) {
+                        assert!(value >= before[sector], "a read went back in time: {value} < {}", before[sector]);
+                    }
+                }
+                _ => {
+                    for sector in 0..SECTORS {
+                        assert!(self.stable[sector] >= before[sector], "a flush left an acknowledged write behind");
+                    }
+                }
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        match self.below(100) {
+            0..40 => self.submit(),
+            40..88 => self.serve_one(),
+            88..91 => self.disconnect(),
+            91..93 => self.power_loss(),
+            _ if !self.connected => {
+                self.connected = true;
+                self.machine.connected(self.instance, false);
+            }
+            _ => {}
+        }
+        self.send();
+        self.check();
+    }
+
+    fn finish(&mut self) {
+        for _ in 0..100_000 {
+            if self.user.asked.is_empty() {
+                return;
+            }
+            if !std::mem::replace(&mut self.connected, true) {
+                self.machine.connected(self.instance, false);
+            }
+            self.send();
+            self.serve_one();
+            self.check();
+        }
+        panic!("{} requests never ended", self.user.asked.len());
+    }
+}
+
+#[test]
+fn acknowledged_writes_survive_whatever_the_server_does() {
+    let (mut ended, mut replayed) = (0, 0);
+    for seed in 0..1500 {
+        let mut run = Run::new(seed);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..400 {
+                run.step();
+            }
+            run.finish();
+            for sector in 0..SECTORS {
+                assert!(run.cache[sector] >= run.user.acknowledged[sector], "an acknowledged write is gone");
+            }
+        }));
+        assert!(outcome.is_ok(), "seed {seed} failed");
+        ended += run.user.ended;
+        replayed += run.machine.replayed();
+        assert!(run.machine.unflushed_bytes() <= BOUNDS.unflushed_bytes_max + 4 * 4096 * 64);
+    }
+    assert!(ended > 100_000 && replayed > 1_000, "too little happened: {ended} ended, {replayed} replayed");
+}
+
+#[test]
+fn after_a_failure_everything_ends() {
+    let mut run = Run::new(1);
+    for _ in 0..30 {
+        run.submit();
+    }
+    run.connected = true;
+    run.machine.connected(1, false);
+    run.send();
+    run.machine.fail(VolumeError::Closed);
+    run.machine.disconnected(Instant::from_nanos(5));
+    let mut done = Vec::new();
+    run.machine.reap(&mut done);
+    assert_eq!(done.len(), 30);
+    assert!(done.iter().all(|done| done.result == Err(VolumeError::Closed)));
+}
+
+#[test]
+fn without_a_server_it_is_lost_after_the_limit() {
+    let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+    machine.submit(Request::Flush, 1).unwrap();
+    machine.tick(Instant::from_nanos(9_999_999_999));
+    assert_eq!(machine.failed(), None);
+    machine.tick(Instant::from_nanos(10_000_000_000));
+    assert_eq!(machine.failed(), Some(VolumeError::Lost(BOUNDS.lost_after)));
+}

@@ -1,0 +1,16 @@
+//! The native client of a volume.
+//!
+//! [`Volume`] is driven by its owner's loop: [`Volume::submit`] takes requests at any depth, [`Volume::handle`] takes
+//! completions of its token class, [`Volume::reap`] gives answers. [`BlockingVolume`] owns a loop and waits.
+
+mod blocking;
+mod driver;
+mod machine;
+#[cfg(test)]
+mod machine_tests;
+mod uri;
+
+pub use blocking::{BlockingVolume, ConnectError};
+pub use driver::{Notice, Volume, VolumeInfo, VolumeOptions};
+pub use machine::{Answer, Bounds, Done, Request, VolumeError};
+pub use uri::{UriError, VolumeUri};

@@ -1,0 +1,320 @@
+//! What a server is doing for its clients, what waits for frames, and what comes of it.
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::wire::{Header, Kind as Message};
+use byway_fabric::{Fabric, Slot, WindowKey};
+use byway_reactor::Reactor;
+use byway_rpc::wire::{INLINE_BYTES, ReplyBody};
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::super::engine::{Done, Outcome, Step, VolumeId, WriteFlags};
+use super::super::error::BlockError;
+use super::super::payload::Payload;
+use super::super::wire::{CallError, EXTENT_HOLE, status_of};
+use super::{Serving, job_of};
+
+/// A call, for its answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) session: Slot,
+    pub(super) id: u64,
+}
+
+/// A read, until it is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) call: Call,
+    pub(super) volume: VolumeId,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+    pub(super) window: WindowKey,
+}
+
+/// A write that is pulled, until it is answered.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) call: Call,
+    pub(super) volume: VolumeId,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+    pub(super) window: WindowKey,
+    pub(super) durable: bool,
+    /// Bytes that have been asked for.
+    pub(super) asked: usize,
+    /// Bytes that have not been written.
+    pub(super) left: usize,
+    pub(super) error: Option<CallError>,
+}
+
+/// Something that has not ended.
+#[derive(Debug)]
+pub(super) enum Job {
+    Read(Read),
+    /// A small write, flush, trim, zero, prefetch, list of extents.
+    Plain(Call),
+    Write(Write),
+    /// A piece of a pulled write: its window while the data is on the way.
+    Part {
+        write: Slot,
+        session: Slot,
+        key: Option<WindowKey>,
+        at: usize,
+        len: usize,
+    },
+}
+
+/// Something that waits for frames.
+#[derive(Debug)]
+pub(super) enum Queued {
+    Read(Read),
+    Small { call: Call, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
+    Pull(Slot),
+}
+
+impl Serving<'_> {
+    pub(super) fn start_job(&mut self, session: Slot, job: Job) -> Slot {
+        if let Some(session) = self.core.session(session) {
+            session.jobs += 1;
+        }
+        self.core.jobs.insert(job)
+    }
+
+    pub(super) fn end_job(&mut self, fabric: &mut Fabric, session: Slot, job: Slot) -> Option<Job> {
+        let ended = self.core.jobs.remove(job)?;
+        if let Some(session) = self.core.session(session) {
+            session.jobs -= 1;
+        }
+        self.release_if_done(fabric, session);
+        Some(ended)
+    }
+
+    /// Reads, now or when there are frames.
+    pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
+        if !self.try_read(fabric, reactor, read) {
+            self.wait(read.call.session, Queued::Read(read));
+        }
+    }
+
+    /// False if there are no frames.
+    fn try_read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) -> bool {
+        let session = read.call.session;
+        let private = self.core.session(session).is_some_and(|session| session.private);
+        let job = self.start_job(session, Job::Read(read));
+        let tag = self.core.tag(job);
+        let step = if private {
+            self.engine.read_private(reactor, read.volume, (read.offset, read.len), tag)
+        } else {
+            self.engine.read(reactor, read.volume, read.offset, read.len, tag)
+        };
+        let result = match step {
+            Ok(Step::Later) => return true,
+            Ok(Step::Busy) => {
+                self.end_job(fabric, session, job);
+                return false;
+            }
+            Ok(Step::Now(payload)) => Ok(payload),
+            Err(error) => Err(error),
+        };
+        self.end_job(fabric, session, job);
+        self.answer_read(fabric, &read, result);
+        true
+    }
+
+    fn answer_read(&mut self, fabric: &mut Fabric, read: &Read, result: Result<Payload, BlockError>) {
+        let payload = match result {
+            Ok(payload) => payload,
+            Err(error) => return self.answer(fabric, read.call, Err(error.into())),
+        };
+        let private = self.core.session(read.call.session).is_some_and(|session| session.private);
+        let checksum = if private { payload.checksum() } else { None };
+        let mut header = reply_header(read.call.id, Ok(()), read.len, &[]);
+        let lane = if read.len > SMALL_BYTES_MAX {
+            header.window.set(read.window.0);
+            fabric.bulk_lane(read.call.session)
+        } else {
+            0
+        };
+        self.answered(read.call);
+        fabric.send_with(read.call.session, lane, header, (read.len, checksum), |gather| payload.push_to(gather));
+    }
+
+    fn answered(&mut self, call: Call) {
+        self.core.served += 1;
+        if let Some(session) = self.core.session(call.session) {
+            session.inbound.end(call.id);
+        }
+    }
+
+    /// Answers a call that has no payload.
+    pub(super) fn answer(&mut self, fabric: &mut Fabric, call: Call, result: Result<(), CallError>) {
+        self.answer_with(fabric, call, result, (&[], &[]));
+    }
+
+    /// Answers a call with an inline result and a small payload.
+    pub(super) fn answer_with(
+        &mut self,
+        fabric: &mut Fabric,
+        call: Call,
+        result: Result<(), CallError>,
+        (inline, payload): (&[u8], &[u8]),
+    ) {
+        self.answered(call);
+        let private = self.core.session(call.session).is_some_and(|session| session.private);
+        let checksum = private.then(|| crc32c::crc32c(payload));
+        let header = reply_header(call.id, result, payload.len(), inline);
+        fabric.send_with(call.session, 0, header, (payload.len(), checksum), |gather| gather.push_head(payload));
+    }
+
+    /// Takes the first step of a request that has no payload in its answer.
+    pub(super) fn first_step(
+        &mut self,
+        fabric: &mut Fabric,
+        call: Call,
+        job: Slot,
+        step: Result<Step<()>, BlockError>,
+    ) {
+        let result = match step {
+            Ok(Step::Later) => return,
+            Ok(Step::Now(())) => Ok(()),
+            Ok(Step::Busy) => Err(CallError::Busy),
+            Err(error) => Err(error.into()),
+        };
+        self.end_job(fabric, call.session, job);
+        self.answer(fabric, call, result);
+    }
+
+    /// The engine has ended a request.
+    pub(super) fn ended(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, done: Done) {
+        let slot = job_of(done.tag);
+        let (session, part) = match self.core.jobs.get(slot) {
+            None => return,
+            Some(Job::Read(Read { call, .. }) | Job::Plain(call) | Job::Write(Write { call, .. })) => {
+                (call.session, None)
+            }
+            Some(Job::Part { session, write, len, .. }) => (*session, Some((*write, *len))),
+        };
+        if let Some((write, len)) = part {
+            self.end_job(fabric, session, slot);
+            let result = match done.outcome {
+                Outcome::Unit(result) => result.map_err(CallError::from),
+                _ => Err(CallError::Malformed),
+            };
+            return self.part_ended(fabric, reactor, write, len, result);
+        }
+        // The answer goes first: the end of the last job may be the end of the session.
+        match (self.core.jobs.get(slot), done.outcome) {
+            (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, &read, result),
+            (Some(&Job::Plain(call)), Outcome::Unit(result)) => {
+                self.answer(fabric, call, result.map_err(CallError::from))
+            }
+            (Some(&Job::Plain(call)), Outcome::Extents(Ok(extents))) => self.answer_extents(fabric, call, &extents),
+            (Some(&Job::Plain(call)), Outcome::Extents(Err(error))) => self.answer(fabric, call, Err(error.into())),
+            _ => debug_assert!(false, "an answer of another kind than the question"),
+        }
+        self.end_job(fabric, session, slot);
+    }
+
+    pub(super) fn answer_extents(&mut self, fabric: &mut Fabric, call: Call, extents: &[byway_reactor::Extent]) {
+        let mut payload = Vec::with_capacity(extents.len().min(SMALL_BYTES_MAX / 8) * 8);
+        for extent in extents.iter().take(SMALL_BYTES_MAX / 8) {
+            let hole = if extent.hole { EXTENT_HOLE } else { 0 };
+            payload.extend_from_slice(&(extent.len | hole).to_le_bytes());
+        }
+        self.answer_with(fabric, call, Ok(()), (&[], &payload));
+    }
+
+    /// Puts something at the end of its session's queue.
+    pub(super) fn wait(&mut self, slot: Slot, queued: Queued) {
+        let Some(session) = self.core.session(slot).filter(|session| !session.down) else {
+            return self.forget(queued);
+        };
+        session.queue.push_back(queued);
+        if session.queue.len() == 1 {
+            self.core.hungry.push_back(slot);
+        }
+    }
+
+    /// Whether a session has requests that wait: later ones wait behind them.
+    pub(super) fn waits(&mut self, session: Slot) -> bool {
+        self.core.session(session).is_some_and(|session| !session.queue.is_empty())
+    }
+
+    /// Something that waited is no longer wanted.
+    pub(super) fn forget(&mut self, queued: Queued) {
+        match queued {
+            Queued::Read(_) => {}
+            Queued::Small { bytes, .. } => self.core.waiting_bytes -= bytes.len(),
+            Queued::Pull(write) => {
+                let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
+                // What was asked for will end; the rest never was.
+                state.left -= state.len - state.asked;
+                state.asked = state.len;
+                let (session, left) = (state.call.session, state.left);
+                if left == 0 {
+                    self.core.jobs.remove(write);
+                    if let Some(session) = self.core.session(session) {
+                        session.jobs -= 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the sessions that wait their turns, as long as there are frames.
+    pub(super) fn feed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        for _ in 0..self.core.jobs.len() + self.core.hungry.len() * 256 {
+            let Some(slot) = self.core.hungry.pop_front() else { return };
+            let Some(queued) = self.core.session(slot).and_then(|session| session.queue.pop_front()) else { continue };
+            match self.try_queued(fabric, reactor, queued) {
+                None => {
+                    if self.waits(slot) {
+                        self.core.hungry.push_back(slot);
+                    }
+                }
+                Some(queued) => {
+                    if let Some(session) = self.core.session(slot) {
+                        session.queue.push_front(queued);
+                    }
+                    return self.core.hungry.push_front(slot);
+                }
+            }
+        }
+    }
+
+    /// Tries something that waited; gives it back if there are no frames.
+    fn try_queued(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, queued: Queued) -> Option<Queued> {
+        match queued {
+            Queued::Read(read) => (!self.try_read(fabric, reactor, read)).then_some(Queued::Read(read)),
+            Queued::Pull(write) => (!self.pull_one(fabric, reactor, write)).then_some(Queued::Pull(write)),
+            Queued::Small { call, volume, offset, bytes, durable } => {
+                let job = self.start_job(call.session, Job::Plain(call));
+                let tag = self.core.tag(job);
+                let step = self.engine.write_small(reactor, volume, offset, &bytes, WriteFlags { durable }, tag);
+                if matches!(step, Ok(Step::Busy)) {
+                    self.end_job(fabric, call.session, job);
+                    return Some(Queued::Small { call, volume, offset, bytes, durable });
+                }
+                self.core.waiting_bytes -= bytes.len();
+                self.first_step(fabric, call, job, step);
+                None
+            }
+        }
+    }
+}
+
+fn reply_header(call: u64, result: Result<(), CallError>, total: usize, inline: &[u8]) -> Header {
+    let (status, errno) = result.err().map_or((0, 0), status_of);
+    let mut body = ReplyBody {
+        call: U64::new(call),
+        status: U16::new(status),
+        reserved: U16::new(0),
+        total: U32::new(total as u32),
+        result: [0; INLINE_BYTES],
+    };
+    if status == 0 {
+        body.result[..inline.len()].copy_from_slice(inline);
+    } else {
+        body.result[..4].copy_from_slice(&errno.to_le_bytes());
+    }
+    Header::with_body(Message::Reply, &body)
+}

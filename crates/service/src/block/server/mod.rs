@@ -1,0 +1,284 @@
+//! The native server of one loop: sessions of clients, over the loop's [`Engine`].
+//!
+//! The loop passes completions of the server's token class to [`Server::handle`], the engine's [`Done`]s of its class to
+//! [`Server::done`], and calls [`Server::flush`] once a turn. Large writes are pulled from the client when a frame is free
+//! for each piece, so nothing arrives that there is no place for; when frames run out, requests wait in order, and
+//! sessions take turns.
+
+mod calls;
+mod jobs;
+mod writes;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
+use byway_fabric::{CloseReason, Fabric, Handler, Options, Registry, Slot, Slots};
+use byway_reactor::{Address, Completion, Listener, Reactor};
+use byway_rpc::Inbound;
+use byway_rpc::wire::CallBody;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use self::jobs::{Job, Queued};
+use super::engine::{Done, Engine, Tag, VolumeId};
+use super::wire::{NOTICE_RESIZED, Resized};
+
+/// See the module.
+pub struct Server {
+    fabric: Fabric,
+    core: Core,
+}
+
+/// A volume that is offered.
+#[derive(Debug)]
+struct Export {
+    volume: VolumeId,
+    withdrawn: bool,
+}
+
+#[derive(Debug)]
+struct Session {
+    slot: Slot,
+    handles: Vec<usize>,
+    inbound: Inbound,
+    /// Jobs that have not ended.
+    jobs: usize,
+    /// Pulls that have not been answered.
+    pulls: usize,
+    queue: VecDeque<Queued>,
+    private: bool,
+    down: bool,
+    drained: bool,
+}
+
+struct Core {
+    class: u8,
+    exports: Vec<Export>,
+    /// By the index of the fabric's slot.
+    sessions: Vec<Option<Session>>,
+    jobs: Slots<Job>,
+    /// Sessions whose queues are not empty, next first.
+    hungry: VecDeque<Slot>,
+    waiting_bytes: usize,
+    pulled_bytes: usize,
+    served: u64,
+}
+
+/// The core with what it works on, as the fabric's handler.
+struct Serving<'a> {
+    core: &'a mut Core,
+    engine: &'a mut Engine,
+}
+
+impl Server {
+    /// A server of `registry`'s process on this loop.
+    pub fn new(reactor: &Reactor, registry: Arc<Registry>, options: Options) -> Self {
+        let mut fabric = Fabric::new(options);
+        fabric.serve(reactor, registry);
+        let core = Core {
+            class: options.class,
+            exports: Vec::new(),
+            sessions: Vec::new(),
+            jobs: Slots::default(),
+            hungry: VecDeque::new(),
+            waiting_bytes: 0,
+            pulled_bytes: 0,
+            served: 0,
+        };
+        Self { fabric, core }
+    }
+
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn listen(&mut self, reactor: &mut Reactor, address: &Address) -> std::io::Result<Listener> {
+        self.fabric.listen(reactor, address)
+    }
+
+    /// Accepts from a listener that was made elsewhere.
+    pub fn accept_from(&mut self, reactor: &mut Reactor, listener: Listener) {
+        self.fabric.accept_from(reactor, listener);
+    }
+
+    /// Offers a volume, under the name that it has in the engine.
+    pub fn offer(&mut self, volume: VolumeId) {
+        self.core.exports.push(Export { volume, withdrawn: false });
+    }
+
+    /// Offers a volume no longer: requests on it are answered `Closed`. The owner may detach it once the engine has no
+    /// requests on it.
+    pub fn withdraw(&mut self, volume: VolumeId) {
+        self.core
+            .exports
+            .iter_mut()
+            .filter(|export| export.volume == volume)
+            .for_each(|export| export.withdrawn = true);
+    }
+
+    /// Tells the clients of a volume its new size.
+    pub fn resized(&mut self, volume: VolumeId, len: u64) {
+        for session in self.core.sessions.iter().flatten() {
+            for (handle, export) in session.handles.iter().enumerate() {
+                if self.core.exports[*export].volume == volume {
+                    self.fabric.send(session.slot, resized_notice(handle as u32, len));
+                }
+            }
+        }
+    }
+
+    /// Takes a completion of the server's token class.
+    pub fn handle(&mut self, reactor: &mut Reactor, engine: &mut Engine, completion: Completion) {
+        self.fabric.handle(reactor, completion, &mut Serving { core: &mut self.core, engine });
+    }
+
+    /// The loop was woken by another.
+    pub fn woken(&mut self, reactor: &mut Reactor, engine: &mut Engine) {
+        self.fabric.woken(reactor, &mut Serving { core: &mut self.core, engine });
+    }
+
+    /// Takes the end of a request, whose tag is of the server's class.
+    pub fn done(&mut self, reactor: &mut Reactor, engine: &mut Engine, done: Done) {
+        Serving { core: &mut self.core, engine }.ended(&mut self.fabric, reactor, done);
+    }
+
+    /// Starts what waited for frames, and sends what has gathered: once a turn.
+    pub fn flush(&mut self, reactor: &mut Reactor, engine: &mut Engine) {
+        let mut serving = Serving { core: &mut self.core, engine };
+        serving.feed(&mut self.fabric, reactor);
+        self.fabric.flush(reactor, &mut serving);
+    }
+
+    /// Stops listening and says goodbye to all clients.
+    pub fn shut_down(&mut self, reactor: &mut Reactor) {
+        self.fabric.close_listeners(reactor);
+        for session in self.core.sessions.iter().flatten().filter(|session| !session.down) {
+            self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
+        }
+    }
+
+    /// Whether no session and no request is left.
+    pub fn is_idle(&self) -> bool {
+        self.core.jobs.is_empty() && self.fabric.session_count() == 0 && self.fabric.lane_count() == 0
+    }
+
+    /// Sessions.
+    pub fn session_count(&self) -> usize {
+        self.core.sessions.iter().flatten().count()
+    }
+
+    /// Requests that were answered.
+    pub fn served(&self) -> u64 {
+        self.core.served
+    }
+
+    /// Why the last connection that never became part of a session ended.
+    pub fn last_refused(&self) -> Option<CloseReason> {
+        self.fabric.last_refused()
+    }
+}
+
+impl Core {
+    fn session(&mut self, slot: Slot) -> Option<&mut Session> {
+        self.sessions.get_mut(slot.index as usize)?.as_mut().filter(|session| session.slot == slot)
+    }
+
+    /// The label of a job's request to the engine.
+    fn tag(&self, job: Slot) -> Tag {
+        Tag(u64::from(self.class) << 56 | u64::from(job.generation) << 24 | u64::from(job.index))
+    }
+}
+
+/// The job that a tag names.
+fn job_of(tag: Tag) -> Slot {
+    Slot { index: (tag.0 & 0x00ff_ffff) as u32, generation: (tag.0 >> 24 & 0x00ff_ffff) as u32 }
+}
+
+impl Serving<'_> {
+    /// Lets the fabric forget a session, once nothing of it is left.
+    fn release_if_done(&mut self, fabric: &mut Fabric, slot: Slot) {
+        let done = self.core.session(slot).is_some_and(|session| session.drained && session.jobs == 0);
+        if done {
+            self.core.sessions[slot.index as usize] = None;
+            fabric.release(slot);
+        }
+    }
+}
+
+impl Handler for Serving<'_> {
+    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+        let Some(agreed) = fabric.agreed(slot) else { return };
+        let index = slot.index as usize;
+        if self.core.sessions.len() <= index {
+            self.core.sessions.resize_with(index + 1, || None);
+        }
+        self.core.sessions[index] = Some(Session {
+            slot,
+            handles: Vec::new(),
+            inbound: Inbound::new(agreed.credits),
+            jobs: 0,
+            pulls: 0,
+            queue: VecDeque::new(),
+            private: agreed.payload_checksum(),
+            down: false,
+            drained: false,
+        });
+    }
+
+    fn message(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Message, &Header),
+        payload: &[u8],
+    ) {
+        match kind {
+            Message::Call => self.called(fabric, reactor, session, header, payload),
+            Message::Nack => self.pull_refused(fabric, reactor, session, header),
+            _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
+        }
+    }
+
+    fn placed(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Message, &Header),
+    ) {
+        if kind == Message::Data {
+            self.pulled(fabric, reactor, session, header);
+        } else {
+            fabric.close(reactor, session, CloseReason::Unexpected(kind));
+        }
+    }
+
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
+        let Some(session) = self.core.session(slot) else { return };
+        session.down = true;
+        for queued in std::mem::take(&mut session.queue) {
+            self.forget(queued);
+        }
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+        match self.core.session(slot) {
+            Some(session) => session.drained = true,
+            // It ended before it was up.
+            None => return fabric.release(slot),
+        }
+        self.end_pulls_of(fabric, slot);
+        self.release_if_done(fabric, slot);
+    }
+}
+
+fn resized_notice(handle: u32, len: u64) -> Header {
+    let resized =
+        Resized { handle: U32::new(handle), reserved: U32::new(0), len: U64::new(len), reserved_end: [0; 48] };
+    let mut body = CallBody::new_zeroed();
+    body.method = U16::new(NOTICE_RESIZED);
+    body.arguments.copy_from_slice(resized.as_bytes());
+    Header::with_body(Message::Notice, &body)
+}

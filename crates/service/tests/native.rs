@@ -1,0 +1,306 @@
+//! The native client and server over loopback, on both of the kernel's backends.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use byway_fabric::{Options, PayloadChecksum, Registry};
+use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
+use byway_service::block::client::{
+    BlockingVolume, ConnectError, Done, Request, Volume as Client, VolumeError, VolumeOptions,
+};
+use byway_service::block::server::Server;
+use byway_service::block::wire::CallError;
+use byway_service::block::{BlockError, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
+
+const SERVER: u8 = 0x20;
+const FRAMES: usize = 32 << 20;
+const IOS: [IoChoice; 2] = [IoChoice::Epoll, IoChoice::Uring];
+
+/// A server of some volumes, on a thread of its own.
+struct Running {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(io: IoChoice, at: Option<SocketAddr>, instance: u64, options: Options, volumes: Vec<Arc<Volume>>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (send, receive) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                let mut reactor = Reactor::open(io, FRAMES).unwrap();
+                let mut engine = Engine::default();
+                let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
+                let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
+                let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
+                for volume in volumes {
+                    let id = engine.attach(&mut reactor, volume);
+                    server.offer(id);
+                }
+                send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
+                serve(&mut reactor, &mut engine, &mut server, &stop);
+            }
+        });
+        let (address, waker) = receive.recv().unwrap();
+        Self { address, stop, waker, thread: Some(thread) }
+    }
+
+    fn stop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn serve(reactor: &mut Reactor, engine: &mut Engine, server: &mut Server, stop: &AtomicBool) {
+    let (mut completions, mut done) = (Vec::new(), Vec::new());
+    while !stop.load(Ordering::Acquire) {
+        server.flush(reactor, engine);
+        reactor.reap(&mut completions, Wait::Block).unwrap();
+        for completion in completions.drain(..) {
+            match completion.token.class() {
+                SERVER => server.handle(reactor, engine, completion),
+                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
+                _ => server.woken(reactor, engine),
+            }
+            for done in done.drain(..) {
+                server.done(reactor, engine, done);
+            }
+        }
+    }
+}
+
+fn memory(bytes: u64) -> Arc<Volume> {
+    Arc::new(Volume::new("disk", Store::memory("disk", bytes).unwrap(), Served::default()))
+}
+
+fn client(io: IoChoice, address: SocketAddr, options: VolumeOptions) -> Result<BlockingVolume, ConnectError> {
+    BlockingVolume::connect(Reactor::open(io, FRAMES).unwrap(), Address::Tcp(address), "disk", options)
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn each_io(test: impl Fn(IoChoice)) {
+    for io in IOS {
+        if let Err(error) = Reactor::open(io, 1) {
+            eprintln!("SKIP {io:?}: {error}");
+            continue;
+        }
+        test(io);
+    }
+}
+
+#[test]
+fn what_is_written_is_read_at_every_size() {
+    each_io(|io| {
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        assert_eq!(volume.info().unwrap().len, 64 << 20);
+        let mut offset = 512;
+        for len in [512, 4096, 16 << 10, (16 << 10) + 512, 64 << 10, 300_032, 1 << 20, 8 << 20] {
+            let data = pattern(len, len as u64);
+            volume.write(offset, &data, false).unwrap();
+            let mut back = vec![0; len];
+            volume.read(offset, &mut back).unwrap();
+            assert!(data == back, "{len} bytes came back changed");
+            offset += len as u64;
+        }
+        volume.flush().unwrap();
+        assert_eq!(volume.volume().unflushed_bytes(), 0);
+    });
+}
+
+/// Drives a client until `until` says so, or a deadline fails the test.
+fn drive(
+    reactor: &mut Reactor,
+    client: &mut Client,
+    done: &mut Vec<Done<byway_reactor::Frame>>,
+    mut until: impl FnMut(&Client, &[Done<byway_reactor::Frame>]) -> bool,
+) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut completions = Vec::new();
+    loop {
+        client.flush(reactor);
+        client.reap(done);
+        if until(client, done) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the client hangs: {} pending", client.pending());
+        let wait = Wait::Until(reactor.now() + Duration::from_millis(20));
+        reactor.reap(&mut completions, wait).unwrap();
+        for completion in completions.drain(..) {
+            client.handle(reactor, completion);
+        }
+    }
+}
+
+#[test]
+fn many_requests_of_all_sizes_are_in_flight_together() {
+    const SLOT: u64 = 1 << 20;
+    each_io(|io| {
+        for checksum in [PayloadChecksum::Off, PayloadChecksum::Required] {
+            let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
+            let mut reactor = Reactor::open(io, 64 << 20).unwrap();
+            let mut options = VolumeOptions::new(0x30);
+            options.fabric.terms.checksum = checksum;
+            let mut client = Client::connect(&reactor, Address::Tcp(server.address), "disk", options);
+            let len = |slot: u64| [512, 4096, 16_384, 17_000 / 512 * 512, 65_536, 1 << 20][slot as usize % 6];
+            let mut done = Vec::new();
+            let mut written = 0;
+            for slot in 0..48 {
+                let len = len(slot);
+                let mut frame = reactor.frames().alloc(len).unwrap();
+                frame.copy_from_slice(&pattern(len, slot));
+                client
+                    .submit(
+                        Request::Write { offset: slot * SLOT, len, from: Rc::new(frame), durable: slot % 5 == 0 },
+                        slot,
+                    )
+                    .unwrap();
+            }
+            drive(&mut reactor, &mut client, &mut done, |_, done| done.len() == 48);
+            for done in done.drain(..) {
+                assert_eq!(done.result.map(|_| ()), Ok(()));
+                written += 1;
+            }
+            for slot in 0..48 {
+                let len = len(slot);
+                let Some(into) = reactor.frames().alloc(len) else { break };
+                client.submit(Request::Read { offset: slot * SLOT, len, into }, slot).unwrap();
+            }
+            let asked = client.pending();
+            drive(&mut reactor, &mut client, &mut done, |_, done| done.len() == asked);
+            for done in done.drain(..) {
+                assert_eq!(done.result.map(|_| ()), Ok(()));
+                assert!(done.buffer.unwrap()[..] == pattern(len(done.tag), done.tag)[..], "slot {}", done.tag);
+            }
+            assert!(written == 48 && asked >= 24);
+            assert_eq!(client.sessions(), 1);
+        }
+    });
+}
+
+#[test]
+fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
+    each_io(|io| {
+        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![memory(16 << 20)]);
+        let address = first.address;
+        let mut volume = client(io, address, VolumeOptions::new(0x30)).unwrap();
+        let flushed = pattern(8192, 1);
+        volume.write(0, &flushed, false).unwrap();
+        volume.flush().unwrap();
+        let old = pattern(4096, 2);
+        let new = pattern(300_032, 3);
+        volume.write(1 << 20, &old, false).unwrap();
+        volume.write(1 << 20, &new, false).unwrap();
+        volume.zero((1 << 20) + 4096, 4096, byway_service::block::ZeroFlags::default()).unwrap();
+        first.stop();
+        // The next process has an empty store: what was flushed is gone with this trick, what was not must come again.
+        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![memory(16 << 20)]);
+        let mut expected = new.clone();
+        expected[4096..8192].fill(0);
+        let mut back = vec![0; new.len()];
+        volume.read(1 << 20, &mut back).unwrap();
+        assert!(back == expected, "unflushed writes were not written again, or in another order");
+        let mut back = vec![1; flushed.len()];
+        volume.read(0, &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0), "a flushed write was written again");
+        assert!(volume.volume().replayed() >= 4);
+        volume.flush().unwrap();
+        assert_eq!(volume.volume().unflushed_bytes(), 0);
+    });
+}
+
+#[test]
+fn a_volume_in_memory_that_came_back_empty_fails() {
+    each_io(|io| {
+        let volatile = || {
+            let options = Served { volatile: true, ..Served::default() };
+            Arc::new(Volume::new("disk", Store::memory("disk", 1 << 20).unwrap(), options))
+        };
+        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![volatile()]);
+        let mut volume = client(io, first.address, VolumeOptions::new(0x30)).unwrap();
+        volume.write(0, &[7; 4096], false).unwrap();
+        first.stop();
+        let _second = Running::start(io, Some(first.address), 2, Options::new(SERVER), vec![volatile()]);
+        assert_eq!(volume.read(0, &mut [0; 4096]), Err(VolumeError::VolatileLost));
+        assert_eq!(volume.write(0, &[7; 4096], false), Err(VolumeError::VolatileLost));
+    });
+}
+
+#[test]
+fn without_a_server_everything_fails_after_the_limit() {
+    each_io(|io| {
+        let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(1 << 20)]);
+        let mut options = VolumeOptions::new(0x30);
+        options.bounds.lost_after = Duration::from_millis(300);
+        let mut volume = client(io, server.address, options).unwrap();
+        volume.write(0, &[7; 4096], false).unwrap();
+        server.stop();
+        let lost = VolumeError::Lost(options.bounds.lost_after);
+        assert_eq!(volume.write(0, &[8; 4096], false), Err(lost));
+        assert_eq!(volume.flush(), Err(lost));
+        assert_eq!(volume.read(0, &mut [0; 100_000]), Err(lost));
+    });
+}
+
+#[test]
+fn errors_reach_the_client_by_name() {
+    each_io(|io| {
+        let read_only = Served { read_only: true, ..Served::default() };
+        let tls = Served { tls_required: true, ..Served::default() };
+        let volumes = vec![
+            memory(1 << 20),
+            Arc::new(Volume::new("fixed", Store::memory("fixed", 1 << 20).unwrap(), read_only)),
+            Arc::new(Volume::new("secret", Store::memory("secret", 1 << 20).unwrap(), tls)),
+        ];
+        let server = Running::start(io, None, 1, Options::new(SERVER), volumes);
+        let open = |name: &str| {
+            let reactor = Reactor::open(io, FRAMES).unwrap();
+            BlockingVolume::connect(reactor, Address::Tcp(server.address), name, VolumeOptions::new(0x30))
+        };
+        assert_eq!(open("nothing").err(), Some(ConnectError::Open(CallError::NotFound)));
+        assert_eq!(open("secret").err(), Some(ConnectError::Open(CallError::TlsRequired)));
+        let mut fixed = open("fixed").unwrap();
+        assert!(fixed.info().unwrap().read_only);
+        for len in [4096, 100_000] {
+            assert_eq!(fixed.write(0, &vec![1; len], false), Err(CallError::from(BlockError::ReadOnly).into()));
+        }
+        let mut disk = open("disk").unwrap();
+        assert_eq!(disk.read(1 << 20, &mut [0; 512]), Err(CallError::from(BlockError::OutOfRange).into()));
+        assert_eq!(disk.read(1 << 20, &mut [0; 50_000]), Err(CallError::from(BlockError::OutOfRange).into()));
+        assert_eq!(disk.write((1 << 20) - 512, &[0; 50_000], false), Err(CallError::from(BlockError::NoSpace).into()));
+        disk.write(8192, &[3; 4096], false).unwrap();
+        let extents = disk.extents(0, 1 << 20).unwrap();
+        assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20);
+        assert!(extents[0].hole && !extents[1].hole, "{extents:?}");
+        disk.trim(8192, 4096).unwrap();
+        disk.read(8192, &mut [0; 512]).unwrap();
+        let mut options = VolumeOptions::new(0x30);
+        options.fabric.terms.checksum = PayloadChecksum::Wanted;
+        client(io, server.address, options).unwrap().read(0, &mut [1; 70_000]).unwrap();
+    });
+}
