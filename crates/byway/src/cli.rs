@@ -11,6 +11,7 @@ use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::config::{http_address, parse_io};
 use crate::copy::{self, CopyArguments};
+use crate::doctor::{self, DoctorArguments};
 use crate::units::parse_size;
 
 /// Use the disks, files and idle memory of the other machines at the speed of the network.
@@ -33,6 +34,8 @@ pub struct Cli {
 pub enum Command {
     /// Copy an image: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// Say what this machine can do, and what to do about the rest
+    Doctor(DoctorArguments),
     /// Print completions for a shell to standard output
     Completions {
         /// Which shell.
@@ -107,6 +110,9 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Copy(arguments) => copy::run(&arguments)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Failure::from),
+        Command::Doctor(arguments) => doctor::run(arguments)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Failure::from),
         Command::Completions { shell } => {

@@ -9,6 +9,7 @@ pub mod admission;
 pub mod cli;
 pub mod config;
 pub mod copy;
+pub mod doctor;
 pub mod limits;
 pub mod spec;
 pub mod units;

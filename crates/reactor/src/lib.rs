@@ -23,6 +23,8 @@ mod map;
 mod net;
 mod op;
 mod os;
+pub mod privilege;
+pub mod probe;
 mod reactor;
 pub mod sim;
 mod time;
