@@ -1,1 +1,3 @@
 //! Where foreign clients come in: NBD and HTTP.
+
+pub mod http;
