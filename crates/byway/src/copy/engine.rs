@@ -107,7 +107,7 @@ pub fn copy(
     let (bytes, identity) = (source.bytes(), source.identity());
     let records = match &mut resume {
         Some(log) => log
-            .load(&source.identity(), &destination.identity(), bytes)
+            .load(&identity, &destination.identity(), bytes)
             .map_err(CopyError::Resume)?,
         None => BTreeMap::new(),
     };
@@ -134,7 +134,12 @@ pub fn copy(
         },
         failure: None,
     };
-    engine.copy()
+    let copied = engine.copy()?;
+    if engine.source.identity() == identity {
+        Ok(copied)
+    } else {
+        Err(CopyError::Changed)
+    }
 }
 
 /// What is to be started.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use super::*;
 
 /// A small parser of the exposition format: samples by name and labels. Fails on anything that is not in it.
-fn parse(page: &str) -> BTreeMap<String, f64> {
+fn parse(page: &str) -> BTreeMap<String, u64> {
     let mut types = BTreeMap::new();
     let mut helped = BTreeSet::new();
     let mut samples = BTreeMap::new();
@@ -71,13 +71,13 @@ fn example() -> Snapshot {
 #[test]
 fn the_metrics_page_parses() {
     let samples = parse(&render(&example()));
-    assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], 7.0);
-    assert_eq!(samples["byway_connections{door=\"nbd\"}"], 2.0);
+    assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], 7);
+    assert_eq!(samples["byway_connections{door=\"nbd\"}"], 2);
     assert_eq!(
         samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"],
-        5.0
+        5
     );
-    assert_eq!(samples["byway_ready"], 1.0);
+    assert_eq!(samples["byway_ready"], 1);
     assert!(samples.contains_key("byway_info{version=\"1 \\\"quoted\\\"\\\\\",io=\"uring\"}"));
 }
 
