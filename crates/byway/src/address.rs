@@ -175,9 +175,9 @@ impl FromStr for ResourceName {
 impl fmt::Display for ResourceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
-            write!(f, "byway://[{}]", self.host)?
+            write!(f, "byway://[{}]", self.host)?;
         } else {
-            write!(f, "byway://{}", self.host)?
+            write!(f, "byway://{}", self.host)?;
         }
         if self.port != BYWAY_PORT {
             write!(f, ":{}", self.port)?;

@@ -11,6 +11,7 @@ use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::config::{http_address, parse_io};
 use crate::copy::{self, CopyArguments};
+use crate::doctor::{self, DoctorArguments};
 use crate::serve;
 use crate::units::parse_size;
 
@@ -30,6 +31,8 @@ pub enum Command {
     Serve(Box<ServeArguments>),
     /// Copy an image: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// Say what this machine can do, and what to do about the rest
+    Doctor(DoctorArguments),
     /// Print completions for a shell to standard output
     Completions {
         /// Which shell.
@@ -106,6 +109,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "byway", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -342,6 +342,8 @@ impl VolumeForm {
     }
 }
 
+// By value so that it can stand in `map_err`.
+#[allow(clippy::needless_pass_by_value)]
 fn value(at: String, message: impl ToString) -> ConfigError {
     ConfigError::Value { at, message: message.to_string() }
 }

@@ -2,5 +2,6 @@
 //!
 //! The protocols are machines without I/O (`nbd`); what moves their bytes is apart from them.
 
+pub mod http;
 pub mod limits;
 pub mod nbd;

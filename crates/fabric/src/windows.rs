@@ -86,17 +86,11 @@ struct Window {
 }
 
 /// The windows of one loop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Windows {
     windows: Vec<Window>,
     free: Vec<u32>,
     refused: u64,
-}
-
-impl Default for Windows {
-    fn default() -> Self {
-        Self { windows: Vec::new(), free: Vec::new(), refused: 0 }
-    }
 }
 
 impl Windows {

@@ -24,6 +24,8 @@ mod net;
 mod op;
 mod os;
 mod pace;
+pub mod privilege;
+pub mod probe;
 mod reactor;
 pub mod sim;
 mod splice;

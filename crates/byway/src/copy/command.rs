@@ -1,5 +1,6 @@
 //! `byway copy` as the command line sees it.
 
+use std::fmt::Write;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -170,12 +171,13 @@ fn report(copied: &Copied, seconds: f64, json: bool) {
         println!("{done}");
         return;
     }
+    // Writing to a string does not fail.
     let mut notes = String::new();
     if copied.resumed_bytes > 0 {
-        notes += &format!(", {} done before", show_size(copied.resumed_bytes));
+        let _ = write!(notes, ", {} done before", show_size(copied.resumed_bytes));
     }
     if copied.zero_bytes > 0 {
-        notes += &format!(", {} of holes", show_size(copied.zero_bytes));
+        let _ = write!(notes, ", {} of holes", show_size(copied.zero_bytes));
     }
     if copied.verified {
         notes += ", verified";

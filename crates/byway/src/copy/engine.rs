@@ -104,7 +104,7 @@ pub fn copy(
 ) -> Result<Copied, CopyError> {
     let (bytes, identity) = (source.bytes(), source.identity());
     let records = match &mut resume {
-        Some(log) => log.load(&source.identity(), &destination.identity(), bytes).map_err(CopyError::Resume)?,
+        Some(log) => log.load(&identity, &destination.identity(), bytes).map_err(CopyError::Resume)?,
         None => BTreeMap::new(),
     };
     let last_checkpoint = reactor.now();
@@ -127,7 +127,8 @@ pub fn copy(
         copied: Copied { bytes, ..Copied::default() },
         failure: None,
     };
-    engine.copy()
+    let copied = engine.copy()?;
+    if engine.source.identity() == identity { Ok(copied) } else { Err(CopyError::Changed) }
 }
 
 /// What is to be started.

@@ -200,9 +200,8 @@ fn a_source_that_changes_under_the_copy_is_noticed() {
     let (from, to) = (bench.path("source"), bench.path("destination"));
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
     let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
-    // Cut in the middle of the copy: without this check its end would arrive as zeroes.
-    let cut = File::options().write(true).open(&from).unwrap();
-    let mut progress = |_| cut.set_len(CHUNK as u64).unwrap();
+    let touch = File::options().write(true).open(&from).unwrap();
+    let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, None, &mut progress);
-    assert!(matches!(failed, Err(CopyError::Changed | CopyError::Source { .. })), "{failed:?}");
+    assert!(matches!(failed, Err(CopyError::Changed)), "{failed:?}");
 }

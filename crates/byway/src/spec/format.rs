@@ -1,5 +1,7 @@
 //! Writing a specification so that it reads back as the same one.
 
+// Writing to a string does not fail: its results are dropped.
+use std::fmt::Write;
 use std::path::Path;
 
 use byway_service::block::spec::{FaultEffect, FaultRule, StoreSpec, VolumeSpec};
@@ -19,10 +21,10 @@ pub fn format(volume: &VolumeSpec) -> String {
         text += ",tls=required";
     }
     if let Some(rate) = volume.rate_bytes_per_second {
-        text += &format!(",rate={}/s", format_size(rate));
+        let _ = write!(text, ",rate={}/s", format_size(rate));
     }
     if let Some(description) = &volume.description {
-        text += &format!(",description={}", quote(description));
+        let _ = write!(text, ",description={}", quote(description));
     }
     text
 }
@@ -55,10 +57,10 @@ fn rule(rule: &FaultRule) -> String {
     };
     let mut text = format!("{operation}={effect}");
     if let Some(range) = rule.range {
-        text += &format!("@{}+{}", format_size(range.offset), format_size(range.len));
+        let _ = write!(text, "@{}+{}", format_size(range.offset), format_size(range.len));
     }
     if let Some(count) = rule.count_max {
-        text += &format!("#{count}");
+        let _ = write!(text, "#{count}");
     }
     text
 }

@@ -19,7 +19,7 @@ impl Rng {
 
     /// 0 to `n - 1`; 0 if `n` is 0.
     pub(super) fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 
     /// `low` to `high`, both included.

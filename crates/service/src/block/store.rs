@@ -67,7 +67,7 @@ impl Store {
         let files = paths.iter().map(|path| open(path, options)).collect::<Result<Vec<_>, _>>()?;
         let block_bytes = files.iter().map(|file| file.block_bytes()).max().unwrap_or(1);
         let len = layout.volume_len(files.iter().map(|file| file.len()));
-        if len % u64::from(block_bytes) != 0 {
+        if !len.is_multiple_of(u64::from(block_bytes)) {
             let block = block_bytes.into();
             return Err(OpenError::NotAMultiple { path: paths[0].clone(), len, block });
         }

@@ -169,11 +169,11 @@ impl NbdDoor {
                     client.fail(End::Stream(error));
                 }
             }
-            (TAG_TIMEOUT, Outcome::TimedOut(Ok(()))) => {
-                if matches!(client.phase, Phase::Greeting(_)) && !client.closed {
-                    tracing::info!(seconds = HANDSHAKE_SECONDS_MAX, "NBD client did not finish its handshake in time");
-                    client.fail(End::Slow);
-                }
+            (TAG_TIMEOUT, Outcome::TimedOut(Ok(())))
+                if matches!(client.phase, Phase::Greeting(_)) && !client.closed =>
+            {
+                tracing::info!(seconds = HANDSHAKE_SECONDS_MAX, "NBD client did not finish its handshake in time");
+                client.fail(End::Slow);
             }
             _ => {}
         }

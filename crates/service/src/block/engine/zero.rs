@@ -67,7 +67,7 @@ impl Engine {
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
         match (result, zeroing.written, zeroing.ranges.last().copied()) {
             (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
-                zeroing.written = Some(run.offset)
+                zeroing.written = Some(run.offset);
             }
             (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
             (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {

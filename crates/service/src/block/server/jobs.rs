@@ -205,7 +205,7 @@ impl Serving<'_> {
         match (self.core.jobs.get(slot), done.outcome) {
             (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, &read, result),
             (Some(&Job::Plain(call)), Outcome::Unit(result)) => {
-                self.answer(fabric, call, result.map_err(CallError::from))
+                self.answer(fabric, call, result.map_err(CallError::from));
             }
             (Some(&Job::Plain(call)), Outcome::Extents(Ok(extents))) => self.answer_extents(fabric, call, &extents),
             (Some(&Job::Plain(call)), Outcome::Extents(Err(error))) => self.answer(fabric, call, Err(error.into())),

@@ -1,0 +1,257 @@
+//! The single checks.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use byway_reactor::probe;
+
+use super::Finding;
+use crate::units::show_size;
+
+/// All checks, in the order of the report.
+pub(super) const ALL: [fn() -> Finding; 15] = [
+    io_uring,
+    zero_copy,
+    ublk,
+    nbd,
+    fuse,
+    userfaultfd,
+    rdma,
+    memlock,
+    nofile,
+    huge_pages,
+    congestion_control,
+    socket_buffers,
+    landlock,
+    perf,
+    loop_devices,
+];
+
+fn io_uring() -> Finding {
+    let name = "io_uring";
+    let abilities = match probe::uring() {
+        Ok(abilities) => abilities,
+        Err(error) => {
+            let remedy = "set sysctl kernel.io_uring_disabled=0, or allow it in the container's seccomp profile; \
+                          byway uses epoll meanwhile";
+            return Finding::missing(name, format!("no ring: {error}"), remedy);
+        }
+    };
+    let parts = [
+        (abilities.deferred, "deferred completions"),
+        (abilities.send_zc && abilities.sendmsg_zc, "zero-copy send"),
+        (abilities.multishot_accept, "multishot accept"),
+        (abilities.registered_buffers, "registered buffers"),
+    ];
+    let with: Vec<_> = parts.iter().filter(|(has, _)| *has).map(|(_, part)| *part).collect();
+    let without: Vec<_> = parts.iter().filter(|(has, _)| !has).map(|(_, part)| *part).collect();
+    if without.is_empty() {
+        return Finding::ok(name, with.join(", "));
+    }
+    Finding::limited(name, format!("without {}", without.join(", ")), "use Linux 6.1 or later, and raise memlock")
+}
+
+fn zero_copy() -> Finding {
+    let name = "zero-copy send";
+    match probe::zero_copy_send() {
+        Ok(probe::ZeroCopy::Sent) => Finding::ok(name, "the kernel sent the pages themselves, even over loopback"),
+        Ok(probe::ZeroCopy::Copied) => {
+            Finding::ok(name, "works; over loopback the kernel copies all the same, as it always does")
+        }
+        Err(error) => {
+            Finding::missing(name, error.to_string(), "use Linux 4.14 or later and raise the memlock limit (ulimit -l)")
+        }
+    }
+}
+
+/// A device node that must open for reading and writing, and the module that makes it.
+fn device(name: &'static str, path: &str, good: &str, load: &'static str) -> Finding {
+    match fs::File::options().read(true).write(true).open(path) {
+        Ok(_) => Finding::ok(name, good),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Finding::limited(name, format!("{path}: {error}"), "run as root or as a member of the device's group")
+        }
+        Err(error) => Finding::missing(name, format!("{path}: {error}"), load),
+    }
+}
+
+fn ublk() -> Finding {
+    device("ublk", "/dev/ublk-control", "volumes can be block devices here", "modprobe ublk_drv (Linux 6.0 or later)")
+}
+
+fn nbd() -> Finding {
+    device("nbd module", "/dev/nbd0", "the kernel's NBD client is there", "modprobe nbd, or use ublk, or nbdfuse")
+}
+
+fn fuse() -> Finding {
+    device(
+        "FUSE",
+        "/dev/fuse",
+        "files can be mounted without privilege",
+        "modprobe fuse, or give the container /dev/fuse",
+    )
+}
+
+fn loop_devices() -> Finding {
+    let load = "modprobe loop; needed only for file systems on volumes where neither nbd nor ublk is";
+    device("loop devices", "/dev/loop-control", "a mounted file can be a block device", load)
+}
+
+fn userfaultfd() -> Finding {
+    let name = "userfaultfd";
+    match probe::userfaultfd_features() {
+        Ok(features) => {
+            // Bits of linux/userfaultfd.h: MISSING_SHMEM 5, PAGEFAULT_FLAG_WP 0, WP_ASYNC 15.
+            let wanted = [(5, "shared memory"), (0, "write protection"), (15, "asynchronous write protection")];
+            let lacking: Vec<_> = wanted.iter().filter(|(bit, _)| features >> bit & 1 == 0).map(|(_, n)| *n).collect();
+            if lacking.is_empty() {
+                return Finding::ok(name, format!("features {features:#x}"));
+            }
+            Finding::limited(name, format!("without {}", lacking.join(", ")), "use Linux 6.7 or later")
+        }
+        Err(error) => {
+            Finding::missing(name, error.to_string(), "set sysctl vm.unprivileged_userfaultfd=1, or run as root")
+        }
+    }
+}
+
+fn rdma() -> Finding {
+    let name = "RDMA";
+    let devices = fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    match (devices, probe::library_loads(c"libibverbs.so.1")) {
+        (0, _) => {
+            Finding::missing(name, "no device in /sys/class/infiniband", "byway uses TCP; soft-RoCE: modprobe rdma_rxe")
+        }
+        (_, false) => {
+            Finding::limited(name, "devices, but libibverbs.so.1 does not load", "install libibverbs1 (rdma-core)")
+        }
+        (count, true) => Finding::ok(name, format!("{count} device(s) and libibverbs")),
+    }
+}
+
+/// A limit's soft and hard value from `/proc/self/limits`; `None` is unlimited.
+fn limit(row: &str) -> Option<(Option<u64>, Option<u64>)> {
+    let text = fs::read_to_string("/proc/self/limits").ok()?;
+    let mut words = text.lines().find_map(|line| line.strip_prefix(row))?.split_whitespace();
+    let mut number = || words.next().map(|word| word.parse().ok());
+    Some((number()?, number()?))
+}
+
+fn memlock() -> Finding {
+    let name = "memlock limit";
+    let enough = 64 << 20;
+    match limit("Max locked memory") {
+        Some((None, _)) => Finding::ok(name, "unlimited"),
+        Some((Some(soft), _)) if soft >= enough => Finding::ok(name, show_size(soft)),
+        Some((Some(soft), _)) => Finding::limited(
+            name,
+            format!("{}: frames beyond it are not registered", show_size(soft)),
+            "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited",
+        ),
+        None => Finding::missing(name, "cannot be read from /proc/self/limits", "mount /proc"),
+    }
+}
+
+fn nofile() -> Finding {
+    let name = "open files limit";
+    match limit("Max open files") {
+        Some((_, None)) => Finding::ok(name, "unlimited"),
+        Some((_, Some(hard))) if hard >= 65536 => Finding::ok(name, format!("{hard} (raised when serving)")),
+        Some((_, Some(hard))) => {
+            Finding::limited(name, format!("{hard} at most: as many connections"), "LimitNOFILE=65536 in the unit")
+        }
+        None => Finding::missing(name, "cannot be read from /proc/self/limits", "mount /proc"),
+    }
+}
+
+fn huge_pages() -> Finding {
+    let name = "huge pages";
+    match probe::huge_page_works() {
+        Ok(()) => Finding::ok(name, "2 MiB pages are reserved"),
+        Err(error) => {
+            let thp = read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_else(|| "not there".to_owned());
+            let reason = format!("none reserved ({error}); transparent: {thp}");
+            Finding::limited(name, reason, "sysctl vm.nr_hugepages=64, if frames are to be huge; not needed to serve")
+        }
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn congestion_control() -> Finding {
+    let name = "congestion control";
+    match read("/proc/sys/net/ipv4/tcp_congestion_control") {
+        Some(now) if now == "bbr" => Finding::limited(
+            name,
+            "bbr: paces by a timer, which costs throughput between neighbours",
+            "sysctl net.ipv4.tcp_congestion_control=cubic (or dctcp where switches mark) inside a cluster",
+        ),
+        Some(now) => Finding::ok(name, now),
+        None => Finding::missing(name, "cannot be read", "mount /proc"),
+    }
+}
+
+fn socket_buffers() -> Finding {
+    let name = "socket buffers";
+    let max = |path| read(path).and_then(|text| text.split_whitespace().last()?.parse::<u64>().ok());
+    let seen = [
+        ("net.core.wmem_max", max("/proc/sys/net/core/wmem_max"), 1 << 20),
+        ("net.ipv4.tcp_wmem", max("/proc/sys/net/ipv4/tcp_wmem"), 4 << 20),
+        ("net.ipv4.tcp_rmem", max("/proc/sys/net/ipv4/tcp_rmem"), 4 << 20),
+    ];
+    let show = |(key, bytes, _): &(&str, Option<u64>, u64)| {
+        format!("{key} {}", bytes.map_or_else(|| "unknown".to_owned(), show_size))
+    };
+    let reason = seen.iter().map(show).collect::<Vec<_>>().join(", ");
+    if seen.iter().all(|(_, bytes, enough)| bytes.is_some_and(|bytes| bytes >= *enough)) {
+        return Finding::ok(name, reason);
+    }
+    let remedy = "sysctl net.core.wmem_max=1048576, and 4194304 as the last of net.ipv4.tcp_wmem and tcp_rmem";
+    Finding::limited(name, reason, remedy)
+}
+
+fn landlock() -> Finding {
+    let name = "landlock";
+    match probe::landlock_abi() {
+        Ok(abi) if abi >= 5 => Finding::ok(name, format!("ABI {abi}")),
+        Ok(abi) => Finding::limited(name, format!("ABI {abi}: no rules for ioctl"), "use Linux 6.10 or later"),
+        Err(error) => {
+            Finding::missing(name, error.to_string(), "boot with lsm=landlock,... ; byway serves unconfined without")
+        }
+    }
+}
+
+fn perf() -> Finding {
+    let name = "perf";
+    match probe::perf_works() {
+        Ok(()) => Finding::ok(name, "this process can be counted"),
+        Err(error) => {
+            Finding::missing(name, error.to_string(), "sysctl kernel.perf_event_paranoid=1; only benchmarks need it")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Health, examine};
+
+    #[test]
+    fn every_finding_has_a_reason_and_each_lack_a_remedy() {
+        let findings = examine();
+        assert_eq!(findings.len(), super::ALL.len());
+        for finding in findings {
+            assert!(!finding.reason.is_empty(), "{}", finding.name);
+            assert_eq!(finding.remedy.is_none(), finding.health == Health::Ok, "{}", finding.name);
+        }
+    }
+
+    #[test]
+    fn limits_are_read() {
+        let (soft, hard) = super::limit("Max open files").unwrap();
+        assert!(soft.is_some_and(|soft| soft > 0));
+        assert!(hard.is_none_or(|hard| hard >= soft.unwrap()));
+    }
+}

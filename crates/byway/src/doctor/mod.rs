@@ -1,0 +1,89 @@
+//! `byway doctor`: what this machine can do, why not, and what to do about it.
+
+mod checks;
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How well something works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// All of it.
+    Ok,
+    /// Some of it, or less than byway can use.
+    Limited,
+    /// Not at all.
+    Missing,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Limited => "limited",
+            Self::Missing => "missing",
+        })
+    }
+}
+
+/// What was found of one thing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How well it works.
+    pub health: Health,
+    /// What was seen.
+    pub reason: String,
+    /// What to do, unless it is [`Health::Ok`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<&'static str>,
+}
+
+impl Finding {
+    fn ok(name: &'static str, reason: impl Into<String>) -> Self {
+        Self { name, health: Health::Ok, reason: reason.into(), remedy: None }
+    }
+
+    fn limited(name: &'static str, reason: impl Into<String>, remedy: &'static str) -> Self {
+        Self { name, health: Health::Limited, reason: reason.into(), remedy: Some(remedy) }
+    }
+
+    fn missing(name: &'static str, reason: impl Into<String>, remedy: &'static str) -> Self {
+        Self { name, health: Health::Missing, reason: reason.into(), remedy: Some(remedy) }
+    }
+}
+
+/// The flags of `byway doctor`.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct DoctorArguments {
+    /// Print an array of {name, health, reason, remedy}
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Looks at everything.
+pub fn examine() -> Vec<Finding> {
+    checks::ALL.iter().map(|check| check()).collect()
+}
+
+/// Looks at everything and prints it.
+///
+/// # Errors
+/// When it cannot be printed.
+pub fn run(arguments: DoctorArguments) -> Result<(), serde_json::Error> {
+    let findings = examine();
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+        return Ok(());
+    }
+    for Finding { name, health, reason, remedy } in findings {
+        println!("{name:<22}{health:<9}{reason}");
+        if let Some(remedy) = remedy {
+            println!("{:<31}-> {remedy}", "");
+        }
+    }
+    Ok(())
+}

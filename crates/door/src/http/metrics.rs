@@ -1,0 +1,121 @@
+//! A snapshot as Prometheus text (exposition format 0.0.4), written by hand: it is a page of lines.
+
+use std::fmt::Write;
+
+use super::snapshot::{DoorSnapshot, Snapshot, VolumeSnapshot};
+
+/// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
+pub fn render(snapshot: &Snapshot) -> String {
+    let mut page = Page(String::with_capacity(8 << 10));
+    node(&mut page, snapshot);
+    moved(&mut page, snapshot);
+    doors(&mut page, &snapshot.doors);
+    volumes(&mut page, &snapshot.volumes);
+    page.0
+}
+
+fn node(page: &mut Page, node: &Snapshot) {
+    page.head("byway_info", "gauge", "Version and backend of this node; always 1.");
+    page.line("byway_info", &[("version", &node.version), ("io", &node.io)], 1);
+    let gauges = [
+        ("byway_ready", "Whether the node serves: 1 or 0.", u64::from(node.not_ready.is_none())),
+        ("byway_uptime_seconds", "Seconds since the node started.", node.uptime_seconds),
+        ("byway_loops", "Event loops.", node.loops),
+        ("byway_frames_bytes", "Bytes of all frame pools.", node.frame_bytes),
+        ("byway_frames_free_bytes", "Bytes of the frame pools not in use.", node.frame_free_bytes),
+        ("byway_mapped_bytes", "Bytes of mapped files that sends hold.", node.mapped_bytes),
+    ];
+    for (name, help, value) in gauges {
+        page.head(name, "gauge", help);
+        page.line(name, &[], value);
+    }
+}
+
+fn moved(page: &mut Page, node: &Snapshot) {
+    let counters = &node.counters;
+    let name = "byway_moved_bytes_total";
+    page.head(name, "counter", "Bytes moved, by path and by whether a CPU copied them.");
+    let paths = [
+        ("send", "copied", counters.sent_copied_bytes),
+        ("send", "zero_copy", counters.sent_zero_copy_bytes),
+        ("receive", "copied", counters.received_bytes),
+        ("read", "copied", counters.read_copied_bytes),
+        ("read", "direct", counters.read_direct_bytes),
+        ("write", "copied", counters.written_copied_bytes),
+        ("write", "direct", counters.written_direct_bytes),
+    ];
+    for (path, by, value) in paths {
+        page.line(name, &[("path", path), ("by", by)], value);
+    }
+    let totals = [
+        (
+            "byway_sent_mapped_bytes_total",
+            "Bytes sent from mapped files without a copy in user space.",
+            counters.sent_mapped_bytes,
+        ),
+        ("byway_sends_total", "Send calls.", counters.send_calls),
+        ("byway_receives_total", "Receive calls that brought something.", counters.receive_calls),
+        ("byway_sleeps_total", "Times that loops slept in the kernel.", counters.sleeps),
+    ];
+    for (name, help, value) in totals {
+        page.head(name, "counter", help);
+        page.line(name, &[], value);
+    }
+}
+
+/// Name, type, help and value of a metric that each of some things has.
+type Each<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
+
+fn doors(page: &mut Page, doors: &[DoorSnapshot]) {
+    let all: [Each<DoorSnapshot>; 4] = [
+        ("byway_connections", "gauge", "Connections open now.", |door| door.connections),
+        ("byway_connections_accepted_total", "counter", "Connections accepted.", |door| door.accepted),
+        ("byway_connections_refused_total", "counter", "Connections refused at accept.", |door| door.refused),
+        ("byway_connections_misbehaved_total", "counter", "Connections ended for a bad message.", |door| {
+            door.misbehaved
+        }),
+    ];
+    page.each(&all, doors, "door", |door| &door.name);
+}
+
+fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
+    let all: [Each<VolumeSnapshot>; 9] = [
+        ("byway_volume_size_bytes", "gauge", "Size of the volume.", |volume| volume.bytes),
+        ("byway_volume_in_flight", "gauge", "Operations under way.", |volume| volume.in_flight),
+        ("byway_volume_reads_total", "counter", "Reads done.", |volume| volume.reads),
+        ("byway_volume_writes_total", "counter", "Writes done.", |volume| volume.writes),
+        ("byway_volume_flushes_total", "counter", "Flushes done.", |volume| volume.flushes),
+        ("byway_volume_trims_total", "counter", "Trims and writes of zeroes done.", |volume| volume.trims),
+        ("byway_volume_read_bytes_total", "counter", "Bytes read.", |volume| volume.read_bytes),
+        ("byway_volume_written_bytes_total", "counter", "Bytes written.", |volume| volume.written_bytes),
+        ("byway_volume_errors_total", "counter", "Operations that failed.", |volume| volume.errors),
+    ];
+    page.each(&all, volumes, "volume", |volume| &volume.name);
+}
+
+struct Page(String);
+
+// Writing to a string does not fail.
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+        self.0 += name;
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if index == 0 { '{' } else { ',' });
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    fn each<T>(&mut self, all: &[Each<T>], things: &[T], label: &str, name_of: fn(&T) -> &String) {
+        for (name, kind, help, value) in all {
+            self.head(name, kind, help);
+            for thing in things {
+                self.line(name, &[(label, name_of(thing))], value(thing));
+            }
+        }
+    }
+}

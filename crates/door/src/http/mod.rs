@@ -1,0 +1,111 @@
+//! The HTTP door: `/metrics` for Prometheus, `/healthz` for whoever restarts nodes, `/slow` for whoever asks why.
+//!
+//! It runs on a thread of its own, off the data path: a scrape asks the node for a [`Snapshot`], which the node sums
+//! over its loops then.
+
+mod metrics;
+mod snapshot;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router, routing::get};
+use tokio::sync::oneshot;
+
+pub use metrics::render;
+pub use snapshot::{DoorSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+
+/// The door, open until [`HttpDoor::close`] or drop.
+#[derive(Debug)]
+pub struct HttpDoor {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HttpDoor {
+    /// Listens at `address` and answers from a new thread.
+    ///
+    /// # Errors
+    /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
+    pub fn open(address: SocketAddr, report: Arc<dyn Report>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let serve = move || {
+            runtime.block_on(async {
+                let listener = match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => listener,
+                    Err(error) => return tracing::error!(%error, "the HTTP door does not open"),
+                };
+                // Not a graceful end: a scraper that keeps its connection must not keep the node.
+                tokio::select! {
+                    served = axum::serve(listener, router(report)) => {
+                        tracing::error!(?served, "the HTTP door ended");
+                    }
+                    _ = stopped => {}
+                }
+            });
+        };
+        let thread = std::thread::Builder::new().name("byway-http".to_owned()).spawn(serve)?;
+        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it listens: with the port that the kernel chose, if 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops and waits for its thread.
+    pub fn close(self) {
+        drop(self);
+    }
+}
+
+impl Drop for HttpDoor {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // Nobody listens only if the thread has ended already.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the HTTP door's thread panicked");
+        }
+    }
+}
+
+fn router(report: Arc<dyn Report>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/healthz", get(health_page))
+        .route("/slow", get(slow_page))
+        .with_state(report)
+}
+
+async fn metrics_page(State(report): State<Arc<dyn Report>>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, render(&report.snapshot())).into_response()
+}
+
+/// 200 while the node serves, 503 while it starts or drains; the reason in words.
+async fn health_page(State(report): State<Arc<dyn Report>>) -> Response {
+    match report.snapshot().not_ready {
+        None => "ok\n".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    }
+}
+
+async fn slow_page(State(report): State<Arc<dyn Report>>) -> Json<Vec<SlowOperation>> {
+    Json(report.snapshot().slow)
+}

@@ -1,0 +1,98 @@
+//! What a node tells about itself, at one moment.
+
+use byway_reactor::Counters;
+use serde::Serialize;
+
+/// Who can be asked for a [`Snapshot`]. Called from the HTTP thread, once per request.
+pub trait Report: Send + Sync + 'static {
+    /// The node now, summed over its loops.
+    fn snapshot(&self) -> Snapshot;
+}
+
+/// A node at one moment. What counts only grows while the process lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Why it does not serve; `None`: it does.
+    pub not_ready: Option<String>,
+    /// byway's version.
+    pub version: String,
+    /// The backend of its loops: `uring` or `epoll`.
+    pub io: String,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Event loops.
+    pub loops: u64,
+    /// What the loops moved, and who copied it.
+    pub counters: Counters,
+    /// Bytes of all frame pools.
+    pub frame_bytes: u64,
+    /// Of these, not in use.
+    pub frame_free_bytes: u64,
+    /// Bytes of mapped files that sends hold.
+    pub mapped_bytes: u64,
+    /// Each door (`nbd`, `byway`).
+    pub doors: Vec<DoorSnapshot>,
+    /// Each volume.
+    pub volumes: Vec<VolumeSnapshot>,
+    /// The slow operations that are remembered, oldest first; bounded by the node.
+    pub slow: Vec<SlowOperation>,
+}
+
+/// One door.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DoorSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Connections open now.
+    pub connections: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections refused at accept: outside the allowed ranges, or over the limit.
+    pub refused: u64,
+    /// Connections ended for a bad message.
+    pub misbehaved: u64,
+}
+
+/// One volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Reads done.
+    pub reads: u64,
+    /// Writes done.
+    pub writes: u64,
+    /// Flushes done.
+    pub flushes: u64,
+    /// Trims and writes of zeroes done.
+    pub trims: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Operations under way.
+    pub in_flight: u64,
+}
+
+/// An operation that took longer than the node's limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SlowOperation {
+    /// When it ended, in milliseconds since 1970.
+    pub ended_unix_ms: u64,
+    /// How long it took, in microseconds.
+    pub took_us: u64,
+    /// `read`, `write`, `flush`, ...
+    pub operation: String,
+    /// Of which volume.
+    pub volume: String,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Who asked.
+    pub peer: String,
+}

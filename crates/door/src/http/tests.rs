@@ -1,0 +1,91 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Mutex;
+
+use super::*;
+
+/// A small parser of the exposition format: samples by name and labels. Fails on anything that is not in it.
+fn parse(page: &str) -> BTreeMap<String, u64> {
+    let mut types = BTreeMap::new();
+    let mut helped = BTreeSet::new();
+    let mut samples = BTreeMap::new();
+    for line in page.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, text) = help.split_once(' ').expect(line);
+            assert!(!text.is_empty() && helped.insert(name), "{line}");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').expect(line);
+            assert!(helped.contains(name), "{line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            types.insert(name, kind);
+        } else {
+            let (series, value) = line.rsplit_once(' ').expect(line);
+            let name = series.split('{').next().unwrap();
+            assert!(types.contains_key(name) && name.starts_with("byway_"), "{line}");
+            assert_eq!(series.contains('{'), series.ends_with('}'), "{line}");
+            assert!(samples.insert(series.to_owned(), value.parse().expect(line)).is_none(), "twice: {line}");
+        }
+    }
+    samples
+}
+
+fn example() -> Snapshot {
+    let volume = VolumeSnapshot { name: "disk".to_owned(), reads: 7, read_bytes: 28672, ..VolumeSnapshot::default() };
+    let door = DoorSnapshot { name: "nbd".to_owned(), connections: 2, ..DoorSnapshot::default() };
+    Snapshot {
+        version: "1 \"quoted\"\\".to_owned(),
+        io: "uring".to_owned(),
+        counters: byway_reactor::Counters { sent_copied_bytes: 5, ..Default::default() },
+        doors: vec![door],
+        volumes: vec![volume],
+        slow: vec![SlowOperation { took_us: 9, operation: "read".to_owned(), ..SlowOperation::default() }],
+        ..Snapshot::default()
+    }
+}
+
+#[test]
+fn the_metrics_page_parses() {
+    let samples = parse(&render(&example()));
+    assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], 7);
+    assert_eq!(samples["byway_connections{door=\"nbd\"}"], 2);
+    assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], 5);
+    assert_eq!(samples["byway_ready"], 1);
+    assert!(samples.contains_key("byway_info{version=\"1 \\\"quoted\\\"\\\\\",io=\"uring\"}"));
+}
+
+struct Node(Mutex<Snapshot>);
+
+impl Report for Node {
+    fn snapshot(&self) -> Snapshot {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+#[test]
+fn the_door_answers_and_closes() {
+    let node = Arc::new(Node(Mutex::new(example())));
+    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), Arc::clone(&node) as Arc<dyn Report>).unwrap();
+    let address = door.address();
+    assert_eq!(get(address, "/healthz"), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
+    assert!(parse(&get(address, "/metrics").1).len() > 20);
+    assert!(get(address, "/slow").1.contains("\"took_us\":9"));
+    assert!(get(address, "/").0.contains("404"));
+    node.0.lock().unwrap().not_ready = Some("draining".to_owned());
+    let (status, body) = get(address, "/healthz");
+    assert!(status.contains("503") && body == "draining\n", "{status}: {body}");
+    let idle = TcpStream::connect(address).unwrap();
+    door.close();
+    drop(idle);
+    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+}
