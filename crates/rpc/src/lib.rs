@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod limits;
 pub mod wire;
 
 mod calls;

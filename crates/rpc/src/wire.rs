@@ -5,8 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use byway_fabric::wire::BODY_BYTES;
 
-/// Bytes of inline arguments, and of an inline result.
-pub const INLINE_BYTES: usize = 64;
+pub use crate::limits::INLINE_BYTES;
 
 /// Body of a `Call`. The header's window is the caller's: for the answer's payload, or holding what the server shall pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

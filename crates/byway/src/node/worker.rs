@@ -225,7 +225,9 @@ impl Worker {
                 Message::Volumes(volumes) => {
                     let before: Vec<_> = self.catalog.ids().collect();
                     let gone = self.catalog.replace(&mut self.engine, &mut self.reactor, &volumes);
-                    gone.iter().for_each(|id| self.native.withdraw(*id));
+                    for id in &gone {
+                        self.native.withdraw(*id);
+                    }
                     for id in self.catalog.ids().filter(|id| !before.contains(id)) {
                         self.native.offer(id);
                     }
