@@ -62,6 +62,9 @@ pub const INPUT_BYTES_MAX: usize = 256 << 10;
 /// its own, so that it is copied once.
 pub const SMALL_WRITE_BYTES_MAX: usize = 16 << 10;
 
+/// The parts in which a read is answered that would take more frames than one request may hold, in bytes.
+pub const READ_PART_BYTES: usize = 1 << 20;
+
 /// Requests of one connection in flight; more wait in the socket.
 pub const CONNECTION_IN_FLIGHT_MAX: usize = 1024;
 

@@ -4,6 +4,10 @@
 //! says so with [`skip`] and returns: `cargo xtask test` prints every such line.
 #![forbid(unsafe_code)]
 
+mod server;
+
+pub use server::{LIBNBD_PRELUDE, LIMIT, Server, binary, libnbd_python, run, run_well, until};
+
 use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;

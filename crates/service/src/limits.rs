@@ -10,6 +10,10 @@ pub const PIECE_BYTES_MAX: usize = 256 << 10;
 /// received straight into the store, which takes whole pages of what is here.
 pub const MEMORY_PIECE_BYTES: usize = 16 << 10;
 
+/// Frames that one read may hold, in bytes; one that needs more is asked for in parts
+/// ([`Step::InParts`](crate::block::Step::InParts)).
+pub const READ_FRAME_BYTES_MAX: usize = 8 << 20;
+
 /// The longest request that an engine takes; longer ones are `TooLong`.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 

@@ -56,7 +56,7 @@ impl Rig {
                 Outcome::Unit(result) => result,
                 other => panic!("{other:?}"),
             },
-            Step::Busy => panic!("no frames"),
+            Step::Busy | Step::InParts => panic!("no frames"),
         }
     }
 
@@ -67,7 +67,7 @@ impl Rig {
                 Outcome::Read(result) => result?,
                 other => panic!("{other:?}"),
             },
-            Step::Busy => panic!("no frames"),
+            Step::Busy | Step::InParts => panic!("no frames"),
         };
         assert_eq!(payload.len(), len);
         Ok(self.bytes_of(payload))

@@ -18,7 +18,9 @@ use super::payload::{Payload, Piece};
 use super::store::Kind;
 use super::stripe::Layout;
 use super::volume::Volume;
-use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, MEMORY_PIECE_BYTES, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::limits::{
+    EXTENT_PIECES_MAX, EXTENTS_MAX, MEMORY_PIECE_BYTES, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
+};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -40,6 +42,9 @@ pub enum Step<T> {
     Later,
     /// No frame is free: ask again when one may be.
     Busy,
+    /// It needs more frames than one request may hold: ask for parts of at most
+    /// [`READ_FRAME_BYTES_MAX`] bytes, one after the other.
+    InParts,
 }
 
 impl<T> Step<T> {
@@ -49,6 +54,7 @@ impl<T> Step<T> {
             Self::Now(value) => Step::Now(with(value)),
             Self::Later => Step::Later,
             Self::Busy => Step::Busy,
+            Self::InParts => Step::InParts,
         }
     }
 }
@@ -206,6 +212,9 @@ impl Engine {
             && let Some(payload) = resident_payload(reactor, *layout, &attached.files, offset, len)
         {
             return Ok(Step::Now(payload));
+        }
+        if len > READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2) {
+            return Ok(Step::InParts);
         }
         let layout = *layout;
         let runs = layout.runs(offset, len as u64, PIECE_BYTES_MAX as u64);

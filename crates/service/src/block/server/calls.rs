@@ -119,7 +119,7 @@ impl Serving<'_> {
                 match step {
                     Ok(Step::Later) => return Ok(()),
                     Ok(Step::Now(extents)) => self.answer_extents(fabric, call, &extents),
-                    Ok(Step::Busy) => self.answer(fabric, call, Err(CallError::Busy)),
+                    Ok(Step::Busy | Step::InParts) => self.answer(fabric, call, Err(CallError::Busy)),
                     Err(error) => self.answer(fabric, call, Err(error.into())),
                 }
                 self.end_job(fabric, call.session, job);

@@ -113,6 +113,7 @@ impl Serving<'_> {
                 return false;
             }
             Ok(Step::Now(payload)) => Ok(payload),
+            Ok(Step::InParts) => Err(BlockError::TooLong),
             Err(error) => Err(error),
         };
         self.end_job(fabric, session, job);
@@ -176,7 +177,7 @@ impl Serving<'_> {
         let result = match step {
             Ok(Step::Later) => return,
             Ok(Step::Now(())) => Ok(()),
-            Ok(Step::Busy) => Err(CallError::Busy),
+            Ok(Step::Busy | Step::InParts) => Err(CallError::Busy),
             Err(error) => Err(error.into()),
         };
         self.end_job(fabric, call.session, job);

@@ -93,7 +93,7 @@ impl Serving<'_> {
         let result = match step {
             Ok(Step::Later) => return,
             Ok(Step::Now(())) => Ok(()),
-            Ok(Step::Busy) => Err(CallError::Busy),
+            Ok(Step::Busy | Step::InParts) => Err(CallError::Busy),
             Err(error) => Err(error.into()),
         };
         self.end_job(fabric, session, part);

@@ -4,19 +4,23 @@
 //! while the next gather. A small write is taken from the input whole; the payload of a large one is received into
 //! frames of its own, piece by piece, and a piece goes to the store when all of it is there.
 
+mod long_read;
+mod write;
+
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, WriteFlags, ZeroFlags};
+use byway_service::block::{BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, ZeroFlags};
 use slab::Slab;
 
+use self::long_read::PartedRead;
 use super::NBD_CLASS;
 use super::input::Input;
-use crate::limits::{CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX, SMALL_WRITE_BYTES_MAX};
+use crate::limits::{CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX};
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
 use crate::nbd::flags::CommandFlags;
 use crate::nbd::handshake::HandshakeError;
 use crate::nbd::reply::Replies;
-use crate::nbd::request::{Command, Request};
+use crate::nbd::request::{Command, Request, Tag as RequestTag, Violation};
 use crate::nbd::transmission::{Parsed, ProtocolError, Transmission};
 
 /// The tags of a connection's tokens.
@@ -44,6 +48,9 @@ pub enum End {
     /// The server has no frame for a new connection: raise `--frames`.
     #[error("no memory for another connection (raise --frames)")]
     NoMemory,
+    /// The store failed in the middle of a reply that leaves no place for an error.
+    #[error("the store failed after part of a read had been answered: {0}")]
+    HalfRead(BlockError),
     /// The volume is no longer served.
     #[error("the volume is no longer served")]
     VolumeGone,
@@ -80,8 +87,22 @@ enum Expect {
     Header,
     /// The payload of a large write.
     Payload(Incoming),
-    /// Bytes to throw away.
-    Drain(u64),
+    /// The rest of a read that is answered in parts.
+    Parts(PartedRead),
+    /// Bytes to throw away; only then the answer goes out: clients look for it when they have sent all.
+    Drain {
+        left: u64,
+        then: Answer,
+    },
+}
+
+/// What answers a write whose payload was not wanted.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    /// It never became a request.
+    Refuse(RequestTag, Violation),
+    /// It failed on its way.
+    Pending(usize),
 }
 
 /// A large write that is being received.
@@ -221,7 +242,8 @@ impl Connection {
         while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
         context.reactor.note_requests(self.batch.0, self.batch.1);
         self.send(context.reactor);
-        if self.end.is_none() && !self.receiving && !self.stalled && !self.is_full() {
+        let in_parts = matches!(self.expect, Expect::Parts(_));
+        if self.end.is_none() && !self.receiving && !self.stalled && !in_parts && !self.is_full() {
             self.receive(context.reactor);
         }
     }
@@ -236,15 +258,8 @@ impl Connection {
         match &mut self.expect {
             Expect::Header => self.step_header(context),
             Expect::Payload(_) => self.step_payload(context),
-            Expect::Drain(left) => {
-                let n = (*left).min(self.input.bytes().len() as u64);
-                *left -= n;
-                if *left == 0 {
-                    self.expect = Expect::Header;
-                }
-                self.input.consume(n as usize);
-                n > 0
-            }
+            Expect::Parts(_) => self.step_parts(context),
+            Expect::Drain { .. } => self.step_drain(context),
         }
     }
 
@@ -262,11 +277,8 @@ impl Connection {
                 started
             }
             Parsed::Rejected { tag, violation, header_bytes, drain_bytes } => {
-                self.out.push_head_with(|out| self.replies.error(out, tag, violation.errno, violation.reason));
                 self.input.consume(header_bytes);
-                if drain_bytes > 0 {
-                    self.expect = Expect::Drain(drain_bytes);
-                }
+                self.expect = Expect::Drain { left: drain_bytes, then: Answer::Refuse(tag, violation) };
                 true
             }
             Parsed::Bad(error) => {
@@ -293,6 +305,7 @@ impl Connection {
         }
         self.input.consume(header_bytes);
         match step {
+            Ok(Step::InParts) => self.expect = Expect::Parts(PartedRead::new(request)),
             Ok(Step::Now(outcome)) => self.reply(&request, outcome),
             Ok(Step::Later) => {
                 self.note_pending(
@@ -342,114 +355,12 @@ impl Connection {
         context.pending.insert(pending)
     }
 
-    fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> bool {
-        let len = request.length as usize;
-        if len > SMALL_WRITE_BYTES_MAX {
-            self.input.consume(header_bytes);
-            self.input.want_little();
-            let pending = Pending { connection: self.index, request, left: 0, receiving: true, error: None };
-            let pending = self.note_pending(context, pending);
-            let incoming = Incoming { pending, offset: request.offset, left: request.length, piece: None };
-            self.expect = Expect::Payload(incoming);
-            return true;
-        }
-        let whole = header_bytes + len;
-        self.input.want(whole);
-        if self.input.bytes().len() < whole {
-            return false;
-        }
-        let flags = WriteFlags { durable: request.flags.has(CommandFlags::FUA) };
-        let tag = tag_of(context.pending.vacant_key());
-        let payload = &self.input.bytes()[header_bytes..whole];
-        let step = context.engine.write_small(context.reactor, self.volume, request.offset, payload, flags, tag);
-        match step {
-            Ok(Step::Busy) => {
-                self.stalled = true;
-                return false;
-            }
-            Ok(Step::Now(())) => self.reply(&request, Outcome::Unit(Ok(()))),
-            Ok(Step::Later) => {
-                self.note_pending(
-                    context,
-                    Pending { connection: self.index, request, left: 1, receiving: false, error: None },
-                );
-            }
-            Err(error) => self.fail(&request, error),
-        }
-        self.input.consume(whole);
-        true
-    }
-
-    /// Moves a large payload on: takes what the input has of it, gives whole pieces to the store.
-    fn step_payload(&mut self, context: &mut Context<'_>) -> bool {
-        let Expect::Payload(incoming) = &mut self.expect else { return false };
-        if incoming.piece.is_none() {
-            let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
-            if self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
-                let Context { reactor, engine, .. } = context;
-                let n = engine.receive_into(reactor, self.volume, self.socket, incoming.offset, left);
-                if n > 0 {
-                    incoming.offset += n as u64;
-                    incoming.left -= n as u64;
-                    if incoming.left == 0 {
-                        self.end_payload(context);
-                    }
-                    return true;
-                }
-            }
-            let len = context.engine.write_piece_len(self.volume, incoming.offset, left);
-            let Some(frame) = context.reactor.frames().alloc(len) else {
-                self.stalled = true;
-                return false;
-            };
-            incoming.left -= len as u64;
-            incoming.piece = Some(Piece { frame: Some(frame), filled: 0, len });
-        }
-        let Some(piece) = &mut incoming.piece else { return false };
-        let Some(frame) = &mut piece.frame else { return false };
-        let n = self.input.bytes().len().min(piece.len - piece.filled);
-        frame[piece.filled..piece.filled + n].copy_from_slice(&self.input.bytes()[..n]);
-        piece.filled += n;
-        self.input.consume(n);
-        if piece.filled < piece.len {
-            return false;
-        }
-        self.store_piece(context);
-        true
-    }
-
-    /// Gives the piece, all of which is here, to the store; after the last, ends the receiving of the payload.
-    fn store_piece(&mut self, context: &mut Context<'_>) {
-        let Expect::Payload(incoming) = &mut self.expect else { return };
-        let Some(Piece { frame: Some(frame), len, .. }) = incoming.piece.take() else { return };
-        let id = incoming.pending;
-        let at = incoming.offset;
-        incoming.offset += len as u64;
-        let last = incoming.left == 0;
-        let pending = &mut context.pending[id];
-        let flags = WriteFlags { durable: pending.durable() };
-        match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
-            Ok(Step::Later) => pending.left += 1,
-            Ok(Step::Now(()) | Step::Busy) => {}
-            Err(error) => {
-                pending.error.get_or_insert(error);
-            }
-        }
-        if last || pending.error.is_some() {
-            self.end_payload(context);
-        }
-    }
-
-    /// All of a payload is here, or the rest of it is not wanted.
-    fn end_payload(&mut self, context: &mut Context<'_>) {
-        let Expect::Payload(Incoming { pending: id, left, .. }) = self.expect else { return };
-        context.pending[id].receiving = false;
-        self.expect = if left > 0 { Expect::Drain(left) } else { Expect::Header };
-        self.finish_if_done(context.pending, id);
-    }
-
     /// Takes the end of something that the engine did for request `id`.
     pub(super) fn done(&mut self, pending: &mut Slab<Pending>, id: usize, outcome: Outcome) {
+        if self.is_part(id) {
+            self.forget_pending(pending, id);
+            return self.part_done(outcome);
+        }
         let request = &mut pending[id];
         request.left -= 1;
         match outcome {
@@ -476,16 +387,6 @@ impl Connection {
         self.in_flight -= 1;
         self.in_flight_bytes -= ended.bytes();
         ended.request
-    }
-
-    /// The connection is gone: forgets the write whose payload was being received, unless pieces of it are at the store.
-    pub(super) fn abandon(&mut self, pending: &mut Slab<Pending>) {
-        if let Expect::Payload(incoming) = std::mem::replace(&mut self.expect, Expect::Header) {
-            pending[incoming.pending].receiving = false;
-            if pending[incoming.pending].left == 0 {
-                self.forget_pending(pending, incoming.pending);
-            }
-        }
     }
 
     fn reply(&mut self, request: &Request, outcome: Outcome) {
@@ -520,37 +421,6 @@ impl Connection {
         self.sending = true;
         let gather = std::mem::replace(&mut self.out, std::mem::take(&mut self.spare));
         reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
-    }
-
-    /// Receives: the rest of a payload piece into its frame, with what follows it into the input; else the input alone.
-    fn receive(&mut self, reactor: &mut Reactor) {
-        let mut into = Scatter::new();
-        let mut min = 1;
-        let mut ends_payload = true;
-        if let Expect::Payload(Incoming { piece: Some(piece), left, .. }) = &mut self.expect
-            && let Some(frame) = piece.frame.take()
-        {
-            min = piece.len - piece.filled;
-            ends_payload = *left == 0;
-            into.push(frame, piece.filled, min);
-        }
-        if ends_payload {
-            let Some((frame, at)) = self.input.lend(reactor.frames()) else {
-                self.stalled = into.is_empty();
-                if into.is_empty() {
-                    return;
-                }
-                return self.submit_receive(reactor, into, min);
-            };
-            let room = frame.len() - at;
-            into.push(frame, at, room);
-        }
-        self.submit_receive(reactor, into, min);
-    }
-
-    fn submit_receive(&mut self, reactor: &mut Reactor, into: Scatter, min: usize) {
-        self.receiving = true;
-        reactor.submit(Op::Recv { socket: self.socket, into, min }, self.token.with_tag(TAG_RECEIVE));
     }
 }
 

@@ -1,0 +1,112 @@
+//! Reads that would take too many frames at once: answered part by part, one at a time, in order.
+//!
+//! Where chunks are allowed each part is one, so that an error can still be told. Else the reply's header promises all
+//! of it, and a part that cannot be read ends the connection.
+
+use byway_service::block::{BlockError, Outcome, Payload, Step};
+
+use super::{Connection, Context, End, Expect, Pending, tag_of};
+use crate::limits::READ_PART_BYTES;
+use crate::nbd::errno::Errno;
+use crate::nbd::flags::CommandFlags;
+use crate::nbd::request::Request;
+
+/// How far such a read is.
+#[derive(Debug)]
+pub(super) struct PartedRead {
+    request: Request,
+    /// Bytes answered.
+    done: u64,
+    /// The part that the engine reads.
+    asked: Option<usize>,
+}
+
+impl PartedRead {
+    pub(super) fn new(request: Request) -> Self {
+        Self { request, done: 0, asked: None }
+    }
+
+    fn part(&self) -> usize {
+        (self.request.length - self.done).min(READ_PART_BYTES as u64) as usize
+    }
+}
+
+impl Connection {
+    /// Asks for the next part, when the one before has been sent and its frames are free.
+    pub(super) fn step_parts(&mut self, context: &mut Context<'_>) -> bool {
+        let Expect::Parts(read) = &mut self.expect else { return false };
+        if read.asked.is_some() || self.sending || !self.out.is_empty() {
+            return false;
+        }
+        let id = context.pending.vacant_key();
+        let (at, len) = (read.request.offset + read.done, read.part());
+        match context.engine.read(context.reactor, self.volume, at, len, tag_of(id)) {
+            Ok(Step::Now(payload)) => self.push_part(payload),
+            Ok(Step::Later) => {
+                read.asked = Some(id);
+                let request = Request { length: len as u64, ..read.request };
+                let pending = Pending { connection: self.index, request, left: 1, receiving: false, error: None };
+                self.note_pending(context, pending);
+                return false;
+            }
+            Ok(Step::Busy | Step::InParts) => {
+                self.stalled = true;
+                return false;
+            }
+            Err(error) => self.part_failed(error),
+        }
+        // One part a round: the next waits until this one has gone.
+        false
+    }
+
+    /// Whether a request of the engine is a part.
+    pub(super) fn is_part(&self, id: usize) -> bool {
+        matches!(&self.expect, Expect::Parts(read) if read.asked == Some(id))
+    }
+
+    pub(super) fn part_done(&mut self, outcome: Outcome) {
+        if let Expect::Parts(read) = &mut self.expect {
+            read.asked = None;
+        }
+        match outcome {
+            Outcome::Read(Ok(payload)) => self.push_part(payload),
+            Outcome::Read(Err(error)) | Outcome::Unit(Err(error)) | Outcome::Extents(Err(error)) => {
+                self.part_failed(error);
+            }
+            Outcome::Unit(Ok(())) | Outcome::Extents(Ok(_)) => {}
+        }
+    }
+
+    fn push_part(&mut self, payload: Payload) {
+        let Expect::Parts(read) = &mut self.expect else { return };
+        let (request, done, len) = (read.request, read.done, read.part());
+        read.done += len as u64;
+        let last = read.done == request.length;
+        if self.in_chunks(&request) {
+            let at = request.offset + done;
+            self.out.push_head_with(|out| self.replies.read_data(out, request.tag(), at, len as u32, last));
+        } else if done == 0 {
+            self.out.push_head_with(|out| self.replies.read_whole(out, &request));
+        }
+        payload.push_to(&mut self.out);
+        if last {
+            self.expect = Expect::Header;
+        }
+    }
+
+    fn part_failed(&mut self, error: BlockError) {
+        let Expect::Parts(read) = &mut self.expect else { return };
+        let request = read.request;
+        if read.done > 0 && !self.in_chunks(&request) {
+            self.over = Some(End::HalfRead(error));
+            return;
+        }
+        let errno = Errno::from_os(error.errno().raw_os_error());
+        self.out.push_head_with(|out| self.replies.error(out, request.tag(), errno, &error.to_string()));
+        self.expect = Expect::Header;
+    }
+
+    fn in_chunks(&self, request: &Request) -> bool {
+        self.replies.chunks() && !request.flags.has(CommandFlags::DF)
+    }
+}

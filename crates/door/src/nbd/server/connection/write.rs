@@ -1,0 +1,182 @@
+//! Writes: small ones from the input, large ones piece by piece as their payload comes, refused ones drained.
+
+use byway_reactor::{Op, Reactor, Scatter};
+use byway_service::block::{Outcome, Step, WriteFlags};
+use slab::Slab;
+
+use super::{Answer, Connection, Context, Expect, Incoming, Pending, Piece, TAG_RECEIVE, tag_of};
+use crate::limits::SMALL_WRITE_BYTES_MAX;
+use crate::nbd::flags::CommandFlags;
+use crate::nbd::request::Request;
+
+impl Connection {
+    pub(super) fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> bool {
+        let len = request.length as usize;
+        if len > SMALL_WRITE_BYTES_MAX {
+            self.input.consume(header_bytes);
+            self.input.want_little();
+            let pending = Pending { connection: self.index, request, left: 0, receiving: true, error: None };
+            let pending = self.note_pending(context, pending);
+            let incoming = Incoming { pending, offset: request.offset, left: request.length, piece: None };
+            self.expect = Expect::Payload(incoming);
+            return true;
+        }
+        let whole = header_bytes + len;
+        self.input.want(whole);
+        if self.input.bytes().len() < whole {
+            return false;
+        }
+        let flags = WriteFlags { durable: request.flags.has(CommandFlags::FUA) };
+        let tag = tag_of(context.pending.vacant_key());
+        let payload = &self.input.bytes()[header_bytes..whole];
+        let step = context.engine.write_small(context.reactor, self.volume, request.offset, payload, flags, tag);
+        match step {
+            Ok(Step::Busy | Step::InParts) => {
+                self.stalled = true;
+                return false;
+            }
+            Ok(Step::Now(())) => self.reply(&request, Outcome::Unit(Ok(()))),
+            Ok(Step::Later) => {
+                self.note_pending(
+                    context,
+                    Pending { connection: self.index, request, left: 1, receiving: false, error: None },
+                );
+            }
+            Err(error) => self.fail(&request, error),
+        }
+        self.input.consume(whole);
+        true
+    }
+
+    /// Moves a large payload on: takes what the input has of it, gives whole pieces to the store.
+    pub(super) fn step_payload(&mut self, context: &mut Context<'_>) -> bool {
+        let Expect::Payload(incoming) = &mut self.expect else { return false };
+        if incoming.piece.is_none() {
+            let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
+            if self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
+                let Context { reactor, engine, .. } = context;
+                let n = engine.receive_into(reactor, self.volume, self.socket, incoming.offset, left);
+                if n > 0 {
+                    incoming.offset += n as u64;
+                    incoming.left -= n as u64;
+                    if incoming.left == 0 {
+                        self.end_payload(context);
+                    }
+                    return true;
+                }
+            }
+            let len = context.engine.write_piece_len(self.volume, incoming.offset, left);
+            let Some(frame) = context.reactor.frames().alloc(len) else {
+                self.stalled = true;
+                return false;
+            };
+            incoming.left -= len as u64;
+            incoming.piece = Some(Piece { frame: Some(frame), filled: 0, len });
+        }
+        let Some(piece) = &mut incoming.piece else { return false };
+        let Some(frame) = &mut piece.frame else { return false };
+        let n = self.input.bytes().len().min(piece.len - piece.filled);
+        frame[piece.filled..piece.filled + n].copy_from_slice(&self.input.bytes()[..n]);
+        piece.filled += n;
+        self.input.consume(n);
+        if piece.filled < piece.len {
+            return false;
+        }
+        self.store_piece(context);
+        true
+    }
+
+    /// Gives the piece, all of which is here, to the store; after the last, ends the receiving of the payload.
+    pub(super) fn store_piece(&mut self, context: &mut Context<'_>) {
+        let Expect::Payload(incoming) = &mut self.expect else { return };
+        let Some(Piece { frame: Some(frame), len, .. }) = incoming.piece.take() else { return };
+        let id = incoming.pending;
+        let at = incoming.offset;
+        incoming.offset += len as u64;
+        let last = incoming.left == 0;
+        let pending = &mut context.pending[id];
+        let flags = WriteFlags { durable: pending.durable() };
+        match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
+            Ok(Step::Later) => pending.left += 1,
+            Ok(Step::Now(()) | Step::Busy | Step::InParts) => {}
+            Err(error) => {
+                pending.error.get_or_insert(error);
+            }
+        }
+        if last || pending.error.is_some() {
+            self.end_payload(context);
+        }
+    }
+
+    /// All of a payload is here, or the rest of it is not wanted.
+    pub(super) fn end_payload(&mut self, context: &mut Context<'_>) {
+        let Expect::Payload(Incoming { pending: id, left, .. }) = self.expect else { return };
+        self.expect = Expect::Drain { left, then: Answer::Pending(id) };
+        self.step_drain(context);
+    }
+
+    pub(super) fn step_drain(&mut self, context: &mut Context<'_>) -> bool {
+        let Expect::Drain { left, then } = &mut self.expect else { return false };
+        let n = (*left).min(self.input.bytes().len() as u64);
+        self.input.consume(n as usize);
+        *left -= n;
+        if *left > 0 {
+            return false;
+        }
+        let then = *then;
+        self.expect = Expect::Header;
+        match then {
+            Answer::Refuse(tag, violation) => {
+                self.out.push_head_with(|out| self.replies.error(out, tag, violation.errno, violation.reason));
+            }
+            Answer::Pending(id) => {
+                context.pending[id].receiving = false;
+                self.finish_if_done(context.pending, id);
+            }
+        }
+        true
+    }
+
+    /// The connection is gone: forgets the write whose payload was being received, unless pieces of it are at the store.
+    pub(in crate::nbd::server) fn abandon(&mut self, pending: &mut Slab<Pending>) {
+        let id = match std::mem::replace(&mut self.expect, Expect::Header) {
+            Expect::Payload(Incoming { pending, .. }) | Expect::Drain { then: Answer::Pending(pending), .. } => pending,
+            _ => return,
+        };
+        pending[id].receiving = false;
+        if pending[id].left == 0 {
+            self.forget_pending(pending, id);
+        }
+    }
+
+    /// Receives: the rest of a payload piece into its frame, with what follows it into the input; else the input alone.
+    pub(super) fn receive(&mut self, reactor: &mut Reactor) {
+        let mut into = Scatter::new();
+        let mut min = 1;
+        let mut ends_payload = true;
+        if let Expect::Payload(Incoming { piece: Some(piece), left, .. }) = &mut self.expect
+            && let Some(frame) = piece.frame.take()
+        {
+            min = piece.len - piece.filled;
+            ends_payload = *left == 0;
+            into.push(frame, piece.filled, min);
+        }
+        if ends_payload {
+            let Some((frame, at)) = self.input.lend(reactor.frames()) else {
+                self.stalled = into.is_empty();
+                if into.is_empty() {
+                    return;
+                }
+                return self.submit_receive(reactor, into, min);
+            };
+            let room = frame.len() - at;
+            into.push(frame, at, room);
+        }
+        self.submit_receive(reactor, into, min);
+    }
+
+    pub(super) fn submit_receive(&mut self, reactor: &mut Reactor, into: Scatter, min: usize) {
+        self.receiving = true;
+        reactor.submit(Op::Recv { socket: self.socket, into, min }, self.token.with_tag(TAG_RECEIVE));
+    }
+}

@@ -1,0 +1,306 @@
+//! Bad input and faults, as an operator meets them: named errors, bounded memory, nothing lost that was promised.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("a folder in memory")
+}
+
+fn file(folder: &Path, name: &str, len: u64) -> String {
+    let path = folder.join(name);
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    path.display().to_string()
+}
+
+fn serve(folder: &Path, volume: &str) -> Server {
+    Server::start(folder, 1, &["--volume", volume, "--nbd", "tcp://127.0.0.1:0"])
+}
+
+/// `byway serve` must refuse to start, and say this.
+fn refuses(arguments: &[&str], want: &str) {
+    let output = run(&binary(), &[&["serve"], arguments].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains(want), "{arguments:?} should say {want:?}: {said}");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_by_name() {
+    let folder = folder();
+    let at = ["--nbd", "tcp://127.0.0.1:0"];
+    let with = |volume: &str, want: &str| refuses(&[&["--volume", volume], &at[..]].concat(), want);
+    with("v=/nowhere/at/all", "create it first");
+    with(&format!("v={}", folder.path().display()), "Is a directory");
+    with(&format!("v={}", file(folder.path(), "empty", 0)), "is empty");
+    with("no equals sign", "=");
+    with("bad/name=mem:1M", "use only");
+    refuses(&["--volume", "m=mem:1M"], "nowhere to listen");
+    refuses(&["--volume", "m=mem:1M", "--nbd", "tcp://0.0.0.0:0"], "can be reached by other machines");
+    let path = file(folder.path(), "once", 1 << 20);
+    let first = serve(folder.path(), &format!("v={path}"));
+    with(&format!("v={path}"), "in use");
+    let port = format!("tcp://127.0.0.1:{}", first.port("nbd"));
+    refuses(&["--volume", "m=mem:1M", "--nbd", &port], "another program listens there");
+}
+
+#[test]
+fn garbage_ends_its_connection_and_nobody_elses() {
+    let folder = folder();
+    let mut server = serve(folder.path(), "m=mem:1M");
+    let address = ("127.0.0.1", server.port("nbd"));
+    let mut good = TcpStream::connect(address).unwrap();
+    good.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut greeting = [0; 18];
+    good.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    let before = server.anonymous_bytes();
+    for round in 0..50u32 {
+        let mut bad = TcpStream::connect(address).unwrap();
+        bad.set_read_timeout(Some(LIMIT)).unwrap();
+        let noise: Vec<u8> = (0..5000u32).map(|i| (i.wrapping_mul(round + 3) >> 3) as u8 | 0x80).collect();
+        // The server may hang up while we are still writing.
+        let _ = bad.write_all(&noise);
+        let mut rest = Vec::new();
+        let _ = bad.read_to_end(&mut rest);
+    }
+    // An option that announces 4 GiB is skipped, not stored.
+    let mut huge = TcpStream::connect(address).unwrap();
+    huge.write_all(&[0, 0, 0, 1]).unwrap();
+    huge.write_all(b"IHAVEOPT\0\0\0\x07\xff\xff\xff\xff").unwrap();
+    for _ in 0..100 {
+        huge.write_all(&[7; 65536]).unwrap();
+    }
+    let grown = server.anonymous_bytes().saturating_sub(before);
+    assert!(grown < 4 << 20, "memory grew by {grown} bytes");
+    // The good connection lists the volume all the same.
+    good.write_all(&[0, 0, 0, 1]).unwrap();
+    good.write_all(b"IHAVEOPT\0\0\0\x03\0\0\0\0").unwrap();
+    let mut reply = [0; 20];
+    good.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[15], 2, "NBD_REP_SERVER");
+    assert!(server.is_alive());
+    assert!(server.log().contains("NBD connection ended"), "{}", server.log());
+}
+
+#[test]
+fn a_handshake_that_dawdles_is_ended() {
+    let folder = folder();
+    let server = serve(folder.path(), "m=mem:1M");
+    let mut slow = TcpStream::connect(("127.0.0.1", server.port("nbd"))).unwrap();
+    slow.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut bytes = Vec::new();
+    slow.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), 18, "the greeting, then the end");
+    assert!(server.log().contains("did not finish its handshake"), "{}", server.log());
+}
+
+#[test]
+fn a_thousand_idle_connections_cost_little_and_leave_nothing() {
+    let folder = folder();
+    let server = serve(folder.path(), "m=mem:1M");
+    let port = server.port("nbd");
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap().count();
+    let (memory, open) = (server.anonymous_bytes(), descriptors());
+    let connect = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        // EXPORT_NAME of the default export, without zeroes: 18 bytes of greeting, 10 of size and flags.
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 28]).unwrap();
+        stream
+    };
+    let idle: Vec<_> = std::iter::repeat_with(connect).take(1000).collect();
+    let each = server.anonymous_bytes().saturating_sub(memory) / 1000;
+    assert!(each <= 64 << 10, "{each} bytes for each connection");
+    drop(idle);
+    until(Instant::now() + LIMIT, "all connections to be closed", || (descriptors() <= open).then_some(()));
+}
+
+#[test]
+fn a_client_that_never_reads_is_held_back() {
+    let folder = folder();
+    let mut server = serve(folder.path(), "m=mem:64M");
+    let port = server.port("nbd");
+    let mut greedy = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    greedy.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    greedy.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    // READ of 1 MiB, over and over, until the server takes no more.
+    let mut request = [0u8; 28];
+    request[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
+    request[24..].copy_from_slice(&(1u32 << 20).to_be_bytes());
+    let batch = request.repeat(1000);
+    let mut sent = 0;
+    while greedy.write_all(&batch).is_ok() && sent < 10_000_000 {
+        sent += batch.len();
+    }
+    assert!(server.anonymous_bytes() < 150 << 20, "{} bytes", server.anonymous_bytes());
+    let mut other = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    other.set_read_timeout(Some(LIMIT)).unwrap();
+    other.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    other.read_exact(&mut [0; 28]).unwrap();
+    other.write_all(&request).unwrap();
+    let mut reply = vec![0; 16 + (1 << 20)];
+    other.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
+    assert!(server.is_alive());
+}
+
+#[test]
+fn a_truncated_file_is_an_error_and_other_volumes_go_on() {
+    let test = "a_truncated_file_is_an_error_and_other_volumes_go_on";
+    let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
+    for io in ["uring", "epoll"] {
+        let folder = folder();
+        let path = file(folder.path(), "cut", 8 << 20);
+        let volume = format!("v={path}");
+        let arguments = ["--io", io, "--volume", &volume, "--volume", "m=mem:1M", "--nbd", "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 1, &arguments);
+        let script = format!(
+            r#"
+import os
+g = nbd.NBD(); g.connect_uri("nbd://127.0.0.1:{port}/m")
+h.connect_uri("nbd://127.0.0.1:{port}/v")
+h.pwrite(b"a" * 65536, 0)
+h.pwrite(b"b" * 65536, 4 << 20)
+os.truncate({path:?}, 1 << 20)
+import time
+for length in (4096, 1 << 20):
+    try:
+        k = nbd.NBD(); k.connect_uri("nbd://127.0.0.1:{port}/v")
+        k.pread(length, 4 << 20)
+        raise SystemExit("read past the end of the file")
+    except nbd.Error: pass
+k = nbd.NBD(); k.connect_uri("nbd://127.0.0.1:{port}/v")
+assert k.pread(65536, 0) == b"a" * 65536
+g.pwrite(b"x", 5); assert g.pread(1, 5) == b"x"
+"#,
+            port = server.port("nbd")
+        );
+        run_well(&python, &["-c", &format!("{LIBNBD_PRELUDE}{script}")]);
+    }
+}
+
+#[test]
+fn a_full_disk_reaches_the_client_as_such() {
+    let test = "a_full_disk_reaches_the_client_as_such";
+    let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
+    let folder = folder();
+    let mount = folder.path().join("small");
+    std::fs::create_dir(&mount).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "small"]).arg(&mount).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return skip(test, SkipReason::Machine("tmpfs cannot be mounted here"));
+    }
+    let _unmount = Unmount(&mount);
+    let server = serve(folder.path(), &format!("v={}", file(&mount, "disk", 64 << 20)));
+    let script = format!(
+        r#"
+import errno
+h.connect_uri("nbd://127.0.0.1:{}/v")
+h.pwrite(b"k" * 65536, 0)
+for length in (4096, 1 << 20, 8 << 20):
+    try:
+        for at in range(1 << 20, 32 << 20, length): h.pwrite(b"f" * length, at)
+        raise SystemExit("the disk never got full")
+    except nbd.Error as error: assert error.errnum == errno.ENOSPC, error
+assert h.pread(65536, 0) == b"k" * 65536
+h.shutdown()
+"#,
+        server.port("nbd")
+    );
+    run_well(&python, &["-c", &format!("{LIBNBD_PRELUDE}{script}")]);
+    drop(server);
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn every_acknowledged_write_survives_kill_9() {
+    let test = "every_acknowledged_write_survives_kill_9";
+    let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
+    for io in ["uring", "epoll"] {
+        let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = file(disk.path(), "disk", 256 << 20);
+        let volume = format!("v={path}");
+        let mut server =
+            Server::start(disk.path(), 1, &["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"]);
+        let script = format!(
+            r#"
+h.connect_uri("nbd://127.0.0.1:{}/v")
+try:
+    for n in range(60000):
+        length = 4096 if n % 9 else 262144
+        h.pwrite(bytes([n % 251 + 1]) * length, n * 4096 % (200 << 20))
+        print(n, flush=True)
+except nbd.Error: pass
+"#,
+            server.port("nbd")
+        );
+        let mut writer = Command::new(&python);
+        let mut writer = writer
+            .args(["-c", &format!("{LIBNBD_PRELUDE}{script}")])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = writer.stdout.take().unwrap();
+        let mut acknowledged = Vec::new();
+        let mut part = [0; 4096];
+        while acknowledged.len() < 20_000 {
+            let n = said.read(&mut part).unwrap();
+            assert!(n > 0, "the writer ended early");
+            acknowledged.extend_from_slice(&part[..n]);
+        }
+        server.kill();
+        said.read_to_end(&mut acknowledged).unwrap();
+        writer.wait().unwrap();
+        let last: u64 = String::from_utf8_lossy(&acknowledged).lines().last().unwrap().parse().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        // What write `n` put there stands unless a later one, acknowledged or in flight, covers it.
+        let mut model = std::collections::BTreeMap::new();
+        for n in 0..=last {
+            let length = if n % 9 != 0 { 4096 } else { 262_144 };
+            for page in 0..length / 4096 {
+                model.insert(n * 4096 % (200 << 20) + page * 4096, n);
+            }
+        }
+        let in_flight = last + 1;
+        let reach = if in_flight.is_multiple_of(9) { 262_144 } else { 4096 };
+        let unsure = in_flight * 4096 % (200 << 20)..in_flight * 4096 % (200 << 20) + reach;
+        for (offset, n) in model.into_iter().filter(|(offset, _)| !unsure.contains(offset)) {
+            assert_eq!(u64::from(bytes[offset as usize]), n % 251 + 1, "{io}: write {n} at {offset} is lost");
+        }
+        // Its successor opens the file although the dead one had locked it.
+        drop(Server::start(disk.path(), 1, &["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"]));
+    }
+}
+
+#[test]
+fn sigterm_answers_what_is_in_flight_and_ends_with_0() {
+    let folder = folder();
+    let mut server = serve(folder.path(), "m=mem:64M");
+    let mut client = TcpStream::connect(("127.0.0.1", server.port("nbd"))).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    client.read_exact(&mut [0; 28]).unwrap();
+    let mut request = [0u8; 28];
+    request[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
+    request[24..].copy_from_slice(&(8u32 << 20).to_be_bytes());
+    client.write_all(&request).unwrap();
+    // The reply has begun, so the request is in flight.
+    let mut reply = vec![0; 16 + (8 << 20)];
+    client.read_exact(&mut reply[..16]).unwrap();
+    let drained = std::thread::spawn(move || client.read_exact(&mut reply[16..]).is_ok());
+    assert_eq!(server.terminate(), Some(0));
+    assert!(drained.join().unwrap(), "the reply was cut off");
+}
