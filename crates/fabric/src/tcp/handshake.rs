@@ -131,7 +131,7 @@ impl Fabric {
             }
         };
         if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
-            self.last_refused = Some(CloseReason::WeRefused(RefuseCode::Busy));
+            self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
             return reactor.close(socket);
         }
         reactor.keep_alive(socket, self.options.keep_alive * 2);

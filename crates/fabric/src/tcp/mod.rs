@@ -124,8 +124,7 @@ pub struct Fabric {
     handshakes: usize,
     owing: usize,
     ticking: bool,
-    /// Lanes that ended before they had a session, by reason, for metrics: the last one.
-    last_refused: Option<CloseReason>,
+    last_closed: Option<CloseReason>,
 }
 
 impl Fabric {
@@ -144,7 +143,7 @@ impl Fabric {
             handshakes: 0,
             owing: 0,
             ticking: false,
-            last_refused: None,
+            last_closed: None,
         }
     }
 
@@ -198,9 +197,9 @@ impl Fabric {
         self.lanes.len()
     }
 
-    /// Why the last connection that never became part of a session ended.
-    pub fn last_refused(&self) -> Option<CloseReason> {
-        self.last_refused
+    /// Why the connection or session that ended last ended.
+    pub fn last_closed(&self) -> Option<CloseReason> {
+        self.last_closed
     }
 
     /// Says whether the peer of a session owes something: only then is its silence watched.
@@ -282,6 +281,7 @@ impl Fabric {
             self.owing -= 1;
         }
         tracing::debug!(peer = ?state.peer, %reason, "session ended");
+        self.last_closed = Some(reason);
         let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
         self.events.push(Event::Down(session, reason));
         if lanes.is_empty() {
@@ -365,7 +365,7 @@ impl Fabric {
         let session = self.lanes.get(slot).and_then(|lane| lane.session);
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
-            self.last_refused = Some(reason);
+            self.last_closed = Some(reason);
         }
         self.close_lane(reactor, slot);
         if let Some(session) = session {

@@ -173,9 +173,9 @@ impl Server {
         self.core.served
     }
 
-    /// Why the last connection that never became part of a session ended.
-    pub fn last_refused(&self) -> Option<CloseReason> {
-        self.fabric.last_refused()
+    /// Why the connection or session that ended last ended.
+    pub fn last_closed(&self) -> Option<CloseReason> {
+        self.fabric.last_closed()
     }
 }
 
