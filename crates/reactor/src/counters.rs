@@ -7,6 +7,8 @@ pub struct Counters {
     pub sent_copied_bytes: u64,
     /// Of these, bytes that came from a mapped file, so that no copy was made in user space.
     pub sent_mapped_bytes: u64,
+    /// Bytes that went from the page cache to a socket without a copy on this side (`splice`).
+    pub sent_spliced_bytes: u64,
     /// Bytes sent without any copy by a CPU (zero-copy, reported so by the kernel).
     pub sent_zero_copy_bytes: u64,
     /// Bytes that the kernel copied from a socket into user memory.
@@ -39,6 +41,7 @@ impl Counters {
         Self {
             sent_copied_bytes: self.sent_copied_bytes + other.sent_copied_bytes,
             sent_mapped_bytes: self.sent_mapped_bytes + other.sent_mapped_bytes,
+            sent_spliced_bytes: self.sent_spliced_bytes + other.sent_spliced_bytes,
             sent_zero_copy_bytes: self.sent_zero_copy_bytes + other.sent_zero_copy_bytes,
             received_bytes: self.received_bytes + other.received_bytes,
             read_copied_bytes: self.read_copied_bytes + other.read_copied_bytes,

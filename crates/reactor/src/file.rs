@@ -87,7 +87,9 @@ impl OpenFile {
         let len = if device { rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0))? } else { metadata.len() };
         let block_bytes = if options.direct { direct_block_bytes(&fd, device)? } else { 1 };
         let in_memory = !device && rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
-        let map = if options.map && !options.direct && len > 0 { Some(Mapping::new(fd.as_fd(), len)?) } else { None };
+        let writable = in_memory && !options.read_only;
+        let map = options.map && !options.direct && len > 0;
+        let map = map.then(|| Mapping::new(fd.as_fd(), len, writable)).transpose()?;
         Ok(Self { backing: Backing::Os(OsFile { fd, in_memory, device, map }), len, block_bytes, options })
     }
 
@@ -133,6 +135,12 @@ impl OpenFile {
     /// Whether it is a block device.
     pub fn is_device(&self) -> bool {
         matches!(&self.backing, Backing::Os(os) if os.device)
+    }
+
+    /// Whether it lives in memory and can be received into
+    /// ([`Reactor::receive_into_file`](crate::Reactor::receive_into_file)).
+    pub fn is_receivable(&self) -> bool {
+        matches!(&self.backing, Backing::Os(OsFile { map: Some(map), .. }) if map.is_writable())
     }
 
     /// Whether ranges of it can be sent by [`Gather::push_map`](crate::Gather::push_map).

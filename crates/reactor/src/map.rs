@@ -22,6 +22,7 @@ const PERIOD_SHIFT: u32 = 30;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: u64,
+    writable: bool,
     blocks: Vec<Block>,
 }
 
@@ -39,18 +40,20 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    pub(crate) fn new(fd: BorrowedFd<'_>, len: u64) -> std::io::Result<Self> {
+    /// Maps `len` bytes of a file; `writable` only for files that live in memory, whose pages can be received into.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: u64, writable: bool) -> std::io::Result<Self> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let bytes = usize::try_from(len).map_err(|_| rustix::io::Errno::FBIG)?;
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice; nobody dereferences it.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, fd, 0)? };
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED | MapFlags::NORESERVE, fd, 0)? };
         // SAFETY: the range was just mapped. Not in core dumps: it is the file's content.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         let mut blocks = Vec::new();
         blocks.resize_with(len.div_ceil(BLOCK) as usize, Block::default);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
-        Ok(Self { base, len, blocks })
+        Ok(Self { base, len, writable, blocks })
     }
 
     /// The address of `offset`, if the range lies inside.
@@ -61,6 +64,11 @@ impl Mapping {
         }
         // SAFETY: within the mapping, as just checked.
         Some(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    /// Whether it may be received into.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// Whether all pages of the range are in memory, as far as was known within the last second.

@@ -2,7 +2,7 @@
 //! that are ready.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -15,12 +15,15 @@ use crate::gather::{Gather, Segment};
 use crate::handles::Table;
 use crate::limits::SEGMENTS_PER_CALL_MAX;
 use crate::op::{Completion, File, Listener, Op, Outcome, Token};
+use crate::splice::Pipes;
 use crate::timers::Timers;
 use crate::waker::Waker;
 use crate::workers::Workers;
 
 /// Zeroes to send. Small enough to stay in the cache.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+const PAGE: usize = 4096;
 
 /// The state of a loop that does not depend on how it waits.
 pub(crate) struct Os {
@@ -31,6 +34,7 @@ pub(crate) struct Os {
     pub(crate) workers: Workers,
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
+    pub(crate) pipes: Pipes,
 }
 
 struct FileEntry {
@@ -52,6 +56,7 @@ impl Os {
             workers: Workers::new(waker.clone()),
             waker,
             counters: Counters::default(),
+            pipes: Pipes::default(),
         })
     }
 
@@ -119,19 +124,30 @@ impl Os {
         Ok(())
     }
 
-    /// The end of a send of which `sent` bytes went: counts them and lets go of the files.
-    pub(crate) fn unuse_gather(&mut self, gather: &Gather, sent: usize) {
+    /// The descriptor of a file that is in use, even if it is to go.
+    pub(crate) fn used_file(&self, file: File) -> Option<BorrowedFd<'_>> {
+        match &self.files.get(file.index, file.generation)?.file.backing {
+            Backing::Os(os) => Some(os.fd()),
+            Backing::Sim(_) => None,
+        }
+    }
+
+    /// The end of a send of which `sent` bytes went: lets go of the files. Bytes that were spliced have been counted.
+    pub(crate) fn unuse_gather(&mut self, gather: &Gather, sent: usize, spliced: u64) {
         self.counters.send_calls += 1;
-        self.counters.sent_copied_bytes += sent as u64;
+        self.counters.sent_copied_bytes += sent as u64 - spliced;
+        self.counters.sent_spliced_bytes += spliced;
         let mut left = sent;
+        let mut mapped = 0;
         for segment in &gather.segments {
             let part = segment.len().min(left);
             left -= part;
             if let Segment::Map { file, .. } = segment {
-                self.counters.sent_mapped_bytes += part as u64;
+                mapped += part as u64;
                 self.unuse(*file);
             }
         }
+        self.counters.sent_mapped_bytes += mapped - spliced;
     }
 
     /// Describes `gather` after its first `skip` bytes, as far as one call goes. The files are in use.
@@ -187,6 +203,29 @@ impl Os {
     pub(crate) fn resident(&self, file: File, offset: u64, len: usize, now: Instant) -> bool {
         let map = self.os_file(file).ok().and_then(|os| os.map.as_ref());
         map.is_some_and(|map| map.resident(offset, len, now))
+    }
+
+    /// See [`Reactor::receive_into_file`](crate::Reactor::receive_into_file).
+    pub(crate) fn receive_into_file(&mut self, socket: BorrowedFd<'_>, file: File, offset: u64, len: usize) -> usize {
+        let map = self.os_file(file).ok().and_then(|os| os.map.as_ref());
+        let Some(map) = map.filter(|map| map.is_writable()) else { return 0 };
+        let Some(address) = map.address(offset, len) else { return 0 };
+        // How much is here is asked first: a receive of exactly that much is never cut short in the middle of a page,
+        // not even by the death of the peer or of this process.
+        let Ok(here) = rustix::io::ioctl_fionread(socket) else { return 0 };
+        let here = usize::try_from(here).unwrap_or(usize::MAX).min(len);
+        let past_page = (offset + here as u64) as usize % PAGE;
+        let whole = if here == len { len } else { here.saturating_sub(past_page) };
+        if whole == 0 {
+            return 0;
+        }
+        // SAFETY: the range lies in the mapping of a file that is in use by nobody but through system calls; a page that
+        // cannot be had makes the call fail with EFAULT and leaves the bytes in the socket.
+        let n = unsafe { libc::recv(socket.as_raw_fd(), address.cast(), whole, libc::MSG_DONTWAIT) };
+        let n = usize::try_from(n).unwrap_or(0);
+        self.counters.received_bytes += n as u64;
+        self.counters.receive_calls += 1;
+        n
     }
 
     /// Writes at once if the file lives in memory; else `EAGAIN`.

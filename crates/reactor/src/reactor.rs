@@ -10,6 +10,7 @@ use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
 use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::pace::{Pace, Plan};
 use crate::sim::SimLoop;
 use crate::time::Instant;
 use crate::uring::Uring;
@@ -41,12 +42,22 @@ pub struct Reactor {
     backend: Backend,
     io: Io,
     frames: FramePool,
+    pace: Pace,
 }
 
 enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
     Sim(Box<SimLoop>),
+}
+
+/// A look that took longer than this gave the CPU away.
+const SPIN_LOST_NANOS: u128 = 15_000;
+
+/// Sleeps for so many nanoseconds, or a little more.
+fn sleep(nanos: u64) {
+    let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: nanos as i64 };
+    let _ = rustix::thread::nanosleep(&time);
 }
 
 macro_rules! each {
@@ -66,26 +77,28 @@ impl Reactor {
     /// The kernel's: no memory, no descriptors, or, for [`IoChoice::Uring`], io_uring refused.
     pub fn open(choice: IoChoice, frame_bytes: usize) -> std::io::Result<Self> {
         let frames = FramePool::new(frame_bytes)?;
+        // Short sleeps are to be short: the default lets the kernel add 50 us to each.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let refused = match choice {
             IoChoice::Epoll => "asked for".to_owned(),
             IoChoice::Auto | IoChoice::Uring => match Uring::open(&frames) {
                 Ok(uring) => {
                     let asked = if choice == IoChoice::Auto { "the kernel allows it" } else { "asked for" };
                     let io = Io { name: "uring", reason: format!("{asked}; {}", uring.features()) };
-                    return Ok(Self { backend: Backend::Uring(Box::new(uring)), io, frames });
+                    return Ok(Self { backend: Backend::Uring(Box::new(uring)), io, frames, pace: Pace::default() });
                 }
                 Err(error) if choice == IoChoice::Uring => return Err(error),
                 Err(error) => format!("io_uring is not to be had: {error}"),
             },
         };
         let io = Io { name: "epoll", reason: refused };
-        Ok(Self { backend: Backend::Epoll(Box::new(Epoll::open()?)), io, frames })
+        Ok(Self { backend: Backend::Epoll(Box::new(Epoll::open()?)), io, frames, pace: Pace::default() })
     }
 
     /// The loop of a simulated node (see [`crate::sim`]).
     pub(crate) fn simulated(backend: SimLoop, frames: FramePool) -> Self {
         let io = Io { name: "sim", reason: "a simulation".to_owned() };
-        Self { backend: Backend::Sim(Box::new(backend)), io, frames }
+        Self { backend: Backend::Sim(Box::new(backend)), io, frames, pace: Pace::default() }
     }
 
     /// Which backend it is, and why.
@@ -141,7 +154,52 @@ impl Reactor {
     /// # Errors
     /// The kernel's, when waiting itself fails; the loop is then unusable.
     pub fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
-        each!(self, backend => backend.reap(into, wait))
+        each!(self, backend => backend.reap(into, Wait::Poll))?;
+        if !into.is_empty() || wait == Wait::Poll || matches!(self.backend, Backend::Sim(_)) {
+            return Ok(());
+        }
+        let began = self.now();
+        match self.pace.plan() {
+            Plan::Sleep => {}
+            Plan::Spin(nanos) => self.spin(into, began, nanos)?,
+            Plan::Gather(nanos) => {
+                sleep(nanos);
+                each!(self, backend => backend.reap(into, Wait::Poll))?;
+            }
+        }
+        if into.is_empty() {
+            each!(self, backend => backend.reap(into, wait))?;
+        }
+        let waited = self.now().since(began).as_nanos();
+        self.pace.waited(waited.min(u128::from(u64::MAX)) as u64);
+        Ok(())
+    }
+
+    /// Looks for completions again and again for `nanos`, letting others run in between.
+    fn spin(&mut self, into: &mut Vec<Completion>, began: Instant, nanos: u64) -> std::io::Result<()> {
+        let mut last = began;
+        loop {
+            rustix::thread::sched_yield();
+            each!(self, backend => backend.reap(into, Wait::Poll))?;
+            let now = self.now();
+            if !into.is_empty() || now.since(began).as_nanos() >= u128::from(nanos) {
+                return Ok(());
+            }
+            // The CPU was given to somebody who has work to do: this is no time to spin.
+            if now.since(last).as_nanos() > SPIN_LOST_NANOS {
+                self.pace.contended();
+                return Ok(());
+            }
+            last = now;
+        }
+    }
+
+    /// Notes that a receive brought `requests`, which ask for `bytes` to be moved: the loop decides by it how it waits.
+    pub fn note_requests(&mut self, requests: u32, bytes: u64) {
+        if requests > 0 && !matches!(self.backend, Backend::Sim(_)) {
+            let now = self.now();
+            self.pace.note(requests, bytes, now);
+        }
     }
 
     /// Binds and listens.
@@ -229,6 +287,18 @@ impl Reactor {
     /// `EAGAIN` if it would wait: use [`Op::Write`]. Else the kernel's.
     pub fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         each!(self, backend => backend.try_write(file, offset, bytes))
+    }
+
+    /// Receives what is here of a stream straight into a file that lives in memory, in whole pages of the file or up to
+    /// the end of the range, so that no page is ever half of one transfer and half of another. Gives the bytes moved;
+    /// 0 if no whole page is here, or the file does not lend itself to it, or there is no room: use [`Op::Recv`] and
+    /// [`Op::Write`]. No receive may be in flight on the stream.
+    pub fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.receive_into_file(socket, file, offset, len),
+            Backend::Epoll(epoll) => epoll.receive_into_file(socket, file, offset, len),
+            Backend::Sim(_) => 0,
+        }
     }
 
     /// Whether a range of a mapped file is in memory, so that sending it waits for nothing. Known to about a second.

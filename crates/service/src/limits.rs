@@ -6,6 +6,10 @@ use std::time::Duration;
 /// in a core's cache between the disk's copy and the wire's, and a slow disk does not hold back the first bytes.
 pub const PIECE_BYTES_MAX: usize = 256 << 10;
 
+/// The longest piece of a write to a store in memory: long enough to wait for, short enough that most of a payload is
+/// received straight into the store, which takes whole pages of what is here.
+pub const MEMORY_PIECE_BYTES: usize = 16 << 10;
+
 /// The longest request that an engine takes; longer ones are `TooLong`.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 

@@ -1,8 +1,207 @@
-use clap::Subcommand;
+//! `cargo xtask peers`: byway beside the servers that people use today, on the same file, with the
+//! same client, in interleaved rounds.
+//!
+//! Everything runs in a network namespace of its own, so that the socket settings are the same for
+//! all, known, and those of nobody else on this machine.
+
+mod cases;
+mod cpu;
+mod fio;
+mod network;
+mod report;
+mod servers;
+
+use crate::process;
+use anyhow::{Context, Result, bail};
+use cases::{CASES, Case};
+use clap::{Args, Subcommand};
+use cpu::CpuClock;
+use serde::Serialize;
+use servers::{Endpoint, Kind, Server};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The size of the file that is served.
+const FILE_BYTES: u64 = 1 << 30;
+/// How long the idle servers are watched.
+const IDLE_SECONDS: u64 = 2;
+
 #[derive(Subcommand)]
 pub enum Task {
-    Block,
+    /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client.
+    Block(Options),
 }
-pub fn run(_: &Task) -> anyhow::Result<()> {
+
+#[derive(Args)]
+pub struct Options {
+    /// How often each server runs each case; medians are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long fio runs each time.
+    #[arg(long, default_value_t = 3)]
+    seconds: u32,
+    /// Only the cases whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// The servers, in the order in which they take turns.
+    #[arg(long, value_delimiter = ',', default_value = "byway,nbdkit,qemu-nbd,nbd-server")]
+    servers: Vec<Kind>,
+    /// Also write everything, each round too, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The byway binary; without it a release build of this workspace.
+    #[arg(long)]
+    byway: Option<PathBuf>,
+}
+
+/// One run of one case against one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    pub case: &'static str,
+    pub server: Kind,
+    pub round: usize,
+    pub operations: u64,
+    pub iops: f64,
+    pub megabytes_per_second: f64,
+    pub latency_p50_us: f64,
+    pub latency_p99_us: f64,
+    pub server_cpu_us_per_operation: f64,
+    pub client_cpu_us_per_operation: f64,
+    pub machine_cpu_us_per_operation: f64,
+}
+
+/// What a server costs while nobody asks it anything, in percent of one core.
+#[derive(Clone, Debug, Serialize)]
+pub struct Idle {
+    pub server: Kind,
+    pub endpoint: String,
+    pub cpu_percent: f64,
+}
+
+/// Runs the task, first of all in a network namespace of its own.
+pub fn run(task: &Task) -> Result<()> {
+    let Task::Block(options) = task;
+    if !network::is_isolated() {
+        return network::run_again_isolated();
+    }
+    let settings = network::prepare()?;
+    let cases: Vec<&Case> = CASES
+        .iter()
+        .filter(|case| options.only.as_ref().is_none_or(|part| case.name.contains(part.as_str())))
+        .collect();
+    if cases.is_empty() || options.rounds == 0 {
+        let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+        bail!("nothing to measure: the cases are {}", names.join(", "));
+    }
+    let byway = provide_byway(options)?;
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let file = folder.path().join("volume.img");
+    write_file(&file)?;
+    let mut servers = Vec::new();
+    for kind in &options.servers {
+        match kind.find(&byway) {
+            Some(program) => servers.extend(start_both(*kind, &program, &file, folder.path())?),
+            None => println!("SKIP {kind}: it is not installed (cargo xtask test --install)"),
+        }
+    }
+    let samples = measure(&cases, &servers, options)?;
+    let idle = watch_idle(&servers)?;
+    let report = report::Report::new(settings, &cases, samples, idle);
+    print!("{}", report.markdown());
+    if let Some(path) = &options.json {
+        std::fs::write(path, serde_json::to_string_pretty(&report)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(())
+}
+
+fn provide_byway(options: &Options) -> Result<PathBuf> {
+    if let Some(path) = &options.byway {
+        return path.canonicalize().with_context(|| format!("cannot find {}", path.display()));
+    }
+    if options.servers.contains(&Kind::Byway) {
+        process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
+    }
+    Ok(process::target_directory()?.join("release/byway"))
+}
+
+/// Bytes that no server can mistake for a hole.
+fn write_file(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut block = vec![0; 1 << 20];
+    for number in 0..FILE_BYTES >> 20 {
+        for (index, byte) in block.iter_mut().enumerate() {
+            *byte = (index as u64 * 31 + number * 7 + 1) as u8;
+        }
+        file.write_all(&block).context("the file on /dev/shm needs 1 GiB")?;
+    }
+    Ok(())
+}
+
+fn start_both(kind: Kind, program: &Path, file: &Path, folder: &Path) -> Result<[Server; 2]> {
+    let unix = Endpoint::Unix(folder.join(format!("{kind}.sock")));
+    let tcp = Endpoint::Tcp(kind.port());
+    Ok([Server::start(kind, program, file, folder, unix)?, Server::start(kind, program, file, folder, tcp)?])
+}
+
+fn measure(cases: &[&Case], servers: &[Server], options: &Options) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    for round in 1..=options.rounds {
+        for case in cases {
+            for server in servers.iter().filter(|server| server.endpoint.transport() == case.transport) {
+                let sample = measure_one(case, server, round, options.seconds)?;
+                eprintln!(
+                    "round {round}: {:<22} {:<10} {:>9.0} IOPS {:>7.0} MB/s",
+                    case.name,
+                    server.kind.to_string(),
+                    sample.iops,
+                    sample.megabytes_per_second
+                );
+                samples.push(sample);
+            }
+        }
+    }
+    Ok(samples)
+}
+
+fn measure_one(case: &Case, server: &Server, round: usize, seconds: u32) -> Result<Sample> {
+    let machine = CpuClock::machine()?;
+    let own = CpuClock::children()?;
+    let before = CpuClock::processes(server.id())?;
+    let result = fio::run(case, &server.endpoint.uri(), seconds)?;
+    let server_us = CpuClock::processes(server.id())?.microseconds_since(&before);
+    let client_us = CpuClock::children()?.microseconds_since(&own);
+    let machine_us = CpuClock::machine()?.microseconds_since(&machine);
+    let per_operation = |microseconds: f64| microseconds / result.operations.max(1) as f64;
+    Ok(Sample {
+        case: case.name,
+        server: server.kind,
+        round,
+        operations: result.operations,
+        iops: result.iops,
+        megabytes_per_second: result.bytes_per_second / 1e6,
+        latency_p50_us: result.latency_p50_us,
+        latency_p99_us: result.latency_p99_us,
+        server_cpu_us_per_operation: per_operation(server_us),
+        client_cpu_us_per_operation: per_operation(client_us),
+        machine_cpu_us_per_operation: per_operation(machine_us),
+    })
+}
+
+fn watch_idle(servers: &[Server]) -> Result<Vec<Idle>> {
+    let before = servers.iter().map(|server| CpuClock::processes(server.id())).collect::<Result<Vec<CpuClock>>>()?;
+    process::pause(Duration::from_secs(IDLE_SECONDS));
+    servers
+        .iter()
+        .zip(before)
+        .map(|(server, before)| {
+            let spent_us = CpuClock::processes(server.id())?.microseconds_since(&before);
+            Ok(Idle {
+                server: server.kind,
+                endpoint: server.endpoint.transport().to_string(),
+                cpu_percent: spent_us / (IDLE_SECONDS as f64 * 1e6) * 100.0,
+            })
+        })
+        .collect()
 }

@@ -17,6 +17,7 @@ use byway_reactor::{Address, Counters, IoChoice, Waker};
 use byway_service::block::Volume;
 
 use self::worker::{Message, Worker};
+use crate::address::Cidr;
 
 /// What a node serves, and with what.
 pub struct NodeOptions {
@@ -34,6 +35,8 @@ pub struct NodeOptions {
     pub nbd_inherited: Vec<OwnedFd>,
     /// How NBD is served.
     pub nbd_options: NbdOptions,
+    /// Who may connect by TCP, besides this machine; empty: everybody.
+    pub allow: Vec<Cidr>,
 }
 
 /// Why a node did not start.

@@ -10,6 +10,8 @@ use byway_reactor::{Address, Completion, Counters, Listener, Op, Outcome, Reacto
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
 use super::{Assignment, Ready, StartError, Started};
+use crate::address::Cidr;
+use crate::admission::peer_allowed;
 
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
@@ -39,6 +41,7 @@ pub(super) struct Worker {
     peers: Vec<(Sender<Message>, Waker)>,
     loads: Arc<Vec<AtomicUsize>>,
     receiver: Receiver<Message>,
+    allow: Vec<Cidr>,
     draining: bool,
     stopped: bool,
 }
@@ -65,6 +68,7 @@ impl Worker {
             peers,
             loads,
             receiver,
+            allow: options.allow.clone(),
             draining: false,
             stopped: false,
         };
@@ -157,6 +161,11 @@ impl Worker {
         let listener = self.listeners.get(completion.token.index() as usize).map(|(listener, _)| *listener);
         match completion.outcome {
             Outcome::Accepted(Ok(socket)) => {
+                let peer = self.reactor.peer_address(socket);
+                if !peer_allowed(peer.map(|peer| peer.ip()), &self.allow) {
+                    tracing::warn!(?peer, "connection refused: not in an --allow range");
+                    return self.reactor.close(socket);
+                }
                 let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
                 let least = loads.enumerate().min_by_key(|(_, load)| *load).map_or(0, |(index, _)| index);
                 if least != self.index

@@ -12,6 +12,7 @@
 //!   the rules it must keep).
 
 pub mod block_status;
+pub mod client;
 pub mod errno;
 pub mod export;
 pub mod flags;
@@ -21,4 +22,5 @@ pub mod reply;
 pub mod request;
 pub mod server;
 pub mod transmission;
+pub mod uri;
 pub mod wire;

@@ -23,7 +23,7 @@ use crate::frame::Frame;
 use crate::handles::Table;
 use crate::limits::OPS_MAX;
 use crate::net;
-use crate::op::{Address, Allocate, Completion, File, Listener, Op, Outcome, Socket, Token, Wait};
+use crate::op::{Address, Completion, File, Listener, Op, Outcome, Token, Wait};
 use crate::os::Os;
 use crate::time::{Instant, monotonic};
 use crate::waker::Waker;
@@ -39,7 +39,7 @@ const KIND_LISTENER: u64 = 1;
 const KIND_WAKER: u64 = 2 << 32;
 
 pub(crate) struct Epoll {
-    epoll: OwnedFd,
+    queue: OwnedFd,
     os: Os,
     streams: Table<StreamState>,
     accepts: HashMap<Listener, Token>,
@@ -70,13 +70,13 @@ enum JobKind {
 
 impl Epoll {
     pub(crate) fn open() -> std::io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let queue = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let os = Os::new()?;
         if let Some(event) = os.waker.event() {
-            epoll::add(&epoll, event, EventData::new_u64(KIND_WAKER), EventFlags::IN)?;
+            epoll::add(&queue, event, EventData::new_u64(KIND_WAKER), EventFlags::IN)?;
         }
         Ok(Self {
-            epoll,
+            queue,
             os,
             streams: Table::default(),
             accepts: HashMap::new(),
@@ -143,7 +143,7 @@ impl Epoll {
         // More may wait, and no edge will tell: arming again makes one.
         if let Ok(fd) = self.os.listener(listener) {
             let data = EventData::new_u64(event_data(KIND_LISTENER, listener.index, listener.generation));
-            let _ = epoll::modify(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET);
+            let _ = epoll::modify(&self.queue, fd, data, EventFlags::IN | EventFlags::ET);
         }
     }
 
@@ -228,7 +228,7 @@ impl Epoll {
             tv_nsec: i64::from(left.subsec_nanos()),
         });
         self.events.clear();
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
+        match epoll::wait(&self.queue, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -323,7 +323,7 @@ impl Epoll {
         let listener = Listener { index, generation };
         let data = EventData::new_u64(event_data(KIND_LISTENER, index, generation));
         let fd = self.os.listener(listener)?.as_fd();
-        epoll::add(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET)?;
+        epoll::add(&self.queue, fd, data, EventFlags::IN | EventFlags::ET)?;
         Ok(listener)
     }
 

@@ -11,11 +11,13 @@ use rustix::net::AddressFamily;
 use super::{Epoll, KIND_STREAM, event_data};
 use crate::gather::{Gather, Scatter};
 use crate::net;
-use crate::op::{Address, Completion, Op, Outcome, Socket, Token};
+use crate::op::{Address, Completion, File, Op, Outcome, Socket, Token};
+use crate::splice::{self, Progress, SplicedSend};
 
 /// A stream and what it is doing.
 pub(super) struct StreamState {
     fd: OwnedFd,
+    tcp: bool,
     readable: bool,
     writable: bool,
     /// The peer said that it is done: a short receive no longer means that nothing is left.
@@ -36,6 +38,8 @@ pub(super) struct Send {
     token: Token,
     gather: Gather,
     sent: usize,
+    /// Some of its ranges are spliced.
+    splice: Option<SplicedSend>,
 }
 
 impl Epoll {
@@ -45,7 +49,7 @@ impl Epoll {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let socket = Socket { index, generation };
         let Some(state) = self.streams.get(index, generation) else { return Err(Errno::BADF.into()) };
-        if let Err(error) = epoll::add(&self.epoll, state.fd.as_fd(), data, flags) {
+        if let Err(error) = epoll::add(&self.queue, state.fd.as_fd(), data, flags) {
             self.streams.remove(index, generation);
             return Err(error.into());
         }
@@ -53,9 +57,10 @@ impl Epoll {
     }
 
     pub(crate) fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
-        net::prepare_stream(&fd)?;
+        let tcp = net::prepare_stream(&fd)?;
         self.register(StreamState {
             fd,
+            tcp,
             readable: true,
             writable: true,
             ended: false,
@@ -71,7 +76,7 @@ impl Epoll {
             return None;
         }
         let fd = self.streams.remove(socket.index, socket.generation)?.fd;
-        let _ = epoll::delete(&self.epoll, &fd);
+        let _ = epoll::delete(&self.queue, &fd);
         Some(fd)
     }
 
@@ -94,7 +99,7 @@ impl Epoll {
 
     pub(crate) fn close(&mut self, socket: Socket) {
         let Some(mut state) = self.streams.remove(socket.index, socket.generation) else { return };
-        let _ = epoll::delete(&self.epoll, &state.fd);
+        let _ = epoll::delete(&self.queue, &state.fd);
         if let Some(token) = state.connect.take() {
             self.finish_connect(token, Err(Errno::CANCELED));
         }
@@ -128,7 +133,7 @@ impl Epoll {
                 (fd, begun)
             }
         };
-        net::prepare_stream(&fd).map_err(errno)?;
+        let tcp = net::prepare_stream(&fd).map_err(errno)?;
         let pending = match begun {
             Ok(()) => false,
             Err(Errno::INPROGRESS) => true,
@@ -136,6 +141,7 @@ impl Epoll {
         };
         let state = StreamState {
             fd,
+            tcp,
             readable: !pending,
             writable: !pending,
             ended: false,
@@ -154,6 +160,13 @@ impl Epoll {
     fn finish_connect(&mut self, token: Token, result: Result<Socket, Errno>) {
         self.in_flight -= 1;
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(result) });
+    }
+
+    pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
+        match self.streams.get(socket.index, socket.generation) {
+            Some(state) if state.receive.is_none() => self.os.receive_into_file(state.fd.as_fd(), file, offset, len),
+            _ => 0,
+        }
     }
 
     pub(super) fn start_receive(&mut self, socket: Socket, receive: Receive) {
@@ -227,7 +240,8 @@ impl Epoll {
         }
         self.in_flight += 1;
         if let Some(state) = self.streams.get_mut(socket.index, socket.generation) {
-            state.send = Some(Send { token, gather, sent: 0 });
+            let splice = (state.tcp && splice::is_worth_it(&gather)).then(SplicedSend::default);
+            state.send = Some(Send { token, gather, sent: 0, splice });
             if state.writable {
                 self.try_send(socket);
             }
@@ -238,6 +252,17 @@ impl Epoll {
         let Some(state) = self.streams.get_mut(socket.index, socket.generation) else { return };
         let Some(send) = &mut state.send else { return };
         let result = loop {
+            if let Some(splice) = &mut send.splice {
+                let Send { gather, sent, .. } = send;
+                match splice.advance(&mut self.os, state.fd.as_fd(), gather, sent, &mut self.iovecs) {
+                    Ok(Progress::Done) => break Ok(send.sent),
+                    Ok(Progress::Blocked) => {
+                        state.writable = false;
+                        return;
+                    }
+                    Err(error) => break Err(error),
+                }
+            }
             if send.sent == send.gather.len() {
                 break Ok(send.sent);
             }
@@ -257,9 +282,13 @@ impl Epoll {
         }
     }
 
-    fn finish_send(&mut self, send: Send, result: Result<usize, Errno>) {
+    fn finish_send(&mut self, mut send: Send, result: Result<usize, Errno>) {
         self.in_flight -= 1;
-        self.os.unuse_gather(&send.gather, send.sent);
+        let spliced = send.splice.as_ref().map_or(0, SplicedSend::spliced);
+        if let Some(splice) = &mut send.splice {
+            splice.give_back(&mut self.os.pipes);
+        }
+        self.os.unuse_gather(&send.gather, send.sent, spliced);
         let outcome = Outcome::Sent { gather: send.gather, result };
         self.os.ready.push_back(Completion { token: send.token, outcome });
     }

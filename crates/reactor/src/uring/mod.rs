@@ -6,8 +6,8 @@
 //! pages.
 
 mod slot;
+mod stream;
 
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,13 @@ use rustix::io::Errno;
 use self::slot::{Kind, Slot};
 use crate::blocking::Memory;
 use crate::counters::Counters;
-use crate::epoll::fill_scatter;
 use crate::file::OpenFile;
 use crate::frame::{Frame, FramePool};
 use crate::handles::Table;
 use crate::limits::OPS_MAX;
-use crate::net;
-use crate::op::{Address, Completion, File, Listener, Op, Outcome, Socket, Token, Wait};
+use crate::op::{Completion, File, Op, Outcome, Token, Wait};
 use crate::os::Os;
+use crate::splice::SplicedSend;
 use crate::time::{Instant, monotonic};
 use crate::waker::Waker;
 use crate::workers::{Call, Done};
@@ -45,6 +44,7 @@ pub(crate) struct Uring {
     streams: Table<Stream>,
     slots: Table<Box<Slot>>,
     /// Boxes of finished operations, for the next ones.
+    #[expect(clippy::vec_box, reason = "a slot keeps its address when it is used again")]
     spare: Vec<Box<Slot>>,
     /// The pool's mapping, if the kernel took it as a fixed buffer.
     fixed: Option<(usize, usize)>,
@@ -56,6 +56,7 @@ pub(crate) struct Uring {
 /// A stream: its descriptor and the slots that use it.
 struct Stream {
     fd: OwnedFd,
+    tcp: bool,
     receive: Option<u64>,
     send: Option<u64>,
     closing: bool,
@@ -147,101 +148,6 @@ impl Uring {
         }
     }
 
-    fn start_receive(&mut self, socket: Socket, into: crate::Scatter, min: usize, token: Token) {
-        let error = match self.streams.get(socket.index, socket.generation) {
-            None => Some(Errno::BADF),
-            Some(stream) if stream.closing => Some(Errno::BADF),
-            Some(stream) if stream.receive.is_some() => Some(Errno::BUSY),
-            Some(_) if into.len() < min => Some(Errno::INVAL),
-            Some(_) => None,
-        };
-        if let Some(error) = error {
-            let outcome = Outcome::Received { into, result: Err(error) };
-            return self.os.ready.push_back(Completion { token, outcome });
-        }
-        let data = self.occupy(token, Kind::Receive { socket, into, min });
-        if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
-            stream.receive = Some(data);
-        }
-        self.receive_more(data);
-    }
-
-    fn receive_more(&mut self, data: u64) {
-        let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
-        let progress = slot.progress;
-        let Kind::Receive { socket, into, .. } = &mut slot.kind else { return };
-        let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
-        let fd = Fd(stream.fd.as_raw_fd());
-        fill_scatter(into, progress, &mut slot.iovecs);
-        let entry = if let [one] = slot.iovecs[..] {
-            opcode::Recv::new(fd, one.iov_base.cast(), one.iov_len as u32).build()
-        } else {
-            slot.message = crate::epoll::message(&slot.iovecs);
-            opcode::RecvMsg::new(fd, &raw mut slot.message).build()
-        };
-        self.push(entry, data);
-    }
-
-    fn start_send(&mut self, socket: Socket, gather: crate::Gather, token: Token) {
-        let error = match self.streams.get(socket.index, socket.generation) {
-            None => Some(Errno::BADF),
-            Some(stream) if stream.closing => Some(Errno::BADF),
-            Some(stream) if stream.send.is_some() => Some(Errno::BUSY),
-            Some(_) => self.os.use_gather(&gather).err(),
-        };
-        if let Some(error) = error {
-            let outcome = Outcome::Sent { gather, result: Err(error) };
-            return self.os.ready.push_back(Completion { token, outcome });
-        }
-        if gather.is_empty() {
-            return self.os.ready.push_back(Completion { token, outcome: Outcome::Sent { gather, result: Ok(0) } });
-        }
-        let data = self.occupy(token, Kind::Send { socket, gather });
-        if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
-            stream.send = Some(data);
-        }
-        self.send_more(data);
-    }
-
-    fn send_more(&mut self, data: u64) {
-        let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
-        let Kind::Send { socket, gather } = &slot.kind else { return };
-        let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
-        let fd = Fd(stream.fd.as_raw_fd());
-        self.os.iovecs(gather, slot.progress, &mut slot.iovecs);
-        slot.message = crate::epoll::message(&slot.iovecs);
-        let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
-        let entry = opcode::SendMsg::new(fd, &raw const slot.message).flags(flags).build();
-        self.push(entry, data);
-    }
-
-    fn start_accept(&mut self, listener: Listener, token: Token) {
-        let Ok(fd) = self.os.listener(listener).map(AsRawFd::as_raw_fd) else {
-            return self.os.fail(Op::Accept { listener }, token, Errno::BADF);
-        };
-        let data = self.occupy(token, Kind::Accept { listener });
-        self.push(accept_entry(fd), data);
-    }
-
-    fn start_connect(&mut self, to: Address, token: Token) {
-        let prepared = slot::SocketAddress::new(&to).and_then(|address| {
-            let fd = net::stream_socket(address.family()).and_then(|fd| net::prepare_stream(&fd).map(|()| fd));
-            Ok((address, fd.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?))
-        });
-        match prepared {
-            Err(error) => self.os.fail(Op::Connect { to }, token, error),
-            Ok((address, fd)) => {
-                let raw = fd.as_raw_fd();
-                let data = self.occupy(token, Kind::Connect { fd: Some(fd), address });
-                let Some(slot) = self.slot_mut(data) else { return };
-                let Kind::Connect { address, .. } = &slot.kind else { return };
-                let (ptr, len) = address.raw();
-                let entry = opcode::Connect::new(Fd(raw), ptr, len).build();
-                self.push(entry, data);
-            }
-        }
-    }
-
     fn start_file_op(&mut self, op: Op, token: Token) {
         let (Op::Read { file, .. }
         | Op::Write { file, .. }
@@ -274,7 +180,7 @@ impl Uring {
     /// Ends the operation of `data` and makes its completion ready.
     fn finish(&mut self, data: u64, result: Result<usize, Errno>, extents: Vec<crate::Extent>) {
         let Some(mut slot) = self.slots.remove(data as u32, (data >> 32) as u32) else { return };
-        let kind = std::mem::take(&mut slot.kind);
+        let mut kind = std::mem::take(&mut slot.kind);
         let token = slot.token;
         let progress = slot.progress;
         if self.spare.len() < 1024 {
@@ -282,11 +188,15 @@ impl Uring {
         }
         match &kind {
             Kind::Receive { socket, .. } => self.leave(*socket, data),
-            Kind::Send { socket, gather } => {
-                self.os.unuse_gather(gather, progress);
-                self.leave(*socket, data);
-            }
             _ => {}
+        }
+        if let Kind::Send { socket, gather, splice } = &mut kind {
+            let spliced = splice.as_ref().map_or(0, SplicedSend::spliced);
+            if let Some(splice) = splice {
+                splice.give_back(&mut self.os.pipes);
+            }
+            self.os.unuse_gather(gather, progress, spliced);
+            self.leave(*socket, data);
         }
         if let Some(file) = kind.file() {
             if let Kind::Allocate { offset, len, .. } = kind {
@@ -300,20 +210,6 @@ impl Uring {
         }
         let outcome = kind.outcome(result, extents);
         self.os.ready.push_back(Completion { token, outcome });
-    }
-
-    /// Notes that an operation no longer uses a stream, and drops the stream if it is closing and this was the last.
-    fn leave(&mut self, socket: Socket, data: u64) {
-        let Some(stream) = self.streams.get_mut(socket.index, socket.generation) else { return };
-        if stream.receive == Some(data) {
-            stream.receive = None;
-        }
-        if stream.send == Some(data) {
-            stream.send = None;
-        }
-        if stream.closing && stream.receive.is_none() && stream.send.is_none() {
-            self.streams.remove(socket.index, socket.generation);
-        }
     }
 
     fn take_completion(&mut self, data: u64, result: i32, more: bool) {
@@ -344,6 +240,9 @@ impl Uring {
                     _ => self.finish(data, Ok(progress), Vec::new()),
                 }
             }
+            // The socket takes more, or is broken: trying says which.
+            Kind::Send { splice: Some(_), .. } if slot.cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
+            Kind::Send { splice: Some(_), .. } => self.send_more(data),
             Kind::Send { gather, .. } => {
                 let total = gather.len();
                 slot.progress += *outcome.as_ref().unwrap_or(&0);
@@ -394,41 +293,6 @@ impl Uring {
         if let Some(entry) = self.slot_mut(data).and_then(|slot| slot.file_entry(fd, device, fixed)) {
             self.push(entry, data);
         }
-    }
-
-    fn accepted(&mut self, data: u64, listener: Listener, result: i32, more: bool) {
-        if result >= 0 {
-            // SAFETY: the kernel has just made this descriptor for us, and nobody else owns it.
-            let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(result) };
-            if let (Ok(socket), Some(slot)) = (self.adopt(fd), self.slot_mut(data)) {
-                let token = slot.token;
-                self.os.ready.push_back(Completion { token, outcome: Outcome::Accepted(Ok(socket)) });
-            }
-        }
-        if more {
-            return;
-        }
-        let cancelled = self.slot_mut(data).is_none_or(|slot| slot.cancelled);
-        match (result, self.os.listener(listener).map(AsRawFd::as_raw_fd)) {
-            (_, Ok(_)) if cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
-            (n, Ok(fd)) if n >= 0 || n == -libc::ECONNABORTED || n == -libc::EINTR || n == -libc::EAGAIN => {
-                self.push(accept_entry(fd), data);
-            }
-            (n, Ok(_)) => self.finish(data, Err(Errno::from_raw_os_error(-n)), Vec::new()),
-            (_, Err(_)) => self.finish(data, Err(Errno::CANCELED), Vec::new()),
-        }
-    }
-
-    fn connected(&mut self, data: u64, outcome: Result<usize, Errno>) {
-        let Some(slot) = self.slot_mut(data) else { return };
-        let Kind::Connect { fd, .. } = &mut slot.kind else { return };
-        let (Some(fd), Ok(_)) = (fd.take(), outcome) else {
-            return self.finish(data, Err(outcome.err().unwrap_or(Errno::CANCELED)), Vec::new());
-        };
-        let token = slot.token;
-        let socket = self.insert_stream(fd);
-        self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(Ok(socket)) });
-        self.slots.remove(data as u32, (data >> 32) as u32);
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
@@ -527,95 +391,12 @@ impl Uring {
         }
     }
 
-    fn insert_stream(&mut self, fd: OwnedFd) -> Socket {
-        let (index, generation) = self.streams.insert(Stream { fd, receive: None, send: None, closing: false });
-        Socket { index, generation }
-    }
-
-    pub(crate) fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
-        net::prepare_stream(&fd)?;
-        Ok(self.insert_stream(fd))
-    }
-
-    pub(crate) fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
-        let stream = self.streams.get(socket.index, socket.generation)?;
-        if stream.receive.is_some() || stream.send.is_some() || stream.closing {
-            return None;
-        }
-        Some(self.streams.remove(socket.index, socket.generation)?.fd)
-    }
-
-    pub(crate) fn close(&mut self, socket: Socket) {
-        let Some(stream) = self.streams.get_mut(socket.index, socket.generation) else { return };
-        let ops = [stream.receive, stream.send];
-        if ops == [None, None] {
-            self.streams.remove(socket.index, socket.generation);
-            return;
-        }
-        stream.closing = true;
-        // Ends what is in flight, also a send that waits for room.
-        let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Both);
-        for data in ops.into_iter().flatten() {
-            if let Some(slot) = self.slot_mut(data) {
-                slot.cancelled = true;
-                self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
-            }
-        }
-    }
-
-    pub(crate) fn shutdown_send(&mut self, socket: Socket) {
-        if let Some(stream) = self.streams.get(socket.index, socket.generation) {
-            let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Write);
-        }
-    }
-
-    pub(crate) fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
-        let stream = self.streams.get(socket.index, socket.generation)?;
-        SocketAddr::try_from(rustix::net::getpeername(&stream.fd).ok()??).ok()
-    }
-
-    pub(crate) fn keep_alive(&mut self, socket: Socket, idle: Duration) {
-        if let Some(stream) = self.streams.get(socket.index, socket.generation) {
-            let _ = net::keep_alive(&stream.fd, idle);
-        }
-    }
-
     pub(crate) fn counters(&self) -> Counters {
         self.os.counters
     }
 
     pub(crate) fn waker(&self) -> Waker {
         self.os.waker.clone()
-    }
-
-    pub(crate) fn listen(&mut self, address: &Address) -> std::io::Result<Listener> {
-        self.adopt_listener(net::listen(address)?)
-    }
-
-    pub(crate) fn adopt_listener(&mut self, fd: OwnedFd) -> std::io::Result<Listener> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        let (index, generation) = self.os.listeners.insert(fd);
-        Ok(Listener { index, generation })
-    }
-
-    pub(crate) fn local_address(&self, listener: Listener) -> Option<SocketAddr> {
-        SocketAddr::try_from(rustix::net::getsockname(self.os.listener(listener).ok()?).ok()?).ok()
-    }
-
-    pub(crate) fn close_listener(&mut self, listener: Listener) {
-        let mut found = None;
-        for (index, generation, slot) in self.slots.iter_mut() {
-            if matches!(slot.kind, Kind::Accept { listener: of } if of == listener) {
-                slot.cancelled = true;
-                found = Some(u64::from(generation) << 32 | u64::from(index));
-            }
-        }
-        if let Some(data) = found {
-            self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
-            // The kernel must have taken the accept's descriptor before it is closed.
-            let _ = self.ring.submit();
-        }
-        self.os.listeners.remove(listener.index, listener.generation);
     }
 
     pub(crate) fn add_file(&mut self, file: Arc<OpenFile>) -> File {
@@ -633,10 +414,6 @@ impl Uring {
     pub(crate) fn resident(&self, file: File, offset: u64, len: usize, now: Instant) -> bool {
         self.os.resident(file, offset, len, now)
     }
-}
-
-fn accept_entry(fd: i32) -> squeue::Entry {
-    opcode::AcceptMulti::new(Fd(fd)).flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
 }
 
 impl Drop for Uring {

@@ -12,6 +12,7 @@ use super::{call_for, frame_memory, within};
 use crate::blocking::Memory;
 use crate::frame::Frame;
 use crate::op::{Address, Allocate, Extent, File, Listener, Op, Outcome, Socket, Token};
+use crate::splice::SplicedSend;
 use crate::workers::Call;
 use crate::{Gather, Scatter};
 
@@ -52,6 +53,7 @@ pub(super) enum Kind {
     Send {
         socket: Socket,
         gather: Gather,
+        splice: Option<SplicedSend>,
     },
     Accept {
         listener: Listener,
@@ -209,6 +211,10 @@ impl SocketAddress {
             Address::Tcp(address) => Ok(Self((*address).into())),
             Address::Unix(path) => socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG),
         }
+    }
+
+    pub(super) fn is_tcp(&self) -> bool {
+        !self.0.is_unix()
     }
 
     pub(super) fn family(&self) -> AddressFamily {

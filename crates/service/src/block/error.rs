@@ -109,6 +109,9 @@ pub enum OpenError {
         /// By whom, as far as is known.
         by: &'static str,
     },
+    /// Fault stores are understood on the command line and not built yet.
+    #[error("`fault:` stores are not served by this version")]
+    Fault,
     /// A stripe's layout makes no sense.
     #[error("stripe: {0}")]
     Stripe(&'static str),

@@ -6,6 +6,7 @@ mod engine;
 mod error;
 mod payload;
 pub mod server;
+pub mod spec;
 mod store;
 mod stripe;
 mod volume;

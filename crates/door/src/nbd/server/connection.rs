@@ -128,6 +128,8 @@ pub(super) struct Connection {
     pub(super) sending: bool,
     in_flight: usize,
     in_flight_bytes: u64,
+    /// Requests, and the bytes that they name, of this round.
+    batch: (u32, u64),
     /// No frame was free: ask again.
     pub(super) stalled: bool,
     /// Nothing more is read; what is in flight is answered, then the stream is closed.
@@ -158,6 +160,7 @@ impl Connection {
             sending: false,
             in_flight: 0,
             in_flight_bytes: 0,
+            batch: (0, 0),
             stalled: false,
             end: None,
             over: None,
@@ -214,7 +217,9 @@ impl Connection {
         if self.over.is_some() {
             return;
         }
+        self.batch = (0, 0);
         while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
+        context.reactor.note_requests(self.batch.0, self.batch.1);
         self.send(context.reactor);
         if self.end.is_none() && !self.receiving && !self.stalled && !self.is_full() {
             self.receive(context.reactor);
@@ -249,7 +254,13 @@ impl Connection {
                 self.input.want(need);
                 false
             }
-            Parsed::Request { request, header_bytes } => self.start(context, request, header_bytes),
+            Parsed::Request { request, header_bytes } => {
+                let started = self.start(context, request, header_bytes);
+                if started {
+                    self.batch = (self.batch.0 + 1, self.batch.1 + request.length);
+                }
+                started
+            }
             Parsed::Rejected { tag, violation, header_bytes, drain_bytes } => {
                 self.out.push_head_with(|out| self.replies.error(out, tag, violation.errno, violation.reason));
                 self.input.consume(header_bytes);
@@ -374,6 +385,18 @@ impl Connection {
         let Expect::Payload(incoming) = &mut self.expect else { return false };
         if incoming.piece.is_none() {
             let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
+            if self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
+                let Context { reactor, engine, .. } = context;
+                let n = engine.receive_into(reactor, self.volume, self.socket, incoming.offset, left);
+                if n > 0 {
+                    incoming.offset += n as u64;
+                    incoming.left -= n as u64;
+                    if incoming.left == 0 {
+                        self.end_payload(context);
+                    }
+                    return true;
+                }
+            }
             let len = context.engine.write_piece_len(self.volume, incoming.offset, left);
             let Some(frame) = context.reactor.frames().alloc(len) else {
                 self.stalled = true;
@@ -403,9 +426,8 @@ impl Connection {
         let at = incoming.offset;
         incoming.offset += len as u64;
         let last = incoming.left == 0;
-        let left = incoming.left;
         let pending = &mut context.pending[id];
-        let flags = WriteFlags { durable: pending.request.flags.has(CommandFlags::FUA) };
+        let flags = WriteFlags { durable: pending.durable() };
         match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
             Ok(Step::Later) => pending.left += 1,
             Ok(Step::Now(()) | Step::Busy) => {}
@@ -414,10 +436,16 @@ impl Connection {
             }
         }
         if last || pending.error.is_some() {
-            pending.receiving = false;
-            self.expect = if left > 0 { Expect::Drain(left) } else { Expect::Header };
-            self.finish_if_done(context.pending, id);
+            self.end_payload(context);
         }
+    }
+
+    /// All of a payload is here, or the rest of it is not wanted.
+    fn end_payload(&mut self, context: &mut Context<'_>) {
+        let Expect::Payload(Incoming { pending: id, left, .. }) = self.expect else { return };
+        context.pending[id].receiving = false;
+        self.expect = if left > 0 { Expect::Drain(left) } else { Expect::Header };
+        self.finish_if_done(context.pending, id);
     }
 
     /// Takes the end of something that the engine did for request `id`.
@@ -527,6 +555,10 @@ impl Connection {
 }
 
 impl Pending {
+    fn durable(&self) -> bool {
+        self.request.flags.has(CommandFlags::FUA)
+    }
+
     /// Bytes of memory that it may hold.
     fn bytes(&self) -> u64 {
         match self.request.command {

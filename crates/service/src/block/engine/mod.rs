@@ -4,23 +4,24 @@
 //! user space. Other reads go to the store in pieces, into frames. Writes to memory happen at once; others on the ring.
 //! The engine holds no queue: where frames run out it says [`Step::Busy`], and the door that asked keeps the request.
 
+mod job;
+mod zero;
+
 use std::sync::Arc;
 
-use byway_reactor::{Allocate, Completion, Extent, File, Frame, Op, Reactor, Token};
+use byway_reactor::{Allocate, Completion, Extent, File, Frame, Op, Reactor, Socket, Token};
 use slab::Slab;
 
+use self::job::{Job, JobKind, RunState, unit_result};
 use super::error::BlockError;
 use super::payload::{Payload, Piece};
 use super::store::Kind;
-use super::stripe::{Layout, Run};
+use super::stripe::Layout;
 use super::volume::Volume;
-use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, MEMORY_PIECE_BYTES, PIECE_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
-
-/// Bytes of zeroes that are written at once where a store cannot zero by itself.
-const ZERO_BYTES: usize = 64 << 10;
 
 /// The asker's label of a request, handed back with its [`Done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,42 +104,6 @@ struct Attached {
     files: Vec<File>,
     jobs: u32,
     detached: bool,
-}
-
-/// A request with operations in flight.
-struct Job {
-    tag: Tag,
-    volume: VolumeId,
-    left: u32,
-    error: Option<BlockError>,
-    kind: JobKind,
-}
-
-enum JobKind {
-    Read { pieces: Vec<Option<Piece>> },
-    Write { durable: bool },
-    Flush,
-    Plain,
-    Trim,
-    Zero(Zeroing),
-    Extents { parts: Vec<Option<Vec<Extent>>>, wanted: Vec<u64> },
-}
-
-/// Zeroing, range by range; by writing where the store cannot.
-struct Zeroing {
-    flags: ZeroFlags,
-    ranges: Vec<Run>,
-    /// The range in progress is being written, up to here.
-    written: Option<u64>,
-    syncing: bool,
-}
-
-/// One operation of a job: which, and which part of it.
-#[derive(Clone, Copy)]
-struct RunState {
-    job: usize,
-    part: usize,
-    len: usize,
 }
 
 impl Engine {
@@ -264,9 +229,34 @@ impl Engine {
     pub fn write_piece_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
         let len = len.min(PIECE_BYTES_MAX);
         match self.volumes[id.0 as usize].volume.kind() {
-            Kind::Files { layout, .. } => layout.run(offset, len as u64).len as usize,
+            Kind::Files { layout, files } => {
+                let run = layout.run(offset, len as u64);
+                let page = (offset % MEMORY_PIECE_BYTES as u64) as usize;
+                let len = run.len as usize;
+                if files[0].is_receivable() { len.min(MEMORY_PIECE_BYTES - page) } else { len }
+            }
             Kind::Null => len,
         }
+    }
+
+    /// Receives what is here of a write's payload straight into a volume in memory, as
+    /// [`Reactor::receive_into_file`] does; gives the bytes that are thereby written. 0 means to do it by
+    /// [`Engine::write`].
+    pub fn receive_into(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        socket: Socket,
+        offset: u64,
+        len: usize,
+    ) -> usize {
+        let attached = &self.volumes[id.0 as usize];
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return 0 };
+        if attached.volume.is_read_only() {
+            return 0;
+        }
+        let run = layout.run(offset, len as u64);
+        reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize)
     }
 
     /// Whether a write of the range could succeed: to ask before its payload is received.
@@ -422,85 +412,6 @@ impl Engine {
         Ok(Step::Later)
     }
 
-    /// Makes a range read as zeroes.
-    ///
-    /// # Errors
-    /// See [`BlockError`]; [`BlockError::Unsupported`] if it must be fast and cannot be.
-    pub fn zero(
-        &mut self,
-        reactor: &mut Reactor,
-        id: VolumeId,
-        (offset, len): (u64, u64),
-        flags: ZeroFlags,
-        tag: Tag,
-    ) -> Result<Step<()>, BlockError> {
-        let attached = self.check(id, offset, len, true)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
-        if len == 0 {
-            return Ok(Step::Now(()));
-        }
-        let ranges = layout.ranges(offset, len);
-        let zeroing = Zeroing { flags, ranges, written: None, syncing: false };
-        let job = self.start_job(id, tag, 1, JobKind::Zero(zeroing));
-        self.zero_next(reactor, job);
-        Ok(Step::Later)
-    }
-
-    /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the sync.
-    fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
-        let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
-        let files = &self.volumes[volume.0 as usize].files;
-        let Some(run) = zeroing.ranges.last().copied() else {
-            zeroing.syncing = true;
-            let file = files[0];
-            return self.start_run(reactor, job, 0, 0, Op::Sync { file });
-        };
-        let file = files[run.file];
-        let op = match zeroing.written {
-            None => {
-                let mode = if zeroing.flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
-                Op::Allocate { file, mode, offset: run.offset, len: run.len }
-            }
-            Some(at) => {
-                let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
-                let Some(mut from) = reactor.frames().alloc(len) else {
-                    return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
-                };
-                from.fill(0);
-                Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
-            }
-        };
-        let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
-        self.start_run(reactor, job, 0, len, op);
-    }
-
-    fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
-        let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
-        match (result, zeroing.written, zeroing.ranges.last().copied()) {
-            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
-                zeroing.written = Some(run.offset)
-            }
-            (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
-            (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
-                zeroing.written = Some(at + len as u64);
-            }
-            (Ok(()), _, _) => {
-                zeroing.ranges.pop();
-                zeroing.written = None;
-                if zeroing.ranges.is_empty() && (!zeroing.flags.durable || zeroing.syncing) {
-                    return self.end_zeroing(reactor, job, Ok(()));
-                }
-            }
-        }
-        self.zero_next(reactor, job);
-    }
-
-    fn end_zeroing(&mut self, _reactor: &mut Reactor, job: usize, result: Result<(), BlockError>) {
-        let job = &mut self.jobs[job];
-        job.left = 0;
-        job.error = result.err();
-    }
-
     /// Brings a range into memory before it is asked for.
     ///
     /// # Errors
@@ -608,82 +519,4 @@ fn resident_payload(reactor: &mut Reactor, layout: Layout, files: &[File], offse
         payload.push(Piece::Map { file, offset: run.offset, len });
     }
     Some(payload)
-}
-
-fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockError> {
-    use byway_reactor::Outcome as Went;
-    match outcome {
-        Went::Written { result, .. } => result.map(|_| ()).map_err(BlockError::from),
-        Went::Synced(result) | Went::Allocated(result) | Went::Prefetched(result) => result.map_err(BlockError::from),
-        _ => Err(BlockError::Unsupported),
-    }
-}
-
-impl Job {
-    /// Takes the end of one of its operations.
-    fn take(&mut self, run: RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
-        use byway_reactor::Outcome as Went;
-        match (&mut self.kind, outcome) {
-            (JobKind::Read { pieces }, Went::Read { mut into, result }) => {
-                let n = result?;
-                // The backing file became shorter than the volume: that is an error, never made-up zeroes.
-                if n < run.len {
-                    return Err(BlockError::Io(byway_reactor::Errno::IO));
-                }
-                debug_assert_eq!(into.len(), run.len);
-                let _ = &mut into;
-                pieces[run.part] = Some(Piece::Frame { frame: into, len: run.len });
-                Ok(())
-            }
-            (JobKind::Extents { parts, .. }, Went::Extents(result)) => {
-                parts[run.part] = Some(result?);
-                Ok(())
-            }
-            (JobKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
-            (_, outcome) => unit_result(&outcome),
-        }
-    }
-
-    fn end(self, volume: &Volume) -> Done {
-        let tag = self.tag;
-        let failed = self.error;
-        if failed.is_some() && matches!(self.kind, JobKind::Flush | JobKind::Write { durable: true }) {
-            volume.note_failed_flush();
-        }
-        let outcome = match self.kind {
-            JobKind::Read { pieces } => Outcome::Read(failed.map_or_else(
-                || {
-                    let mut payload = Payload::default();
-                    pieces.into_iter().flatten().for_each(|piece| payload.push(piece));
-                    Ok(payload)
-                },
-                Err,
-            )),
-            JobKind::Extents { parts, wanted } => {
-                Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted)), Err))
-            }
-            _ => Outcome::Unit(failed.map_or(Ok(()), Err)),
-        };
-        Done { tag, outcome }
-    }
-}
-
-/// Joins the lists of neighbouring parts, up to the first that covers less than was asked for.
-fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64]) -> Vec<Extent> {
-    let mut joined: Vec<Extent> = Vec::new();
-    for (part, wanted) in parts.into_iter().zip(wanted) {
-        let mut covered = 0;
-        for extent in part.into_iter().flatten() {
-            covered += extent.len;
-            match joined.last_mut() {
-                Some(last) if last.hole == extent.hole => last.len += extent.len,
-                _ => joined.push(extent),
-            }
-        }
-        if covered < *wanted {
-            break;
-        }
-    }
-    joined.truncate(EXTENTS_MAX);
-    joined
 }

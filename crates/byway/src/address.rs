@@ -1,0 +1,310 @@
+//! Where a node listens, and how clients name what it shares.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use byway_reactor::Address;
+use byway_service::block::spec::{VolumeName, VolumeNameError};
+
+/// The port of byway's own wire.
+pub const BYWAY_PORT: u16 = 4711;
+
+/// The port of NBD (IANA).
+pub const NBD_PORT: u16 = 10809;
+
+/// Why a text is no address. Says what to write instead.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AddressError {
+    /// Neither `tcp://` nor `unix://`.
+    #[error("`{0}` is no address; write tcp://HOST:PORT or unix:///PATH")]
+    Scheme(String),
+    /// Not `HOST[:PORT]`.
+    #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
+    HostPort(String),
+    /// A unix path that is not absolute, or too long for the kernel (107 bytes).
+    #[error("`{0}` is no path of a socket; write unix:// and an absolute path of at most 107 bytes")]
+    UnixPath(String),
+    /// Not `byway://HOST[:PORT]/NAME`.
+    #[error("`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk")]
+    Resource(String),
+    /// The name in a resource is none.
+    #[error("{0}")]
+    Name(#[from] VolumeNameError),
+    /// Something behind `?` that is not known.
+    #[error("`?{0}` is not known; write ?via=tcp or leave it out")]
+    Query(String),
+    /// A range of addresses that is none.
+    #[error("`{0}` is no range of addresses; write ADDRESS/BITS, for example 10.0.0.0/8 or fd00::/8")]
+    Cidr(String),
+    /// Bits of an address are set behind its prefix.
+    #[error("`{given}` has bits set behind its prefix; write {meant}")]
+    CidrHostBits {
+        /// What was written.
+        given: String,
+        /// What was probably meant.
+        meant: String,
+    },
+}
+
+/// Where to listen: `tcp://HOST:PORT` or `unix:///PATH`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Listen {
+    /// TCP; the host may be a name, resolved when listening starts. `*` is every address.
+    Tcp {
+        /// Name or address; IPv6 without brackets.
+        host: String,
+        /// Port; 0 has the kernel choose.
+        port: u16,
+    },
+    /// A unix stream socket.
+    Unix(PathBuf),
+}
+
+impl Listen {
+    /// Reads an address. `port` is taken where none is written.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn parse(text: &str, port: u16) -> Result<Self, AddressError> {
+        if let Some(rest) = text.strip_prefix("tcp://") {
+            let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
+            return Ok(Self::Tcp { host, port });
+        }
+        let Some(path) = text.strip_prefix("unix://") else {
+            return Err(AddressError::Scheme(text.to_owned()));
+        };
+        // `sun_path` has 108 bytes, one for the end (unix(7)).
+        if !path.starts_with('/') || path.len() > 107 || path.contains('\0') {
+            return Err(AddressError::UnixPath(path.to_owned()));
+        }
+        Ok(Self::Unix(PathBuf::from(path)))
+    }
+
+    /// The addresses of it, resolved now: a name may have several.
+    ///
+    /// # Errors
+    /// The resolver's, with the name.
+    pub fn resolve(&self) -> std::io::Result<Vec<Address>> {
+        let (host, port) = match self {
+            Self::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
+            Self::Tcp { host, port } => (if host == "*" { "::" } else { host.as_str() }, *port),
+        };
+        let explain = |error: std::io::Error| std::io::Error::new(error.kind(), format!("resolve `{host}`: {error}"));
+        let mut addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(explain)?.collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Ok(addresses.into_iter().map(Address::Tcp).collect())
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
+/// `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`.
+fn host_port(text: &str, default: u16) -> Option<(String, u16)> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, behind) = rest.split_once(']')?;
+        host.parse::<std::net::Ipv6Addr>().ok()?;
+        (host, if behind.is_empty() { None } else { Some(behind.strip_prefix(':')?) })
+    } else {
+        match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    let name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '*');
+    if host.is_empty() || host.len() > 255 || !host.chars().all(name_char) {
+        return None;
+    }
+    // `u16::from_str` takes a plus sign; a port has none.
+    let port = match port {
+        Some(port) if port.starts_with('+') => return None,
+        Some(port) => port.parse().ok()?,
+        None => default,
+    };
+    Some((host.to_owned(), port))
+}
+
+/// Which wire to take to a resource.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Via {
+    /// TCP.
+    Tcp,
+}
+
+/// `byway://HOST[:PORT]/NAME[?via=tcp]`: a volume of another node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ResourceName {
+    /// Name or address; IPv6 without brackets.
+    pub host: String,
+    /// Port; [`BYWAY_PORT`] if none was written.
+    pub port: u16,
+    /// The volume; `None` only where a whole node is named (`byway ls`).
+    pub volume: Option<VolumeName>,
+    /// The wire, if one was forced.
+    pub via: Option<Via>,
+}
+
+impl FromStr for ResourceName {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let bad = || AddressError::Resource(text.to_owned());
+        let rest = text.strip_prefix("byway://").ok_or_else(bad)?;
+        let (rest, via) = match rest.split_once('?') {
+            None => (rest, None),
+            Some((rest, "via=tcp")) => (rest, Some(Via::Tcp)),
+            Some((_, query)) => return Err(AddressError::Query(query.to_owned())),
+        };
+        let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+        let volume = if name.is_empty() { None } else { Some(VolumeName::new(name)?) };
+        Ok(Self { host, port, volume, via })
+    }
+}
+
+impl fmt::Display for ResourceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "byway://[{}]", self.host)?
+        } else {
+            write!(f, "byway://{}", self.host)?
+        }
+        if self.port != BYWAY_PORT {
+            write!(f, ":{}", self.port)?;
+        }
+        write!(f, "/{}", self.volume.as_ref().map_or("", VolumeName::as_str))?;
+        if self.via == Some(Via::Tcp) { f.write_str("?via=tcp") } else { Ok(()) }
+    }
+}
+
+/// A range of IP addresses: `10.0.0.0/8`, `fd00::/8`, or one address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Cidr {
+    network: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Cidr {
+    /// Whether an address lies in it. An IPv4 address that came in over an IPv6 socket (`::ffff:a.b.c.d`) counts as
+    /// IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        mask(address.to_canonical(), self.prefix_bits)
+            .is_some_and(|masked| masked == self.network && masked.is_ipv4() == self.network.is_ipv4())
+    }
+}
+
+/// The address with all bits behind the prefix cleared; `None` if it has fewer bits than that.
+fn mask(address: IpAddr, prefix_bits: u8) -> Option<IpAddr> {
+    let prefix_bits = u32::from(prefix_bits);
+    Some(match address {
+        IpAddr::V4(v4) => {
+            let clear = 32u32.checked_sub(prefix_bits)?;
+            IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(clear).unwrap_or(0)).into())
+        }
+        IpAddr::V6(v6) => {
+            let clear = 128u32.checked_sub(prefix_bits)?;
+            IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(clear).unwrap_or(0)).into())
+        }
+    })
+}
+
+impl FromStr for Cidr {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let bad = || AddressError::Cidr(text.to_owned());
+        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().map_err(|_| bad())?;
+        let prefix_bits = match bits {
+            Some(bits) if bits.bytes().all(|b| b.is_ascii_digit()) => bits.parse().map_err(|_| bad())?,
+            Some(_) => return Err(bad()),
+            None if address.is_ipv4() => 32,
+            None => 128,
+        };
+        let network = mask(address, prefix_bits).ok_or_else(bad)?;
+        if network != address {
+            let meant = Self { network, prefix_bits }.to_string();
+            return Err(AddressError::CidrHostBits { given: text.to_owned(), meant });
+        }
+        Ok(Self { network, prefix_bits })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix_bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Listen {
+        Listen::Tcp { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn listeners_are_read_and_written() {
+        assert_eq!(Listen::parse("tcp://127.0.0.1:10", 1), Ok(tcp("127.0.0.1", 10)));
+        assert_eq!(Listen::parse("tcp://host.example", 4711), Ok(tcp("host.example", 4711)));
+        assert_eq!(Listen::parse("tcp://[::1]:10", 1), Ok(tcp("::1", 10)));
+        assert_eq!(Listen::parse("unix:///run/x.sock", 1), Ok(Listen::Unix("/run/x.sock".into())));
+        for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10", "unix:///run/x.sock"] {
+            assert_eq!(Listen::parse(text, 1).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bad_listeners_say_what_to_write() {
+        for bad in ["tcp://", "tcp://:1", "tcp://h:", "tcp://h:70000", "tcp://h:+1", "tcp://::1:5", "tcp://[::1]5"] {
+            assert!(matches!(Listen::parse(bad, 1), Err(AddressError::HostPort(_))), "{bad}");
+        }
+        assert!(matches!(Listen::parse("127.0.0.1:1", 1), Err(AddressError::Scheme(_))));
+        assert!(matches!(Listen::parse("unix://run/x", 1), Err(AddressError::UnixPath(_))));
+        assert!(matches!(Listen::parse(&format!("unix:///{}", "x".repeat(107)), 1), Err(AddressError::UnixPath(_))));
+    }
+
+    #[test]
+    fn resources_are_read_and_written() {
+        for text in ["byway://h/disk", "byway://h:1/disk?via=tcp", "byway://[::1]/d", "byway://h/"] {
+            assert_eq!(text.parse::<ResourceName>().unwrap().to_string(), text);
+        }
+        assert_eq!("byway://h".parse::<ResourceName>().unwrap().port, BYWAY_PORT);
+        assert!(matches!("byway://h/a?via=x".parse::<ResourceName>(), Err(AddressError::Query(_))));
+        assert!(matches!("byway://h/a/b".parse::<ResourceName>(), Err(AddressError::Name(_))));
+        assert!(matches!("byway:///a".parse::<ResourceName>(), Err(AddressError::Resource(_))));
+    }
+
+    #[test]
+    fn ranges_contain_what_they_should() {
+        let ten: Cidr = "10.0.0.0/8".parse().unwrap();
+        assert!(ten.contains("10.255.0.1".parse().unwrap()));
+        assert!(ten.contains("::ffff:10.1.2.3".parse().unwrap()), "IPv4 over an IPv6 socket");
+        assert!(!ten.contains("11.0.0.1".parse().unwrap()));
+        assert!(!ten.contains("a00::".parse().unwrap()), "the same bits in the other family");
+        assert!("0.0.0.0/0".parse::<Cidr>().unwrap().contains("1.2.3.4".parse().unwrap()));
+        assert!(!"0.0.0.0/0".parse::<Cidr>().unwrap().contains("fd00::1".parse().unwrap()));
+        assert!("fd00::/8".parse::<Cidr>().unwrap().contains("fd12::1".parse().unwrap()));
+        assert_eq!("::1".parse::<Cidr>().unwrap().to_string(), "::1/128");
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() {
+        for bad in ["", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/+8", "x/8", "::/129"] {
+            assert!(matches!(bad.parse::<Cidr>(), Err(AddressError::Cidr(_))), "{bad}");
+        }
+        let error = "10.1.0.0/8".parse::<Cidr>().unwrap_err();
+        assert!(error.to_string().ends_with("write 10.0.0.0/8"));
+    }
+}

@@ -1,0 +1,121 @@
+//! Who may come in. A listener that others can reach is refused unless it knows who they are.
+
+use std::net::IpAddr;
+
+use byway_reactor::Address;
+
+use crate::address::Cidr;
+
+/// How a listener speaks TLS.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, serde::Deserialize, serde::Serialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientAuthentication {
+    /// No TLS.
+    #[default]
+    Off,
+    /// TLS; clients show no certificate.
+    Anonymous,
+    /// TLS; clients may show a certificate.
+    Optional,
+    /// TLS; clients must show a certificate.
+    Required,
+}
+
+/// Why a listener is refused. Says what to do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Reachable by others, and nothing says by whom.
+    #[error(
+        "{0} can be reached by other machines, and clients need no certificate there; give --tls-certificate, \
+         --tls-key and --tls-client-ca, or --allow CIDR together with --insecure"
+    )]
+    Open(Address),
+    /// `--allow` without `--insecure`.
+    #[error(
+        "{0} would be open to the --allow ranges without certificates, and addresses can be forged; add --insecure \
+         to accept that, or give --tls-client-ca"
+    )]
+    AllowAlone(Address),
+    /// `--insecure` without `--allow`.
+    #[error("--insecure alone would open {0} to everybody; add --allow CIDR for those who may come in")]
+    InsecureAlone(Address),
+}
+
+/// Whether a listener may be opened. Loopback and unix sockets may always; a wider address needs TLS with client
+/// certificates, or `--allow` together with `--insecure`.
+///
+/// # Errors
+/// The reason for the refusal.
+pub fn admissible(
+    listener: &Address,
+    tls: ClientAuthentication,
+    allow: &[Cidr],
+    insecure: bool,
+) -> Result<(), Refusal> {
+    let local = match listener {
+        Address::Unix(_) => true,
+        Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
+    };
+    if local || tls == ClientAuthentication::Required {
+        return Ok(());
+    }
+    match (allow.is_empty(), insecure) {
+        (false, true) => Ok(()),
+        (false, false) => Err(Refusal::AllowAlone(listener.clone())),
+        (true, true) => Err(Refusal::InsecureAlone(listener.clone())),
+        (true, false) => Err(Refusal::Open(listener.clone())),
+    }
+}
+
+/// Whether a peer may connect; asked at accept, before a byte is read. An empty list lets everybody in: then
+/// [`admissible`] has seen to it that there is another guard. Loopback peers are always let in; a unix socket's
+/// peers (`None`) are the file permissions' business.
+pub fn peer_allowed(peer: Option<IpAddr>, allow: &[Cidr]) -> bool {
+    let Some(peer) = peer else { return true };
+    allow.is_empty() || peer.to_canonical().is_loopback() || allow.iter().any(|range| range.contains(peer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(text: &str) -> Address {
+        Address::Tcp(text.parse().unwrap())
+    }
+
+    #[test]
+    fn loopback_and_unix_need_nothing() {
+        for local in [tcp("127.0.0.1:1"), tcp("127.9.9.9:1"), tcp("[::1]:1"), Address::Unix("/run/x".into())] {
+            assert_eq!(admissible(&local, ClientAuthentication::Off, &[], false), Ok(()));
+        }
+        assert_eq!(admissible(&tcp("[::ffff:127.0.0.1]:1"), ClientAuthentication::Off, &[], false), Ok(()));
+    }
+
+    #[test]
+    fn a_wider_listener_needs_certificates_or_both_words() {
+        let allow = ["10.0.0.0/8".parse().unwrap()];
+        for wide in [tcp("0.0.0.0:1"), tcp("[::]:1"), tcp("192.0.2.1:1")] {
+            let ask = |tls, allow: &[Cidr], insecure| admissible(&wide, tls, allow, insecure);
+            for tls in [ClientAuthentication::Off, ClientAuthentication::Anonymous, ClientAuthentication::Optional] {
+                assert_eq!(ask(tls, &[], false), Err(Refusal::Open(wide.clone())));
+                assert_eq!(ask(tls, &allow, false), Err(Refusal::AllowAlone(wide.clone())));
+                assert_eq!(ask(tls, &[], true), Err(Refusal::InsecureAlone(wide.clone())));
+                assert_eq!(ask(tls, &allow, true), Ok(()));
+            }
+            assert_eq!(ask(ClientAuthentication::Required, &[], false), Ok(()));
+        }
+    }
+
+    #[test]
+    fn peers_outside_the_ranges_stay_out() {
+        let allow = ["10.0.0.0/8".parse().unwrap()];
+        let peer = |text: &str| Some(text.parse().unwrap());
+        assert!(peer_allowed(peer("10.1.1.1"), &allow));
+        assert!(!peer_allowed(peer("11.1.1.1"), &allow));
+        assert!(peer_allowed(peer("127.0.0.1"), &allow));
+        assert!(peer_allowed(None, &allow));
+        assert!(peer_allowed(peer("11.1.1.1"), &[]));
+    }
+}

@@ -1,0 +1,149 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use byway_reactor::IoChoice;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::address::Cidr;
+use crate::admission::ClientAuthentication;
+use crate::config::{http_address, parse_io};
+use crate::copy::{self, CopyArguments};
+use crate::serve;
+use crate::units::parse_size;
+
+/// Use the disks, files and idle memory of the other machines at the speed of the network.
+#[derive(Parser, Debug)]
+#[command(name = "byway", version, about, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Serve volumes until SIGTERM
+    Serve(Box<ServeArguments>),
+    /// Copy an image: in parallel, holes as holes; goes on where it stopped
+    Copy(CopyArguments),
+    /// Print completions for a shell to standard output
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages, one file per command
+    Man {
+        /// The folder for them, made if it is not there.
+        directory: PathBuf,
+    },
+}
+
+/// The flags of `byway serve`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServeArguments {
+    /// A volume to serve; may be repeated.
+    ///
+    /// NAME=STORE[,ro][,direct][,shared][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
+    /// mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes K, M, G, T (binary). A comma or
+    /// colon inside a path needs a backslash before it, or double quotes around the path.
+    #[arg(long, value_name = "SPEC")]
+    pub volume: Vec<String>,
+    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711) or unix:///PATH; may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<String>,
+    /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH; may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Vec<String>,
+    /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
+    pub http: Option<SocketAddr>,
+    /// What the event loops stand on: auto, uring or epoll [default: auto]
+    #[arg(long, value_name = "BACKEND", value_parser = parse_io)]
+    pub io: Option<IoChoice>,
+    /// Memory for data in flight, in bytes, for all loops together; at least 4M [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub frames: Option<u64>,
+    /// Event loops, 1 to 256 [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u16>,
+    /// A configuration file; flags win over its keys, and lists are added to its lists
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The certificate chain of this node, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// The private key of this node, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// Who signs the certificates of clients, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Whether clients show certificates [default: required with --tls-client-ca, else anonymous]
+    #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
+    pub tls_clients: Option<ClientAuthentication>,
+    /// Let only these addresses connect, ADDRESS/BITS; may be repeated. Loopback is always let in
+    #[arg(long, value_name = "CIDR")]
+    pub allow: Vec<Cidr>,
+    /// Accept clients without certificates from the --allow ranges, although addresses can be forged
+    #[arg(long)]
+    pub insecure: bool,
+    /// Become this user once everything is open
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Log operations that take longer than this, in microseconds [default: 100000]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub slow_us: Option<u64>,
+}
+
+/// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr();
+    let done = match cli.command {
+        Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "byway", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { directory } => man(&directory).map(|()| ExitCode::SUCCESS),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("byway: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Warnings and worse, or what `RUST_LOG` asks for, on standard error.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn man(directory: &std::path::Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+        .map_err(|error| format!("{}: {error}; name a folder that can be written", directory.display()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,387 @@
+//! What a node is to do: `byway.toml` and the flags of `byway serve`, merged and checked.
+//!
+//! A flag wins over the file's key; lists (`volume`, `listen`, `nbd`, `allow`) of flags are added to the file's. A
+//! reload reads the file again and merges the same flags.
+//!
+//! ```toml
+//! listen = ["tcp://127.0.0.1:4711"]
+//! nbd = ["unix:///run/byway/nbd.sock"]
+//! http = "127.0.0.1:4712"
+//! frames = "64M"
+//! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
+//!
+//! [volume.data]                               # ... or tables
+//! store = "stripe:chunk=64K:/dev/nvme0n1:/dev/nvme1n1"
+//! direct = true
+//!
+//! [tls]
+//! certificate = "/etc/byway/node.pem"
+//! key = "/etc/byway/node.key"
+//! client_ca = "/etc/byway/ca.pem"
+//! clients = "required"
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use byway_reactor::{Address, IoChoice};
+use byway_service::block::spec::{VolumeName, VolumeSpec};
+use serde::Deserialize;
+
+use crate::address::{BYWAY_PORT, Cidr, Listen, NBD_PORT};
+use crate::admission::{ClientAuthentication, admissible};
+use crate::cli::ServeArguments;
+use crate::{limits, spec, units};
+
+/// A node's configuration, checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Configuration {
+    /// The volumes; names differ.
+    pub volumes: Vec<VolumeSpec>,
+    /// Listeners of byway's own wire.
+    pub listen: Vec<Listen>,
+    /// Listeners of the NBD door.
+    pub nbd: Vec<Listen>,
+    /// Where `/metrics`, `/healthz` and `/slow` are served; `None`: nowhere.
+    pub http: Option<SocketAddr>,
+    /// Which backend the loops use.
+    pub io: IoChoice,
+    /// Bytes of all frame pools together.
+    pub frame_bytes: u64,
+    /// Event loops; `None`: one per core.
+    pub threads: Option<u16>,
+    /// TLS, for both doors; `None`: none.
+    pub tls: Option<Tls>,
+    /// Who may connect; empty: everybody that the listeners let in.
+    pub allow: Vec<Cidr>,
+    /// Wider listeners without certificates are accepted.
+    pub insecure: bool,
+    /// The user to become once everything is open.
+    pub user: Option<String>,
+    /// Operations slower than that are logged, in microseconds.
+    pub slow_us: u64,
+    /// The file that it came from, for reloads.
+    pub file: Option<PathBuf>,
+}
+
+/// Files of TLS, PEM.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The node's certificate chain.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs clients' certificates.
+    pub client_ca: Option<PathBuf>,
+    /// Whether clients show one; required if `client_ca` is given and this is not.
+    pub clients: Option<ClientAuthentication>,
+}
+
+impl Tls {
+    /// What clients must show.
+    pub fn authentication(&self) -> ClientAuthentication {
+        match (self.clients, &self.client_ca) {
+            (Some(said), _) => said,
+            (None, Some(_)) => ClientAuthentication::Required,
+            (None, None) => ClientAuthentication::Anonymous,
+        }
+    }
+}
+
+/// The file as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileForm {
+    #[serde(default)]
+    listen: Vec<String>,
+    #[serde(default)]
+    nbd: Vec<String>,
+    http: Option<String>,
+    io: Option<String>,
+    frames: Option<String>,
+    threads: Option<u16>,
+    #[serde(default)]
+    volumes: Vec<String>,
+    #[serde(default)]
+    volume: BTreeMap<String, VolumeForm>,
+    tls: Option<Tls>,
+    #[serde(default)]
+    allow: Vec<String>,
+    #[serde(default)]
+    insecure: bool,
+    user: Option<String>,
+    slow_us: Option<u64>,
+}
+
+/// A volume as a table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VolumeForm {
+    store: String,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default)]
+    direct: bool,
+    #[serde(default)]
+    tls_required: bool,
+    rate: Option<String>,
+    #[serde(default)]
+    shared: bool,
+    description: Option<String>,
+}
+
+/// What is wrong with a configuration: where it was said, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}; check the path after --config and its permissions", file.display())]
+    Read {
+        /// Which file.
+        file: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It is not the TOML that it should be. The text names line and key.
+    #[error("{}: {message}", file.display())]
+    Syntax {
+        /// Which file.
+        file: PathBuf,
+        /// What toml says: line, key, reason.
+        message: String,
+    },
+    /// A value that does not do.
+    #[error("{at}: {message}")]
+    Value {
+        /// The flag, or the file and the key.
+        at: String,
+        /// What is wrong and what to write.
+        message: String,
+    },
+}
+
+const DEFAULT_FRAME_BYTES: u64 = 64 << 20;
+const DEFAULT_SLOW_US: u64 = 100_000;
+
+impl Configuration {
+    /// Reads the file (if one is named) and merges the flags.
+    ///
+    /// # Errors
+    /// Names the flag, or the file and the key.
+    pub fn load(arguments: &ServeArguments) -> Result<Self, ConfigError> {
+        let (form, place) = match &arguments.config {
+            Some(file) => (read_form(file)?, format!("{}: ", file.display())),
+            None => (FileForm::default(), String::new()),
+        };
+        let mut merged = Self::from_form(&form, &place)?;
+        merged.add_flags(arguments)?;
+        merged.file.clone_from(&arguments.config);
+        merged.check()?;
+        Ok(merged)
+    }
+
+    fn from_form(form: &FileForm, place: &str) -> Result<Self, ConfigError> {
+        let at = |key: &str| format!("{place}{key}");
+        let mut volumes = Vec::new();
+        for (index, text) in form.volumes.iter().enumerate() {
+            volumes.push(spec::parse(text).map_err(|error| value(at(&format!("volumes[{index}] `{text}`")), error))?);
+        }
+        for (name, table) in &form.volume {
+            volumes.push(table.volume(name, place)?);
+        }
+        let listen = listeners(&form.listen, BYWAY_PORT, &at("listen"))?;
+        let nbd = listeners(&form.nbd, NBD_PORT, &at("nbd"))?;
+        let http = form.http.as_deref().map(|text| http_address(text).map_err(|e| value(at("http"), e))).transpose()?;
+        let io =
+            form.io.as_deref().map_or(Ok(IoChoice::Auto), |text| parse_io(text).map_err(|e| value(at("io"), e)))?;
+        let frame_bytes = match &form.frames {
+            Some(text) => units::parse_size(text).map_err(|error| value(at("frames"), error))?,
+            None => DEFAULT_FRAME_BYTES,
+        };
+        let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
+        Ok(Self {
+            volumes,
+            listen,
+            nbd,
+            http,
+            io,
+            frame_bytes,
+            threads: form.threads,
+            tls: form.tls.clone(),
+            allow: allow.collect::<Result<_, _>>()?,
+            insecure: form.insecure,
+            user: form.user.clone(),
+            slow_us: form.slow_us.unwrap_or(DEFAULT_SLOW_US),
+            file: None,
+        })
+    }
+
+    fn add_flags(&mut self, flags: &ServeArguments) -> Result<(), ConfigError> {
+        for text in &flags.volume {
+            self.volumes.push(spec::parse(text).map_err(|error| value(format!("--volume `{text}`"), error))?);
+        }
+        self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
+        self.nbd.extend(listeners(&flags.nbd, NBD_PORT, "--nbd")?);
+        self.http = flags.http.or(self.http);
+        self.io = flags.io.unwrap_or(self.io);
+        self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
+        self.threads = flags.threads.or(self.threads);
+        self.slow_us = flags.slow_us.unwrap_or(self.slow_us);
+        self.allow.extend(&flags.allow);
+        self.insecure |= flags.insecure;
+        self.user = flags.user.clone().or(self.user.take());
+        if let (Some(certificate), Some(key)) = (&flags.tls_certificate, &flags.tls_key) {
+            self.tls = Some(Tls {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_ca: flags.tls_client_ca.clone(),
+                clients: flags.tls_clients,
+            });
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let mut names: BTreeSet<&VolumeName> = BTreeSet::new();
+        if let Some(twice) = self.volumes.iter().map(|volume| &volume.name).find(|name| !names.insert(name)) {
+            return Err(value(format!("volume `{twice}`"), "this name is given to two volumes; rename one"));
+        }
+        let bounds = [
+            ("volumes", self.volumes.len(), limits::VOLUMES_MAX),
+            ("listen", self.listen.len(), limits::LISTENERS_MAX),
+            ("nbd", self.nbd.len(), limits::LISTENERS_MAX),
+            ("allow", self.allow.len(), limits::ALLOW_MAX),
+        ];
+        if let Some((what, count, max)) = bounds.iter().find(|(_, count, max)| count > max) {
+            return Err(value((*what).to_owned(), format!("{count} of them; at most {max}")));
+        }
+        if self.frame_bytes < limits::FRAME_BYTES_MIN {
+            return Err(value("frames".to_owned(), "too few bytes for one busy connection; give at least 4M"));
+        }
+        if let Some(threads) = self.threads.filter(|&threads| threads == 0 || threads > limits::THREADS_MAX) {
+            let message =
+                format!("{threads} event loops; give 1 to {}, or leave it out for one per core", limits::THREADS_MAX);
+            return Err(value("threads".to_owned(), message));
+        }
+        match &self.tls {
+            Some(tls) if tls.authentication() >= ClientAuthentication::Optional && tls.client_ca.is_none() => Err(
+                value("tls".to_owned(), "clients' certificates cannot be checked without a CA; give --tls-client-ca"),
+            ),
+            None => match self.volumes.iter().find(|volume| volume.tls_required) {
+                Some(volume) => Err(value(
+                    format!("volume `{}`", volume.name),
+                    "tls=required, but the node has no certificate; give --tls-certificate and --tls-key",
+                )),
+                None => Ok(()),
+            },
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// What clients must show.
+    pub fn authentication(&self) -> ClientAuthentication {
+        self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication)
+    }
+
+    /// The addresses of some of its listeners, resolved now and checked against [`admissible`].
+    ///
+    /// # Errors
+    /// A name that does not resolve, or a listener that is refused.
+    pub fn admitted(&self, listeners: &[Listen]) -> Result<Vec<Address>, ConfigError> {
+        let mut admitted = Vec::new();
+        for listener in listeners {
+            for address in listener.resolve().map_err(|error| value(listener.to_string(), error))? {
+                admissible(&address, self.authentication(), &self.allow, self.insecure)
+                    .map_err(|refusal| value(listener.to_string(), refusal))?;
+                admitted.push(address);
+            }
+        }
+        Ok(admitted)
+    }
+
+    /// Where HTTP may listen: it has no TLS, so only loopback, or `allow` together with `insecure`.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn admitted_http(&self) -> Result<Option<SocketAddr>, ConfigError> {
+        let Some(http) = self.http else {
+            return Ok(None);
+        };
+        admissible(&Address::Tcp(http), ClientAuthentication::Off, &self.allow, self.insecure)
+            .map_err(|refusal| value("http".to_owned(), refusal))?;
+        Ok(Some(http))
+    }
+}
+
+impl VolumeForm {
+    fn volume(&self, name: &str, place: &str) -> Result<VolumeSpec, ConfigError> {
+        let at = |key: &str| format!("{place}volume.{name}{key}");
+        let volume_name = VolumeName::new(name).map_err(|error| value(at(""), error))?;
+        let store = spec::parse_store(&self.store).map_err(|error| value(at(".store"), error))?;
+        if self.direct {
+            spec::check_direct(&store).map_err(|error| value(at(".direct"), error))?;
+        }
+        let mut volume = VolumeSpec::new(volume_name, store);
+        (volume.read_only, volume.direct, volume.shared) = (self.read_only, self.direct, self.shared);
+        volume.tls_required = self.tls_required;
+        if let Some(rate) = &self.rate {
+            let bytes =
+                units::parse_size(rate.strip_suffix("/s").unwrap_or(rate)).map_err(|e| value(at(".rate"), e))?;
+            if bytes == 0 {
+                return Err(value(at(".rate"), "a rate is over 0; write for example \"100M/s\""));
+            }
+            volume.rate_bytes_per_second = Some(bytes);
+        }
+        if self.description.as_ref().is_some_and(|text| text.len() > limits::DESCRIPTION_BYTES_MAX) {
+            return Err(value(at(".description"), spec::SpecFault::Description));
+        }
+        volume.description.clone_from(&self.description);
+        Ok(volume)
+    }
+}
+
+fn value(at: String, message: impl ToString) -> ConfigError {
+    ConfigError::Value { at, message: message.to_string() }
+}
+
+fn read_form(file: &Path) -> Result<FileForm, ConfigError> {
+    let fail = |source| ConfigError::Read { file: file.to_owned(), source };
+    let mut text = String::new();
+    let open = std::fs::File::open(file).map_err(fail)?;
+    open.take(limits::CONFIG_BYTES_MAX + 1).read_to_string(&mut text).map_err(fail)?;
+    let syntax = |message: String| ConfigError::Syntax { file: file.to_owned(), message };
+    if text.len() as u64 > limits::CONFIG_BYTES_MAX {
+        return Err(syntax(format!("over {} bytes; that is no configuration", limits::CONFIG_BYTES_MAX)));
+    }
+    toml::from_str(&text).map_err(|error| syntax(error.to_string().trim_end().to_owned()))
+}
+
+fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, ConfigError> {
+    texts.iter().map(|text| Listen::parse(text, port).map_err(|error| value(at.to_owned(), error))).collect()
+}
+
+/// Reads `--http`: an address and a port.
+///
+/// # Errors
+/// In words.
+pub fn http_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
+}
+
+/// Reads `--io`.
+///
+/// # Errors
+/// In words.
+pub fn parse_io(text: &str) -> Result<IoChoice, String> {
+    match text {
+        "auto" => Ok(IoChoice::Auto),
+        "uring" => Ok(IoChoice::Uring),
+        "epoll" => Ok(IoChoice::Epoll),
+        _ => Err(format!("`{text}` is none of auto, uring, epoll")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+use std::io::Write;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    serve: ServeArguments,
+}
+
+fn load(flags: &[&str], file: Option<&str>) -> Result<Configuration, String> {
+    let mut all = vec!["serve"];
+    all.extend(flags);
+    let mut config = tempfile::NamedTempFile::new().unwrap();
+    let path = config.path().to_str().unwrap().to_owned();
+    if let Some(text) = file {
+        config.write_all(text.as_bytes()).unwrap();
+        all.extend(["--config", &path]);
+    }
+    let parsed = Flags::try_parse_from(all).map_err(|error| error.to_string())?;
+    Configuration::load(&parsed.serve).map_err(|error| error.to_string().replace(&path, "FILE"))
+}
+
+#[test]
+fn a_file_and_flags_are_merged() {
+    let file = r#"
+        listen = ["tcp://127.0.0.1"]
+        frames = "128M"
+        threads = 3
+        volumes = ["a=mem:1M,ro"]
+        [volume.b]
+        store = "/srv/b.img"
+        direct = true
+        rate = "1M/s"
+    "#;
+    let got = load(&["--volume", "c=null:1G", "--threads", "2", "--nbd", "unix:///run/n"], Some(file)).unwrap();
+    let names: Vec<_> = got.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(got.volumes[1].direct);
+    assert_eq!(got.volumes[1].rate_bytes_per_second, Some(1 << 20));
+    assert_eq!((got.threads, got.frame_bytes), (Some(2), 128 << 20));
+    assert_eq!(got.listen[0].to_string(), "tcp://127.0.0.1:4711");
+    assert_eq!(got.nbd, [Listen::Unix("/run/n".into())]);
+    assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
+}
+
+/// Each message names the file and the key, or the flag, and what to write.
+#[test]
+fn errors_name_the_key_and_the_file() {
+    let in_file = |text| load(&[], Some(text)).unwrap_err();
+    for (text, parts) in [
+        ("volume = 3", ["FILE", "volume"]),
+        ("colour = 1", ["FILE", "unknown field `colour`"]),
+        ("[volume.a]\nstore = 'mem:1M'\nspeed = 1", ["FILE", "unknown field `speed`"]),
+        ("[volume.a]\nstore = 'mem:1'", ["FILE: volume.a.store", "multiple of 512"]),
+        ("[volume.a]\nstore = 'mem:1M'\ndirect = true", ["FILE: volume.a.direct", "leave it out"]),
+        ("[volume.'a/b']\nstore = 'mem:1M'", ["FILE: volume.a/b", "use only"]),
+        ("volumes = ['a=mem:1M', 'b']", ["FILE: volumes[1]", "write NAME=PATH"]),
+        ("nbd = ['localhost']", ["FILE: nbd", "tcp://HOST:PORT"]),
+        ("allow = ['10.1.1.1/8']", ["FILE: allow", "write 10.0.0.0/8"]),
+        ("io = 'fast'", ["FILE: io", "auto, uring, epoll"]),
+        ("volumes = ['a=mem:1M', 'a=mem:2M']", ["volume `a`", "rename one"]),
+        ("frames = '1K'", ["frames", "at least 4M"]),
+        ("threads = 0", ["threads", "1 to 256"]),
+        ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),
+    ] {
+        let error = in_file(text);
+        assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+    }
+    let error = load(&["--volume", "a=mem:1"], None).unwrap_err();
+    assert!(error.starts_with("--volume `a=mem:1`: character 7:"), "{error}");
+    let missing = load(&["--config", "/nonexistent/byway.toml"], None).unwrap_err();
+    assert!(missing.contains("/nonexistent/byway.toml") && missing.contains("--config"), "{missing}");
+}
+
+#[test]
+fn wide_listeners_are_refused_without_a_guard() {
+    let wide = |flags: &[&str]| {
+        let got = load(&[&["--nbd", "tcp://0.0.0.0:1", "--http", "0.0.0.0:2"], flags].concat(), None).unwrap();
+        (got.admitted(&got.nbd).map_err(|e| e.to_string()), got.admitted_http().map_err(|e| e.to_string()))
+    };
+    let (nbd, http) = wide(&[]);
+    assert!(nbd.unwrap_err().contains("--tls-client-ca"));
+    assert!(http.is_err());
+    let tls = ["--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "ca"];
+    let (nbd, http) = wide(&tls);
+    assert_eq!(nbd.unwrap().len(), 1);
+    assert!(http.is_err(), "HTTP has no TLS");
+    let (nbd, http) = wide(&["--allow", "10.0.0.0/8", "--insecure"]);
+    assert!(nbd.is_ok() && http.is_ok());
+}
+
+#[test]
+fn clients_certificates_need_a_ca() {
+    let flags = ["--tls-certificate", "c", "--tls-key", "k", "--tls-clients", "required"];
+    assert!(load(&flags, None).unwrap_err().contains("--tls-client-ca"));
+}

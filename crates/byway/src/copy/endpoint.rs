@@ -1,0 +1,88 @@
+//! What a copy reads from or writes to.
+
+use byway_reactor::{Completion, Errno, Extent, Frame, Reactor};
+
+/// One end of a copy, driven by completions of the loop that it shares with the other end.
+///
+/// An endpoint gets a token class of its own when it is made; every completion of that class is handed to
+/// [`Endpoint::complete`]. Each request is answered exactly once, in any order.
+pub trait Endpoint {
+    /// Size in bytes.
+    fn bytes(&self) -> u64;
+
+    /// What was never written through this endpoint reads as zeroes, so that holes need nothing.
+    fn is_blank(&self) -> bool;
+
+    /// A text (no white space) that names the object, and for a source changes when its contents may have changed, as
+    /// far as that can be told. Asked for before and after; a resume file holds both ends'.
+    fn identity(&self) -> String;
+
+    /// Starts a request. `id` is unused until its answer has come.
+    fn submit(&mut self, reactor: &mut Reactor, id: u32, request: Request);
+
+    /// Takes a completion of its class and appends the answers that it makes.
+    fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>);
+
+    /// The token class of its operations.
+    fn class(&self) -> u8;
+}
+
+/// What an endpoint is asked for. Ranges lie within it.
+#[derive(Debug)]
+pub enum Request {
+    /// Fill all of `into`.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// The memory; its length is how much.
+        into: Frame,
+    },
+    /// Write all of `from`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The memory.
+        from: Frame,
+    },
+    /// Make a range read as zeroes.
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make all answered writes durable.
+    Flush,
+    /// List data and holes.
+    Extents {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+/// The answer to the request `id`.
+#[derive(Debug)]
+pub struct Done {
+    /// As given to [`Endpoint::submit`].
+    pub id: u32,
+    /// What came of it.
+    pub answer: Answer,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// A read or write; all of it, or an error. The memory comes back.
+    Moved {
+        /// The memory.
+        frame: Frame,
+        /// An error says nothing about how much was moved.
+        result: Result<(), Errno>,
+    },
+    /// A zero or a flush.
+    Changed(Result<(), Errno>),
+    /// In order from the offset, without gaps; may cover less than asked, never nothing.
+    Extents(Result<Vec<Extent>, Errno>),
+}

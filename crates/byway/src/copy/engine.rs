@@ -1,0 +1,442 @@
+//! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
+
+use super::endpoint::{Answer, Done, Endpoint, Request};
+use super::resume::{Record, ResumeLog, supersede};
+
+/// How much of the source is asked for extents at once; also the longest hole that is one piece.
+const EXTENTS_WINDOW_BYTES: u64 = 1 << 30;
+
+/// A checkpoint (flush, then records) at least after so many bytes ...
+const CHECKPOINT_BYTES: u64 = 256 << 20;
+
+/// ... or so much time: what a killed copy does again at most.
+const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
+
+/// How a copy is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyOptions {
+    /// Pieces in flight, at least 1.
+    pub depth: usize,
+    /// The largest piece, at most a frame (1 MiB). Pieces end at its multiples.
+    pub chunk_bytes: usize,
+    /// Read everything back from the destination and compare it.
+    pub verify: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct Copied {
+    /// Size of the source.
+    pub bytes: u64,
+    /// Bytes read from the source and written this time.
+    pub moved_bytes: u64,
+    /// Bytes that were holes.
+    pub zero_bytes: u64,
+    /// Bytes that an earlier run had done.
+    pub resumed_bytes: u64,
+    /// CRC32C of the whole image, as read from the source.
+    pub crc32c: u32,
+    /// The destination was read back and is the same.
+    pub verified: bool,
+}
+
+/// Why a copy ended. What is recorded stays recorded: the same command goes on from there.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The source failed.
+    #[error("reading the source at byte {offset}: {errno}")]
+    Source {
+        /// Where.
+        offset: u64,
+        /// How.
+        errno: Errno,
+    },
+    /// The destination failed.
+    #[error("writing the destination at byte {offset}: {errno}")]
+    Destination {
+        /// Where.
+        offset: u64,
+        /// How.
+        errno: Errno,
+    },
+    /// What was flushed is not there.
+    #[error("flushing the destination: {0}; what was written since the last flush may be lost")]
+    Flush(Errno),
+    /// The destination does not hold what the source gave.
+    #[error("the destination differs from the source in the {len} bytes at {offset}; do not trust it")]
+    Differs {
+        /// First byte of the piece.
+        offset: u64,
+        /// Bytes of the piece.
+        len: u64,
+    },
+    /// The source is not what it was when the copy began.
+    #[error("the source was changed while it was copied; copy it again when nobody writes to it")]
+    Changed,
+    /// The resume file failed.
+    #[error("the resume file: {0}")]
+    Resume(std::io::Error),
+    /// The loop failed.
+    #[error("the event loop: {0}")]
+    Loop(std::io::Error),
+    /// An endpoint answered with what was not asked for: a bug of byway.
+    #[error("an endpoint gave an answer to another question; please report this")]
+    Confused,
+}
+
+/// Copies `source` to `destination`, which is at least as large. `progress` is told how many of the bytes to do
+/// (twice the size with `verify`) are done.
+///
+/// # Errors
+/// The first thing that went wrong, after everything in flight has ended.
+pub fn copy(
+    reactor: &mut Reactor,
+    source: &mut dyn Endpoint,
+    destination: &mut dyn Endpoint,
+    options: CopyOptions,
+    mut resume: Option<&mut ResumeLog>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Copied, CopyError> {
+    let (bytes, identity) = (source.bytes(), source.identity());
+    let records = match &mut resume {
+        Some(log) => log.load(&source.identity(), &destination.identity(), bytes).map_err(CopyError::Resume)?,
+        None => BTreeMap::new(),
+    };
+    let last_checkpoint = reactor.now();
+    let mut engine = Engine {
+        reactor,
+        source,
+        destination,
+        options,
+        resume,
+        progress,
+        slots: Vec::new(),
+        free: Vec::new(),
+        work: VecDeque::from([Work::Plan { offset: 0 }]),
+        records,
+        unflushed: Vec::new(),
+        flushing: false,
+        unflushed_bytes: 0,
+        last_checkpoint,
+        done_bytes: 0,
+        copied: Copied { bytes, ..Copied::default() },
+        failure: None,
+    };
+    engine.copy()
+}
+
+/// What is to be started.
+#[derive(Debug)]
+enum Work {
+    Plan { offset: u64 },
+    Read { offset: u64, len: u64 },
+    Write { offset: u64, frame: Frame },
+    Zero { offset: u64, len: u64 },
+    Flush,
+    Check { offset: u64, record: Record },
+    FindData { offset: u64, len: u64 },
+}
+
+/// What is in flight.
+#[derive(Debug)]
+enum Slot {
+    Planning { offset: u64 },
+    Reading { offset: u64 },
+    Writing { offset: u64, record: Record },
+    Zeroing { offset: u64, len: u64 },
+    Flushing { records: Vec<(u64, Record)> },
+    Checking { offset: u64, record: Record },
+    Finding { offset: u64, len: u64 },
+}
+
+struct Engine<'a> {
+    reactor: &'a mut Reactor,
+    source: &'a mut dyn Endpoint,
+    destination: &'a mut dyn Endpoint,
+    options: CopyOptions,
+    resume: Option<&'a mut ResumeLog>,
+    progress: &'a mut dyn FnMut(u64),
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    work: VecDeque<Work>,
+    /// Everything that is done, by offset.
+    records: BTreeMap<u64, Record>,
+    /// Done since the last flush began.
+    unflushed: Vec<(u64, Record)>,
+    unflushed_bytes: u64,
+    flushing: bool,
+    last_checkpoint: Instant,
+    done_bytes: u64,
+    copied: Copied,
+    failure: Option<CopyError>,
+}
+
+impl Engine<'_> {
+    fn copy(&mut self) -> Result<Copied, CopyError> {
+        self.drain()?;
+        // A source that failed leaves much that is worth recording; a destination that failed does not.
+        if !matches!(self.failure, Some(CopyError::Destination { .. } | CopyError::Flush(_))) {
+            let failure = self.failure.take();
+            self.work.clear();
+            self.work.push_back(Work::Flush);
+            self.drain()?;
+            self.failure = failure.or(self.failure.take());
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if self.options.verify {
+            let checks = self.records.iter().map(|(&offset, &record)| match record.crc {
+                Some(_) => Work::Check { offset, record },
+                None => Work::FindData { offset, len: record.len },
+            });
+            self.work.extend(checks);
+            self.drain()?;
+            if let Some(failure) = self.failure.take() {
+                return Err(failure);
+            }
+            self.copied.verified = true;
+        }
+        self.copied.crc32c = whole_crc(&self.records);
+        Ok(self.copied)
+    }
+
+    /// Starts work and takes answers until there is neither.
+    fn drain(&mut self) -> Result<(), CopyError> {
+        let (mut completions, mut done) = (Vec::<Completion>::new(), Vec::<Done>::new());
+        loop {
+            self.start_some();
+            if self.slots.len() == self.free.len() {
+                // Work is left only if not even one piece fits the pool.
+                let starved = || CopyError::Loop(std::io::ErrorKind::OutOfMemory.into());
+                return if self.work.is_empty() { Ok(()) } else { Err(starved()) };
+            }
+            self.reactor.reap(&mut completions, Wait::Block).map_err(CopyError::Loop)?;
+            for completion in completions.drain(..) {
+                if completion.token.class() == self.source.class() {
+                    self.source.complete(self.reactor, completion, &mut done);
+                } else if completion.token.class() == self.destination.class() {
+                    self.destination.complete(self.reactor, completion, &mut done);
+                }
+            }
+            for Done { id, answer } in done.drain(..) {
+                let slot = self.slots.get_mut(id as usize).and_then(Option::take).ok_or(CopyError::Confused)?;
+                self.free.push(id);
+                if let Err(failure) = self.finish(slot, answer) {
+                    self.failure.get_or_insert(failure);
+                }
+                // Also what ended well after a failure has asked for more work.
+                if self.failure.is_some() {
+                    self.work.clear();
+                }
+            }
+            (self.progress)(self.done_bytes);
+        }
+    }
+
+    fn start_some(&mut self) {
+        while self.slots.len() - self.free.len() < self.options.depth
+            && let Some(work) = self.work.pop_front()
+        {
+            if let Some(not_yet) = self.start(work) {
+                self.work.push_front(not_yet);
+                return;
+            }
+        }
+    }
+
+    fn slot(&mut self, slot: Slot) -> u32 {
+        if let Some(id) = self.free.pop() {
+            self.slots[id as usize] = Some(slot);
+            return id;
+        }
+        self.slots.push(Some(slot));
+        self.slots.len() as u32 - 1
+    }
+
+    /// Starts one piece of work, or gives it back if there is no frame for it now.
+    fn start(&mut self, work: Work) -> Option<Work> {
+        let (slot, at_source, request) = match work {
+            Work::Plan { offset } => {
+                let len = (self.copied.bytes - offset).min(EXTENTS_WINDOW_BYTES);
+                if len == 0 {
+                    return None;
+                }
+                (Slot::Planning { offset }, true, Request::Extents { offset, len })
+            }
+            Work::Read { offset, len } => {
+                let Some(into) = self.reactor.frames().alloc(len as usize) else {
+                    return Some(work);
+                };
+                (Slot::Reading { offset }, true, Request::Read { offset, into })
+            }
+            Work::Write { offset, frame } => {
+                let record = Record { len: frame.len() as u64, crc: Some(crc32c::crc32c(&frame)) };
+                (Slot::Writing { offset, record }, false, Request::Write { offset, from: frame })
+            }
+            Work::Zero { offset, len } => (Slot::Zeroing { offset, len }, false, Request::Zero { offset, len }),
+            Work::Flush => {
+                self.flushing = true;
+                self.unflushed_bytes = 0;
+                (Slot::Flushing { records: std::mem::take(&mut self.unflushed) }, false, Request::Flush)
+            }
+            Work::Check { offset, record } => {
+                let Some(into) = self.reactor.frames().alloc(record.len as usize) else {
+                    return Some(work);
+                };
+                (Slot::Checking { offset, record }, false, Request::Read { offset, into })
+            }
+            Work::FindData { offset, len } => (Slot::Finding { offset, len }, false, Request::Extents { offset, len }),
+        };
+        let id = self.slot(slot);
+        let endpoint = if at_source { &mut *self.source } else { &mut *self.destination };
+        endpoint.submit(self.reactor, id, request);
+        None
+    }
+
+    fn finish(&mut self, slot: Slot, answer: Answer) -> Result<(), CopyError> {
+        match (slot, answer) {
+            (Slot::Planning { offset }, Answer::Extents(extents)) => {
+                let extents = extents.map_err(|errno| CopyError::Source { offset, errno })?;
+                self.plan(offset, &extents);
+            }
+            (Slot::Reading { offset }, Answer::Moved { frame, result }) => {
+                result.map_err(|errno| CopyError::Source { offset, errno })?;
+                self.work.push_front(Work::Write { offset, frame });
+            }
+            (Slot::Writing { offset, record }, Answer::Moved { result, .. }) => {
+                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+                self.copied.moved_bytes += record.len;
+                self.record(offset, record);
+            }
+            (Slot::Zeroing { offset, len }, Answer::Changed(result)) => {
+                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+                self.copied.zero_bytes += len;
+                self.record(offset, Record { len, crc: None });
+            }
+            (Slot::Flushing { records }, Answer::Changed(result)) => {
+                result.map_err(CopyError::Flush)?;
+                self.flushing = false;
+                self.last_checkpoint = self.reactor.now();
+                if let Some(log) = &mut self.resume {
+                    log.append(&records).map_err(CopyError::Resume)?;
+                }
+            }
+            (Slot::Checking { offset, record }, Answer::Moved { frame, result }) => {
+                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+                let same = match record.crc {
+                    Some(crc) => crc32c::crc32c(&frame) == crc,
+                    None => frame.iter().all(|&byte| byte == 0),
+                };
+                if !same {
+                    return Err(CopyError::Differs { offset, len: record.len });
+                }
+                self.done_bytes += record.len;
+            }
+            (Slot::Finding { offset, len }, Answer::Extents(extents)) => {
+                let extents = extents.map_err(|errno| CopyError::Destination { offset, errno })?;
+                self.check_zeroes(offset, len, &extents);
+            }
+            _ => return Err(CopyError::Confused),
+        }
+        Ok(())
+    }
+
+    /// Cuts extents of the source, from `offset` on, into pieces, and plans on behind them.
+    fn plan(&mut self, mut offset: u64, extents: &[Extent]) {
+        for extent in extents {
+            let end = (offset + extent.len).min(self.copied.bytes);
+            while offset < end {
+                let len = if extent.hole { end - offset } else { self.chunk_at(offset, end) };
+                self.add_piece(offset, len, extent.hole);
+                offset += len;
+            }
+        }
+        self.work.push_back(Work::Plan { offset });
+    }
+
+    /// Bytes to the next multiple of the chunk, or to `end`.
+    fn chunk_at(&self, offset: u64, end: u64) -> u64 {
+        let chunk = self.options.chunk_bytes as u64;
+        (chunk - offset % chunk).min(end - offset)
+    }
+
+    fn add_piece(&mut self, offset: u64, len: u64, hole: bool) {
+        let is_done = self.records.get(&offset).is_some_and(|done| done.len == len && done.crc.is_none() == hole);
+        if is_done {
+            self.copied.resumed_bytes += len;
+            self.done_bytes += len;
+        } else if !hole {
+            self.work.push_back(Work::Read { offset, len });
+        } else if self.destination.is_blank() {
+            self.copied.zero_bytes += len;
+            self.record(offset, Record { len, crc: None });
+        } else {
+            self.work.push_back(Work::Zero { offset, len });
+        }
+    }
+
+    fn record(&mut self, offset: u64, record: Record) {
+        supersede(&mut self.records, offset, record);
+        self.done_bytes += record.len;
+        self.unflushed.push((offset, record));
+        if record.crc.is_some() {
+            self.unflushed_bytes += record.len;
+        }
+        let due = self.unflushed_bytes >= CHECKPOINT_BYTES
+            || self.reactor.now().since(self.last_checkpoint) >= CHECKPOINT_TIME;
+        if self.resume.is_some() && due && !self.flushing && self.failure.is_none() {
+            self.flushing = true;
+            self.work.push_front(Work::Flush);
+        }
+    }
+
+    /// Has what the destination says is data within a range of zeroes read and checked.
+    fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
+        let end = offset + len;
+        for extent in extents {
+            let extent_end = (offset + extent.len).min(end);
+            while offset < extent_end {
+                let len = if extent.hole { extent_end - offset } else { self.chunk_at(offset, extent_end) };
+                if extent.hole {
+                    self.done_bytes += len;
+                } else {
+                    self.work.push_back(Work::Check { offset, record: Record { len, crc: None } });
+                }
+                offset += len;
+            }
+        }
+        if offset < end {
+            self.work.push_back(Work::FindData { offset, len: end - offset });
+        }
+    }
+}
+
+/// The CRC32C of all pieces in order.
+fn whole_crc(records: &BTreeMap<u64, Record>) -> u32 {
+    records.values().fold(0, |crc, record| {
+        let piece = record.crc.unwrap_or_else(|| zeroes_crc(record.len));
+        crc32c::crc32c_combine(crc, piece, record.len as usize)
+    })
+}
+
+/// The CRC32C of `len` zeroes, by doubling.
+fn zeroes_crc(len: u64) -> u32 {
+    let (mut crc, mut power_crc, mut power, mut rest) = (0, crc32c::crc32c(&[0]), 1usize, len);
+    while rest > 0 {
+        if rest & 1 == 1 {
+            crc = crc32c::crc32c_combine(crc, power_crc, power);
+        }
+        rest >>= 1;
+        if rest > 0 {
+            power_crc = crc32c::crc32c_combine(power_crc, power_crc, power);
+            power *= 2;
+        }
+    }
+    crc
+}

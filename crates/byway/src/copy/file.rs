@@ -1,0 +1,134 @@
+//! A file or block device as one end of a copy.
+
+use std::fs::{File as StdFile, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use byway_reactor::{Allocate, Completion, Errno, File, FileOptions, Op, OpenFile, Outcome, Reactor, Token};
+
+use super::endpoint::{Answer, Done, Endpoint, Request};
+
+/// Extents asked for at once.
+const EXTENTS_MAX: usize = 256;
+
+/// A file or block device, through the loop's page-cache operations.
+pub struct FileEndpoint {
+    class: u8,
+    file: File,
+    bytes: u64,
+    blank: bool,
+    device: bool,
+    /// The same open file, to ask about it.
+    handle: StdFile,
+    /// Modified or resized means changed: it is a source.
+    is_source: bool,
+}
+
+impl FileEndpoint {
+    /// Opens what is copied from.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn source(reactor: &mut Reactor, path: &Path, class: u8) -> io::Result<Self> {
+        let file = StdFile::open(path)?;
+        Self::adopt(reactor, file, class, true, false)
+    }
+
+    /// Opens what is copied to. A regular file that is not there is made; it gets `bytes`. With `keep` its contents stay
+    /// (a copy that goes on), else they are dropped first.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidInput` if a device is smaller than `bytes`.
+    pub fn destination(reactor: &mut Reactor, path: &Path, class: u8, bytes: u64, keep: bool) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let metadata = file.metadata()?;
+        let device = metadata.file_type().is_block_device();
+        if metadata.is_file() {
+            if !keep {
+                file.set_len(0)?;
+            }
+            file.set_len(bytes)?;
+        }
+        let endpoint = Self::adopt(reactor, file, class, false, !device)?;
+        if endpoint.bytes < bytes {
+            let reason = format!("it has {} bytes, and {bytes} are to be copied", endpoint.bytes);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
+        Ok(endpoint)
+    }
+
+    fn adopt(reactor: &mut Reactor, file: StdFile, class: u8, is_source: bool, blank: bool) -> io::Result<Self> {
+        let handle = file.try_clone()?;
+        let open = OpenFile::from_fd(file.into(), FileOptions { read_only: is_source, ..FileOptions::default() })?;
+        let (bytes, device) = (open.len(), open.is_device());
+        Ok(Self { class, file: reactor.add_file(Arc::new(open)), bytes, blank, device, handle, is_source })
+    }
+}
+
+impl Endpoint for FileEndpoint {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn is_blank(&self) -> bool {
+        self.blank
+    }
+
+    fn identity(&self) -> String {
+        let Ok(metadata) = self.handle.metadata() else {
+            return "unknown".to_owned();
+        };
+        let object = format!("{}:{}", metadata.dev(), metadata.ino());
+        if !self.is_source {
+            return object;
+        }
+        format!("{object}:{}:{}.{}", metadata.len(), metadata.mtime(), metadata.mtime_nsec())
+    }
+
+    fn class(&self) -> u8 {
+        self.class
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, id: u32, request: Request) {
+        let file = self.file;
+        let op = match request {
+            Request::Read { offset, into } => {
+                let len = into.len();
+                Op::Read { file, offset, into, start: 0, len }
+            }
+            Request::Write { offset, from } => {
+                let len = from.len();
+                Op::Write { file, offset, from, start: 0, len, durable: false }
+            }
+            Request::Zero { offset, len } => {
+                // A device may not discard to zeroes, but the kernel writes zeroes to any.
+                let mode = if self.device { Allocate::ZeroRange } else { Allocate::PunchHole };
+                Op::Allocate { file, mode, offset, len }
+            }
+            Request::Flush => Op::Sync { file },
+            Request::Extents { offset, len } => Op::Extents { file, offset, len, count_max: EXTENTS_MAX },
+        };
+        reactor.submit(op, Token::new(self.class, 0, id, 0));
+    }
+
+    fn complete(&mut self, _reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
+        let answer = match completion.outcome {
+            Outcome::Read { into: frame, result } => {
+                // Short only at the end of the file: somebody cut it while it was copied.
+                let all = |count| {
+                    if count == frame.len() { Ok(()) } else { Err(Errno::IO) }
+                };
+                let result = result.and_then(all);
+                Answer::Moved { frame, result }
+            }
+            Outcome::Written { from: frame, result } => Answer::Moved { frame, result: result.map(|_| ()) },
+            Outcome::Allocated(result) | Outcome::Synced(result) => Answer::Changed(result),
+            Outcome::Extents(extents) => Answer::Extents(extents),
+            // No other operation carries this class.
+            _ => return,
+        };
+        done.push(Done { id: completion.token.index(), answer });
+    }
+}

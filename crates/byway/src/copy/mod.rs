@@ -1,0 +1,20 @@
+//! `byway copy`: moves an image from one endpoint to another, many pieces at a time, holes as holes.
+//!
+//! The engine (`engine.rs`) knows no wire: it submits requests to two [`Endpoint`]s that share one loop, and reaps.
+//! What is done is written to a resume file (`resume.rs`) only after the destination was flushed, so that a copy that
+//! was killed, or lost its power, goes on from there.
+
+mod command;
+mod endpoint;
+mod engine;
+mod file;
+mod resume;
+
+#[cfg(test)]
+mod tests;
+
+pub use command::{CopyArguments, run};
+pub use endpoint::{Answer, Done, Endpoint, Request};
+pub use engine::{Copied, CopyError, CopyOptions, copy};
+pub use file::FileEndpoint;
+pub use resume::{Record, ResumeLog};

@@ -1,0 +1,160 @@
+//! The resume file: what of a copy is at the destination for good.
+//!
+//! Text, one record a line, appended only after the destination was flushed:
+//!
+//! ```text
+//! byway-resume 1
+//! source IDENTITY
+//! destination IDENTITY
+//! bytes SIZE
+//! data OFFSET LENGTH CRC32C     (decimal, decimal, eight hex digits)
+//! zero OFFSET LENGTH
+//! ```
+//!
+//! Reading stops at the first line that is not whole: a crash may tear the end, never the middle. A file whose head
+//! differs from the copy at hand is of another copy, and the copy starts over.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::limits::RESUME_BYTES_MAX;
+
+/// A piece that is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Bytes.
+    pub len: u64,
+    /// CRC32C of the source's bytes; `None`: all zeroes.
+    pub crc: Option<u32>,
+}
+
+/// A resume file, locked for one copy.
+#[derive(Debug)]
+pub struct ResumeLog {
+    file: File,
+    path: PathBuf,
+    text: String,
+}
+
+impl ResumeLog {
+    /// Opens or makes the file and locks it. Call [`ResumeLog::load`] next.
+    ///
+    /// # Errors
+    /// The kernel's; `ResourceBusy` if another copy holds it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => {
+                io::Error::new(io::ErrorKind::ResourceBusy, "another copy to this destination is running")
+            }
+            TryLockError::Error(error) => error,
+        })?;
+        Ok(Self { file, path: path.to_owned(), text: String::new() })
+    }
+
+    /// Whether the file names this source and size: the copy can go on, if its destination is the same too.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_of(&mut self, source: &str, bytes: u64) -> io::Result<bool> {
+        let text = self.read()?;
+        let mut lines = text.lines();
+        Ok(lines.next() == Some("byway-resume 1")
+            && lines.next().and_then(|line| line.strip_prefix("source ")) == Some(source)
+            && lines.nth(1).and_then(|line| line.strip_prefix("bytes ")) == Some(bytes.to_string().as_str()))
+    }
+
+    /// The records, by offset, if the file is of this copy; else the file is begun anew and there are none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn load(&mut self, source: &str, destination: &str, bytes: u64) -> io::Result<BTreeMap<u64, Record>> {
+        let head = format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n");
+        let text = self.read()?;
+        let Some(body) = text.strip_prefix(&head) else {
+            self.restart(&head)?;
+            return Ok(BTreeMap::new());
+        };
+        let mut records = BTreeMap::new();
+        let mut whole_bytes = head.len();
+        for line in body.split_inclusive('\n') {
+            let Some((offset, record)) = line.strip_suffix('\n').and_then(|line| parse_record(line, bytes)) else {
+                break;
+            };
+            whole_bytes += line.len();
+            supersede(&mut records, offset, record);
+        }
+        // Cut the torn end off, so that what is appended starts a line.
+        self.file.set_len(whole_bytes as u64)?;
+        Ok(records)
+    }
+
+    fn read(&mut self) -> io::Result<String> {
+        use std::io::Seek;
+        self.file.rewind()?;
+        let mut bytes = Vec::new();
+        (&self.file).take(RESUME_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > RESUME_BYTES_MAX {
+            return Ok(String::new());
+        }
+        // A torn end need not be UTF-8; what is replaced is no record.
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn restart(&mut self, head: &str) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.write_all(head.as_bytes())?;
+        self.file.sync_data()
+    }
+
+    /// Appends records, durably. The destination has been flushed since they were written.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn append(&mut self, records: &[(u64, Record)]) -> io::Result<()> {
+        self.text.clear();
+        for (offset, Record { len, crc }) in records {
+            // Writing to a string does not fail.
+            let _ = match crc {
+                Some(crc) => writeln!(self.text, "data {offset} {len} {crc:08x}"),
+                None => writeln!(self.text, "zero {offset} {len}"),
+            };
+        }
+        self.file.write_all(self.text.as_bytes())?;
+        self.file.sync_data()
+    }
+
+    /// Removes the file: the copy is whole.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove(self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+}
+
+/// Puts a record in and takes out all that it overlaps: an earlier run may have cut its pieces otherwise.
+pub(super) fn supersede(records: &mut BTreeMap<u64, Record>, offset: u64, record: Record) {
+    let end = offset + record.len;
+    while let Some((&at, _)) = records.range(..end).next_back().filter(|(at, old)| *at + old.len > offset) {
+        records.remove(&at);
+    }
+    records.insert(offset, record);
+}
+
+fn parse_record(line: &str, bytes: u64) -> Option<(u64, Record)> {
+    let mut words = line.split(' ');
+    let kind = words.next()?;
+    let offset: u64 = words.next()?.parse().ok()?;
+    let len: u64 = words.next()?.parse().ok()?;
+    let crc = match kind {
+        "data" => Some(words.next().filter(|word| word.len() == 8).and_then(|w| u32::from_str_radix(w, 16).ok())?),
+        "zero" => None,
+        _ => return None,
+    };
+    let inside = len > 0 && offset.checked_add(len)? <= bytes;
+    (inside && words.next().is_none()).then_some((offset, Record { len, crc }))
+}

@@ -1,0 +1,52 @@
+//! The bounds of what the program reads from people, and what happens at each.
+
+/// Bytes of one volume specification; a longer one is refused before it is parsed.
+pub const SPEC_BYTES_MAX: usize = 64 << 10;
+
+/// Volumes of one node; a configuration with more is refused.
+pub const VOLUMES_MAX: usize = 1024;
+
+/// Listeners of one kind (native, NBD); a configuration with more is refused.
+pub const LISTENERS_MAX: usize = 64;
+
+/// Ranges of addresses of one `allow` list; a configuration with more is refused.
+pub const ALLOW_MAX: usize = 256;
+
+/// Paths of one stripe; more are refused.
+pub const STRIPE_PATHS_MAX: usize = 64;
+
+/// The smallest chunk of a stripe: a page, so that direct I/O never has to cut a block.
+pub const STRIPE_CHUNK_BYTES_MIN: u64 = 4 << 10;
+
+/// The largest chunk of a stripe; above it there is nothing left to spread.
+pub const STRIPE_CHUNK_BYTES_MAX: u64 = 64 << 20;
+
+/// Rules of one fault store; more are refused.
+pub const FAULT_RULES_MAX: usize = 16;
+
+/// Fault stores inside fault stores; deeper is refused, so that the parser's stack is bounded.
+pub const FAULT_DEPTH_MAX: usize = 4;
+
+/// Bytes of a description: NBD's limit on strings (4096, NBD protocol, "Terms and values").
+pub const DESCRIPTION_BYTES_MAX: usize = 4096;
+
+/// What sizes of memory and null volumes are multiples of: the sector of every NBD client.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// The largest volume: offsets are signed in the kernel.
+pub const VOLUME_BYTES_MAX: u64 = i64::MAX as u64 / SECTOR_BYTES * SECTOR_BYTES;
+
+/// Bytes of a configuration file; a longer one is refused before it is parsed.
+pub const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+/// Worker threads (event loops) of a node; more are refused.
+pub const THREADS_MAX: u16 = 256;
+
+/// The smallest pool of frames of a node: less starves a single connection of depth 32 at 64 KiB.
+pub const FRAME_BYTES_MIN: u64 = 4 << 20;
+
+/// Bytes that a copy holds in memory at once, whatever `--depth` and `--chunk` say: the depth is cut to fit.
+pub const COPY_BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
+pub const RESUME_BYTES_MAX: u64 = 1 << 30;

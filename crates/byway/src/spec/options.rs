@@ -1,0 +1,84 @@
+//! What follows the store, comma by comma.
+
+use byway_service::block::spec::{StoreSpec, VolumeSpec};
+
+use super::text::Text;
+use super::{SpecError, SpecFault};
+use crate::limits::DESCRIPTION_BYTES_MAX;
+use crate::units::parse_size;
+
+pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) -> Result<(), SpecError> {
+    let mut tls = None;
+    for part in parts {
+        let (key, value) = match part.split_once('=') {
+            Some((key, value)) => (key.value(), Some(value)),
+            None => (part.value(), None),
+        };
+        match key.as_str() {
+            "ro" => flag(&mut volume.read_only, "ro", &part, value.as_ref())?,
+            "direct" => flag(&mut volume.direct, "direct", &part, value.as_ref())?,
+            "shared" => flag(&mut volume.shared, "shared", &part, value.as_ref())?,
+            "tls" => {
+                let required = value.as_ref().is_some_and(|value| value.value() == "required");
+                if !required {
+                    return Err(part.error(SpecFault::Value("tls has one value; write tls=required or leave it out")));
+                }
+                once(&mut tls, true, "tls", &part)?;
+            }
+            "rate" => {
+                let rate = rate(&part, value.as_ref())?;
+                once(&mut volume.rate_bytes_per_second, rate, "rate", &part)?;
+            }
+            "description" => {
+                let text = value.ok_or_else(|| part.error(SpecFault::Value("write description=TEXT")))?.value();
+                if text.len() > DESCRIPTION_BYTES_MAX {
+                    return Err(part.error(SpecFault::Description));
+                }
+                once(&mut volume.description, text, "description", &part)?;
+            }
+            _ => return Err(part.error(SpecFault::Option(key))),
+        }
+        if volume.direct {
+            check_direct(&volume.store).map_err(|fault| part.error(fault))?;
+        }
+    }
+    volume.tls_required = tls.is_some();
+    Ok(())
+}
+
+/// Whether a store can be read past the page cache.
+pub(crate) fn check_direct(store: &StoreSpec) -> Result<(), SpecFault> {
+    match store {
+        StoreSpec::Path(_) | StoreSpec::Stripe { .. } => Ok(()),
+        StoreSpec::Memory { .. } => Err(SpecFault::DirectStore("memory")),
+        StoreSpec::Null { .. } => Err(SpecFault::DirectStore("null")),
+        StoreSpec::Fault { inner, .. } => check_direct(inner),
+    }
+}
+
+fn once<T>(slot: &mut Option<T>, value: T, name: &'static str, part: &Text) -> Result<(), SpecError> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(part.error(SpecFault::Twice(name))),
+    }
+}
+
+fn flag(flag: &mut bool, name: &'static str, part: &Text, value: Option<&Text>) -> Result<(), SpecError> {
+    if value.is_some() {
+        return Err(part.error(SpecFault::Value("ro, direct and shared have no value; write the word alone")));
+    }
+    if std::mem::replace(flag, true) {
+        return Err(part.error(SpecFault::Twice(name)));
+    }
+    Ok(())
+}
+
+fn rate(part: &Text, value: Option<&Text>) -> Result<u64, SpecError> {
+    let usage = SpecFault::Value("write rate=SIZE, over 0, in bytes per second, for example rate=100M/s");
+    let Some(value) = value else {
+        return Err(part.error(usage));
+    };
+    let text = value.value();
+    let bytes = parse_size(text.strip_suffix("/s").unwrap_or(&text)).map_err(|fault| value.error(fault.into()))?;
+    if bytes == 0 { Err(value.error(usage)) } else { Ok(bytes) }
+}

@@ -1,0 +1,124 @@
+//! A request that has operations in flight: what it waits for, and what came of it.
+
+use byway_reactor::Extent;
+
+use super::{Done, Outcome, Tag, VolumeId, ZeroFlags};
+use crate::block::error::BlockError;
+use crate::block::payload::{Payload, Piece};
+use crate::block::stripe::Run;
+use crate::block::volume::Volume;
+use crate::limits::EXTENTS_MAX;
+
+/// A request with operations in flight.
+pub(super) struct Job {
+    pub(super) tag: Tag,
+    pub(super) volume: VolumeId,
+    pub(super) left: u32,
+    pub(super) error: Option<BlockError>,
+    pub(super) kind: JobKind,
+}
+
+pub(super) enum JobKind {
+    Read { pieces: Vec<Option<Piece>> },
+    Write { durable: bool },
+    Flush,
+    Plain,
+    Trim,
+    Zero(Zeroing),
+    Extents { parts: Vec<Option<Vec<Extent>>>, wanted: Vec<u64> },
+}
+
+/// Zeroing, range by range; by writing where the store cannot.
+pub(super) struct Zeroing {
+    pub(super) flags: ZeroFlags,
+    pub(super) ranges: Vec<Run>,
+    /// The range in progress is being written, up to here.
+    pub(super) written: Option<u64>,
+    pub(super) syncing: bool,
+}
+
+/// One operation of a job: which, and which part of it.
+#[derive(Clone, Copy)]
+pub(super) struct RunState {
+    pub(super) job: usize,
+    pub(super) part: usize,
+    pub(super) len: usize,
+}
+
+pub(super) fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockError> {
+    use byway_reactor::Outcome as Went;
+    match outcome {
+        Went::Written { result, .. } => result.map(|_| ()).map_err(BlockError::from),
+        Went::Synced(result) | Went::Allocated(result) | Went::Prefetched(result) => result.map_err(BlockError::from),
+        _ => Err(BlockError::Unsupported),
+    }
+}
+
+impl Job {
+    /// Takes the end of one of its operations.
+    pub(super) fn take(&mut self, run: RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
+        use byway_reactor::Outcome as Went;
+        match (&mut self.kind, outcome) {
+            (JobKind::Read { pieces }, Went::Read { mut into, result }) => {
+                let n = result?;
+                // The backing file became shorter than the volume: that is an error, never made-up zeroes.
+                if n < run.len {
+                    return Err(BlockError::Io(byway_reactor::Errno::IO));
+                }
+                debug_assert_eq!(into.len(), run.len);
+                let _ = &mut into;
+                pieces[run.part] = Some(Piece::Frame { frame: into, len: run.len });
+                Ok(())
+            }
+            (JobKind::Extents { parts, .. }, Went::Extents(result)) => {
+                parts[run.part] = Some(result?);
+                Ok(())
+            }
+            (JobKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
+            (_, outcome) => unit_result(&outcome),
+        }
+    }
+
+    pub(super) fn end(self, volume: &Volume) -> Done {
+        let tag = self.tag;
+        let failed = self.error;
+        if failed.is_some() && matches!(self.kind, JobKind::Flush | JobKind::Write { durable: true }) {
+            volume.note_failed_flush();
+        }
+        let outcome = match self.kind {
+            JobKind::Read { pieces } => Outcome::Read(failed.map_or_else(
+                || {
+                    let mut payload = Payload::default();
+                    pieces.into_iter().flatten().for_each(|piece| payload.push(piece));
+                    Ok(payload)
+                },
+                Err,
+            )),
+            JobKind::Extents { parts, wanted } => {
+                Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted)), Err))
+            }
+            _ => Outcome::Unit(failed.map_or(Ok(()), Err)),
+        };
+        Done { tag, outcome }
+    }
+}
+
+/// Joins the lists of neighbouring parts, up to the first that covers less than was asked for.
+fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64]) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::new();
+    for (part, wanted) in parts.into_iter().zip(wanted) {
+        let mut covered = 0;
+        for extent in part.into_iter().flatten() {
+            covered += extent.len;
+            match joined.last_mut() {
+                Some(last) if last.hole == extent.hole => last.len += extent.len,
+                _ => joined.push(extent),
+            }
+        }
+        if covered < *wanted {
+            break;
+        }
+    }
+    joined.truncate(EXTENTS_MAX);
+    joined
+}

@@ -1,0 +1,92 @@
+//! Zeroing: by the store where it can, else by writing zeroes out, range by range.
+
+use byway_reactor::{Allocate, Op, Reactor};
+
+use super::job::{Job, JobKind, Zeroing};
+use super::{Engine, Step, Tag, VolumeId, ZeroFlags};
+use crate::block::error::BlockError;
+use crate::block::store::Kind;
+
+/// Bytes of zeroes that are written at once where a store cannot zero by itself.
+const ZERO_BYTES: usize = 64 << 10;
+
+impl Engine {
+    /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// See [`BlockError`]; [`BlockError::Unsupported`] if it must be fast and cannot be.
+    pub fn zero(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        flags: ZeroFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, len, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let zeroing = Zeroing { flags, ranges, written: None, syncing: false };
+        let job = self.start_job(id, tag, 1, JobKind::Zero(zeroing));
+        self.zero_next(reactor, job);
+        Ok(Step::Later)
+    }
+
+    /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the sync.
+    fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
+        let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
+        let files = &self.volumes[volume.0 as usize].files;
+        let Some(run) = zeroing.ranges.last().copied() else {
+            zeroing.syncing = true;
+            let file = files[0];
+            return self.start_run(reactor, job, 0, 0, Op::Sync { file });
+        };
+        let file = files[run.file];
+        let op = match zeroing.written {
+            None => {
+                let mode = if zeroing.flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
+                Op::Allocate { file, mode, offset: run.offset, len: run.len }
+            }
+            Some(at) => {
+                let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
+                let Some(mut from) = reactor.frames().alloc(len) else {
+                    return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
+                };
+                from.fill(0);
+                Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
+            }
+        };
+        let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
+        self.start_run(reactor, job, 0, len, op);
+    }
+
+    pub(super) fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
+        let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
+        match (result, zeroing.written, zeroing.ranges.last().copied()) {
+            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
+                zeroing.written = Some(run.offset)
+            }
+            (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
+            (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
+                zeroing.written = Some(at + len as u64);
+            }
+            (Ok(()), _, _) => {
+                zeroing.ranges.pop();
+                zeroing.written = None;
+                if zeroing.ranges.is_empty() && (!zeroing.flags.durable || zeroing.syncing) {
+                    return self.end_zeroing(reactor, job, Ok(()));
+                }
+            }
+        }
+        self.zero_next(reactor, job);
+    }
+
+    fn end_zeroing(&mut self, _reactor: &mut Reactor, job: usize, result: Result<(), BlockError>) {
+        let job = &mut self.jobs[job];
+        job.left = 0;
+        job.error = result.err();
+    }
+}

@@ -1,0 +1,333 @@
+//! The engine over real files, on both backends: every operation, against a model of bytes.
+
+#![forbid(unsafe_code)]
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use byway_reactor::{Frame, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
+use byway_service::block::{
+    BlockError, Done, ENGINE_CLASS, Engine, OpenError, Outcome, Payload, Step, Store, StoreOptions, Tag, Volume,
+    VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
+};
+use proptest::prelude::*;
+
+const BACKENDS: [IoChoice; 2] = [IoChoice::Uring, IoChoice::Epoll];
+
+struct Rig {
+    reactor: Reactor,
+    engine: Engine,
+    volume: VolumeId,
+}
+
+impl Rig {
+    fn new(io: IoChoice, store: Store, options: VolumeOptions) -> Self {
+        let mut reactor = Reactor::open(io, 8 << 20).unwrap();
+        let mut engine = Engine::default();
+        let volume = engine.attach(&mut reactor, Arc::new(Volume::new("v", store, options)));
+        Self { reactor, engine, volume }
+    }
+
+    /// Waits for the one request that is in flight.
+    fn wait(&mut self) -> Outcome {
+        let mut done: Vec<Done> = Vec::new();
+        let mut completions = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while done.is_empty() {
+            assert!(Instant::now() < deadline, "the request never ended");
+            let until = self.reactor.now() + Duration::from_secs(1);
+            self.reactor.reap(&mut completions, Wait::Until(until)).unwrap();
+            for completion in completions.drain(..).filter(|completion| completion.token != Token::WAKE) {
+                assert_eq!(completion.token.class(), ENGINE_CLASS);
+                self.engine.complete(&mut self.reactor, completion, &mut done);
+            }
+        }
+        assert_eq!(done.len(), 1);
+        assert_eq!(done[0].tag, Tag(7));
+        done.remove(0).outcome
+    }
+
+    fn unit(&mut self, step: Result<Step<()>, BlockError>) -> Result<(), BlockError> {
+        match step? {
+            Step::Now(()) => Ok(()),
+            Step::Later => match self.wait() {
+                Outcome::Unit(result) => result,
+                other => panic!("{other:?}"),
+            },
+            Step::Busy => panic!("no frames"),
+        }
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, BlockError> {
+        let payload = match self.engine.read(&mut self.reactor, self.volume, offset, len, Tag(7))? {
+            Step::Now(payload) => payload,
+            Step::Later => match self.wait() {
+                Outcome::Read(result) => result?,
+                other => panic!("{other:?}"),
+            },
+            Step::Busy => panic!("no frames"),
+        };
+        assert_eq!(payload.len(), len);
+        Ok(self.bytes_of(payload))
+    }
+
+    /// What a socket would get.
+    fn bytes_of(&mut self, payload: Payload) -> Vec<u8> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (ours, theirs) = (self.reactor.adopt(ours.into()).unwrap(), self.reactor.adopt(theirs.into()).unwrap());
+        let len = payload.len();
+        let mut gather = Gather::new();
+        payload.push_to(&mut gather);
+        let mut into = Scatter::new();
+        for start in (0..len).step_by(1 << 20) {
+            let part = (len - start).min(1 << 20);
+            into.push(self.reactor.frames().alloc(part).unwrap(), 0, part);
+        }
+        self.reactor.submit(Op::Recv { socket: theirs, into, min: len }, Token::new(1, 1, 0, 0));
+        self.reactor.submit(Op::Send { socket: ours, gather }, Token::new(1, 2, 0, 0));
+        let mut completions = Vec::new();
+        let mut bytes = None;
+        let mut sent = false;
+        while bytes.is_none() || !sent {
+            self.reactor.reap(&mut completions, Wait::Block).unwrap();
+            for completion in completions.drain(..).filter(|completion| completion.token != Token::WAKE) {
+                match completion.outcome {
+                    Went::Received { mut into, result } => {
+                        assert_eq!(result, Ok(len));
+                        bytes = Some(into.drain().flat_map(|piece| piece.frame.to_vec()).collect());
+                    }
+                    Went::Sent { result, .. } => sent = result == Ok(len),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        self.reactor.close(ours);
+        self.reactor.close(theirs);
+        bytes.unwrap()
+    }
+
+    fn write_small(&mut self, offset: u64, bytes: &[u8], durable: bool) -> Result<(), BlockError> {
+        let flags = WriteFlags { durable };
+        let step = self.engine.write_small(&mut self.reactor, self.volume, offset, bytes, flags, Tag(7));
+        self.unit(step)
+    }
+
+    /// By pieces in frames, as a door does with a large payload.
+    fn write(&mut self, mut offset: u64, mut bytes: &[u8], durable: bool) -> Result<(), BlockError> {
+        while !bytes.is_empty() {
+            let len = self.engine.write_piece_len(self.volume, offset, bytes.len());
+            let mut frame: Frame = self.reactor.frames().alloc(len).unwrap();
+            frame.copy_from_slice(&bytes[..len]);
+            let flags = WriteFlags { durable };
+            let step = self.engine.write(&mut self.reactor, self.volume, offset, (frame, len), flags, Tag(7));
+            self.unit(step)?;
+            offset += len as u64;
+            bytes = &bytes[len..];
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, range: (u64, u64), flags: ZeroFlags) -> Result<(), BlockError> {
+        let step = self.engine.zero(&mut self.reactor, self.volume, range, flags, Tag(7));
+        self.unit(step)
+    }
+
+    fn flush(&mut self) -> Result<(), BlockError> {
+        let step = self.engine.flush(&mut self.reactor, self.volume, Tag(7));
+        self.unit(step)
+    }
+
+    fn extents(&mut self, range: (u64, u64)) -> Vec<byway_reactor::Extent> {
+        match self.engine.extents(&mut self.reactor, self.volume, range, 100, Tag(7)).unwrap() {
+            Step::Now(extents) => extents,
+            _ => match self.wait() {
+                Outcome::Extents(result) => result.unwrap(),
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+}
+
+/// A folder in memory and one on a disk: the two behave differently below.
+fn folders() -> [tempfile::TempDir; 2] {
+    let in_memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    [in_memory, tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()]
+}
+
+fn file(folder: &Path, name: &str, len: u64) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+fn path_store(path: &Path) -> Store {
+    Store::path(path, StoreOptions::default()).unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Step1 {
+    Write { offset: u64, len: usize, durable: bool },
+    Read { offset: u64, len: usize },
+    Zero { offset: u64, len: u64, keep_space: bool },
+    Flush,
+}
+
+fn steps(size: u64) -> impl Strategy<Value = Vec<Step1>> {
+    let range = (0..size, prop_oneof![1..5000u64, 1..600_000u64])
+        .prop_map(move |(offset, len)| (offset, len.min(size - offset)));
+    let step = prop_oneof![
+        3 => (range.clone(), any::<bool>()).prop_map(|((offset, len), durable)| Step1::Write { offset, len: len as usize, durable }),
+        3 => range.clone().prop_map(|(offset, len)| Step1::Read { offset, len: len as usize }),
+        1 => (range, any::<bool>()).prop_map(|((offset, len), keep_space)| Step1::Zero { offset, len, keep_space }),
+        1 => Just(Step1::Flush),
+    ];
+    prop::collection::vec(step, 1..25)
+}
+
+fn against_model(rig: &mut Rig, size: u64, steps: &[Step1]) {
+    let mut model = vec![0u8; size as usize];
+    for (n, step) in steps.iter().enumerate() {
+        match *step {
+            Step1::Write { offset, len, durable } => {
+                let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + n * 7 + 1) as u8).collect();
+                if len <= 16384 {
+                    rig.write_small(offset, &bytes, durable)
+                } else {
+                    rig.write(offset, &bytes, durable)
+                }
+                .unwrap();
+                model[offset as usize..offset as usize + len].copy_from_slice(&bytes);
+            }
+            Step1::Read { offset, len } => {
+                let want = &model[offset as usize..offset as usize + len];
+                assert!(rig.read(offset, len).unwrap() == want, "step {n}: {step:?}");
+            }
+            Step1::Zero { offset, len, keep_space } => {
+                rig.zero((offset, len), ZeroFlags { keep_space, ..ZeroFlags::default() }).unwrap();
+                model[offset as usize..(offset + len) as usize].fill(0);
+            }
+            Step1::Flush => rig.flush().unwrap(),
+        }
+    }
+    assert!(rig.read(0, size as usize).unwrap() == model);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn files_keep_what_is_written(steps in steps(1_500_000)) {
+        for folder in folders() {
+            for io in BACKENDS {
+                let store = path_store(&file(folder.path(), "f", 1_500_000));
+                against_model(&mut Rig::new(io, store, VolumeOptions::default()), 1_500_000, &steps);
+            }
+        }
+    }
+
+    #[test]
+    fn stripes_keep_what_is_written(steps in steps(3 << 19)) {
+        for folder in folders() {
+            for io in BACKENDS {
+                let paths: Vec<_> = (0..3).map(|i| file(folder.path(), &i.to_string(), 1 << 19)).collect();
+                let store = Store::stripe(&paths, 64 << 10, StoreOptions::default()).unwrap();
+                against_model(&mut Rig::new(io, store, VolumeOptions::default()), 3 << 19, &steps);
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_reads_as_zeroes_and_stays_sparse() {
+    for io in BACKENDS {
+        let size = 1 << 40;
+        let mut rig = Rig::new(io, Store::memory("m", size).unwrap(), VolumeOptions::default());
+        assert!(rig.read(size - 5000, 5000).unwrap().iter().all(|byte| *byte == 0));
+        rig.write_small(size / 2, b"here", false).unwrap();
+        assert_eq!(rig.read(size / 2, 4).unwrap(), b"here");
+        let extents = rig.extents((0, size));
+        let data: u64 = extents.iter().filter(|extent| !extent.hole).map(|extent| extent.len).sum();
+        assert_eq!(data, 4096, "{extents:?}");
+        assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), size);
+        rig.zero((size / 2, 4096), ZeroFlags::default()).unwrap();
+        assert_eq!(rig.extents((0, size)), [byway_reactor::Extent { len: size, hole: true }]);
+        assert_eq!(rig.read(size / 2, 4).unwrap(), [0; 4]);
+    }
+}
+
+#[test]
+fn null_forgets() {
+    let mut rig = Rig::new(IoChoice::Auto, Store::null(1 << 30), VolumeOptions::default());
+    rig.write_small(0, b"gone", true).unwrap();
+    assert_eq!(rig.read(0, 4).unwrap(), [0; 4]);
+    rig.flush().unwrap();
+}
+
+#[test]
+fn direct_files_take_whole_blocks_and_see_what_others_write() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = file(folder.path(), "direct", 1 << 20);
+    for io in BACKENDS {
+        let store = Store::path(&path, StoreOptions { direct: true, ..StoreOptions::default() }).unwrap();
+        let block = u64::from(store.block_bytes());
+        let mut rig = Rig::new(io, store, VolumeOptions::default());
+        assert_eq!(rig.read(1, 511), Err(BlockError::Misaligned));
+        assert_eq!(rig.write_small(block, b"x", false), Err(BlockError::Misaligned));
+        let local = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        local.write_all_at(&[7; 4096], 4096).unwrap();
+        assert_eq!(rig.read(4096, 4096).unwrap(), [7; 4096], "a direct read sees dirty pages");
+        rig.write(4096, &[8; 8192], false).unwrap();
+        let mut seen = [0; 8192];
+        local.read_exact_at(&mut seen, 4096).unwrap();
+        assert_eq!(seen, [8; 8192], "a direct write invalidates cached pages");
+        assert!(rig.reactor.counters().read_direct_bytes > 0 && rig.reactor.counters().written_direct_bytes > 0);
+    }
+}
+
+#[test]
+fn requests_outside_are_refused() {
+    let mut rig = Rig::new(IoChoice::Auto, Store::memory("m", 10_000).unwrap(), VolumeOptions::default());
+    assert_eq!(rig.read(9_999, 2), Err(BlockError::OutOfRange));
+    assert_eq!(rig.read(u64::MAX, 1), Err(BlockError::OutOfRange));
+    assert_eq!(rig.write_small(9_999, b"xy", false), Err(BlockError::NoSpace));
+    let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
+    let mut rig = Rig::new(IoChoice::Auto, Store::memory("m", 10_000).unwrap(), read_only);
+    assert_eq!(rig.write_small(0, b"x", false), Err(BlockError::ReadOnly));
+    assert_eq!(rig.zero((0, 1), ZeroFlags::default()), Err(BlockError::ReadOnly));
+    assert_eq!(rig.read(0, 1), Ok(vec![0]));
+}
+
+#[test]
+fn a_truncated_file_is_an_error_and_not_zeroes() {
+    for folder in folders() {
+        for io in BACKENDS {
+            let path = file(folder.path(), "short", 1 << 20);
+            let mut rig = Rig::new(io, path_store(&path), VolumeOptions::default());
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+            assert_eq!(rig.read(0, 4096).unwrap(), [0; 4096]);
+            assert!(matches!(rig.read(8192, 4096), Err(BlockError::Io(_))), "on {}", folder.path().display());
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = StoreOptions::default();
+    let missing = Store::path(&folder.path().join("missing"), options).unwrap_err();
+    assert!(missing.to_string().contains("create it first"), "{missing}");
+    let empty = Store::path(&file(folder.path(), "empty", 0), options).unwrap_err();
+    assert!(matches!(empty, OpenError::Empty { .. }));
+    let directory = Store::path(folder.path(), StoreOptions { read_only: true, ..options }).unwrap_err();
+    assert!(directory.to_string().contains("regular file"), "{directory}");
+    let path = file(folder.path(), "twice", 4096);
+    let first = path_store(&path);
+    let second = Store::path(&path, options).unwrap_err();
+    assert!(second.to_string().contains("in use"), "{second}");
+    assert!(Store::path(&path, StoreOptions { shared: true, ..options }).is_ok());
+    assert!(Store::path(&path, StoreOptions { read_only: true, ..options }).is_ok());
+    drop(first);
+    assert!(Store::path(&path, options).is_ok(), "the lock goes with the store");
+}
