@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_silent_debtor_is_probed_once_and_then_dead_and_others_may_be_silent() {
-        let at = |ms| Instant::from_nanos(ms * 1_000_000);
+        let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut peer = Liveness::new(Duration::from_millis(100), at(0));
         assert_eq!(peer.check(at(100_000)), Health::Well);
         peer.set_owes(true, at(100_000));
