@@ -36,6 +36,8 @@ pub struct HandedLane {
     pub connection: OwnedFd,
     /// The `Hello`.
     pub hello: Header,
+    /// Its TLS, if it has it.
+    pub(crate) secure: Option<Box<crate::tcp::Secure>>,
 }
 
 /// The sessions of a server process.

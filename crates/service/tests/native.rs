@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_fabric::tls::{ClientCertificates, TlsClient, TlsServer};
 use byway_fabric::{Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor, Wait};
 use byway_service::block::client::{
@@ -204,5 +205,57 @@ fn errors_reach_the_client_by_name() {
         let mut options = VolumeOptions::new(0x30);
         options.fabric.terms.checksum = PayloadChecksum::Wanted;
         client(io, server.address, options).unwrap().read(0, &mut [1; 70_000]).unwrap();
+    });
+}
+
+#[test]
+fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    std::fs::write(path("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = rcgen::Issuer::new(params, key);
+    for name in ["server", "client"] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+        std::fs::write(path(&format!("{name}.pem")), certificate.pem()).unwrap();
+        std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+    let ca = path("ca.pem");
+    let tls_server =
+        TlsServer::new(&path("server.pem"), &path("server.key"), ClientCertificates::Required, Some(&ca)).unwrap();
+    let (certificate, key) = (path("client.pem"), path("client.key"));
+    let tls_client = TlsClient::new(&ca, Some((&certificate, &key)), "server").unwrap();
+    let stranger = TlsClient::new(&ca, None, "server").unwrap();
+    each_io(|io| {
+        let required = Served { tls_required: true, ..Served::default() };
+        let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
+        let tls = Some(tls_server.clone());
+        let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![volume]);
+        let open = |tls: Option<TlsClient>| {
+            let reactor = Reactor::open(io, FRAMES).unwrap();
+            let mut volume = Client::connect(&reactor, Address::Tcp(server.address), "disk", VolumeOptions::new(0x30));
+            if let Some(tls) = tls {
+                volume.set_tls(tls);
+            }
+            BlockingVolume::open(reactor, volume)
+        };
+        let mut volume = open(Some(tls_client.clone())).unwrap();
+        let mut offset = 0;
+        for len in [512, 16 << 10, 70_000, 1 << 20, 5 << 20] {
+            let data = pattern(len, len as u64);
+            volume.write(offset, &data, false).unwrap();
+            let mut back = vec![0; len];
+            volume.read(offset, &mut back).unwrap();
+            assert!(data == back, "{len} bytes came back changed");
+            offset += len as u64;
+        }
+        volume.flush().unwrap();
+        for refused in [None, Some(stranger.clone())] {
+            assert!(matches!(open(refused).err(), Some(ConnectError::Session(_))), "let in without a certificate");
+        }
     });
 }

@@ -7,6 +7,7 @@
 mod handshake;
 mod lane;
 mod receive;
+mod secure;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,11 +17,13 @@ use std::time::Duration;
 use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
 
 use self::lane::{Lane, Phase};
+pub(crate) use self::secure::Secure;
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
 use crate::slots::{Slot, Slots};
+use crate::tls::{TlsClient, TlsServer};
 use crate::windows::{WindowError, Windows};
 use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
 
@@ -118,6 +121,8 @@ pub struct Fabric {
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
+    tls_server: Option<TlsServer>,
+    tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
     events: Vec<Event>,
@@ -137,6 +142,8 @@ impl Fabric {
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
             server: None,
+            tls_server: None,
+            tls_client: None,
             listeners: Vec::new(),
             dirty: Vec::new(),
             events: Vec::new(),
@@ -145,6 +152,22 @@ impl Fabric {
             ticking: false,
             last_closed: None,
         }
+    }
+
+    /// Connections that are accepted from now on must speak TLS, or none if `None`.
+    pub fn set_tls_server(&mut self, tls: Option<TlsServer>) {
+        self.tls_server = tls;
+    }
+
+    /// Connections that are made from now on speak TLS, or none if `None`.
+    pub fn set_tls_client(&mut self, tls: Option<TlsClient>) {
+        self.tls_client = tls;
+    }
+
+    /// Whether a session's lanes are TLS. Payloads must then lie in frames or heads: what is encrypted must be read.
+    pub fn is_secure(&self, session: Slot) -> bool {
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        lane.and_then(|slot| self.lanes.get(slot)).is_some_and(|lane| lane.secure.is_some())
     }
 
     /// The windows, to be closed.

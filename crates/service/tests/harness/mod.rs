@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use byway_fabric::tls::TlsServer;
 use byway_fabric::{CloseReason, Options, Registry};
 use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
@@ -43,6 +44,16 @@ impl Running {
         options: Options,
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
+        Self::start_with(io, at, instance, (options, None), volumes)
+    }
+
+    pub fn start_with(
+        io: IoChoice,
+        at: Option<SocketAddr>,
+        instance: u64,
+        (options, tls): (Options, Option<TlsServer>),
+        volumes: Vec<Arc<Volume>>,
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let state = Arc::new(Mutex::new(State::default()));
         let (send, receive) = std::sync::mpsc::channel();
@@ -52,6 +63,7 @@ impl Running {
                 let mut reactor = Reactor::open(io, FRAMES).unwrap();
                 let mut engine = Engine::default();
                 let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
+                server.set_tls(tls);
                 let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
                 let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
                 for volume in volumes {

@@ -45,6 +45,14 @@ impl BlockingVolume {
         options: VolumeOptions,
     ) -> Result<Self, ConnectError> {
         let volume = Volume::connect(&reactor, address, name, options);
+        Self::open(reactor, volume)
+    }
+
+    /// Waits until a volume that was made on `reactor` is open; the first failure is the answer.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn open(reactor: Reactor, volume: Volume) -> Result<Self, ConnectError> {
         let mut this = Self { reactor, volume, completions: Vec::new(), done: Vec::new() };
         let mut notices = Vec::new();
         loop {

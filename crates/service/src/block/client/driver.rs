@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use byway_fabric::limits::{CONTROL_QUEUE_BYTES, SMALL_BYTES_MAX};
+use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Agreed, ClientId, CloseReason, Closed, Fabric, Handler, Identity, Options, Slot, WindowKey};
 use byway_reactor::{Address, Completion, Extent, Frame, Instant, Op, Reactor, Token};
@@ -150,6 +151,11 @@ impl Volume {
             sessions: 0,
         };
         Self { fabric, core }
+    }
+
+    /// Sessions that are begun from now on are over TLS. To be called before the first [`Volume::flush`].
+    pub fn set_tls(&mut self, tls: TlsClient) {
+        self.fabric.set_tls_client(Some(tls));
     }
 
     /// Takes a request; its answer comes from [`Volume::reap`] with that tag.

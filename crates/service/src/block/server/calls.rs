@@ -177,7 +177,7 @@ impl Serving<'_> {
             .position(|export| !export.withdrawn && self.engine.volume(export.volume).name().as_bytes() == name);
         let index = found.ok_or(CallError::NotFound)?;
         let volume = self.engine.volume(self.core.exports[index].volume);
-        if volume.options().tls_required {
+        if volume.options().tls_required && !fabric.is_secure(call.session) {
             return Err(CallError::TlsRequired);
         }
         let flags =

@@ -125,8 +125,8 @@ impl Serving<'_> {
             Ok(payload) => payload,
             Err(error) => return self.answer(fabric, read.call, Err(error.into())),
         };
-        let private = self.core.session(read.call.session).is_some_and(|session| session.private);
-        let checksum = if private { payload.checksum() } else { None };
+        let checked = self.core.session(read.call.session).is_some_and(|session| session.checksum);
+        let checksum = if checked { payload.checksum() } else { None };
         let mut header = reply_header(read.call.id, Ok(()), read.len, &[]);
         let lane = if read.len > SMALL_BYTES_MAX {
             header.window.set(read.window.0);
@@ -159,8 +159,8 @@ impl Serving<'_> {
         (inline, payload): (&[u8], &[u8]),
     ) {
         self.answered(call);
-        let private = self.core.session(call.session).is_some_and(|session| session.private);
-        let checksum = private.then(|| crc32c::crc32c(payload));
+        let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
+        let checksum = checked.then(|| crc32c::crc32c(payload));
         let header = reply_header(call.id, result, payload.len(), inline);
         fabric.send_with(call.session, 0, header, (payload.len(), checksum), |gather| gather.push_head(payload));
     }
