@@ -12,6 +12,7 @@ use byway_reactor::Waker;
 
 use crate::limits::CLIENTS_REMEMBERED_MAX;
 use crate::session::{ClientId, Identity};
+use crate::tls::TlsStream;
 use crate::wire::Header;
 
 /// A loop of the server.
@@ -37,7 +38,7 @@ pub struct HandedLane {
     /// The `Hello`.
     pub hello: Header,
     /// Its TLS, if it has it.
-    pub(crate) secure: Option<Box<crate::tcp::Secure>>,
+    pub tls: Option<TlsStream>,
 }
 
 /// The sessions of a server process.

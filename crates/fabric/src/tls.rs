@@ -73,32 +73,32 @@ pub struct TlsClient {
     name: ServerName<'static>,
 }
 
-fn bad_file(path: &Path, reason: impl ToString) -> TlsSetupError {
+fn bad_file(path: &Path, reason: &dyn std::fmt::Display) -> TlsSetupError {
     TlsSetupError::File { path: path.to_owned(), reason: reason.to_string() }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsSetupError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(found) if found.is_empty() => Err(bad_file(path, "it holds no certificate")),
+        Ok(found) if found.is_empty() => Err(bad_file(path, &"it holds no certificate")),
         Ok(found) => Ok(found),
-        Err(error) => Err(bad_file(path, error)),
+        Err(error) => Err(bad_file(path, &error)),
     }
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsSetupError> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| bad_file(path, error))
+    PrivateKeyDer::from_pem_file(path).map_err(|error| bad_file(path, &error))
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore, TlsSetupError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| bad_file(path, error))?;
+        roots.add(certificate).map_err(|error| bad_file(path, &error))?;
     }
     Ok(roots)
 }
 
-fn bad_config(error: impl ToString) -> TlsSetupError {
+fn bad_config(error: impl std::fmt::Display) -> TlsSetupError {
     TlsSetupError::Config(error.to_string())
 }
 
@@ -330,7 +330,7 @@ mod tests {
             carry(&mut client, &mut server, step).unwrap();
             assert!(!client.is_handshaking() && !server.is_handshaking());
             assert!(server.peer_is_certified());
-            let data: Vec<u8> = (0..200_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+            let data: Vec<u8> = (0..200_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
             let mut sent = 0;
             let mut came = Vec::new();
             while sent < data.len() {

@@ -111,7 +111,7 @@ fn closed_for(server: &Running, reason: CloseReason) {
 /// Other clients are served as ever, and the memory of those that went is back.
 fn nobody_else_noticed(server: &Running) {
     let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
-    volume.write(0, &[5; 70_000], false).unwrap();
+    volume.write(0, &vec![5; 70_000], false).unwrap();
     let mut back = vec![0; 70_000];
     volume.read(0, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 5));

@@ -166,7 +166,7 @@ fn without_a_server_everything_fails_after_the_limit() {
         let lost = VolumeError::Lost(options.bounds.lost_after);
         assert_eq!(volume.write(0, &[8; 4096], false), Err(lost));
         assert_eq!(volume.flush(), Err(lost));
-        assert_eq!(volume.read(0, &mut [0; 100_000]), Err(lost));
+        assert_eq!(volume.read(0, &mut vec![0; 100_000]), Err(lost));
     });
 }
 
@@ -194,8 +194,11 @@ fn errors_reach_the_client_by_name() {
         }
         let mut disk = open("disk").unwrap();
         assert_eq!(disk.read(1 << 20, &mut [0; 512]), Err(CallError::from(BlockError::OutOfRange).into()));
-        assert_eq!(disk.read(1 << 20, &mut [0; 50_000]), Err(CallError::from(BlockError::OutOfRange).into()));
-        assert_eq!(disk.write((1 << 20) - 512, &[0; 50_000], false), Err(CallError::from(BlockError::NoSpace).into()));
+        assert_eq!(disk.read(1 << 20, &mut vec![0; 50_000]), Err(CallError::from(BlockError::OutOfRange).into()));
+        assert_eq!(
+            disk.write((1 << 20) - 512, &vec![0; 50_000], false),
+            Err(CallError::from(BlockError::NoSpace).into())
+        );
         disk.write(8192, &[3; 4096], false).unwrap();
         let extents = disk.extents(0, 1 << 20).unwrap();
         assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20);
@@ -204,7 +207,7 @@ fn errors_reach_the_client_by_name() {
         disk.read(8192, &mut [0; 512]).unwrap();
         let mut options = VolumeOptions::new(0x30);
         options.fabric.terms.checksum = PayloadChecksum::Wanted;
-        client(io, server.address, options).unwrap().read(0, &mut [1; 70_000]).unwrap();
+        client(io, server.address, options).unwrap().read(0, &mut vec![1; 70_000]).unwrap();
     });
 }
 

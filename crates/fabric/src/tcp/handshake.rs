@@ -295,7 +295,8 @@ impl Fabric {
                 Some(connection) => {
                     self.handshakes -= 1;
                     let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
-                    registry.hand_over(home, HandedLane { connection, hello: *header, secure });
+                    let tls = secure.map(|secure| secure.into_stream());
+                    registry.hand_over(home, HandedLane { connection, hello: *header, tls });
                 }
                 None => self.refuse(slot, RefuseCode::UnknownSession),
             },
@@ -308,7 +309,7 @@ impl Fabric {
         for handed in registry.take_lanes(here) {
             let Ok(socket) = reactor.adopt(handed.connection) else { continue };
             let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-            lane.secure = handed.secure;
+            lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
             let bytes = if lane.secure.is_some() { CIPHERTEXT_FRAME_BYTES } else { HEADER_FRAME_BYTES };
             lane.frame = reactor.frames().alloc(bytes);
             lane.sequence_in = 1;

@@ -17,7 +17,6 @@ use std::time::Duration;
 use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
 
 use self::lane::{Lane, Phase};
-pub(crate) use self::secure::Secure;
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};

@@ -18,7 +18,7 @@ pub(super) const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
 
 /// The TLS of a lane.
 #[derive(Debug)]
-pub(crate) struct Secure {
+pub(super) struct Secure {
     stream: TlsStream,
     /// Plaintext that is no whole message yet.
     plaintext: Vec<u8>,
@@ -32,6 +32,11 @@ pub(crate) struct Secure {
 impl Secure {
     pub(super) fn new(stream: TlsStream) -> Self {
         Self { stream, plaintext: Vec::new(), clear: Vec::new(), ciphertext: Vec::new(), target: None }
+    }
+
+    /// The TLS alone, for a lane that goes to another loop: nothing but its `Hello` has come.
+    pub(super) fn into_stream(self) -> TlsStream {
+        self.stream
     }
 
     /// Replaces what shall be sent by its ciphertext, and adds what TLS itself has to say.

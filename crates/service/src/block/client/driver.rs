@@ -362,7 +362,7 @@ impl Core {
             into[..payload.len()].copy_from_slice(payload);
         }
         let progress = self.calls.replied(&reply, payload.len());
-        self.progressed(fabric, reactor, session, progress, payload);
+        self.progressed(fabric, reactor, session, &progress, payload);
     }
 
     fn progressed(
@@ -370,10 +370,10 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        progress: Progress<Pending>,
+        progress: &Progress<Pending>,
         payload: &[u8],
     ) {
-        let Progress::Complete(pending, answer) = progress else { return };
+        let &Progress::Complete(pending, answer) = progress else { return };
         let status = read_status(answer.status, &answer.result);
         let (id, window) = match pending {
             Pending::Open => return self.opened(fabric, reactor, session, status, &answer.result),
@@ -528,7 +528,7 @@ impl Handler for Core {
             let data: DataBody = header.body();
             self.calls.placed(data.call.get(), len)
         };
-        self.progressed(fabric, reactor, session, progress, &[]);
+        self.progressed(fabric, reactor, session, &progress, &[]);
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {

@@ -171,8 +171,8 @@ impl Run {
                     }
                 }
                 _ => {
-                    for sector in 0..SECTORS {
-                        assert!(self.stable[sector] >= before[sector], "a flush left an acknowledged write behind");
+                    for (stable, before) in self.stable.iter().zip(before) {
+                        assert!(*stable >= before, "a flush left an acknowledged write behind");
                     }
                 }
             }

@@ -102,15 +102,26 @@ impl Serving<'_> {
                 }
                 self.write_small(fabric, reactor, call, volume, (offset, payload, durable))
             }
-            Method::Flush => self.plain(fabric, call, |serving, tag| serving.engine.flush(reactor, volume, tag)),
-            Method::Trim => self
-                .plain(fabric, call, |serving, tag| serving.engine.trim(reactor, volume, (offset, len), durable, tag)),
+            Method::Flush => {
+                self.plain(fabric, call, |serving, tag| serving.engine.flush(reactor, volume, tag));
+                Ok(())
+            }
+            Method::Trim => {
+                self.plain(fabric, call, |serving, tag| {
+                    serving.engine.trim(reactor, volume, (offset, len), durable, tag)
+                });
+                Ok(())
+            }
             Method::Zero => {
                 let flags = ZeroFlags { keep_space: flag(FLAG_KEEP_SPACE), fast: flag(FLAG_FAST), durable };
-                self.plain(fabric, call, |serving, tag| serving.engine.zero(reactor, volume, (offset, len), flags, tag))
+                self.plain(fabric, call, |serving, tag| {
+                    serving.engine.zero(reactor, volume, (offset, len), flags, tag)
+                });
+                Ok(())
             }
             Method::Prefetch => {
-                self.plain(fabric, call, |serving, tag| serving.engine.prefetch(reactor, volume, (offset, len), tag))
+                self.plain(fabric, call, |serving, tag| serving.engine.prefetch(reactor, volume, (offset, len), tag));
+                Ok(())
             }
             Method::Extents => {
                 let job = self.start_job(call.session, Job::Plain(call));
@@ -134,12 +145,11 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         call: Call,
         begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, super::super::BlockError>,
-    ) -> Result<(), CallError> {
+    ) {
         let job = self.start_job(call.session, Job::Plain(call));
         let tag = self.core.tag(job);
         let step = begin(self, tag);
-        self.first_step(fabric, call, job, step);
-        Ok(())
+        self.first_step(fabric, call, job, &step);
     }
 
     fn write_small(
@@ -155,7 +165,7 @@ impl Serving<'_> {
             let tag = self.core.tag(job);
             let step = self.engine.write_small(reactor, volume, offset, payload, WriteFlags { durable }, tag);
             if !matches!(step, Ok(Step::Busy)) {
-                self.first_step(fabric, call, job, step);
+                self.first_step(fabric, call, job, &step);
                 return Ok(());
             }
             self.end_job(fabric, call.session, job);

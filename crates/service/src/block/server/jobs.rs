@@ -171,13 +171,13 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         call: Call,
         job: Slot,
-        step: Result<Step<()>, BlockError>,
+        step: &Result<Step<()>, BlockError>,
     ) {
         let result = match step {
             Ok(Step::Later) => return,
             Ok(Step::Now(())) => Ok(()),
             Ok(Step::Busy) => Err(CallError::Busy),
-            Err(error) => Err(error.into()),
+            Err(error) => Err((*error).into()),
         };
         self.end_job(fabric, call.session, job);
         self.answer(fabric, call, result);
@@ -205,7 +205,7 @@ impl Serving<'_> {
         match (self.core.jobs.get(slot), done.outcome) {
             (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, &read, result),
             (Some(&Job::Plain(call)), Outcome::Unit(result)) => {
-                self.answer(fabric, call, result.map_err(CallError::from))
+                self.answer(fabric, call, result.map_err(CallError::from));
             }
             (Some(&Job::Plain(call)), Outcome::Extents(Ok(extents))) => self.answer_extents(fabric, call, &extents),
             (Some(&Job::Plain(call)), Outcome::Extents(Err(error))) => self.answer(fabric, call, Err(error.into())),
@@ -295,7 +295,7 @@ impl Serving<'_> {
                     return Some(Queued::Small { call, volume, offset, bytes, durable });
                 }
                 self.core.waiting_bytes -= bytes.len();
-                self.first_step(fabric, call, job, step);
+                self.first_step(fabric, call, job, &step);
                 None
             }
         }
