@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_door::nbd::server::NbdOptions;
+use byway_reactor::Address;
 use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
 
@@ -89,7 +90,6 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
 /// What the command line knows and the node does not do yet.
 fn check_built(configuration: &Configuration) -> Result<(), ServeError> {
     let asked = [
-        (!configuration.listen.is_empty(), "--listen (the native wire)"),
         (configuration.http.is_some(), "--http"),
         (configuration.user.is_some(), "--user"),
         (configuration.tls.is_some(), "TLS"),
@@ -104,8 +104,17 @@ fn node_options(configuration: &Configuration) -> Result<NodeOptions, ServeError
         return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH"));
     }
     let nbd = configuration.admitted(&configuration.nbd)?;
-    if nbd.is_empty() {
-        return Err(ServeError::Nothing("nowhere to listen: give --nbd unix:///PATH or --nbd tcp://127.0.0.1"));
+    let native = configuration.admitted(&configuration.listen)?;
+    if nbd.is_empty() && native.is_empty() {
+        return Err(ServeError::Nothing(
+            "nowhere to listen: give --listen tcp://127.0.0.1 (byway's own wire), --nbd tcp://127.0.0.1 or \
+             --nbd unix:///PATH",
+        ));
+    }
+    let is_local =
+        |at: &Address| matches!(at, Address::Tcp(at) if at.ip().is_loopback()) || matches!(at, Address::Unix(_));
+    if !native.iter().all(is_local) {
+        return Err(ServeError::NotYet("--listen on other than loopback and unix sockets"));
     }
     let open = |spec: &VolumeSpec| {
         let failed = |source| ServeError::Volume { name: spec.name.to_string(), source };
@@ -117,6 +126,7 @@ fn node_options(configuration: &Configuration) -> Result<NodeOptions, ServeError
         threads: configuration.threads.map_or(cores, usize::from),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         volumes: configuration.volumes.iter().map(open).collect::<Result<_, _>>()?,
+        native,
         nbd,
         nbd_inherited: Vec::new(),
         nbd_options: NbdOptions::default(),

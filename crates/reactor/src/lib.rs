@@ -37,6 +37,7 @@ pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
 pub use gather::{Gather, Piece, Scatter};
+pub use net::listen_shared as listen;
 pub use op::{Address, Allocate, Completion, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait};
 pub use reactor::{Io, IoChoice, Reactor};
 pub use time::Instant;

@@ -15,6 +15,22 @@ const UNIX_SEND_BUFFER_BYTES: usize = 1 << 20;
 /// Waiting connections of a listener.
 const BACKLOG: i32 = 1024;
 
+/// Opens a listening socket for several loops to take over copies of; says where it listens.
+///
+/// # Errors
+/// The kernel's: `AddrInUse`, `PermissionDenied`, ...
+pub fn listen_shared(address: &Address) -> std::io::Result<(OwnedFd, Address)> {
+    let fd = listen(address)?;
+    let bound = match address {
+        Address::Tcp(_) => {
+            let name = rustix::net::getsockname(&fd)?;
+            Address::Tcp(std::net::SocketAddr::try_from(name)?)
+        }
+        Address::Unix(_) => address.clone(),
+    };
+    Ok((fd, bound))
+}
+
 /// Binds and listens. A unix path that nobody answers at is replaced; one that somebody answers at is `EADDRINUSE`.
 pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
     match address {

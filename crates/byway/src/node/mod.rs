@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use byway_door::nbd::server::NbdOptions;
+use byway_fabric::Registry;
 use byway_reactor::{Address, Counters, IoChoice, Waker};
 use byway_service::block::Volume;
 
@@ -29,6 +30,8 @@ pub struct NodeOptions {
     pub frame_bytes: usize,
     /// The volumes.
     pub volumes: Vec<Arc<Volume>>,
+    /// Where clients of byway's own wire come in.
+    pub native: Vec<Address>,
     /// Where NBD clients come in.
     pub nbd: Vec<Address>,
     /// Listening sockets that somebody else opened (socket activation).
@@ -99,6 +102,9 @@ struct Assignment {
     index: usize,
     options: Arc<NodeOptions>,
     inherited: Vec<OwnedFd>,
+    /// Listeners of the native wire: every loop accepts from all of them.
+    native: Vec<OwnedFd>,
+    registry: Arc<Registry>,
     loads: Arc<Vec<AtomicUsize>>,
     receiver: Receiver<Message>,
 }
@@ -112,6 +118,8 @@ impl Node {
         let inherited = std::mem::take(&mut options.nbd_inherited);
         let threads = options.threads.max(1);
         let options = Arc::new(options);
+        let registry = Arc::new(Registry::new(instance_id()?));
+        let (native, bound) = listen_native(&options.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
         let mut node = Self { loops: Vec::new(), ready: Vec::new(), io: String::new() };
         // The accepting loop starts last: it must know the others.
@@ -121,14 +129,23 @@ impl Node {
             let inherited =
                 if index == 0 { inherited.iter().map(OwnedFd::try_clone).collect() } else { Ok(Vec::new()) };
             let inherited = inherited.map_err(StartError::Loop)?;
-            let assignment =
-                Assignment { index, options: Arc::clone(&options), inherited, loads: Arc::clone(&loads), receiver };
+            let native: Result<Vec<_>, _> = native.iter().map(OwnedFd::try_clone).collect();
+            let assignment = Assignment {
+                index,
+                options: Arc::clone(&options),
+                inherited,
+                native: native.map_err(StartError::Loop)?,
+                registry: Arc::clone(&registry),
+                loads: Arc::clone(&loads),
+                receiver,
+            };
             let (started, one) = start_loop(assignment, sender, peers.clone())?;
             peers.insert(0, (one.sender.clone(), one.waker.clone()));
             node.ready.extend(started.ready);
             node.io = started.io;
             node.loops.push(one);
         }
+        node.ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
         Ok(node)
     }
 
@@ -195,6 +212,25 @@ impl Node {
         }
         clean
     }
+}
+
+/// A number that tells this process from every other that served before: clients replay when it changes.
+fn instance_id() -> Result<u64, StartError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| StartError::Loop(std::io::Error::other(error.to_string())))?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+/// Opens the listeners of the native wire; says where they are.
+fn listen_native(addresses: &[Address]) -> Result<(Vec<OwnedFd>, Vec<Address>), StartError> {
+    let (mut listeners, mut bound) = (Vec::new(), Vec::new());
+    for address in addresses {
+        let failed = |source| StartError::Listen { address: address.clone(), source };
+        let (fd, at) = byway_reactor::listen(address).map_err(failed)?;
+        listeners.push(fd);
+        bound.push(at);
+    }
+    Ok((listeners, bound))
 }
 
 fn start_loop(

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor};
+use byway_fabric::Options as FabricOptions;
 use byway_reactor::{Address, Completion, Counters, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
 use super::{Assignment, Ready, StartError, Started};
@@ -16,6 +18,8 @@ use crate::admission::peer_allowed;
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
 const TAG_ACCEPT: u8 = 1;
+/// The class of the native server's tokens and tags.
+const NATIVE_CLASS: u8 = 0x20;
 
 /// What the node tells a loop.
 pub(super) enum Message {
@@ -37,6 +41,7 @@ pub(super) struct Worker {
     engine: Engine,
     catalog: Catalog,
     nbd: NbdDoor,
+    native: Server,
     listeners: Vec<(Listener, Address)>,
     peers: Vec<(Sender<Message>, Waker)>,
     loads: Arc<Vec<AtomicUsize>>,
@@ -52,18 +57,27 @@ impl Worker {
         assignment: Assignment,
         peers: Vec<(Sender<Message>, Waker)>,
     ) -> Result<(Self, Started), StartError> {
-        let Assignment { index, options, inherited, loads, receiver } = assignment;
+        let Assignment { index, options, inherited, native: native_listeners, registry, loads, receiver } = assignment;
         let frames = options.frame_bytes / options.threads.max(1);
         let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
         let mut engine = Engine::default();
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
+        let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));
+        for fd in native_listeners {
+            let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
+            native.accept_from(&mut reactor, listener);
+        }
+        for id in catalog.ids() {
+            native.offer(id);
+        }
         let mut worker = Self {
             index,
             reactor,
             engine,
             catalog,
             nbd: NbdDoor::new(options.nbd_options),
+            native,
             listeners: Vec::new(),
             peers,
             loads,
@@ -107,7 +121,8 @@ impl Worker {
     pub(super) fn run(mut self) {
         let mut completions = Vec::new();
         let mut done = Vec::new();
-        while !self.stopped && !(self.draining && self.nbd.connection_count() == 0) {
+        while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.native.is_idle()) {
+            self.native.flush(&mut self.reactor, &mut self.engine);
             if let Err(error) = self.reactor.reap(&mut completions, Wait::Block) {
                 tracing::error!(%error, "the event loop failed; its connections end");
                 return;
@@ -131,10 +146,12 @@ impl Worker {
                 let (nbd, mut floor) = self.door();
                 nbd.handle(&mut floor, completion);
             }
+            NATIVE_CLASS => self.native.handle(&mut self.reactor, &mut self.engine, completion),
             ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
+                    self.native.woken(&mut self.reactor, &mut self.engine);
                     self.take_messages();
                 }
             }
@@ -149,12 +166,17 @@ impl Worker {
     /// Hands ended requests to their doors, and lets those that wait for memory try again.
     fn finish_turn(&mut self, done: &mut Vec<Done>) {
         for one in done.drain(..) {
+            if (one.tag.0 >> 56) as u8 == NATIVE_CLASS {
+                self.native.done(&mut self.reactor, &mut self.engine, one);
+                continue;
+            }
             let (nbd, mut floor) = self.door();
             nbd.done(&mut floor, one);
         }
         let (nbd, mut floor) = self.door();
         nbd.turn(&mut floor);
-        self.loads[self.index].store(self.nbd.connection_count(), Ordering::Relaxed);
+        let load = self.nbd.connection_count() + self.native.session_count();
+        self.loads[self.index].store(load, Ordering::Relaxed);
     }
 
     fn accepted(&mut self, completion: Completion) {
@@ -201,7 +223,12 @@ impl Worker {
                     Err(error) => tracing::error!(%error, "cannot take over a connection"),
                 },
                 Message::Volumes(volumes) => {
+                    let before: Vec<_> = self.catalog.ids().collect();
                     let gone = self.catalog.replace(&mut self.engine, &mut self.reactor, &volumes);
+                    gone.iter().for_each(|id| self.native.withdraw(*id));
+                    for id in self.catalog.ids().filter(|id| !before.contains(id)) {
+                        self.native.offer(id);
+                    }
                     let (nbd, mut floor) = self.door();
                     nbd.drop_volumes(&mut floor, &gone);
                 }
@@ -215,6 +242,7 @@ impl Worker {
                     }
                     let (nbd, mut floor) = self.door();
                     nbd.drain(&mut floor);
+                    self.native.shut_down(&mut self.reactor);
                 }
                 Message::Stop => self.stopped = true,
             }

@@ -47,6 +47,11 @@ impl Catalog {
         self.entries.iter().find(|(volume, _)| volume.name() == name).map(|(volume, id)| (volume, *id))
     }
 
+    /// The ids of all volumes on this loop.
+    pub fn ids(&self) -> impl Iterator<Item = VolumeId> + '_ {
+        self.entries.iter().map(|(_, id)| *id)
+    }
+
     /// All volumes, in the order in which they were given.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Volume>> {
         self.entries.iter().map(|(volume, _)| volume)
