@@ -196,6 +196,11 @@ impl Volume {
         self.core.machine.replayed()
     }
 
+    /// Whether there is a session, and its server process has every change that was acknowledged.
+    pub fn is_settled(&self) -> bool {
+        self.core.machine.settled()
+    }
+
     /// Bytes of acknowledged changes that are kept until a flush.
     pub fn unflushed_bytes(&self) -> usize {
         self.core.machine.unflushed_bytes()

@@ -307,6 +307,11 @@ impl<R, W: Clone> Machine<R, W> {
         self.replayed
     }
 
+    /// Whether the server process that there is has every acknowledged change.
+    pub(super) fn settled(&self) -> bool {
+        self.connected && self.replaying.is_none() && self.replays_in_flight == 0
+    }
+
     /// Bytes of acknowledged changes that are kept.
     pub(super) fn unflushed_bytes(&self) -> usize {
         self.log_bytes
