@@ -105,8 +105,11 @@ impl Registry {
         }
         client.newest = identity.number;
         if let Some((_, old_home)) = client.active {
-            client.waiting = Some(home);
-            inner.wake(old_home);
+            // Once is enough, and the loop that asks looks at its own sessions: a wake for each question would be a spin.
+            let told = client.waiting.replace(home).is_some();
+            if !told && old_home != home {
+                inner.wake(old_home);
+            }
             return Claim::Wait;
         }
         client.active = Some((identity.number, home));
