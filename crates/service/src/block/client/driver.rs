@@ -308,7 +308,7 @@ impl Core {
 
     fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, deadline): (OpId, Instant)) {
         let Some(operation) = self.machine.operation(id) else { return };
-        let len = operation.len as usize;
+        let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
         let mut window = None;
         let (method, flags) = match operation.kind {
@@ -322,7 +322,7 @@ impl Core {
             }
             Kind::Write { durable } => {
                 match operation.from.clone() {
-                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, 0, len), 0),
+                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, start, len), 0),
                     from => payload = from,
                 }
                 (Method::Write, if durable { FLAG_DURABLE } else { 0 })
@@ -349,8 +349,8 @@ impl Core {
         let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
         match payload {
             Some(from) => {
-                let checksum = checksum.then(|| crc32c::crc32c(&from[..len]));
-                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, 0, len));
+                let checksum = checksum.then(|| crc32c::crc32c(&from[start..start + len]));
+                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, start, len));
             }
             None => fabric.send(session, header),
         }
