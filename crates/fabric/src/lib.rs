@@ -11,6 +11,7 @@ pub mod registry;
 pub mod session;
 pub mod slots;
 pub mod tcp;
+pub mod tls;
 pub mod windows;
 pub mod wire;
 

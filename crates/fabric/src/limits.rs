@@ -43,6 +43,9 @@ pub const TICK: Duration = Duration::from_millis(100);
 /// can come on top.
 pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
 
+/// Bytes that a TLS stream holds for sending; more plaintext is taken when the ciphertext has been.
+pub const TLS_QUEUE_BYTES: usize = 256 << 10;
+
 /// Clients that the registry remembers after their last session ended; the longest gone are forgotten first.
 pub const CLIENTS_REMEMBERED_MAX: usize = 4096;
 

@@ -12,6 +12,7 @@ use byway_reactor::Waker;
 
 use crate::limits::CLIENTS_REMEMBERED_MAX;
 use crate::session::{ClientId, Identity};
+use crate::tls::TlsStream;
 use crate::wire::Header;
 
 /// A loop of the server.
@@ -36,6 +37,8 @@ pub struct HandedLane {
     pub connection: OwnedFd,
     /// The `Hello`.
     pub hello: Header,
+    /// Its TLS, if it has it.
+    pub tls: Option<TlsStream>,
 }
 
 /// The sessions of a server process.
@@ -102,8 +105,11 @@ impl Registry {
         }
         client.newest = identity.number;
         if let Some((_, old_home)) = client.active {
-            client.waiting = Some(home);
-            inner.wake(old_home);
+            // Once is enough, and the loop that asks looks at its own sessions: a wake for each question would be a spin.
+            let told = client.waiting.replace(home).is_some();
+            if !told && old_home != home {
+                inner.wake(old_home);
+            }
             return Claim::Wait;
         }
         client.active = Some((identity.number, home));

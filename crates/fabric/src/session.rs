@@ -30,6 +30,9 @@ pub enum CloseReason {
     /// What came first is not byway's wire: an address of something else, or a TLS listener.
     #[error("the peer does not speak byway's wire; check the address, and whether it wants TLS")]
     NotByway,
+    /// TLS failed: no certificate that both sides accept, or somebody on the way.
+    #[error("TLS failed; check the certificates, and whether the peer wants TLS")]
+    Tls,
     /// A header cannot be trusted.
     #[error("bad header: {0}")]
     Header(HeaderError),

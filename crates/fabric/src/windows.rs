@@ -88,7 +88,7 @@ struct Window {
 /// The windows of one loop.
 #[derive(Debug, Default)]
 pub struct Windows {
-    windows: Vec<Window>,
+    slots: Vec<Window>,
     free: Vec<u32>,
     refused: u64,
 }
@@ -133,23 +133,23 @@ impl Windows {
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
         let window = Window { secret, session, start: start as u32, len: len as u32, context, memory };
         let index = if let Some(index) = self.free.pop() {
-            self.windows[index as usize] = window;
+            self.slots[index as usize] = window;
             index
         } else {
-            self.windows.push(window);
-            self.windows.len() as u32 - 1
+            self.slots.push(window);
+            self.slots.len() as u32 - 1
         };
         Some(WindowKey(secret | u64::from(index)))
     }
 
     /// Whether no more can be opened.
     pub fn is_full(&self) -> bool {
-        self.windows.len() - self.free.len() >= WINDOWS_MAX
+        self.slots.len() - self.free.len() >= WINDOWS_MAX
     }
 
     /// Windows that are open.
     pub fn len(&self) -> usize {
-        self.windows.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// None?
@@ -163,7 +163,7 @@ impl Windows {
     }
 
     fn find(&mut self, key: WindowKey) -> Option<&mut Window> {
-        let window = self.windows.get_mut((key.0 & SLOT_MASK) as usize)?;
+        let window = self.slots.get_mut((key.0 & SLOT_MASK) as usize)?;
         (window.secret == key.0 & !SLOT_MASK && !matches!(window.memory, Memory::Free)).then_some(window)
     }
 
@@ -276,7 +276,7 @@ impl Windows {
 
     fn release(&mut self, key: WindowKey) {
         let index = (key.0 & SLOT_MASK) as u32;
-        let window = &mut self.windows[index as usize];
+        let window = &mut self.slots[index as usize];
         window.memory = Memory::Free;
         window.secret = 0;
         self.free.push(index);

@@ -147,6 +147,25 @@ impl Gather {
         }
     }
 
+    /// Appends all bytes to `into`, for a stream that encrypts them. False, and nothing is appended, if some lie in a
+    /// mapped file: those are never read by us.
+    pub fn copy_to(&self, into: &mut Vec<u8>) -> bool {
+        if self.segments.iter().any(|segment| matches!(segment, Segment::Map { .. })) {
+            return false;
+        }
+        for segment in &self.segments {
+            match segment {
+                Segment::Head { start, len } => into.extend_from_slice(&self.heads[*start as usize..][..*len as usize]),
+                Segment::Frame { frame, start, len } => {
+                    into.extend_from_slice(&frame[*start as usize..][..*len as usize])
+                }
+                Segment::Zero { len } => into.resize(into.len() + *len as usize, 0),
+                Segment::Map { .. } => {}
+            }
+        }
+        true
+    }
+
     /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists.
     pub fn clear(&mut self) {
         self.heads.clear();

@@ -38,10 +38,10 @@ pub const CLIENT_REQUESTS_MAX: usize = 4096;
 pub const CLIENT_UNFLUSHED_BYTES: usize = 16 << 20;
 
 /// How long a client tries to reach its server before all requests fail.
-pub const CLIENT_LOST_AFTER: Duration = Duration::from_secs(60);
+pub const CLIENT_LOST_AFTER: Duration = Duration::from_mins(1);
 
 /// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.
-pub const CALL_TIME_MAX: Duration = Duration::from_secs(120);
+pub const CALL_TIME_MAX: Duration = Duration::from_mins(2);
 
 /// The first pause before a client connects again; each next one is twice as long.
 pub const RECONNECT_MIN: Duration = Duration::from_millis(5);

@@ -1,117 +1,20 @@
 //! The native client and server over loopback, on both of the kernel's backends.
 
-use std::net::SocketAddr;
+mod harness;
+
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use byway_fabric::{Options, PayloadChecksum, Registry};
-use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
+use byway_fabric::tls::{ClientCertificates, TlsClient, TlsServer};
+use byway_fabric::{Options, PayloadChecksum};
+use byway_reactor::{Address, Reactor, Wait};
 use byway_service::block::client::{
     BlockingVolume, ConnectError, Done, Request, Volume as Client, VolumeError, VolumeOptions,
 };
-use byway_service::block::server::Server;
 use byway_service::block::wire::CallError;
-use byway_service::block::{BlockError, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
-
-const SERVER: u8 = 0x20;
-const FRAMES: usize = 32 << 20;
-const IOS: [IoChoice; 2] = [IoChoice::Epoll, IoChoice::Uring];
-
-/// A server of some volumes, on a thread of its own.
-struct Running {
-    address: SocketAddr,
-    stop: Arc<AtomicBool>,
-    waker: Waker,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Running {
-    fn start(io: IoChoice, at: Option<SocketAddr>, instance: u64, options: Options, volumes: Vec<Arc<Volume>>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (send, receive) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn({
-            let stop = Arc::clone(&stop);
-            move || {
-                let mut reactor = Reactor::open(io, FRAMES).unwrap();
-                let mut engine = Engine::default();
-                let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
-                let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
-                let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
-                for volume in volumes {
-                    let id = engine.attach(&mut reactor, volume);
-                    server.offer(id);
-                }
-                send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
-                serve(&mut reactor, &mut engine, &mut server, &stop);
-            }
-        });
-        let (address, waker) = receive.recv().unwrap();
-        Self { address, stop, waker, thread: Some(thread) }
-    }
-
-    fn stop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-fn serve(reactor: &mut Reactor, engine: &mut Engine, server: &mut Server, stop: &AtomicBool) {
-    let (mut completions, mut done) = (Vec::new(), Vec::new());
-    while !stop.load(Ordering::Acquire) {
-        server.flush(reactor, engine);
-        reactor.reap(&mut completions, Wait::Block).unwrap();
-        for completion in completions.drain(..) {
-            match completion.token.class() {
-                SERVER => server.handle(reactor, engine, completion),
-                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
-                _ => server.woken(reactor, engine),
-            }
-            for done in done.drain(..) {
-                server.done(reactor, engine, done);
-            }
-        }
-    }
-}
-
-fn memory(bytes: u64) -> Arc<Volume> {
-    Arc::new(Volume::new("disk", Store::memory("disk", bytes).unwrap(), Served::default()))
-}
-
-fn client(io: IoChoice, address: SocketAddr, options: VolumeOptions) -> Result<BlockingVolume, ConnectError> {
-    BlockingVolume::connect(Reactor::open(io, FRAMES).unwrap(), Address::Tcp(address), "disk", options)
-}
-
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        })
-        .collect()
-}
-
-fn each_io(test: impl Fn(IoChoice)) {
-    for io in IOS {
-        if let Err(error) = Reactor::open(io, 1) {
-            eprintln!("SKIP {io:?}: {error}");
-            continue;
-        }
-        test(io);
-    }
-}
+use byway_service::block::{BlockError, Store, Volume, VolumeOptions as Served};
+use harness::{FRAMES, Running, SERVER, client, each_io, memory, pattern};
 
 #[test]
 fn what_is_written_is_read_at_every_size() {
@@ -263,7 +166,7 @@ fn without_a_server_everything_fails_after_the_limit() {
         let lost = VolumeError::Lost(options.bounds.lost_after);
         assert_eq!(volume.write(0, &[8; 4096], false), Err(lost));
         assert_eq!(volume.flush(), Err(lost));
-        assert_eq!(volume.read(0, &mut [0; 100_000]), Err(lost));
+        assert_eq!(volume.read(0, &mut vec![0; 100_000]), Err(lost));
     });
 }
 
@@ -291,8 +194,11 @@ fn errors_reach_the_client_by_name() {
         }
         let mut disk = open("disk").unwrap();
         assert_eq!(disk.read(1 << 20, &mut [0; 512]), Err(CallError::from(BlockError::OutOfRange).into()));
-        assert_eq!(disk.read(1 << 20, &mut [0; 50_000]), Err(CallError::from(BlockError::OutOfRange).into()));
-        assert_eq!(disk.write((1 << 20) - 512, &[0; 50_000], false), Err(CallError::from(BlockError::NoSpace).into()));
+        assert_eq!(disk.read(1 << 20, &mut vec![0; 50_000]), Err(CallError::from(BlockError::OutOfRange).into()));
+        assert_eq!(
+            disk.write((1 << 20) - 512, &vec![0; 50_000], false),
+            Err(CallError::from(BlockError::NoSpace).into())
+        );
         disk.write(8192, &[3; 4096], false).unwrap();
         let extents = disk.extents(0, 1 << 20).unwrap();
         assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20);
@@ -301,6 +207,58 @@ fn errors_reach_the_client_by_name() {
         disk.read(8192, &mut [0; 512]).unwrap();
         let mut options = VolumeOptions::new(0x30);
         options.fabric.terms.checksum = PayloadChecksum::Wanted;
-        client(io, server.address, options).unwrap().read(0, &mut [1; 70_000]).unwrap();
+        client(io, server.address, options).unwrap().read(0, &mut vec![1; 70_000]).unwrap();
+    });
+}
+
+#[test]
+fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    std::fs::write(path("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = rcgen::Issuer::new(params, key);
+    for name in ["server", "client"] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+        std::fs::write(path(&format!("{name}.pem")), certificate.pem()).unwrap();
+        std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+    let ca = path("ca.pem");
+    let tls_server =
+        TlsServer::new(&path("server.pem"), &path("server.key"), ClientCertificates::Required, Some(&ca)).unwrap();
+    let (certificate, key) = (path("client.pem"), path("client.key"));
+    let tls_client = TlsClient::new(&ca, Some((&certificate, &key)), "server").unwrap();
+    let stranger = TlsClient::new(&ca, None, "server").unwrap();
+    each_io(|io| {
+        let required = Served { tls_required: true, ..Served::default() };
+        let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
+        let tls = Some(tls_server.clone());
+        let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![volume]);
+        let open = |tls: Option<TlsClient>| {
+            let reactor = Reactor::open(io, FRAMES).unwrap();
+            let mut volume = Client::connect(&reactor, Address::Tcp(server.address), "disk", VolumeOptions::new(0x30));
+            if let Some(tls) = tls {
+                volume.set_tls(tls);
+            }
+            BlockingVolume::open(reactor, volume)
+        };
+        let mut volume = open(Some(tls_client.clone())).unwrap();
+        let mut offset = 0;
+        for len in [512, 16 << 10, 70_000, 1 << 20, 5 << 20] {
+            let data = pattern(len, len as u64);
+            volume.write(offset, &data, false).unwrap();
+            let mut back = vec![0; len];
+            volume.read(offset, &mut back).unwrap();
+            assert!(data == back, "{len} bytes came back changed");
+            offset += len as u64;
+        }
+        volume.flush().unwrap();
+        for refused in [None, Some(stranger.clone())] {
+            assert!(matches!(open(refused).err(), Some(ConnectError::Session(_))), "let in without a certificate");
+        }
     });
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 
 use super::lane::{Lane, Phase};
+use super::receive::HEADER_FRAME_BYTES;
+use super::secure::{CIPHERTEXT_FRAME_BYTES, Secure};
 use super::{ACCEPT, CONNECT, Event, Fabric, Role, Session, token};
 use crate::limits::{BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
@@ -105,6 +107,11 @@ impl Fabric {
                 let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) else { return };
                 state.peer = reactor.peer_address(socket);
                 let header = session::hello(&state.identity, &state.terms, number);
+                match self.tls_client.as_ref().map(crate::tls::TlsClient::connect) {
+                    Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
+                    Some(Err(_)) => return self.lane_failed(reactor, slot, CloseReason::Tls),
+                    None => {}
+                }
                 reactor.keep_alive(socket, self.options.keep_alive * 2);
                 if lane.push(header, |_| ()) {
                     self.dirty.push(slot);
@@ -131,11 +138,17 @@ impl Fabric {
             }
         };
         if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
-            self.last_refused = Some(CloseReason::WeRefused(RefuseCode::Busy));
+            self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
             return reactor.close(socket);
         }
         reactor.keep_alive(socket, self.options.keep_alive * 2);
-        let slot = self.lanes.insert(Lane::new(Some(socket), Phase::AwaitHello, reactor.now()));
+        let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
+        match self.tls_server.as_ref().map(crate::tls::TlsServer::accept) {
+            Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
+            Some(Err(_)) => return reactor.close(socket),
+            None => {}
+        }
+        let slot = self.lanes.insert(lane);
         self.handshakes += 1;
         if !self.receive_handshake(reactor, slot) {
             self.lane_failed(reactor, slot, CloseReason::NoFrames);
@@ -148,19 +161,27 @@ impl Fabric {
         if n < HEADER_BYTES {
             return self.lane_failed(reactor, slot, CloseReason::Truncated);
         }
-        let (phase, frame) = (lane.phase, lane.frame.take());
-        let Some(frame) = frame else { return };
-        let opened = self.open_header(slot, &frame).map_err(|_| CloseReason::NotByway);
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.frame = Some(frame);
-        }
-        let step = opened.and_then(|(header, kind)| match phase {
-            Phase::AwaitHello => self.hello_came(reactor, slot, &header, kind),
-            _ => self.welcome_came(reactor, slot, &header, kind),
-        });
+        let Some(&bytes) = lane.frame.as_ref().and_then(|frame| frame.first_chunk::<HEADER_BYTES>()) else { return };
+        let step = self.handshake_message(reactor, slot, &bytes);
         if let Err(reason) = step {
             self.lane_failed(reactor, slot, reason);
         }
+    }
+
+    /// Takes the message that a handshake consists of, at the front of `bytes`.
+    pub(super) fn handshake_message(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        bytes: &[u8],
+    ) -> Result<(), CloseReason> {
+        let phase = self.lanes.get(slot).map_or(Phase::Closing, |lane| lane.phase);
+        let opened = self.open_header(slot, bytes).map_err(|_| CloseReason::NotByway);
+        opened.and_then(|(header, kind)| match phase {
+            Phase::AwaitHello => self.hello_came(reactor, slot, &header, kind),
+            Phase::AwaitWelcome => self.welcome_came(reactor, slot, &header, kind),
+            _ => Err(CloseReason::Unexpected(kind)),
+        })
     }
 
     fn hello_came(
@@ -272,9 +293,10 @@ impl Fabric {
         match (registry.home(&identity.nonce).filter(|home| *home != here), socket) {
             (Some(home), Some(socket)) => match reactor.release(socket) {
                 Some(connection) => {
-                    registry.hand_over(home, HandedLane { connection, hello: *header });
                     self.handshakes -= 1;
-                    self.lanes.remove(slot);
+                    let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
+                    let tls = secure.map(|secure| secure.into_stream());
+                    registry.hand_over(home, HandedLane { connection, hello: *header, tls });
                 }
                 None => self.refuse(slot, RefuseCode::UnknownSession),
             },
@@ -287,7 +309,9 @@ impl Fabric {
         for handed in registry.take_lanes(here) {
             let Ok(socket) = reactor.adopt(handed.connection) else { continue };
             let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-            lane.frame = reactor.frames().alloc(super::receive::HEADER_FRAME_BYTES);
+            lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
+            let bytes = if lane.secure.is_some() { CIPHERTEXT_FRAME_BYTES } else { HEADER_FRAME_BYTES };
+            lane.frame = reactor.frames().alloc(bytes);
             lane.sequence_in = 1;
             let has_frame = lane.frame.is_some();
             let slot = self.lanes.insert(lane);

@@ -3,6 +3,7 @@
 use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
 use zerocopy::IntoBytes;
 
+use super::secure::Secure;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::wire::Header;
@@ -45,6 +46,8 @@ pub(super) struct Lane {
     /// The `Hello` of a fenced lane.
     pub(super) hello: Option<Header>,
     pub(super) close_when_sent: Option<CloseReason>,
+    /// TLS, if the lane has it.
+    pub(super) secure: Option<Box<Secure>>,
 
     /// What is received into; with the receive while one is in flight.
     pub(super) frame: Option<Frame>,
@@ -72,6 +75,7 @@ impl Lane {
             connecting: false,
             hello: None,
             close_when_sent: None,
+            secure: None,
             frame: None,
             filled: 0,
             placing: None,
@@ -113,8 +117,14 @@ impl Lane {
     /// Sends what has gathered, unless a send is in flight: then that one's end does.
     pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token) {
         self.dirty = false;
-        let (Some(socket), None, false) = (self.socket, self.sending, self.pending.is_empty()) else { return };
+        let (Some(socket), None) = (self.socket, self.sending) else { return };
         if matches!(self.phase, Phase::Closing | Phase::Connecting) {
+            return;
+        }
+        if let Some(secure) = &mut self.secure {
+            secure.encrypt(&mut self.pending);
+        }
+        if self.pending.is_empty() {
             return;
         }
         let next = self.spare.take().unwrap_or_default();

@@ -7,6 +7,7 @@
 mod handshake;
 mod lane;
 mod receive;
+mod secure;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -21,6 +22,7 @@ use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
 use crate::slots::{Slot, Slots};
+use crate::tls::{TlsClient, TlsServer};
 use crate::windows::{WindowError, Windows};
 use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
 
@@ -118,14 +120,15 @@ pub struct Fabric {
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
+    tls_server: Option<TlsServer>,
+    tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
     events: Vec<Event>,
     handshakes: usize,
     owing: usize,
     ticking: bool,
-    /// Lanes that ended before they had a session, by reason, for metrics: the last one.
-    last_refused: Option<CloseReason>,
+    last_closed: Option<CloseReason>,
 }
 
 impl Fabric {
@@ -138,14 +141,32 @@ impl Fabric {
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
             server: None,
+            tls_server: None,
+            tls_client: None,
             listeners: Vec::new(),
             dirty: Vec::new(),
             events: Vec::new(),
             handshakes: 0,
             owing: 0,
             ticking: false,
-            last_refused: None,
+            last_closed: None,
         }
+    }
+
+    /// Connections that are accepted from now on must speak TLS, or none if `None`.
+    pub fn set_tls_server(&mut self, tls: Option<TlsServer>) {
+        self.tls_server = tls;
+    }
+
+    /// Connections that are made from now on speak TLS, or none if `None`.
+    pub fn set_tls_client(&mut self, tls: Option<TlsClient>) {
+        self.tls_client = tls;
+    }
+
+    /// Whether a session's lanes are TLS. Payloads must then lie in frames or heads: what is encrypted must be read.
+    pub fn is_secure(&self, session: Slot) -> bool {
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        lane.and_then(|slot| self.lanes.get(slot)).is_some_and(|lane| lane.secure.is_some())
     }
 
     /// The windows, to be closed.
@@ -198,9 +219,9 @@ impl Fabric {
         self.lanes.len()
     }
 
-    /// Why the last connection that never became part of a session ended.
-    pub fn last_refused(&self) -> Option<CloseReason> {
-        self.last_refused
+    /// Why the connection or session that ended last ended.
+    pub fn last_closed(&self) -> Option<CloseReason> {
+        self.last_closed
     }
 
     /// Says whether the peer of a session owes something: only then is its silence watched.
@@ -282,6 +303,7 @@ impl Fabric {
             self.owing -= 1;
         }
         tracing::debug!(peer = ?state.peer, %reason, "session ended");
+        self.last_closed = Some(reason);
         let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
         self.events.push(Event::Down(session, reason));
         if lanes.is_empty() {
@@ -365,7 +387,7 @@ impl Fabric {
         let session = self.lanes.get(slot).and_then(|lane| lane.session);
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
-            self.last_refused = Some(reason);
+            self.last_closed = Some(reason);
         }
         self.close_lane(reactor, slot);
         if let Some(session) = session {

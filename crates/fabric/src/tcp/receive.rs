@@ -44,6 +44,9 @@ impl Fabric {
         if let Some(session) = session.and_then(|session| self.sessions.get_mut(session)) {
             session.liveness.heard(reactor.now());
         }
+        if self.lanes.get(slot).is_some_and(|lane| lane.secure.is_some()) {
+            return self.ciphertext_came(reactor, slot, n, handler);
+        }
         match (lent, phase, self.lanes.get(slot).map_or(0, |lane| lane.number)) {
             (Some(frame), _, _) => self.payload_came(reactor, slot, frame, n, handler),
             (None, Phase::Up, 0) => self.control_came(reactor, slot, n, handler),
@@ -56,6 +59,7 @@ impl Fabric {
     fn receive_ended(&mut self, reactor: &mut Reactor, slot: Slot, lent: Option<Frame>, error: Option<Errno>) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let midway = lane.placing.is_some() || lane.filled > 0;
+        let lent = lent.or_else(|| lane.secure.as_mut().and_then(|secure| secure.target.take()).map(|target| target.0));
         if let (Some(Placing::Window(header)), Some(frame)) = (lane.placing.take(), lent) {
             let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
         }
@@ -85,6 +89,9 @@ impl Fabric {
     /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
     pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
+        if lane.secure.is_some() {
+            return self.receive_ciphertext(reactor, slot);
+        }
         lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
         if lane.frame.is_none() {
             return false;
@@ -97,6 +104,9 @@ impl Fabric {
     pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: Slot) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.filled = 0;
+        if lane.secure.is_some() {
+            return self.receive_ciphertext_again(reactor, slot);
+        }
         if lane.number > 0 {
             return self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
         }
@@ -122,33 +132,12 @@ impl Fabric {
         let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
         lane.filled += n;
         let filled = lane.filled;
-        let mut at = 0;
-        // Bytes that the message at `at` has, as far as is known.
-        let mut need = HEADER_BYTES;
-        while filled - at >= HEADER_BYTES {
-            // The length is looked at before the rest is: it is checked again with the checksum, once the message is whole.
-            let peeked = u32::from_le_bytes([frame[at + 8], frame[at + 9], frame[at + 10], frame[at + 11]]);
-            if peeked as usize > SMALL_BYTES_MAX {
-                let bad = self.open_header(slot, &frame[at..]).err();
-                return self.lane_failed(reactor, slot, bad.unwrap_or(CloseReason::Oversize(peeked)));
-            }
-            need = HEADER_BYTES + peeked as usize;
-            if filled - at < need {
-                break;
-            }
-            let (header, kind) = match self.open_header(slot, &frame[at..]) {
-                Ok(opened) => opened,
-                Err(reason) => return self.lane_failed(reactor, slot, reason),
-            };
-            let payload = &frame[at + HEADER_BYTES..at + need];
-            if let Err(reason) = self.dispatch(reactor, session, (kind, &header), payload, handler) {
-                return self.lane_failed(reactor, slot, reason);
-            }
-            if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
-                return self.forget_lane_if_done(slot);
-            }
-            at += need;
-            need = HEADER_BYTES;
+        let (at, need) = match self.take_messages(reactor, (slot, session), &frame[..filled], handler) {
+            Ok(taken) => taken,
+            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        };
+        if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
+            return self.forget_lane_if_done(slot);
         }
         let left = filled - at;
         let full = filled == frame.len();
@@ -171,6 +160,38 @@ impl Fabric {
             lane.frame = Some(frame);
         }
         self.receive_own(reactor, slot, len, (need - left).max(1));
+    }
+
+    /// Passes on all whole messages at the front of `bytes`: gives how many bytes they took, and how many the next one has,
+    /// as far as is known.
+    pub(super) fn take_messages<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        (slot, session): (Slot, Slot),
+        bytes: &[u8],
+        handler: &mut H,
+    ) -> Result<(usize, usize), CloseReason> {
+        let mut at = 0;
+        while bytes.len() - at >= HEADER_BYTES {
+            // The length is looked at before the rest is: it is checked with the checksum, once the message is whole.
+            let peeked = u32::from_le_bytes([bytes[at + 8], bytes[at + 9], bytes[at + 10], bytes[at + 11]]);
+            if peeked as usize > SMALL_BYTES_MAX {
+                let bad = self.open_header(slot, &bytes[at..]).err();
+                return Err(bad.unwrap_or(CloseReason::Oversize(peeked)));
+            }
+            let need = HEADER_BYTES + peeked as usize;
+            if bytes.len() - at < need {
+                return Ok((at, need));
+            }
+            let (header, kind) = self.open_header(slot, &bytes[at..])?;
+            let payload = &bytes[at + HEADER_BYTES..at + need];
+            self.dispatch(reactor, session, (kind, &header), payload, handler)?;
+            at += need;
+            if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
+                break;
+            }
+        }
+        Ok((at, HEADER_BYTES))
     }
 
     /// Passes on a message of the control lane.
@@ -235,11 +256,8 @@ impl Fabric {
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         };
         let len = header.payload_len();
-        if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
-            return self.lane_failed(reactor, slot, CloseReason::Unexpected(kind));
-        }
-        if len > PAYLOAD_BYTES_MAX {
-            return self.lane_failed(reactor, slot, CloseReason::Oversize(len as u32));
+        if let Err(reason) = check_bulk(&header, kind) {
+            return self.lane_failed(reactor, slot, reason);
         }
         match self.windows.lend(session, WindowKey(header.window.get()), header.window_offset.get(), len) {
             Ok((target, start)) => self.receive_payload(reactor, slot, header, (target, start, len)),
@@ -283,31 +301,52 @@ impl Fabric {
     fn payload_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, frame: Frame, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(Placing::Window(header)), Some(session)) = (lane.placing.take(), lane.session) else { return };
-        let key = WindowKey(header.window.get());
         let len = header.payload_len();
         if n < len {
-            let _ = self.windows.give_back(key, frame);
+            let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
             return self.lane_failed(reactor, slot, CloseReason::Truncated);
         }
-        let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
-        let checksum_due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
-        let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
-        let good = !checksum_due
-            || (checked
-                && frame
-                    .get(start..start + len)
-                    .is_some_and(|bytes| crc32c::crc32c(bytes) == header.payload_checksum.get()));
-        let given = self.windows.give_back(key, frame);
-        if !good {
-            return self.lane_failed(reactor, slot, CloseReason::PayloadChecksum);
-        }
-        if matches!(given, GivenBack::Open) {
-            let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
-            handler.placed(self, reactor, session, (kind, &header));
+        if let Err(reason) = self.payload_placed(reactor, session, &header, frame, handler) {
+            return self.lane_failed(reactor, slot, reason);
         }
         if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
             return self.forget_lane_if_done(slot);
         }
         self.bulk_header(reactor, slot, n - len, handler);
     }
+
+    /// A payload lies in the frame of its window: checks it, gives the frame back, tells the owner.
+    pub(super) fn payload_placed<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        header: &Header,
+        frame: Frame,
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        let (key, len) = (WindowKey(header.window.get()), header.payload_len());
+        let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
+        let due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
+        let matches = |bytes: &[u8]| crc32c::crc32c(bytes) == header.payload_checksum.get();
+        let good = !due || (checked && frame.get(start..start + len).is_some_and(matches));
+        let given = self.windows.give_back(key, frame);
+        if !good {
+            return Err(CloseReason::PayloadChecksum);
+        }
+        if matches!(given, GivenBack::Open) {
+            let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
+            handler.placed(self, reactor, session, (kind, header));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a message may be on a bulk lane.
+pub(super) fn check_bulk(header: &Header, kind: Kind) -> Result<(), CloseReason> {
+    let len = header.payload_len();
+    if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
+        return Err(CloseReason::Unexpected(kind));
+    }
+    if len > PAYLOAD_BYTES_MAX { Err(CloseReason::Oversize(len as u32)) } else { Ok(()) }
 }

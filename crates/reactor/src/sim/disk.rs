@@ -258,7 +258,12 @@ impl Inner {
             }
             state.version
         };
-        let nanos = if self.rng.one_in(50) { 5_000_000 } else { self.rng.between(5_000, 200_000) };
+        // Now and then longer than a client needs for a new session: what an old one began must not land in the new one.
+        let nanos = if self.rng.one_in(50) {
+            self.rng.between(1_000_000, 100_000_000)
+        } else {
+            self.rng.between(5_000, 200_000)
+        };
         let at = self.now + Duration::from_nanos(nanos);
         let event = Some(self.events.add(at, Event::Disk { node: id, op: key }));
         let work = Work::Disk { op, file: sim, direct: options.direct, since };

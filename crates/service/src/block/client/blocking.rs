@@ -8,7 +8,7 @@ use byway_reactor::{Address, Completion, Extent, Frame, Reactor, Wait};
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::driver::{Notice, Volume, VolumeInfo, VolumeOptions};
-use super::machine::{Answer, Done, Request, VolumeError};
+use super::request::{Answer, Done, Request, VolumeError};
 use crate::limits::PIECE_BYTES_MAX;
 
 /// Why a volume could not be opened.
@@ -45,6 +45,14 @@ impl BlockingVolume {
         options: VolumeOptions,
     ) -> Result<Self, ConnectError> {
         let volume = Volume::connect(&reactor, address, name, options);
+        Self::open(reactor, volume)
+    }
+
+    /// Waits until a volume that was made on `reactor` is open; the first failure is the answer.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn open(reactor: Reactor, volume: Volume) -> Result<Self, ConnectError> {
         let mut this = Self { reactor, volume, completions: Vec::new(), done: Vec::new() };
         let mut notices = Vec::new();
         loop {

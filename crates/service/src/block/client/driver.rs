@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use byway_fabric::limits::{CONTROL_QUEUE_BYTES, SMALL_BYTES_MAX};
+use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Agreed, ClientId, CloseReason, Closed, Fabric, Handler, Identity, Options, Slot, WindowKey};
 use byway_reactor::{Address, Completion, Extent, Frame, Instant, Op, Reactor, Token};
@@ -16,7 +17,8 @@ use super::super::wire::{
     Arguments, CallError, EXTENT_HOLE, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, Method,
     NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY, VOLUME_VOLATILE, read_status,
 };
-use super::machine::{Answer, Bounds, Done, Kind, Machine, OpId, Request, VolumeError};
+use super::machine::{Kind, Machine, OpId};
+use super::request::{Answer, Bounds, Done, Request, VolumeError};
 use crate::limits::{
     CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
 };
@@ -152,6 +154,11 @@ impl Volume {
         Self { fabric, core }
     }
 
+    /// Sessions that are begun from now on are over TLS. To be called before the first [`Volume::flush`].
+    pub fn set_tls(&mut self, tls: TlsClient) {
+        self.fabric.set_tls_client(Some(tls));
+    }
+
     /// Takes a request; its answer comes from [`Volume::reap`] with that tag.
     ///
     /// # Errors
@@ -188,6 +195,11 @@ impl Volume {
     /// Changes that were sent again to another server process.
     pub fn replayed(&self) -> u64 {
         self.core.machine.replayed()
+    }
+
+    /// Whether there is a session, and its server process has every change that was acknowledged.
+    pub fn is_settled(&self) -> bool {
+        self.core.machine.settled()
     }
 
     /// Bytes of acknowledged changes that are kept until a flush.
@@ -297,7 +309,7 @@ impl Core {
 
     fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, deadline): (OpId, Instant)) {
         let Some(operation) = self.machine.operation(id) else { return };
-        let len = operation.len as usize;
+        let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
         let mut window = None;
         let (method, flags) = match operation.kind {
@@ -311,7 +323,7 @@ impl Core {
             }
             Kind::Write { durable } => {
                 match operation.from.clone() {
-                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, 0, len), 0),
+                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, start, len), 0),
                     from => payload = from,
                 }
                 (Method::Write, if durable { FLAG_DURABLE } else { 0 })
@@ -338,8 +350,8 @@ impl Core {
         let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
         match payload {
             Some(from) => {
-                let checksum = checksum.then(|| crc32c::crc32c(&from[..len]));
-                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, 0, len));
+                let checksum = checksum.then(|| crc32c::crc32c(&from[start..start + len]));
+                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, start, len));
             }
             None => fabric.send(session, header),
         }
@@ -356,7 +368,7 @@ impl Core {
             into[..payload.len()].copy_from_slice(payload);
         }
         let progress = self.calls.replied(&reply, payload.len());
-        self.progressed(fabric, reactor, session, progress, payload);
+        self.progressed(fabric, reactor, session, &progress, payload);
     }
 
     fn progressed(
@@ -364,10 +376,10 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        progress: Progress<Pending>,
+        progress: &Progress<Pending>,
         payload: &[u8],
     ) {
-        let Progress::Complete(pending, answer) = progress else { return };
+        let &Progress::Complete(pending, answer) = progress else { return };
         let status = read_status(answer.status, &answer.result);
         let (id, window) = match pending {
             Pending::Open => return self.opened(fabric, reactor, session, status, &answer.result),
@@ -522,7 +534,7 @@ impl Handler for Core {
             let data: DataBody = header.body();
             self.calls.placed(data.call.get(), len)
         };
-        self.progressed(fabric, reactor, session, progress, &[]);
+        self.progressed(fabric, reactor, session, &progress, &[]);
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {

@@ -8,77 +8,19 @@
 //! - Changes that overlap are never in flight together, so "in order" has a meaning and a resent one cannot overtake.
 //! - A flush covers the writes that were acknowledged when it was sent, and counts only if the server process that
 //!   acknowledged them is the one that flushed. The session guarantees that: another process is another session.
-//! - A durable write is kept as well while older ones are: replaying those alone would undo it.
+//! - A durable change cuts what it covers out of the older ones that are kept: those must never be put over it, not even
+//!   for the moment until it would be sent again itself.
 //!
 //! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use byway_fabric::{Slot, Slots};
-use byway_reactor::{Extent, Instant};
+use byway_reactor::Instant;
 
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
-
-/// What a user asks for.
-#[derive(Debug)]
-pub enum Request<R, W> {
-    /// Fill `into` (`len` bytes) from `offset`.
-    Read {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: usize,
-        /// The memory; comes back with the answer.
-        into: R,
-    },
-    /// Write `len` bytes of `from` at `offset`.
-    Write {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: usize,
-        /// The payload; kept until it is flushed.
-        from: W,
-        /// Durable before it is answered.
-        durable: bool,
-    },
-    /// Make durable what was answered before.
-    Flush,
-    /// No longer needed.
-    Trim {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-        /// Durable before it is answered.
-        durable: bool,
-    },
-    /// Zeroes from now on.
-    Zero {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-        /// How.
-        flags: ZeroFlags,
-    },
-    /// List data and holes.
-    Extents {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// Bring into the server's memory.
-    Prefetch {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-}
+use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,61 +48,6 @@ impl Kind {
     }
 }
 
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum VolumeError {
-    /// The server said so.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// No server could be reached for too long.
-    #[error("the server could not be reached for {} s; check that it runs, then open the volume again", .0.as_secs())]
-    Lost(Duration),
-    /// The server process that held the volume in its memory is gone, and the contents with it.
-    #[error("the volume lived in the memory of a server process that is gone; its contents are lost")]
-    VolatileLost,
-    /// The server restarted, and writes that it had acknowledged could not be written again.
-    #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
-    ReplayFailed(CallError),
-    /// The server could not flush, so that no more writes can be kept.
-    #[error("the server cannot flush: {0}")]
-    FlushFailed(CallError),
-    /// The volume was closed.
-    #[error("the volume is closed")]
-    Closed,
-}
-
-/// The end of a request.
-#[derive(Debug)]
-pub struct Done<R> {
-    /// As it was given.
-    pub tag: u64,
-    /// What came of it.
-    pub result: Result<Answer, VolumeError>,
-    /// A read's memory.
-    pub buffer: Option<R>,
-}
-
-/// What came of a request that went well.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Done.
-    Unit,
-    /// Data and holes, in order from the offset; perhaps fewer bytes than asked.
-    Extents(Vec<Extent>),
-}
-
-/// What the machine keeps within.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Requests taken and not answered; more are refused with [`Machine::submit`].
-    pub requests_max: usize,
-    /// Bytes of unflushed writes kept (each at least 4 KiB, what a frame takes). At half the machine flushes by itself; at
-    /// the bound, changes wait.
-    pub unflushed_bytes_max: usize,
-    /// How long without a server until everything fails.
-    pub lost_after: Duration,
-}
-
 /// Names an operation to be sent.
 pub(super) type OpId = Slot;
 
@@ -170,6 +57,8 @@ pub(super) struct Operation<R, W> {
     pub(super) len: u64,
     pub(super) into: Option<R>,
     pub(super) from: Option<W>,
+    /// Where in `from` the payload starts.
+    pub(super) start: usize,
     purpose: Purpose,
     sent: bool,
     /// Its place in the order of submission.
@@ -179,7 +68,7 @@ pub(super) struct Operation<R, W> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     User(u64),
-    /// Sends the log's entry of that sequence number again.
+    /// Sends the log's entry of that number again.
     Replay(u64),
     /// Makes room in the log.
     OwnFlush,
@@ -188,12 +77,18 @@ enum Purpose {
 /// A change that was acknowledged and not flushed.
 #[derive(Debug)]
 struct Unflushed<W> {
+    /// Its own number.
+    id: u64,
+    /// Its place in the order of acknowledgements.
     sequence: u64,
     kind: Kind,
     offset: u64,
     len: u64,
     from: Option<W>,
+    start: usize,
     instance: u64,
+    /// It is being sent again.
+    sent: bool,
 }
 
 /// See the module.
@@ -206,13 +101,14 @@ pub(super) struct Machine<R, W> {
     changing: Vec<(u64, u64, OpId)>,
     log: VecDeque<Unflushed<W>>,
     next_sequence: u64,
+    next_id: u64,
     log_bytes: usize,
     /// Of each flush in flight: the first log entry that it does not cover.
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
     instance: Option<u64>,
     connected: bool,
-    replaying: Option<u64>,
+    replaying: bool,
     replays_in_flight: usize,
     volatile: bool,
     lost_since: Option<Instant>,
@@ -236,12 +132,13 @@ impl<R, W: Clone> Machine<R, W> {
             changing: Vec::new(),
             log: VecDeque::new(),
             next_sequence: 0,
+            next_id: 0,
             log_bytes: 0,
             flushing: Vec::new(),
             own_flush: false,
             instance: None,
             connected: false,
-            replaying: None,
+            replaying: false,
             replays_in_flight: 0,
             volatile: false,
             lost_since: Some(now),
@@ -289,7 +186,7 @@ impl<R, W: Clone> Machine<R, W> {
     ) -> OpId {
         self.next_order += 1;
         let order = self.next_order;
-        self.operations.insert(Operation { kind, offset, len, into, from, purpose, sent: false, order })
+        self.operations.insert(Operation { kind, offset, len, into, from, start: 0, purpose, sent: false, order })
     }
 
     /// The user's requests that have not been answered, and answers that have not been taken.
@@ -305,6 +202,11 @@ impl<R, W: Clone> Machine<R, W> {
     /// Changes that were sent again so far.
     pub(super) fn replayed(&self) -> u64 {
         self.replayed
+    }
+
+    /// Whether the server process that there is has every acknowledged change.
+    pub(super) fn settled(&self) -> bool {
+        self.connected && !self.replaying && self.replays_in_flight == 0
     }
 
     /// Bytes of acknowledged changes that are kept.
@@ -329,7 +231,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.instance = Some(instance);
         self.connected = true;
         self.lost_since = None;
-        self.replaying = self.log.iter().any(|entry| entry.instance != instance).then_some(0);
+        self.replaying = self.log.iter().any(|entry| entry.instance != instance);
     }
 
     /// The session ended, and everything that was in flight with it.
@@ -339,8 +241,9 @@ impl<R, W: Clone> Machine<R, W> {
         self.changing.clear();
         self.flushing.clear();
         self.own_flush = false;
-        self.replaying = None;
+        self.replaying = false;
         self.replays_in_flight = 0;
+        self.log.iter_mut().for_each(|entry| entry.sent = false);
         let mut again: Vec<(u64, OpId)> = Vec::new();
         let mut dropped = Vec::new();
         for (id, operation) in self.operations.iter_mut().filter(|(_, operation)| operation.sent) {
@@ -402,13 +305,13 @@ impl<R, W: Clone> Machine<R, W> {
         if !self.connected {
             return None;
         }
-        if self.replaying.is_some() {
-            if let Some(id) = self.next_replay() {
-                return Some(id);
-            }
-            if self.replaying.is_some() || self.replays_in_flight > 0 {
-                return None;
-            }
+        if self.replaying
+            && let Some(id) = self.next_replay()
+        {
+            return Some(id);
+        }
+        if self.replaying {
+            return None;
         }
         if self.replays_in_flight > 0 {
             return None;
@@ -444,24 +347,24 @@ impl<R, W: Clone> Machine<R, W> {
 
     /// The next entry of the log that another server process acknowledged.
     fn next_replay(&mut self) -> Option<OpId> {
-        let from = self.replaying?;
         let instance = self.instance?;
-        let first = self.log.front().map_or(self.next_sequence, |entry| entry.sequence);
-        let index = from.saturating_sub(first) as usize;
-        let found = self.log.iter().skip(index).find(|entry| entry.instance != instance);
-        let Some(entry) = found else {
-            self.replaying = None;
+        let Some(index) = self.log.iter().position(|entry| entry.instance != instance && !entry.sent) else {
+            self.replaying = false;
             return None;
         };
-        let (sequence, kind, offset, len, payload) =
-            (entry.sequence, entry.kind, entry.offset, entry.len, entry.from.clone());
-        if self.overlaps_change(offset, len) {
+        let entry = &self.log[index];
+        let (number, kind, range, start) = (entry.id, entry.kind, (entry.offset, entry.len), entry.start);
+        let payload = entry.from.clone();
+        if self.overlaps_change(range.0, range.1) {
             return None;
         }
-        self.replaying = Some(sequence + 1);
+        self.log[index].sent = true;
         self.replays_in_flight += 1;
         self.replayed += 1;
-        let id = self.add(kind, (offset, len), None, payload, Purpose::Replay(sequence));
+        let id = self.add(kind, range, None, payload, Purpose::Replay(number));
+        if let Some(operation) = self.operations.get_mut(id) {
+            operation.start = start;
+        }
         Some(self.send(id))
     }
 
@@ -485,10 +388,10 @@ impl<R, W: Clone> Machine<R, W> {
                 let buffer = operation.into;
                 self.done.push(Done { tag, result: result.map_err(VolumeError::Call), buffer });
             }
-            Purpose::Replay(sequence) => {
+            Purpose::Replay(number) => {
                 self.replays_in_flight -= 1;
                 match result {
-                    Ok(_) => self.replay_went(sequence),
+                    Ok(_) => self.replay_went(number),
                     Err(error) => self.fail(VolumeError::ReplayFailed(error)),
                 }
             }
@@ -509,10 +412,11 @@ impl<R, W: Clone> Machine<R, W> {
         operation.sent = false;
         match operation.purpose {
             Purpose::User(_) => self.queue.push_front(id),
-            Purpose::Replay(sequence) => {
+            Purpose::Replay(number) => {
                 self.operations.remove(id);
                 self.replays_in_flight -= 1;
-                self.replaying = Some(self.replaying.map_or(sequence, |next| next.min(sequence)));
+                self.replaying = true;
+                self.log.iter_mut().filter(|entry| entry.id == number).for_each(|entry| entry.sent = false);
             }
             Purpose::OwnFlush => {
                 self.operations.remove(id);
@@ -524,28 +428,66 @@ impl<R, W: Clone> Machine<R, W> {
     /// Keeps an acknowledged change until a flush covers it.
     fn keep(&mut self, operation: &Operation<R, W>) {
         let Some(instance) = self.instance else { return };
-        // Durable, and nothing older is kept that a replay would put over it.
-        if self.volatile || (operation.kind.durable() && self.log.is_empty()) {
+        if self.volatile {
             return;
         }
+        if operation.kind.durable() {
+            return self.cut(operation.offset, operation.offset.saturating_add(operation.len));
+        }
         self.log_bytes += log_cost(operation.len, operation.from.is_some());
+        self.next_id += 1;
         self.log.push_back(Unflushed {
+            id: self.next_id,
             sequence: self.next_sequence,
             kind: operation.kind,
             offset: operation.offset,
             len: operation.len,
             from: operation.from.clone(),
+            start: operation.start,
             instance,
+            sent: false,
         });
         self.next_sequence += 1;
     }
 
-    fn replay_went(&mut self, sequence: u64) {
-        let (Some(instance), Some(first)) = (self.instance, self.log.front().map(|entry| entry.sequence)) else {
-            return;
-        };
-        if let Some(entry) = sequence.checked_sub(first).and_then(|index| self.log.get_mut(index as usize)) {
+    /// What was durably changed from `first` to `end` is no longer kept in older versions.
+    fn cut(&mut self, first: u64, end: u64) {
+        let mut index = 0;
+        while let Some(entry) = self.log.get_mut(index) {
+            let (from, to) = (entry.offset, entry.offset.saturating_add(entry.len));
+            index += 1;
+            if from >= end || to <= first {
+                continue;
+            }
+            let Some(mut whole) = self.log.remove(index - 1) else { return };
+            self.log_bytes -= log_cost(whole.len, whole.from.is_some());
+            index -= 1;
+            let mut pieces = [None, None];
+            if to > end {
+                self.next_id += 1;
+                let (skipped, id) = ((end - from) as usize, self.next_id);
+                let (kind, sequence, instance) = (whole.kind, whole.sequence, whole.instance);
+                let (from, start) = (whole.from.clone(), whole.start + skipped);
+                let (offset, len) = (end, to - end);
+                pieces[1] = Some(Unflushed { id, sequence, kind, offset, len, from, start, instance, sent: false });
+            }
+            if from < first {
+                whole.len = first - from;
+                pieces[0] = Some(whole);
+            }
+            for piece in pieces.into_iter().flatten() {
+                self.log_bytes += log_cost(piece.len, piece.from.is_some());
+                self.log.insert(index, piece);
+                index += 1;
+            }
+        }
+    }
+
+    fn replay_went(&mut self, number: u64) {
+        let Some(instance) = self.instance else { return };
+        if let Some(entry) = self.log.iter_mut().find(|entry| entry.id == number) {
             entry.instance = instance;
+            entry.sent = false;
         }
     }
 

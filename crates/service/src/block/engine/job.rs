@@ -81,9 +81,18 @@ impl Job {
 
     pub(super) fn end(self, volume: &Volume) -> Done {
         let tag = self.tag;
-        let failed = self.error;
-        if failed.is_some() && matches!(self.kind, JobKind::Flush | JobKind::Write { durable: true }) {
+        let mut failed = self.error;
+        let durable = match &self.kind {
+            JobKind::Flush | JobKind::Write { durable: true } => true,
+            JobKind::Zero(zeroing) => zeroing.flags.durable,
+            _ => false,
+        };
+        if failed.is_some() && durable {
             volume.note_failed_flush();
+        }
+        // The kernel reports a failure to one of the syncs that are under way: the others' data may be lost as well.
+        if failed.is_none() && durable && volume.flush_failed() {
+            failed = Some(BlockError::FlushFailed);
         }
         let outcome = match self.kind {
             JobKind::Read { pieces } => Outcome::Read(failed.map_or_else(

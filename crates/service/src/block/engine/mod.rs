@@ -248,6 +248,15 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::write_piece_len`], for a door that receives into frames alone: pieces are as long as they may be.
+    pub fn write_run_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
+        let len = len.min(PIECE_BYTES_MAX);
+        match self.volumes[id.0 as usize].volume.kind() {
+            Kind::Files { layout, .. } => layout.run(offset, len as u64).len as usize,
+            Kind::Null => len,
+        }
+    }
+
     /// Receives what is here of a write's payload straight into a volume in memory, as
     /// [`Reactor::receive_into_file`] does; gives the bytes that are thereby written. 0 means to do it by
     /// [`Engine::write`].

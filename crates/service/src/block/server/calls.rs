@@ -102,31 +102,45 @@ impl Serving<'_> {
                 }
                 self.write_small(fabric, reactor, call, volume, (offset, payload, durable))
             }
-            Method::Flush => self.plain(fabric, call, |serving, tag| serving.engine.flush(reactor, volume, tag)),
-            Method::Trim => self
-                .plain(fabric, call, |serving, tag| serving.engine.trim(reactor, volume, (offset, len), durable, tag)),
+            Method::Flush => {
+                self.plain(fabric, call, |serving, tag| serving.engine.flush(reactor, volume, tag));
+                Ok(())
+            }
+            Method::Trim => {
+                self.plain(fabric, call, |serving, tag| {
+                    serving.engine.trim(reactor, volume, (offset, len), durable, tag)
+                });
+                Ok(())
+            }
             Method::Zero => {
                 let flags = ZeroFlags { keep_space: flag(FLAG_KEEP_SPACE), fast: flag(FLAG_FAST), durable };
-                self.plain(fabric, call, |serving, tag| serving.engine.zero(reactor, volume, (offset, len), flags, tag))
+                self.plain(fabric, call, |serving, tag| {
+                    serving.engine.zero(reactor, volume, (offset, len), flags, tag)
+                });
+                Ok(())
             }
             Method::Prefetch => {
-                self.plain(fabric, call, |serving, tag| serving.engine.prefetch(reactor, volume, (offset, len), tag))
+                self.plain(fabric, call, |serving, tag| serving.engine.prefetch(reactor, volume, (offset, len), tag));
+                Ok(())
             }
             Method::Extents => {
-                let job = self.start_job(call.session, Job::Plain(call));
-                let tag = self.core.tag(job);
-                let step = self.engine.extents(reactor, volume, (offset, len), SMALL_BYTES_MAX / 8, tag);
-                match step {
-                    Ok(Step::Later) => return Ok(()),
-                    Ok(Step::Now(extents)) => self.answer_extents(fabric, call, &extents),
-                    Ok(Step::Busy | Step::InParts) => self.answer(fabric, call, Err(CallError::Busy)),
-                    Err(error) => self.answer(fabric, call, Err(error.into())),
-                }
-                self.end_job(fabric, call.session, job);
+                self.extents(fabric, reactor, call, volume, (offset, len));
                 Ok(())
             }
             Method::Open | Method::List => Err(CallError::Malformed),
         }
+    }
+
+    fn extents(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: Call, volume: VolumeId, range: (u64, u64)) {
+        let job = self.start_job(call.session, Job::Plain(call));
+        let tag = self.core.tag(job);
+        match self.engine.extents(reactor, volume, range, SMALL_BYTES_MAX / 8, tag) {
+            Ok(Step::Later) => return,
+            Ok(Step::Now(extents)) => self.answer_extents(fabric, call, &extents),
+            Ok(Step::Busy | Step::InParts) => self.answer(fabric, call, Err(CallError::Busy)),
+            Err(error) => self.answer(fabric, call, Err(error.into())),
+        }
+        self.end_job(fabric, call.session, job);
     }
 
     fn plain(
@@ -134,12 +148,11 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         call: Call,
         begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, super::super::BlockError>,
-    ) -> Result<(), CallError> {
+    ) {
         let job = self.start_job(call.session, Job::Plain(call));
         let tag = self.core.tag(job);
         let step = begin(self, tag);
-        self.first_step(fabric, call, job, step);
-        Ok(())
+        self.first_step(fabric, call, job, &step);
     }
 
     fn write_small(
@@ -155,7 +168,7 @@ impl Serving<'_> {
             let tag = self.core.tag(job);
             let step = self.engine.write_small(reactor, volume, offset, payload, WriteFlags { durable }, tag);
             if !matches!(step, Ok(Step::Busy)) {
-                self.first_step(fabric, call, job, step);
+                self.first_step(fabric, call, job, &step);
                 return Ok(());
             }
             self.end_job(fabric, call.session, job);
@@ -177,7 +190,7 @@ impl Serving<'_> {
             .position(|export| !export.withdrawn && self.engine.volume(export.volume).name().as_bytes() == name);
         let index = found.ok_or(CallError::NotFound)?;
         let volume = self.engine.volume(self.core.exports[index].volume);
-        if volume.options().tls_required {
+        if volume.options().tls_required && !fabric.is_secure(call.session) {
             return Err(CallError::TlsRequired);
         }
         let flags =

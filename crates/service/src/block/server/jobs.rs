@@ -126,8 +126,8 @@ impl Serving<'_> {
             Ok(payload) => payload,
             Err(error) => return self.answer(fabric, read.call, Err(error.into())),
         };
-        let private = self.core.session(read.call.session).is_some_and(|session| session.private);
-        let checksum = if private { payload.checksum() } else { None };
+        let checked = self.core.session(read.call.session).is_some_and(|session| session.checksum);
+        let checksum = if checked { payload.checksum() } else { None };
         let mut header = reply_header(read.call.id, Ok(()), read.len, &[]);
         let lane = if read.len > SMALL_BYTES_MAX {
             header.window.set(read.window.0);
@@ -160,8 +160,8 @@ impl Serving<'_> {
         (inline, payload): (&[u8], &[u8]),
     ) {
         self.answered(call);
-        let private = self.core.session(call.session).is_some_and(|session| session.private);
-        let checksum = private.then(|| crc32c::crc32c(payload));
+        let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
+        let checksum = checked.then(|| crc32c::crc32c(payload));
         let header = reply_header(call.id, result, payload.len(), inline);
         fabric.send_with(call.session, 0, header, (payload.len(), checksum), |gather| gather.push_head(payload));
     }
@@ -172,13 +172,13 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         call: Call,
         job: Slot,
-        step: Result<Step<()>, BlockError>,
+        step: &Result<Step<()>, BlockError>,
     ) {
         let result = match step {
             Ok(Step::Later) => return,
             Ok(Step::Now(())) => Ok(()),
             Ok(Step::Busy | Step::InParts) => Err(CallError::Busy),
-            Err(error) => Err(error.into()),
+            Err(error) => Err((*error).into()),
         };
         self.end_job(fabric, call.session, job);
         self.answer(fabric, call, result);
@@ -296,7 +296,7 @@ impl Serving<'_> {
                     return Some(Queued::Small { call, volume, offset, bytes, durable });
                 }
                 self.core.waiting_bytes -= bytes.len();
-                self.first_step(fabric, call, job, step);
+                self.first_step(fabric, call, job, &step);
                 None
             }
         }

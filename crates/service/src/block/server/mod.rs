@@ -12,6 +12,7 @@ mod writes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use byway_fabric::tls::TlsServer;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Listener, Reactor};
@@ -47,7 +48,9 @@ struct Session {
     /// Pulls that have not been answered.
     pulls: usize,
     queue: VecDeque<Queued>,
+    /// Payloads must lie in memory that nobody else changes, and that we may read.
     private: bool,
+    checksum: bool,
     down: bool,
     drained: bool,
 }
@@ -100,6 +103,11 @@ impl Server {
     /// Accepts from a listener that was made elsewhere.
     pub fn accept_from(&mut self, reactor: &mut Reactor, listener: Listener) {
         self.fabric.accept_from(reactor, listener);
+    }
+
+    /// Connections that are accepted from now on must speak TLS, or none if `None`.
+    pub fn set_tls(&mut self, tls: Option<TlsServer>) {
+        self.fabric.set_tls_server(tls);
     }
 
     /// Offers a volume, under the name that it has in the engine.
@@ -173,9 +181,9 @@ impl Server {
         self.core.served
     }
 
-    /// Why the last connection that never became part of a session ended.
-    pub fn last_refused(&self) -> Option<CloseReason> {
-        self.fabric.last_refused()
+    /// Why the connection or session that ended last ended.
+    pub fn last_closed(&self) -> Option<CloseReason> {
+        self.fabric.last_closed()
     }
 }
 
@@ -220,7 +228,8 @@ impl Handler for Serving<'_> {
             jobs: 0,
             pulls: 0,
             queue: VecDeque::new(),
-            private: agreed.payload_checksum(),
+            private: agreed.payload_checksum() || fabric.is_secure(slot),
+            checksum: agreed.payload_checksum(),
             down: false,
             drained: false,
         });

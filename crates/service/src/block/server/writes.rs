@@ -31,7 +31,7 @@ impl Serving<'_> {
             if left == 0 {
                 return true;
             }
-            let len = self.engine.write_piece_len(write.volume, write.offset + at as u64, left);
+            let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
             let (source, budget) = (write.window, reactor.frames().bytes() / PULL_SHARE_MAX);
             if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
                 return false;

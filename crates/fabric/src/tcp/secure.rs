@@ -1,0 +1,202 @@
+//! Lanes over TLS: the same messages, received as ciphertext and taken from the plaintext.
+//!
+//! What must be decrypted passes through a buffer anyway, so a payload is copied once more here than on a plain lane.
+
+use byway_reactor::{Frame, Gather, Reactor};
+
+use super::lane::{Phase, Placing};
+use super::receive::check_bulk;
+use super::{Fabric, Handler, SEND, token};
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::tls::TlsStream;
+use crate::windows::WindowKey;
+use crate::wire::HEADER_BYTES;
+
+/// What a lane receives ciphertext into: two of TLS's longest records.
+pub(super) const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
+
+/// The TLS of a lane.
+#[derive(Debug)]
+pub(super) struct Secure {
+    stream: TlsStream,
+    /// Plaintext that is no whole message yet.
+    plaintext: Vec<u8>,
+    /// Memory for what is encrypted, used again and again.
+    clear: Vec<u8>,
+    ciphertext: Vec<u8>,
+    /// What a bulk lane fills: the window's frame, the next byte, the bytes left.
+    pub(super) target: Option<(Frame, usize, usize)>,
+}
+
+impl Secure {
+    pub(super) fn new(stream: TlsStream) -> Self {
+        Self { stream, plaintext: Vec::new(), clear: Vec::new(), ciphertext: Vec::new(), target: None }
+    }
+
+    /// The TLS alone, for a lane that goes to another loop: nothing but its `Hello` has come.
+    pub(super) fn into_stream(self) -> TlsStream {
+        self.stream
+    }
+
+    /// Replaces what shall be sent by its ciphertext, and adds what TLS itself has to say.
+    pub(super) fn encrypt(&mut self, pending: &mut Gather) {
+        self.clear.clear();
+        let readable = pending.copy_to(&mut self.clear);
+        debug_assert!(readable, "on a TLS lane nothing is sent from a mapped file");
+        pending.clear();
+        self.ciphertext.clear();
+        let mut at = 0;
+        while at < self.clear.len() {
+            let taken = self.stream.push(&self.clear[at..]);
+            self.stream.take_ciphertext(&mut self.ciphertext);
+            if taken == 0 {
+                break;
+            }
+            at += taken;
+        }
+        self.stream.take_ciphertext(&mut self.ciphertext);
+        pending.push_head(&self.ciphertext);
+    }
+}
+
+impl Fabric {
+    /// Starts to receive ciphertext on a new lane. False without frames.
+    pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
+        let Some(lane) = self.lanes.get_mut(slot) else { return false };
+        lane.frame = reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES);
+        let has_frame = lane.frame.is_some();
+        self.receive_ciphertext_again(reactor, slot);
+        has_frame
+    }
+
+    pub(super) fn receive_ciphertext_again(&mut self, reactor: &mut Reactor, slot: Slot) {
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.filled = 0;
+        }
+        self.receive_own(reactor, slot, CIPHERTEXT_FRAME_BYTES, 1);
+    }
+
+    /// Ciphertext has come: decrypts it and takes what messages it holds.
+    pub(super) fn ciphertext_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(frame), Some(mut secure)) = (lane.frame.take(), lane.secure.take()) else { return };
+        let fed = secure.stream.feed(&frame[..n], &mut secure.plaintext);
+        let plaintext = std::mem::take(&mut secure.plaintext);
+        let wants_send = secure.stream.wants_send();
+        lane.frame = Some(frame);
+        lane.secure = Some(secure);
+        if wants_send {
+            lane.start_send(reactor, token(self.options.class, SEND, slot));
+        }
+        if fed.is_err() {
+            return self.lane_failed(reactor, slot, CloseReason::Tls);
+        }
+        let taken = self.take_plaintext(reactor, slot, &plaintext, handler);
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        };
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase == Phase::Closing {
+            return self.forget_lane_if_done(slot);
+        }
+        if let Some(secure) = &mut lane.secure {
+            let mut plaintext = plaintext;
+            plaintext.drain(..taken);
+            secure.plaintext = plaintext;
+        }
+        // A fenced lane and one that is being refused say no more.
+        if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
+            self.receive_ciphertext_again(reactor, slot);
+        }
+    }
+
+    /// Takes all that is whole from the front of `bytes`; gives how much.
+    fn take_plaintext<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        bytes: &[u8],
+        handler: &mut H,
+    ) -> Result<usize, CloseReason> {
+        let mut at = 0;
+        loop {
+            let Some(lane) = self.lanes.get(slot) else { return Ok(at) };
+            let rest = &bytes[at..];
+            match (lane.phase, lane.session, lane.number) {
+                (Phase::AwaitHello | Phase::AwaitWelcome, _, _) if rest.len() >= HEADER_BYTES => {
+                    self.handshake_message(reactor, slot, rest)?;
+                    at += HEADER_BYTES;
+                    if self.lanes.get(slot).is_some_and(|lane| lane.close_when_sent.is_some()) {
+                        return Ok(bytes.len());
+                    }
+                }
+                (Phase::Up, Some(session), 0) => {
+                    let (taken, _) = self.take_messages(reactor, (slot, session), rest, handler)?;
+                    return Ok(at + taken);
+                }
+                (Phase::Up, Some(session), _) => match self.take_bulk(reactor, (slot, session), rest, handler)? {
+                    0 => return Ok(at),
+                    taken => at += taken,
+                },
+                _ => return Ok(at),
+            }
+        }
+    }
+
+    /// Takes a bulk lane's next header, or the next bytes of its payload; 0 if more must come first.
+    fn take_bulk<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        (slot, session): (Slot, Slot),
+        bytes: &[u8],
+        handler: &mut H,
+    ) -> Result<usize, CloseReason> {
+        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(0) };
+        match &mut lane.placing {
+            Some(Placing::Drain(left)) => {
+                let taken = bytes.len().min(*left);
+                *left -= taken;
+                if *left == 0 {
+                    lane.placing = None;
+                }
+                Ok(taken)
+            }
+            Some(Placing::Window(header)) => {
+                let header = *header;
+                let Some((frame, start, left)) = lane.secure.as_mut().and_then(|secure| secure.target.as_mut()) else {
+                    return Err(CloseReason::Closed);
+                };
+                let taken = bytes.len().min(*left);
+                frame[*start..*start + taken].copy_from_slice(&bytes[..taken]);
+                *start += taken;
+                *left -= taken;
+                if *left == 0 {
+                    lane.placing = None;
+                    let target = lane.secure.as_mut().and_then(|secure| secure.target.take());
+                    let Some((frame, _, _)) = target else { return Err(CloseReason::Closed) };
+                    self.payload_placed(reactor, session, &header, frame, handler)?;
+                }
+                Ok(taken)
+            }
+            None if bytes.len() < HEADER_BYTES => Ok(0),
+            None => {
+                let (header, kind) = self.open_header(slot, bytes)?;
+                check_bulk(&header, kind)?;
+                let (key, len) = (WindowKey(header.window.get()), header.payload_len());
+                let lent = self.windows.lend(session, key, header.window_offset.get(), len);
+                if let Err(error) = lent {
+                    self.nack(session, &header, error);
+                }
+                if let Some(lane) = self.lanes.get_mut(slot) {
+                    lane.placing = Some(if lent.is_ok() { Placing::Window(header) } else { Placing::Drain(len) });
+                    if let (Some(secure), Ok((frame, start))) = (&mut lane.secure, lent) {
+                        secure.target = Some((frame, start, len));
+                    }
+                }
+                Ok(HEADER_BYTES)
+            }
+        }
+    }
+}

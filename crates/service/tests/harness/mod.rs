@@ -1,0 +1,145 @@
+//! A native server on a thread of its own.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use byway_fabric::tls::TlsServer;
+use byway_fabric::{CloseReason, Options, Registry};
+use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
+use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
+use byway_service::block::server::Server;
+use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
+
+pub const SERVER: u8 = 0x20;
+pub const FRAMES: usize = 32 << 20;
+pub const IOS: [IoChoice; 2] = [IoChoice::Epoll, IoChoice::Uring];
+
+/// A server of some volumes, on a thread of its own.
+pub struct Running {
+    pub address: SocketAddr,
+    /// What the server said of itself after its last turn.
+    pub state: Arc<Mutex<State>>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a server looks like from outside.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct State {
+    pub last_closed: Option<CloseReason>,
+    pub sessions: usize,
+    pub used_frame_bytes: usize,
+}
+
+impl Running {
+    pub fn start(
+        io: IoChoice,
+        at: Option<SocketAddr>,
+        instance: u64,
+        options: Options,
+        volumes: Vec<Arc<Volume>>,
+    ) -> Self {
+        Self::start_with(io, at, instance, (options, None), volumes)
+    }
+
+    pub fn start_with(
+        io: IoChoice,
+        at: Option<SocketAddr>,
+        instance: u64,
+        (options, tls): (Options, Option<TlsServer>),
+        volumes: Vec<Arc<Volume>>,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let state = Arc::new(Mutex::new(State::default()));
+        let (send, receive) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn({
+            let (stop, state) = (Arc::clone(&stop), Arc::clone(&state));
+            move || {
+                let mut reactor = Reactor::open(io, FRAMES).unwrap();
+                let mut engine = Engine::default();
+                let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
+                server.set_tls(tls);
+                let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
+                let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
+                for volume in volumes {
+                    let id = engine.attach(&mut reactor, volume);
+                    server.offer(id);
+                }
+                send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
+                serve(&mut reactor, &mut engine, &mut server, &stop, &state);
+            }
+        });
+        let (address, waker) = receive.recv().unwrap();
+        Self { address, state, stop, waker, thread: Some(thread) }
+    }
+
+    pub fn stop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn serve(reactor: &mut Reactor, engine: &mut Engine, server: &mut Server, stop: &AtomicBool, state: &Mutex<State>) {
+    let (mut completions, mut done) = (Vec::new(), Vec::new());
+    while !stop.load(Ordering::Acquire) {
+        server.flush(reactor, engine);
+        *state.lock().unwrap() = State {
+            last_closed: server.last_closed(),
+            sessions: server.session_count(),
+            used_frame_bytes: reactor.frames().bytes() - reactor.frames().free_bytes(),
+        };
+        reactor.reap(&mut completions, Wait::Block).unwrap();
+        for completion in completions.drain(..) {
+            match completion.token.class() {
+                SERVER => server.handle(reactor, engine, completion),
+                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
+                _ => server.woken(reactor, engine),
+            }
+            for done in done.drain(..) {
+                server.done(reactor, engine, done);
+            }
+        }
+    }
+}
+
+pub fn memory(bytes: u64) -> Arc<Volume> {
+    Arc::new(Volume::new("disk", Store::memory("disk", bytes).unwrap(), Served::default()))
+}
+
+pub fn client(io: IoChoice, address: SocketAddr, options: VolumeOptions) -> Result<BlockingVolume, ConnectError> {
+    BlockingVolume::connect(Reactor::open(io, FRAMES).unwrap(), Address::Tcp(address), "disk", options)
+}
+
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+pub fn each_io(test: impl Fn(IoChoice)) {
+    for io in IOS {
+        if let Err(error) = Reactor::open(io, 1) {
+            eprintln!("SKIP {io:?}: {error}");
+            continue;
+        }
+        test(io);
+    }
+}
