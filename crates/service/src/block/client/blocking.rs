@@ -8,7 +8,7 @@ use byway_reactor::{Address, Completion, Extent, Frame, Reactor, Wait};
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::driver::{Notice, Volume, VolumeInfo, VolumeOptions};
-use super::machine::{Answer, Done, Request, VolumeError};
+use super::request::{Answer, Done, Request, VolumeError};
 use crate::limits::PIECE_BYTES_MAX;
 
 /// Why a volume could not be opened.

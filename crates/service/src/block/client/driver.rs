@@ -17,7 +17,8 @@ use super::super::wire::{
     Arguments, CallError, EXTENT_HOLE, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, Method,
     NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY, VOLUME_VOLATILE, read_status,
 };
-use super::machine::{Answer, Bounds, Done, Kind, Machine, OpId, Request, VolumeError};
+use super::machine::{Kind, Machine, OpId};
+use super::request::{Answer, Bounds, Done, Request, VolumeError};
 use crate::limits::{
     CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
 };

@@ -14,72 +14,13 @@
 //! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use byway_fabric::{Slot, Slots};
-use byway_reactor::{Extent, Instant};
+use byway_reactor::Instant;
 
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
-
-/// What a user asks for.
-#[derive(Debug)]
-pub enum Request<R, W> {
-    /// Fill `into` (`len` bytes) from `offset`.
-    Read {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: usize,
-        /// The memory; comes back with the answer.
-        into: R,
-    },
-    /// Write `len` bytes of `from` at `offset`.
-    Write {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: usize,
-        /// The payload; kept until it is flushed.
-        from: W,
-        /// Durable before it is answered.
-        durable: bool,
-    },
-    /// Make durable what was answered before.
-    Flush,
-    /// No longer needed.
-    Trim {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-        /// Durable before it is answered.
-        durable: bool,
-    },
-    /// Zeroes from now on.
-    Zero {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-        /// How.
-        flags: ZeroFlags,
-    },
-    /// List data and holes.
-    Extents {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// Bring into the server's memory.
-    Prefetch {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
-}
+use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,61 +46,6 @@ impl Kind {
             _ => false,
         }
     }
-}
-
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum VolumeError {
-    /// The server said so.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// No server could be reached for too long.
-    #[error("the server could not be reached for {} s; check that it runs, then open the volume again", .0.as_secs())]
-    Lost(Duration),
-    /// The server process that held the volume in its memory is gone, and the contents with it.
-    #[error("the volume lived in the memory of a server process that is gone; its contents are lost")]
-    VolatileLost,
-    /// The server restarted, and writes that it had acknowledged could not be written again.
-    #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
-    ReplayFailed(CallError),
-    /// The server could not flush, so that no more writes can be kept.
-    #[error("the server cannot flush: {0}")]
-    FlushFailed(CallError),
-    /// The volume was closed.
-    #[error("the volume is closed")]
-    Closed,
-}
-
-/// The end of a request.
-#[derive(Debug)]
-pub struct Done<R> {
-    /// As it was given.
-    pub tag: u64,
-    /// What came of it.
-    pub result: Result<Answer, VolumeError>,
-    /// A read's memory.
-    pub buffer: Option<R>,
-}
-
-/// What came of a request that went well.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Done.
-    Unit,
-    /// Data and holes, in order from the offset; perhaps fewer bytes than asked.
-    Extents(Vec<Extent>),
-}
-
-/// What the machine keeps within.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Requests taken and not answered; more are refused with [`Machine::submit`].
-    pub requests_max: usize,
-    /// Bytes of unflushed writes kept (each at least 4 KiB, what a frame takes). At half the machine flushes by itself; at
-    /// the bound, changes wait.
-    pub unflushed_bytes_max: usize,
-    /// How long without a server until everything fails.
-    pub lost_after: Duration,
 }
 
 /// Names an operation to be sent.

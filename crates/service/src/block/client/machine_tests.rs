@@ -9,7 +9,8 @@ use byway_fabric::random::Random;
 use byway_reactor::Instant;
 
 use super::super::wire::CallError;
-use super::machine::{Answer, Bounds, Done, Kind, Machine, OpId, Request, VolumeError};
+use super::machine::{Kind, Machine, OpId};
+use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 const SECTORS: usize = 16;
 const BOUNDS: Bounds = Bounds { requests_max: 64, unflushed_bytes_max: 12 * 4096, lost_after: Duration::from_secs(10) };

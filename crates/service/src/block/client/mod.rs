@@ -8,9 +8,10 @@ mod driver;
 mod machine;
 #[cfg(test)]
 mod machine_tests;
+mod request;
 mod uri;
 
 pub use blocking::{BlockingVolume, ConnectError};
 pub use driver::{Notice, Volume, VolumeInfo, VolumeOptions};
-pub use machine::{Answer, Bounds, Done, Request, VolumeError};
+pub use request::{Answer, Bounds, Done, Request, VolumeError};
 pub use uri::{UriError, VolumeUri};
