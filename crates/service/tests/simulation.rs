@@ -135,7 +135,7 @@ impl Run {
             options.fabric.terms.checksum =
                 if run.below(4) == 0 { PayloadChecksum::Required } else { PayloadChecksum::Off };
             options.bounds.unflushed_bytes_max = 256 << 10;
-            options.bounds.lost_after = Duration::from_secs(600);
+            options.bounds.lost_after = Duration::from_mins(10);
             let address = Address::Tcp(SocketAddr::new(SERVER_IP, 4711));
             let volume = Client::connect(&reactor, address, "disk", options);
             run.users.push(User {
@@ -162,15 +162,14 @@ impl Run {
     fn start_server(&mut self) {
         self.instance += 1;
         let mut reactor = self.world.node(SERVER_IP, 8 << 20);
-        let options = FileOptions { map: self.seed % 2 == 0, ..FileOptions::default() };
+        let options = FileOptions { map: self.seed.is_multiple_of(2), ..FileOptions::default() };
         let file = Arc::new(OpenFile::simulated(self.file.clone(), options));
         let volume = Volume::new("disk", Store::open_file(file), Served::default());
         let mut engine = Engine::default();
         let mut options = Options::new(SERVER_CLASS);
         options.seed = Some(self.seed * 1000 + self.instance);
         options.keep_alive = Duration::from_secs(2);
-        options.terms.credits = if self.seed % 5 == 0 { 3 } else { 64 };
-        #[expect(clippy::arc_with_non_send_sync, reason = "in a simulation wakers stay on one thread")]
+        options.terms.credits = if self.seed.is_multiple_of(5) { 3 } else { 64 };
         let registry = Arc::new(Registry::new(self.seed * 1000 + self.instance));
         let mut server = Server::new(&reactor, registry, options);
         server.listen(&mut reactor, &Address::Tcp(SocketAddr::new(SERVER_IP, 4711))).unwrap();
@@ -313,7 +312,7 @@ impl Run {
                     }
                 }
                 Asked::Zero => {
-                    user.acknowledged[start..end].iter_mut().for_each(|newest| *newest = done.tag.max(*newest))
+                    user.acknowledged[start..end].iter_mut().for_each(|newest| *newest = done.tag.max(*newest));
                 }
                 Asked::Flush => {
                     for (durable, before) in user.durable.iter_mut().zip(before) {
@@ -325,7 +324,7 @@ impl Run {
     }
 
     fn run(&mut self) -> Report {
-        let disk_errors = self.seed % 4 == 0;
+        let disk_errors = self.seed.is_multiple_of(4);
         self.world.faults(FaultPlan {
             partitions_per_second: 2.0,
             partition_max: Duration::from_secs(3),
@@ -333,7 +332,7 @@ impl Run {
             delays_per_second: 4.0,
             read_error: if disk_errors { 0.01 } else { 0.0 },
             write_error: if disk_errors { 0.005 } else { 0.0 },
-            sync_error: if self.seed % 16 == 0 { 0.05 } else { 0.0 },
+            sync_error: if self.seed.is_multiple_of(16) { 0.05 } else { 0.0 },
             no_space: if disk_errors { 0.005 } else { 0.0 },
             ..FaultPlan::default()
         });
