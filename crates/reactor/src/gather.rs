@@ -157,7 +157,7 @@ impl Gather {
             match segment {
                 Segment::Head { start, len } => into.extend_from_slice(&self.heads[*start as usize..][..*len as usize]),
                 Segment::Frame { frame, start, len } => {
-                    into.extend_from_slice(&frame[*start as usize..][..*len as usize])
+                    into.extend_from_slice(&frame[*start as usize..][..*len as usize]);
                 }
                 Segment::Zero { len } => into.resize(into.len() + *len as usize, 0),
                 Segment::Map { .. } => {}

@@ -139,9 +139,11 @@ impl Connection {
 
     /// The connection is gone: forgets the write whose payload was being received, unless pieces of it are at the store.
     pub(in crate::nbd::server) fn abandon(&mut self, pending: &mut Slab<Pending>) {
-        let id = match std::mem::replace(&mut self.expect, Expect::Header) {
-            Expect::Payload(Incoming { pending, .. }) | Expect::Drain { then: Answer::Pending(pending), .. } => pending,
-            _ => return,
+        let expected = std::mem::replace(&mut self.expect, Expect::Header);
+        let (Expect::Payload(Incoming { pending: id, .. }) | Expect::Drain { then: Answer::Pending(id), .. }) =
+            expected
+        else {
+            return;
         };
         pending[id].receiving = false;
         if pending[id].left == 0 {
