@@ -304,3 +304,28 @@ fn sigterm_answers_what_is_in_flight_and_ends_with_0() {
     assert_eq!(server.terminate(), Some(0));
     assert!(drained.join().unwrap(), "the reply was cut off");
 }
+
+#[test]
+fn root_is_dropped_in_all_threads_and_the_volume_is_still_served() {
+    let test = "root_is_dropped_in_all_threads_and_the_volume_is_still_served";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, SkipReason::Machine("not root, so there is nothing to drop"));
+    }
+    let folder = folder();
+    let path = file(folder.path(), "disk", 1 << 20);
+    let nobody = rustix::fs::Uid::from_raw(65534);
+    rustix::fs::chown(&path, Some(nobody), None).unwrap();
+    let volume = format!("v={path}");
+    let server =
+        Server::start(folder.path(), 1, &["--volume", &volume, "--nbd", "tcp://127.0.0.1:0", "--user", "nobody"]);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
+    for thread in threads {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+    }
+    let mut client = TcpStream::connect(("127.0.0.1", server.port("nbd"))).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    client.read_exact(&mut [0; 28]).unwrap();
+    refuses(&["--volume", "m=mem:1M", "--nbd", "tcp://127.0.0.1:0", "--user", "no-such-user"], "--user no-such-user");
+}

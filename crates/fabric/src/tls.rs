@@ -3,7 +3,7 @@
 //!
 //! rustls with ring; TLS 1.2 and 1.3. A server can require client certificates, ask for them, or do without. What a
 //! [`TlsStream`] holds back is bounded: it takes no more ciphertext than it can decrypt at once, and no more plaintext
-//! than [`TLS_QUEUE_BYTES`](crate::limits::TLS_QUEUE_BYTES) before the ciphertext is taken.
+//! than [`TLS_QUEUE_BYTES`] before the ciphertext is taken.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@
 //!   ended;
 //! - cancelling completes the operation (with its result, if it was faster, else `ECANCELED`) and never loses memory.
 
+pub mod activation;
 pub mod limits;
 
 mod blocking;

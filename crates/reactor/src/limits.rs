@@ -6,7 +6,7 @@ pub const FRAME_BYTES_MIN: usize = 4096;
 /// The largest frame; longer transfers take several.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// Operations in flight on one loop. More are refused with [`Full`](crate::Full): the caller keeps them queued.
+/// Operations in flight on one loop. More complete at once with `EAGAIN`.
 pub const OPS_MAX: usize = 1 << 16;
 
 /// Pieces of one system call (the kernel's `IOV_MAX`); longer gathers go out in several.

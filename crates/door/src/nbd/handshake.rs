@@ -2,7 +2,7 @@
 //!
 //! The machine takes whatever bytes have come, keeps what it must (never more than one option of
 //! [`OPTION_BYTES_MAX`]), and appends its replies to a buffer. What an option means is in
-//! [`super::options`]; here is the framing: where an option starts and ends, what is skipped, and
+//! `options.rs`; here is the framing: where an option starts and ends, what is skipped, and
 //! when the phase is over.
 //!
 //! ```text
