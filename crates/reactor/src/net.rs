@@ -60,16 +60,12 @@ fn remove_stale_socket(path: &Path) -> std::io::Result<()> {
 /// Says whether it is TCP.
 pub(crate) fn prepare_stream(fd: &OwnedFd) -> std::io::Result<bool> {
     rustix::io::ioctl_fionbio(fd, true)?;
-    match sockopt::socket_domain(fd)? {
-        AddressFamily::UNIX => {
-            sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER_BYTES)?;
-            Ok(false)
-        }
-        _ => {
-            sockopt::set_tcp_nodelay(fd, true)?;
-            Ok(true)
-        }
+    if sockopt::socket_domain(fd)? == AddressFamily::UNIX {
+        sockopt::set_socket_send_buffer_size(fd, UNIX_SEND_BUFFER_BYTES)?;
+        return Ok(false);
     }
+    sockopt::set_tcp_nodelay(fd, true)?;
+    Ok(true)
 }
 
 /// Has the kernel notice a TCP peer that is gone: probes after `idle`, and unacknowledged data fails after `idle` too

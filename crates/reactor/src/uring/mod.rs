@@ -186,9 +186,8 @@ impl Uring {
         if self.spare.len() < 1024 {
             self.spare.push(slot);
         }
-        match &kind {
-            Kind::Receive { socket, .. } => self.leave(*socket, data),
-            _ => {}
+        if let Kind::Receive { socket, .. } = &kind {
+            self.leave(*socket, data);
         }
         if let Kind::Send { socket, gather, splice } = &mut kind {
             let spliced = splice.as_ref().map_or(0, SplicedSend::spliced);
