@@ -1,0 +1,448 @@
+//! Simulated files: what is in the page cache, what is durable, and what chance makes of the difference.
+//!
+//! Every sector remembers its last durable value and the values written since. A sync collapses that to the value that
+//! was there when the sync was submitted; a power loss picks one of them, sector by sector.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::events::Event;
+use super::node::{InFlight, Work};
+use super::rng::Rng;
+use super::world::{Crash, Inner};
+use crate::op::{Allocate, Errno, Extent, File, Op, Outcome, Token};
+
+/// Sectors tear independently.
+const SECTOR: usize = 512;
+/// Values of a sector that are remembered; of more, one is forgotten that is neither the durable one, nor the newest,
+/// nor what a sync in flight will make durable.
+const VALUES_MAX: usize = 8;
+/// The version of a value that no later sync covers: a sync failed on it.
+const NEVER: u64 = u64::MAX;
+
+type Sector = [u8; SECTOR];
+
+/// Which operations of a file a fault is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileOp {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Syncs.
+    Sync,
+}
+
+/// An error that the next operation of a kind answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileFault {
+    /// Which operation.
+    pub op: FileOp,
+    /// What it answers.
+    pub error: Errno,
+}
+
+/// A file of a simulated disk. Cloning it gives another handle to the same one. Its length is fixed: a write past its
+/// end answers `EINVAL`.
+#[derive(Clone, Debug)]
+pub struct SimFile {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    data: Vec<u8>,
+    /// By sector: the durable value, then those written since, with their versions.
+    values: BTreeMap<usize, Vec<(u64, Sector)>>,
+    /// Sectors that are no holes. A hole is all zeroes.
+    allocated: BTreeSet<usize>,
+    /// Counts the writes that completed.
+    version: u64,
+    /// Writes in flight, by operation.
+    writes: BTreeMap<u64, (usize, Vec<u8>)>,
+    /// Syncs in flight, by operation: the version up to which each makes durable.
+    syncs: BTreeMap<u64, u64>,
+    faults: VecDeque<FileFault>,
+}
+
+impl SimFile {
+    pub(super) fn new(len: u64) -> Self {
+        let state = State {
+            data: vec![0; len as usize],
+            values: BTreeMap::new(),
+            allocated: BTreeSet::new(),
+            version: 0,
+            writes: BTreeMap::new(),
+            syncs: BTreeMap::new(),
+            faults: VecDeque::new(),
+        };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.lock().data.len() as u64
+    }
+
+    /// What direct transfers are multiples of.
+    pub(crate) const BLOCK_BYTES: u32 = SECTOR as u32;
+
+    /// What a read would give now.
+    pub fn contents(&self) -> Vec<u8> {
+        self.lock().data.clone()
+    }
+
+    /// What is certain to be there after a power loss: zeroes where nothing was ever durable.
+    pub fn durable(&self) -> Vec<u8> {
+        let state = self.lock();
+        let mut bytes = state.data.clone();
+        for (sector, values) in &state.values {
+            let end = ((sector + 1) * SECTOR).min(bytes.len());
+            bytes[sector * SECTOR..end].copy_from_slice(&values[0].1[..end - sector * SECTOR]);
+        }
+        bytes
+    }
+
+    /// Has the next operation of a kind fail; several are taken in order.
+    pub fn fault_next(&self, fault: FileFault) {
+        self.lock().faults.push_back(fault);
+    }
+
+    /// What is left after a crash; gives the number of sectors that fell back to an older value.
+    pub(super) fn crash(&self, how: Crash, rng: &mut Rng) -> u64 {
+        let mut state = self.lock();
+        state.syncs.clear();
+        for (offset, bytes) in std::mem::take(&mut state.writes).into_values() {
+            let sectors = bytes.len().div_ceil(SECTOR) as u64;
+            let kept = match rng.below(3) {
+                0 => 0,
+                1 => rng.below(sectors + 1) as usize * SECTOR,
+                _ => bytes.len(),
+            };
+            state.write(offset, &bytes[..kept.min(bytes.len())]);
+        }
+        if how == Crash::Process {
+            return 0;
+        }
+        let mut lost = 0;
+        for (sector, values) in std::mem::take(&mut state.values) {
+            let kept = rng.below(values.len() as u64) as usize;
+            lost += u64::from(kept + 1 < values.len());
+            state.put(sector, &values[kept].1);
+        }
+        lost
+    }
+
+    /// Up to `into.len()` bytes at `offset`.
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> usize {
+        let state = self.lock();
+        let start = (offset as usize).min(state.data.len());
+        let n = into.len().min(state.data.len() - start);
+        into[..n].copy_from_slice(&state.data[start..start + n]);
+        n
+    }
+}
+
+impl State {
+    fn sector(&self, sector: usize) -> Sector {
+        let mut value = [0; SECTOR];
+        let end = ((sector + 1) * SECTOR).min(self.data.len());
+        value[..end - sector * SECTOR].copy_from_slice(&self.data[sector * SECTOR..end]);
+        value
+    }
+
+    fn put(&mut self, sector: usize, value: &Sector) {
+        let end = ((sector + 1) * SECTOR).min(self.data.len());
+        self.data[sector * SECTOR..end].copy_from_slice(&value[..end - sector * SECTOR]);
+        if value.iter().any(|byte| *byte != 0) {
+            self.allocated.insert(sector);
+        }
+    }
+
+    /// Writes into the page cache.
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.version += 1;
+        let sectors = offset / SECTOR..=(offset + bytes.len() - 1) / SECTOR;
+        for sector in sectors.clone() {
+            let before = self.sector(sector);
+            self.values.entry(sector).or_insert_with(|| vec![(0, before)]);
+        }
+        self.data[offset..offset + bytes.len()].copy_from_slice(bytes);
+        for sector in sectors {
+            let value = self.sector(sector);
+            self.allocated.insert(sector);
+            if let Some(values) = self.values.get_mut(&sector) {
+                if values.len() >= VALUES_MAX {
+                    forget_one(values, &self.syncs);
+                }
+                values.push((self.version, value));
+            }
+        }
+    }
+
+    /// Makes a range read as zeroes, and whole sectors of it holes unless they are to keep their space.
+    fn zero(&mut self, start: usize, end: usize, keep_space: bool) {
+        let touched: Vec<usize> = (start / SECTOR..end.div_ceil(SECTOR))
+            .filter(|sector| keep_space || self.allocated.contains(sector) || self.values.contains_key(sector))
+            .collect();
+        for sector in touched {
+            let from = start.max(sector * SECTOR);
+            let to = end.min((sector + 1) * SECTOR);
+            self.write(from, &[0; SECTOR][..to - from]);
+            if !keep_space && (to - from == SECTOR || to == self.data.len() && from.is_multiple_of(SECTOR)) {
+                self.allocated.remove(&sector);
+            }
+        }
+    }
+
+    /// Makes durable, in some sectors, what was written up to `version`.
+    fn harden(&mut self, sectors: std::ops::Range<usize>, version: u64) {
+        let touched: Vec<usize> = self.values.range(sectors).map(|(sector, _)| *sector).collect();
+        for sector in touched {
+            let Some(values) = self.values.get_mut(&sector) else { continue };
+            if let Some(last) = values.iter().rposition(|(at, _)| *at <= version) {
+                values.drain(..last);
+            }
+            if values.len() == 1 {
+                self.values.remove(&sector);
+            }
+        }
+    }
+
+    /// A sync failed: the kernel takes what it covered for clean all the same.
+    fn forget_dirty(&mut self, version: u64) {
+        for values in self.values.values_mut() {
+            values.iter_mut().skip(1).filter(|(at, _)| *at <= version).for_each(|(at, _)| *at = NEVER);
+        }
+    }
+
+    fn fault(&mut self, op: FileOp) -> Option<Errno> {
+        let place = self.faults.iter().position(|fault| fault.op == op)?;
+        self.faults.remove(place).map(|fault| fault.error)
+    }
+
+    fn extents(&self, offset: usize, len: usize, count_max: usize) -> Vec<Extent> {
+        let asked_end = offset.saturating_add(len);
+        let end = asked_end.min(self.data.len());
+        let mut found: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let part = ((at / SECTOR + 1) * SECTOR).min(end) - at;
+            let hole = !self.allocated.contains(&(at / SECTOR));
+            let full = found.len() == count_max.max(1);
+            match found.last_mut() {
+                Some(last) if last.hole == hole => last.len += part as u64,
+                _ if full => break,
+                _ => found.push(Extent { len: part as u64, hole }),
+            }
+            at += part;
+        }
+        // As a file system says it: past the end there is a hole.
+        if at >= end && at < asked_end && found.is_empty() {
+            found.push(Extent { len: (asked_end - at) as u64, hole: true });
+        }
+        found
+    }
+}
+
+/// Forgets one value of a sector that has too many. The value that a sync in flight is going to make durable is the
+/// newest up to its version; it stays, and if each is such a one (they are as few as the syncs), all stay.
+fn forget_one(values: &mut Vec<(u64, Sector)>, syncs: &BTreeMap<u64, u64>) {
+    let wanted: BTreeSet<usize> =
+        syncs.values().filter_map(|since| values.iter().rposition(|(at, _)| at <= since)).collect();
+    if let Some(place) = (1..values.len()).find(|place| !wanted.contains(place)) {
+        values.remove(place);
+    }
+}
+
+impl Inner {
+    pub(super) fn submit_disk(&mut self, id: u64, op: Op, token: Token) {
+        let (Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Sync { file }
+        | Op::Allocate { file, .. }
+        | Op::Extents { file, .. }
+        | Op::Prefetch { file, .. }) = op
+        else {
+            return self.refuse(id, op, token, Errno::INVAL);
+        };
+        let (sim, options, block) = match self.sim_file(id, file) {
+            Ok(found) => found,
+            Err(error) => return self.refuse(id, op, token, error),
+        };
+        let aligned = |offset: u64, len: usize| (offset | len as u64).is_multiple_of(u64::from(block));
+        let inside = |offset: u64, len: usize| offset.checked_add(len as u64).is_some_and(|end| end <= sim.len());
+        let wrong = match &op {
+            Op::Write { .. } | Op::Allocate { .. } if options.read_only => Some(Errno::BADF),
+            Op::Read { offset, len, .. } if !aligned(*offset, *len) => Some(Errno::INVAL),
+            Op::Write { offset, len, .. } if !aligned(*offset, *len) || !inside(*offset, *len) => Some(Errno::INVAL),
+            Op::Allocate { len: 0, .. } => Some(Errno::INVAL),
+            _ => None,
+        };
+        if let Some(error) = wrong {
+            return self.refuse(id, op, token, error);
+        }
+        let key = self.new_id();
+        let since = {
+            let mut state = sim.lock();
+            let version = state.version;
+            match &op {
+                Op::Write { offset, from, start, len, .. } => {
+                    state.writes.insert(key, (*offset as usize, from[*start..start + len].to_vec()));
+                }
+                Op::Sync { .. } => {
+                    state.syncs.insert(key, version);
+                }
+                _ => {}
+            }
+            version
+        };
+        let nanos = if self.rng.one_in(50) { 5_000_000 } else { self.rng.between(5_000, 200_000) };
+        let at = self.now + Duration::from_nanos(nanos);
+        let event = Some(self.events.add(at, Event::Disk { node: id, op: key }));
+        let work = Work::Disk { op, file: sim, direct: options.direct, since };
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.ops.insert(key, InFlight { token, work, event });
+        }
+    }
+
+    /// A file operation ends.
+    pub(super) fn disk_done(&mut self, id: u64, key: u64) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let Some(InFlight { token, work, .. }) = node.ops.remove(&key) else { return };
+        let Work::Disk { op, file, direct, since } = work else { return };
+        let outcome = self.disk_outcome(key, op, &file, since);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            let counters = &mut node.counters;
+            let (count, bytes) = match &outcome {
+                Outcome::Read { result: Ok(n), .. } if direct => (&mut counters.read_direct_bytes, *n),
+                Outcome::Read { result: Ok(n), .. } => (&mut counters.read_copied_bytes, *n),
+                Outcome::Written { result: Ok(n), .. } if direct => (&mut counters.written_direct_bytes, *n),
+                Outcome::Written { result: Ok(n), .. } => (&mut counters.written_copied_bytes, *n),
+                _ => return node.push(token, outcome),
+            };
+            *count += bytes as u64;
+            node.push(token, outcome);
+        }
+    }
+
+    fn disk_outcome(&mut self, key: u64, op: Op, file: &SimFile, since: u64) -> Outcome {
+        let plan = self.plan;
+        match op {
+            Op::Read { offset, mut into, start, len, .. } => {
+                let fault = file.lock().fault(FileOp::Read);
+                let fault = fault.or_else(|| self.rng.chance(plan.read_error).then_some(Errno::IO));
+                self.count.disk_errors += u64::from(fault.is_some());
+                let result = fault.map_or_else(|| Ok(file.read(offset, &mut into[start..start + len])), Err);
+                Outcome::Read { into, result }
+            }
+            Op::Write { from, len, durable, .. } => {
+                let result = self.end_write(key, file, len, durable);
+                Outcome::Written { from, result }
+            }
+            Op::Sync { .. } => {
+                let fault = file.lock().fault(FileOp::Sync);
+                let fault = fault.or_else(|| self.rng.chance(plan.sync_error).then_some(Errno::IO));
+                self.count.disk_errors += u64::from(fault.is_some());
+                let mut state = file.lock();
+                state.syncs.remove(&key);
+                match fault {
+                    Some(_) => state.forget_dirty(since),
+                    None => state.harden(0..usize::MAX, since),
+                }
+                Outcome::Synced(fault.map_or(Ok(()), Err))
+            }
+            Op::Allocate { offset, len, mode, .. } => {
+                let mut state = file.lock();
+                let end = offset.saturating_add(len).min(state.data.len() as u64) as usize;
+                state.zero((offset as usize).min(end), end, mode == Allocate::ZeroRange);
+                Outcome::Allocated(Ok(()))
+            }
+            Op::Extents { offset, len, count_max, .. } => {
+                Outcome::Extents(Ok(file.lock().extents(offset as usize, len as usize, count_max)))
+            }
+            Op::Prefetch { .. } => Outcome::Prefetched(Ok(())),
+            other => crate::os::failed(other, Errno::INVAL),
+        }
+    }
+
+    fn end_write(&mut self, key: u64, file: &SimFile, len: usize, durable: bool) -> Result<usize, Errno> {
+        let plan = self.plan;
+        let fault = file.lock().fault(FileOp::Write);
+        let fault = fault.or_else(|| self.rng.chance(plan.write_error).then_some(Errno::IO));
+        let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
+        let Some((offset, bytes)) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
+        if let Some(error) = fault {
+            self.count.disk_errors += 1;
+            self.write_prefix(file, offset, &bytes);
+            return Err(error);
+        }
+        let mut state = file.lock();
+        state.write(offset, &bytes);
+        if durable && len > 0 {
+            let version = state.version;
+            state.harden(offset / SECTOR..(offset + len).div_ceil(SECTOR), version);
+        }
+        Ok(len)
+    }
+
+    /// Writes as many of the sectors as chance decides, from the first on.
+    fn write_prefix(&mut self, file: &SimFile, offset: usize, bytes: &[u8]) {
+        let kept = self.rng.below(bytes.len().div_ceil(SECTOR) as u64 + 1) as usize * SECTOR;
+        file.lock().write(offset, &bytes[..kept.min(bytes.len())]);
+    }
+
+    /// A cancelled file operation ends as it would have, only now, or answers `ECANCELED`: then a write happened for a
+    /// prefix of its sectors, and anything else not at all.
+    pub(super) fn cancel_disk(&mut self, id: u64, key: u64) {
+        let Some(in_flight) = self.nodes.get(&id).and_then(|node| node.ops.get(&key)) else { return };
+        let event = in_flight.event;
+        let file = match &in_flight.work {
+            Work::Disk { file, .. } => file.clone(),
+            _ => return,
+        };
+        if self.rng.one_in(2) {
+            self.events.remove(event);
+            return self.disk_done(id, key);
+        }
+        let write = {
+            let mut state = file.lock();
+            state.syncs.remove(&key);
+            state.writes.remove(&key)
+        };
+        if let Some((offset, bytes)) = write {
+            self.write_prefix(&file, offset, &bytes);
+        }
+        self.fail(id, key, Errno::CANCELED);
+    }
+
+    pub(super) fn try_write(&mut self, id: u64, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (sim, options, _) = self.sim_file(id, file)?;
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= sim.len());
+        if options.read_only {
+            return Err(Errno::BADF);
+        }
+        if options.direct || !fits || !self.rng.one_in(4) {
+            return Err(Errno::AGAIN);
+        }
+        sim.lock().write(offset as usize, bytes);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.counters.written_copied_bytes += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(super) fn resident(&mut self, id: u64, file: File, offset: u64, len: usize) -> bool {
+        let Ok((sim, options, _)) = self.sim_file(id, file) else { return false };
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= sim.len());
+        options.map && inside && len > 0 && self.rng.one_in(2)
+    }
+}
