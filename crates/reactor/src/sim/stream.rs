@@ -1,6 +1,7 @@
 //! Streams: bytes from a gather into a send buffer, over the link in segments of any size, into a scatter.
 
 use std::collections::VecDeque;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -282,7 +283,7 @@ impl Inner {
         } else {
             available
         };
-        place(into, *got, end.inbox.drain(..n));
+        place(into, *got, &mut end.inbox, n);
         *got += n;
         let got = *got;
         node.counters.received_bytes += n as u64;
@@ -397,21 +398,15 @@ fn finish_send(node: &mut Node, op: u64) {
     });
 }
 
-/// Puts bytes into a scatter after its first `skip`.
-fn place(into: &mut Scatter, mut skip: usize, bytes: impl Iterator<Item = u8>) {
-    let mut bytes = bytes.peekable();
+/// Puts the first `len` arrived bytes into a scatter that has room for them, after its first `skip`.
+fn place(into: &mut Scatter, mut skip: usize, inbox: &mut VecDeque<u8>, mut len: usize) {
     for piece in &mut into.pieces {
-        if skip >= piece.len {
-            skip -= piece.len;
-            continue;
-        }
-        for slot in &mut piece.frame[piece.start + skip..piece.start + piece.len] {
-            let Some(byte) = bytes.next() else { return };
-            *slot = byte;
-        }
-        skip = 0;
-        if bytes.peek().is_none() {
-            return;
-        }
+        let from = skip.min(piece.len);
+        let part = (piece.len - from).min(len);
+        let start = piece.start + from;
+        // Reading what is there from memory cannot fail.
+        let _ = inbox.read_exact(&mut piece.frame[start..start + part]);
+        skip -= from;
+        len -= part;
     }
 }

@@ -1,6 +1,8 @@
 //! The world as its users see it: every test is a story on a few nodes, told for many seeds.
 
+mod disk;
 mod network;
+mod property;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

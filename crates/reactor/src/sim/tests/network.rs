@@ -161,7 +161,7 @@ fn a_link_takes_its_latency_and_its_bandwidth() {
     rig.world.link(ip(0), ip(1), profile);
     let (client, server) = rig.connect(0, 1);
     let began = rig.world.now();
-    rig.send(0, client, &[0; 500_000]).unwrap();
+    rig.send(0, client, &vec![0; 500_000]).unwrap();
     assert_eq!(rig.world.now(), began, "all of it fits into the send buffer");
     receive_all(&mut rig, 1, server, 500_000);
     let took = rig.world.now().since(began);
@@ -191,9 +191,9 @@ fn a_close_delivers_what_was_sent_but_resets_when_data_was_not_read() {
     for seed in 0..20 {
         let mut rig = Rig::new(seed, 2);
         let (client, server) = rig.connect(0, 1);
-        rig.send(0, client, &[9; 70_000]).unwrap();
+        rig.send(0, client, &vec![9; 70_000]).unwrap();
         rig.loops[0].close(client);
-        assert_eq!(receive_all(&mut rig, 1, server, 70_000), [9; 70_000]);
+        assert_eq!(receive_all(&mut rig, 1, server, 70_000), vec![9; 70_000]);
         assert_eq!(rig.receive(1, server, 10, 1), Ok(Vec::new()));
         // Nobody reads this any more: the answer is a reset.
         rig.send(1, server, b"too late").unwrap();
