@@ -186,6 +186,11 @@ impl Inner {
             return node.complete(op, |work, _| work.fail(error));
         }
         let Some(Work::Send { sending, .. }) = node.ops.get_mut(&op).map(|op| &mut op.work) else { return };
+        // As kernels do: a full buffer takes more only once a good part of it is free. Else pieces would shrink to bytes.
+        let left = sending.gather.len() - sending.sent;
+        if room < left.min(limit / 3) {
+            return;
+        }
         let bytes = sending.take(room);
         let done = sending.sent == sending.gather.len();
         if done {

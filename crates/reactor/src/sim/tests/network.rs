@@ -261,6 +261,11 @@ fn cancelled_operations_give_their_memory_back() {
     let receive = rig.start_receive(0, client, 10, 1);
     rig.loops[0].cancel(receive);
     assert_eq!(rig.received(0, receive), Err(Errno::CANCELED));
+    let partial = rig.start_receive(1, server, 10, 10);
+    rig.send(0, client, b"abc").unwrap();
+    rig.settle();
+    rig.loops[1].cancel(partial);
+    assert_eq!(rig.received(1, partial), Ok(b"abc".to_vec()), "bytes that were taken are not lost");
     let receive = rig.start_receive(0, client, 10, 1);
     let busy = rig.start_receive(0, client, 10, 1);
     assert_eq!(rig.received(0, busy), Err(Errno::BUSY));
