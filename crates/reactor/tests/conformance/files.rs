@@ -50,7 +50,7 @@ fn extents(rig: &mut Rig, file: File, offset: u64, len: u64, count_max: usize) -
 
 pub fn ranges_become_holes_and_zeroes(rig: &mut Rig) {
     let file = rig.open("sparse", LEN, FileOptions::default());
-    rig.write(file, 128 << 10, &[1; 256 << 10].to_vec(), false).unwrap();
+    rig.write(file, 128 << 10, &vec![1; 256 << 10], false).unwrap();
     let found = extents(rig, file, 0, LEN, 100);
     assert_eq!(found.iter().map(|extent| extent.len).sum::<u64>(), LEN, "no gaps");
     let mut at = 0;

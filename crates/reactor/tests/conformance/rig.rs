@@ -197,9 +197,12 @@ impl Rig {
     pub fn received(&mut self, node: usize, receive: Token) -> Result<Vec<u8>, Errno> {
         match self.wait(node, receive) {
             Outcome::Received { mut into, result } => {
-                let all: Vec<u8> =
-                    into.drain().flat_map(|piece| piece.frame[piece.start..][..piece.len].to_vec()).collect();
-                result.map(|n| all[..n].to_vec())
+                let mut all = Vec::new();
+                into.drain().for_each(|piece| all.extend_from_slice(&piece.frame[piece.start..][..piece.len]));
+                result.map(|n| {
+                    all.truncate(n);
+                    all
+                })
             }
             other => panic!("{other:?}"),
         }

@@ -237,7 +237,7 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
         }
     }
     rig.world.faults(plan);
-    let until = rig.world.now() + Duration::from_secs(2);
+    let until = rig.world.now() + Duration::from_millis(500);
     let mut arrived = 0;
     while rig.world.now() < until && flows.iter().any(|flow| !flow.over) {
         for flow in flows.iter_mut().filter(|flow| !flow.over) {
@@ -280,7 +280,8 @@ fn settle_flow(rig: &mut Rig, flow: &mut Flow, seed: u64) -> usize {
         flow.over = true;
         return 0;
     };
-    let bytes: Vec<u8> = into.drain().flat_map(|piece| piece.frame[piece.start..][..piece.len].to_vec()).collect();
+    let mut bytes = Vec::new();
+    into.drain().for_each(|piece| bytes.extend_from_slice(&piece.frame[piece.start..][..piece.len]));
     assert!(n > 0, "seed {seed}: nobody ended the stream");
     let expected: Vec<u8> = flow.expected.drain(..n).collect();
     assert!(bytes[..n] == expected, "seed {seed}: bytes differ");
