@@ -96,7 +96,7 @@ impl OpenFile {
     /// A file of a simulated disk.
     pub fn simulated(file: SimFile, options: FileOptions) -> Self {
         let len = file.len();
-        let block_bytes = if options.direct { file.block_bytes() } else { 1 };
+        let block_bytes = if options.direct { SimFile::BLOCK_BYTES } else { 1 };
         Self { backing: Backing::Sim(file), len, block_bytes, options }
     }
 

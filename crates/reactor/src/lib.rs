@@ -2,7 +2,7 @@
 //!
 //! A [`Reactor`] is owned by one thread, which [submits](Reactor::submit) operations and [reaps](Reactor::reap) their
 //! completions. An operation owns its memory and its completion gives it back. The three backends keep the same
-//! promises, shown by one conformance suite (`tests/conformance.rs`):
+//! promises, shown by one conformance suite (`tests/conformance`):
 //!
 //! - every submitted operation completes exactly once (an accept: once per connection, then once);
 //! - nothing is reported before it is so: a completed write is in the page cache, a completed sync is durable;

@@ -241,7 +241,7 @@ pub enum Outcome {
     Received {
         /// The memory.
         into: Scatter,
-        /// Bytes; under `min` only at the end of the stream.
+        /// Bytes; under `min` only at the end of the stream, or when cancelled after some came.
         result: Result<usize, Errno>,
     },
     /// [`Op::Send`]: all of it went, or the stream is broken.

@@ -113,12 +113,16 @@ impl Epoll {
 
     pub(super) fn start_connect(&mut self, to: &Address, token: Token) {
         match self.connect(to, token) {
-            Ok(()) => self.in_flight += 1,
+            Ok(None) => self.in_flight += 1,
+            Ok(Some(socket)) => {
+                self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(Ok(socket)) });
+            }
             Err(error) => self.os.fail(Op::Connect { to: to.clone() }, token, error),
         }
     }
 
-    fn connect(&mut self, to: &Address, token: Token) -> Result<(), Errno> {
+    /// The stream, if it is connected at once.
+    fn connect(&mut self, to: &Address, token: Token) -> Result<Option<Socket>, Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let (fd, begun) = match to {
             Address::Tcp(address) => {
@@ -150,11 +154,7 @@ impl Epoll {
             send: None,
         };
         let socket = self.register(state).map_err(errno)?;
-        if !pending {
-            self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(Ok(socket)) });
-            self.in_flight -= 1; // The caller counts it.
-        }
-        Ok(())
+        Ok((!pending).then_some(socket))
     }
 
     fn finish_connect(&mut self, token: Token, result: Result<Socket, Errno>) {

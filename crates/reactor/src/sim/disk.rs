@@ -11,11 +11,12 @@ use super::events::Event;
 use super::node::{InFlight, Work};
 use super::rng::Rng;
 use super::world::{Crash, Inner};
-use crate::op::{Errno, Extent, File, Op, Outcome, Token};
+use crate::op::{Allocate, Errno, Extent, File, Op, Outcome, Token};
 
 /// Sectors tear independently.
 const SECTOR: usize = 512;
-/// Values of a sector that are remembered; of more, one between the durable one and the newest is forgotten.
+/// Values of a sector that are remembered; of more, one is forgotten that is neither the durable one, nor the newest,
+/// nor what a sync in flight will make durable.
 const VALUES_MAX: usize = 8;
 /// The version of a value that no later sync covers: a sync failed on it.
 const NEVER: u64 = u64::MAX;
@@ -42,7 +43,8 @@ pub struct FileFault {
     pub error: Errno,
 }
 
-/// A file of a simulated disk. Cloning it gives another handle to the same one.
+/// A file of a simulated disk. Cloning it gives another handle to the same one. Its length is fixed: a write past its
+/// end answers `EINVAL`.
 #[derive(Clone, Debug)]
 pub struct SimFile {
     state: Arc<Mutex<State>>,
@@ -53,10 +55,14 @@ struct State {
     data: Vec<u8>,
     /// By sector: the durable value, then those written since, with their versions.
     values: BTreeMap<usize, Vec<(u64, Sector)>>,
+    /// Sectors that are no holes. A hole is all zeroes.
     allocated: BTreeSet<usize>,
+    /// Counts the writes that completed.
     version: u64,
     /// Writes in flight, by operation.
     writes: BTreeMap<u64, (usize, Vec<u8>)>,
+    /// Syncs in flight, by operation: the version up to which each makes durable.
+    syncs: BTreeMap<u64, u64>,
     faults: VecDeque<FileFault>,
 }
 
@@ -68,6 +74,7 @@ impl SimFile {
             allocated: BTreeSet::new(),
             version: 0,
             writes: BTreeMap::new(),
+            syncs: BTreeMap::new(),
             faults: VecDeque::new(),
         };
         Self { state: Arc::new(Mutex::new(state)) }
@@ -82,9 +89,8 @@ impl SimFile {
         self.lock().data.len() as u64
     }
 
-    pub(crate) fn block_bytes(&self) -> u32 {
-        SECTOR as u32
-    }
+    /// What direct transfers are multiples of.
+    pub(crate) const BLOCK_BYTES: u32 = SECTOR as u32;
 
     /// What a read would give now.
     pub fn contents(&self) -> Vec<u8> {
@@ -110,6 +116,7 @@ impl SimFile {
     /// What is left after a crash; gives the number of sectors that fell back to an older value.
     pub(super) fn crash(&self, how: Crash, rng: &mut Rng) -> u64 {
         let mut state = self.lock();
+        state.syncs.clear();
         for (offset, bytes) in std::mem::take(&mut state.writes).into_values() {
             let sectors = bytes.len().div_ceil(SECTOR) as u64;
             let kept = match rng.below(3) {
@@ -152,6 +159,9 @@ impl State {
     fn put(&mut self, sector: usize, value: &Sector) {
         let end = ((sector + 1) * SECTOR).min(self.data.len());
         self.data[sector * SECTOR..end].copy_from_slice(&value[..end - sector * SECTOR]);
+        if value.iter().any(|byte| *byte != 0) {
+            self.allocated.insert(sector);
+        }
     }
 
     /// Writes into the page cache.
@@ -169,12 +179,26 @@ impl State {
         for sector in sectors {
             let value = self.sector(sector);
             self.allocated.insert(sector);
-            let version = self.version;
             if let Some(values) = self.values.get_mut(&sector) {
-                if values.len() == VALUES_MAX {
-                    values.remove(1);
+                if values.len() >= VALUES_MAX {
+                    forget_one(values, &self.syncs);
                 }
-                values.push((version, value));
+                values.push((self.version, value));
+            }
+        }
+    }
+
+    /// Makes a range read as zeroes, and whole sectors of it holes unless they are to keep their space.
+    fn zero(&mut self, start: usize, end: usize, keep_space: bool) {
+        let touched: Vec<usize> = (start / SECTOR..end.div_ceil(SECTOR))
+            .filter(|sector| keep_space || self.allocated.contains(sector) || self.values.contains_key(sector))
+            .collect();
+        for sector in touched {
+            let from = start.max(sector * SECTOR);
+            let to = end.min((sector + 1) * SECTOR);
+            self.write(from, &[0; SECTOR][..to - from]);
+            if !keep_space && (to - from == SECTOR || to == self.data.len() && from.is_multiple_of(SECTOR)) {
+                self.allocated.remove(&sector);
             }
         }
     }
@@ -206,7 +230,8 @@ impl State {
     }
 
     fn extents(&self, offset: usize, len: usize, count_max: usize) -> Vec<Extent> {
-        let end = (offset + len).min(self.data.len());
+        let asked_end = offset.saturating_add(len);
+        let end = asked_end.min(self.data.len());
         let mut found: Vec<Extent> = Vec::new();
         let mut at = offset;
         while at < end {
@@ -220,7 +245,21 @@ impl State {
             }
             at += part;
         }
+        // As a file system says it: past the end there is a hole.
+        if at >= end && at < asked_end && found.is_empty() {
+            found.push(Extent { len: (asked_end - at) as u64, hole: true });
+        }
         found
+    }
+}
+
+/// Forgets one value of a sector that has too many. The value that a sync in flight is going to make durable is the
+/// newest up to its version; it stays, and if each is such a one (they are as few as the syncs), all stay.
+fn forget_one(values: &mut Vec<(u64, Sector)>, syncs: &BTreeMap<u64, u64>) {
+    let wanted: BTreeSet<usize> =
+        syncs.values().filter_map(|since| values.iter().rposition(|(at, _)| at <= since)).collect();
+    if let Some(place) = (1..values.len()).find(|place| !wanted.contains(place)) {
+        values.remove(place);
     }
 }
 
@@ -240,23 +279,31 @@ impl Inner {
             Err(error) => return self.refuse(id, op, token, error),
         };
         let aligned = |offset: u64, len: usize| (offset | len as u64).is_multiple_of(u64::from(block));
-        let good = match &op {
-            Op::Read { offset, len, .. } => aligned(*offset, *len),
-            Op::Write { offset, len, .. } => {
-                aligned(*offset, *len) && offset.checked_add(*len as u64).is_some_and(|end| end <= sim.len())
-            }
-            _ => true,
+        let inside = |offset: u64, len: usize| offset.checked_add(len as u64).is_some_and(|end| end <= sim.len());
+        let wrong = match &op {
+            Op::Write { .. } | Op::Allocate { .. } if options.read_only => Some(Errno::BADF),
+            Op::Read { offset, len, .. } if !aligned(*offset, *len) => Some(Errno::INVAL),
+            Op::Write { offset, len, .. } if !aligned(*offset, *len) || !inside(*offset, *len) => Some(Errno::INVAL),
+            Op::Allocate { len: 0, .. } => Some(Errno::INVAL),
+            _ => None,
         };
-        if !good {
-            return self.refuse(id, op, token, Errno::INVAL);
+        if let Some(error) = wrong {
+            return self.refuse(id, op, token, error);
         }
         let key = self.new_id();
         let since = {
             let mut state = sim.lock();
-            if let Op::Write { offset, from, start, len, .. } = &op {
-                state.writes.insert(key, (*offset as usize, from[*start..start + len].to_vec()));
+            let version = state.version;
+            match &op {
+                Op::Write { offset, from, start, len, .. } => {
+                    state.writes.insert(key, (*offset as usize, from[*start..start + len].to_vec()));
+                }
+                Op::Sync { .. } => {
+                    state.syncs.insert(key, version);
+                }
+                _ => {}
             }
-            state.version
+            version
         };
         // Now and then longer than a client needs for a new session: what an old one began must not land in the new one.
         let nanos = if self.rng.one_in(50) {
@@ -285,7 +332,7 @@ impl Inner {
                 Outcome::Read { result: Ok(n), .. } => (&mut counters.read_copied_bytes, *n),
                 Outcome::Written { result: Ok(n), .. } if direct => (&mut counters.written_direct_bytes, *n),
                 Outcome::Written { result: Ok(n), .. } => (&mut counters.written_copied_bytes, *n),
-                _ => (&mut counters.sleeps, 0),
+                _ => return node.push(token, outcome),
             };
             *count += bytes as u64;
             node.push(token, outcome);
@@ -310,22 +357,18 @@ impl Inner {
                 let fault = file.lock().fault(FileOp::Sync);
                 let fault = fault.or_else(|| self.rng.chance(plan.sync_error).then_some(Errno::IO));
                 self.count.disk_errors += u64::from(fault.is_some());
+                let mut state = file.lock();
+                state.syncs.remove(&key);
                 match fault {
-                    Some(_) => file.lock().forget_dirty(since),
-                    None => file.lock().harden(0..usize::MAX, since),
+                    Some(_) => state.forget_dirty(since),
+                    None => state.harden(0..usize::MAX, since),
                 }
                 Outcome::Synced(fault.map_or(Ok(()), Err))
             }
             Op::Allocate { offset, len, mode, .. } => {
                 let mut state = file.lock();
                 let end = offset.saturating_add(len).min(state.data.len() as u64) as usize;
-                let start = (offset as usize).min(end);
-                state.write(start, &vec![0; end - start]);
-                if mode != crate::Allocate::ZeroRange {
-                    for sector in start.div_ceil(SECTOR)..end / SECTOR {
-                        state.allocated.remove(&sector);
-                    }
-                }
+                state.zero((offset as usize).min(end), end, mode == Allocate::ZeroRange);
                 Outcome::Allocated(Ok(()))
             }
             Op::Extents { offset, len, count_max, .. } => {
@@ -344,8 +387,7 @@ impl Inner {
         let Some((offset, bytes)) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;
-            let kept = self.rng.below(bytes.len().div_ceil(SECTOR) as u64 + 1) as usize * SECTOR;
-            file.lock().write(offset, &bytes[..kept.min(bytes.len())]);
+            self.write_prefix(file, offset, &bytes);
             return Err(error);
         }
         let mut state = file.lock();
@@ -357,7 +399,14 @@ impl Inner {
         Ok(len)
     }
 
-    /// A cancelled file operation ends as it would have, only now, or did not happen.
+    /// Writes as many of the sectors as chance decides, from the first on.
+    fn write_prefix(&mut self, file: &SimFile, offset: usize, bytes: &[u8]) {
+        let kept = self.rng.below(bytes.len().div_ceil(SECTOR) as u64 + 1) as usize * SECTOR;
+        file.lock().write(offset, &bytes[..kept.min(bytes.len())]);
+    }
+
+    /// A cancelled file operation ends as it would have, only now, or answers `ECANCELED`: then a write happened for a
+    /// prefix of its sectors, and anything else not at all.
     pub(super) fn cancel_disk(&mut self, id: u64, key: u64) {
         let Some(in_flight) = self.nodes.get(&id).and_then(|node| node.ops.get(&key)) else { return };
         let event = in_flight.event;
@@ -369,13 +418,23 @@ impl Inner {
             self.events.remove(event);
             return self.disk_done(id, key);
         }
-        file.lock().writes.remove(&key);
+        let write = {
+            let mut state = file.lock();
+            state.syncs.remove(&key);
+            state.writes.remove(&key)
+        };
+        if let Some((offset, bytes)) = write {
+            self.write_prefix(&file, offset, &bytes);
+        }
         self.fail(id, key, Errno::CANCELED);
     }
 
     pub(super) fn try_write(&mut self, id: u64, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (sim, options, _) = self.sim_file(id, file)?;
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= sim.len());
+        if options.read_only {
+            return Err(Errno::BADF);
+        }
         if options.direct || !fits || !self.rng.one_in(4) {
             return Err(Errno::AGAIN);
         }

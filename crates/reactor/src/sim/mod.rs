@@ -18,6 +18,8 @@ mod node;
 mod rng;
 mod stream;
 mod submit;
+#[cfg(test)]
+mod tests;
 mod world;
 
 pub use disk::{FileFault, FileOp, SimFile};

@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::events::Event;
+use super::events::{Event, Key};
 use super::node::{InFlight, Work};
-use super::stream::{Connection, End};
+use super::stream::{Connection, End, Stage};
 use super::world::{Crash, Inner, LinkProfile};
 use crate::Instant;
 use crate::op::{Address, Errno, Listener, Outcome, Socket};
 
 /// How long a connect waits for an answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// How often a connect that a partition holds tries again.
+const CONNECT_RETRY: Duration = Duration::from_millis(100);
 /// Connections that wait at a listener; more are refused.
 const BACKLOG: usize = 128;
 
@@ -33,7 +35,10 @@ pub(super) struct Net {
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) profile: LinkProfile,
-    pub(super) cut: bool,
+    /// Since when it is cut.
+    cut: Option<Instant>,
+    /// The events that end the patience of its connections while it is cut.
+    patience: Vec<Key>,
     stalled_until: Instant,
     /// When the last byte so far has left, from the lower address and from the higher.
     busy_until: [Instant; 2],
@@ -53,7 +58,11 @@ impl Net {
     }
 
     pub(super) fn is_cut(&self, a: IpAddr, b: IpAddr) -> bool {
-        self.links.get(&ordered(a, b)).is_some_and(|link| link.cut)
+        self.cut_since(a, b).is_some()
+    }
+
+    fn cut_since(&self, a: IpAddr, b: IpAddr) -> Option<Instant> {
+        self.links.get(&ordered(a, b))?.cut
     }
 
     /// When what arrives now may pass a stall.
@@ -73,6 +82,11 @@ impl Net {
         let busy = &mut link.busy_until[usize::from(from > to)];
         *busy = (*busy).max(now) + Duration::from_nanos(nanos);
         *busy
+    }
+
+    /// The connections that go over a link.
+    fn joining(&self, a: IpAddr, b: IpAddr) -> Vec<u64> {
+        self.connections.iter().filter(|(_, connection)| connection.joins(a, b)).map(|(key, _)| *key).collect()
     }
 
     /// Whether an end has a receive (or send) in flight.
@@ -131,7 +145,7 @@ impl Inner {
         let socket = Socket { index, generation };
         node.push(token, Outcome::Accepted(Ok(socket)));
         if let Some(connection) = self.net.connections.get_mut(&connection) {
-            connection.ends[1].open = true;
+            connection.ends[1].stage = Stage::Open;
         }
     }
 
@@ -139,15 +153,13 @@ impl Inner {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let ip = node.ip;
         let from = SocketAddr::new(ip, node.next_port());
-        let Some(InFlight { work: Work::Connect { to, from: at }, .. }) = node.ops.get_mut(&op) else { return };
+        let Some(InFlight { work: Work::Connect { to, from: at }, event, .. }) = node.ops.get_mut(&op) else { return };
         *at = Some(from);
         let Address::Tcp(to) = *to else { return self.fail(id, op, Errno::OPNOTSUPP) };
         let limit = self.now + CONNECT_LIMIT;
-        self.events.add(limit, Event::ConnectTimeout { node: id, op });
-        if !self.net.is_cut(ip, to.ip()) {
-            let at = self.now + self.latency(ip, to.ip());
-            self.events.add(at, Event::Syn { node: id, op });
-        }
+        *event = Some(self.events.add(limit, Event::ConnectTimeout { node: id, op }));
+        let at = self.now + self.latency(ip, to.ip());
+        self.events.add(at, Event::Syn { node: id, op });
     }
 
     fn connecting(&self, id: u64, op: u64) -> Option<(SocketAddr, SocketAddr)> {
@@ -160,6 +172,7 @@ impl Inner {
     pub(super) fn syn(&mut self, id: u64, op: u64) {
         let Some((from, to)) = self.connecting(id, op) else { return };
         if self.net.is_cut(from.ip(), to.ip()) {
+            self.events.add(self.now + CONNECT_RETRY, Event::Syn { node: id, op });
             return;
         }
         let connection = self.open_connection(id, from, to);
@@ -194,19 +207,18 @@ impl Inner {
             return connection.into_iter().for_each(|connection| self.reset(connection, Errno::CONNRESET));
         };
         if self.net.is_cut(from.ip(), to.ip()) {
-            let at = self.now + Duration::from_millis(10);
-            self.events.add(at, Event::SynAck { node: id, op, connection });
+            self.events.add(self.now + CONNECT_RETRY, Event::SynAck { node: id, op, connection });
             return;
         }
-        let Some(connection) = connection.filter(|key| self.net.connections.contains_key(key)) else {
-            return self.fail(id, op, Errno::CONNREFUSED);
+        let Some(connection) = connection else { return self.fail(id, op, Errno::CONNREFUSED) };
+        let Some(state) = self.net.connections.get_mut(&connection) else {
+            return self.fail(id, op, Errno::CONNRESET);
         };
+        state.ends[0].stage = Stage::Open;
         let Some(node) = self.nodes.get_mut(&id) else { return };
+        self.events.remove(node.ops.get_mut(&op).and_then(|op| op.event.take()));
         let (index, generation) = node.sockets.insert((connection, 0));
         node.complete(op, |_, _| Outcome::Connected(Ok(Socket { index, generation })));
-        if let Some(connection) = self.net.connections.get_mut(&connection) {
-            connection.ends[0].open = true;
-        }
     }
 
     pub(super) fn connect_timeout(&mut self, id: u64, op: u64) {
@@ -217,55 +229,69 @@ impl Inner {
     }
 
     pub(super) fn partition(&mut self, a: IpAddr, b: IpAddr) {
-        self.count.partitions += 1;
-        self.net.link(a, b).cut = true;
-        let mut silent = Vec::new();
-        for (key, connection) in &self.net.connections {
-            if connection.joins(a, b) {
-                silent.extend([0, 1].map(|end| (*key, end, self.now + connection.ends[end].keep_alive)));
-            }
+        if self.net.is_cut(a, b) {
+            return;
         }
-        for (connection, end, at) in silent {
-            self.events.add(at, Event::Silent { connection, end });
+        self.count.partitions += 1;
+        self.net.link(a, b).cut = Some(self.now);
+        for key in self.net.joining(a, b) {
+            self.watch(key, 0);
+            self.watch(key, 1);
+        }
+    }
+
+    /// Plans the end of the patience of an end, if its link is cut.
+    fn watch(&mut self, connection: u64, end: usize) {
+        let Some(state) = self.net.connections.get(&connection) else { return };
+        let (a, b) = state.ips(end);
+        if let Some(since) = self.net.cut_since(a, b) {
+            let at = (since + state.ends[end].keep_alive).max(self.now);
+            let key = self.events.add(at, Event::Silent { connection, end });
+            self.net.link(a, b).patience.push(key);
         }
     }
 
     pub(super) fn heal(&mut self, a: IpAddr, b: IpAddr) {
-        self.net.link(a, b).cut = false;
-        let held: Vec<u64> = self.net.connections.iter().filter(|(_, c)| c.joins(a, b)).map(|(key, _)| *key).collect();
-        for key in held {
-            let orphaned = self.net.connections.get(&key).is_some_and(|c| c.ends.iter().any(|end| end.crashed));
-            if orphaned {
+        let link = self.net.link(a, b);
+        link.cut = None;
+        for event in std::mem::take(&mut link.patience) {
+            self.events.remove(Some(event));
+        }
+        for key in self.net.joining(a, b) {
+            let Some(connection) = self.net.connections.get(&key) else { continue };
+            if connection.ends.iter().any(|end| end.stage == Stage::Crashed) {
                 self.reset(key, Errno::CONNRESET);
             } else {
-                self.arrive(key, 0);
-                self.arrive(key, 1);
+                self.schedule(key, 0);
+                self.schedule(key, 1);
             }
         }
     }
 
-    /// Nothing was heard for the keep-alive time, if the partition still stands.
+    /// The keep-alive time of an end has passed in a partition, unless it was made longer meanwhile.
     pub(super) fn silent(&mut self, key: u64, end: usize) {
         let Some(connection) = self.net.connections.get(&key) else { return };
-        let (a, b) = (connection.ends[0].address.ip(), connection.ends[1].address.ip());
-        if self.net.is_cut(a, b) {
-            let _ = end;
+        let (a, b) = connection.ips(end);
+        let patience = connection.ends[end].keep_alive;
+        if self.net.cut_since(a, b).is_some_and(|since| since + patience <= self.now) {
             self.count.timeouts += 1;
             self.reset(key, Errno::TIMEDOUT);
         }
     }
 
     pub(super) fn reset_random_connection(&mut self) -> bool {
-        let count = self.net.connections.len() as u64;
-        let place = self.rng.below(count) as usize;
-        let Some(key) = self.net.connections.keys().nth(place).copied() else { return false };
+        let whole: Vec<u64> =
+            self.net.connections.iter().filter(|(_, connection)| connection.is_whole()).map(|(key, _)| *key).collect();
+        let place = self.rng.below(whole.len() as u64) as usize;
+        let Some(key) = whole.get(place).copied() else { return false };
         self.count.resets += 1;
         self.reset(key, Errno::CONNRESET);
         true
     }
 
-    /// A loop ends: its peers see resets, at once or when the partition that hides it ends.
-    pub(super) fn end_connections(&mut self, id: u64, _how: Crash) {
+    /// A loop ends: its peers see resets, at once or when the partition that hides it ends. What it had closed is the
+    /// kernel's to deliver, as long as that lives.
+    pub(super) fn end_connections(&mut self, id: u64, how: Crash) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let listeners: Vec<(u32, u32)> = node.listeners.iter_mut().map(|(i, g, _)| (i, g)).collect();
         for (index, generation) in listeners {
@@ -280,9 +306,14 @@ impl Inner {
             .collect();
         for key in mine {
             let Some(connection) = self.net.connections.get_mut(&key) else { continue };
-            let (a, b) = (connection.ends[0].address.ip(), connection.ends[1].address.ip());
-            connection.ends.iter_mut().filter(|end| end.node == id).for_each(|end| end.crashed = true);
-            if !self.net.is_cut(a, b) {
+            let (a, b) = connection.ips(0);
+            for end in connection.ends.iter_mut().filter(|end| end.node == id) {
+                if how == Crash::Power || end.stage != Stage::Closed {
+                    end.stage = Stage::Crashed;
+                }
+            }
+            let crashed = connection.ends.iter().any(|end| end.stage == Stage::Crashed);
+            if crashed && !self.net.is_cut(a, b) {
                 self.reset(key, Errno::CONNRESET);
             }
         }
@@ -299,6 +330,7 @@ impl Inner {
             && let Some(connection) = self.net.connections.get_mut(&key)
         {
             connection.ends[end].keep_alive = idle;
+            self.watch(key, end);
         }
     }
 

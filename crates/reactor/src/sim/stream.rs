@@ -1,6 +1,7 @@
 //! Streams: bytes from a gather into a send buffer, over the link in segments of any size, into a scatter.
 
 use std::collections::VecDeque;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use crate::Instant;
 use crate::gather::{Gather, Scatter, Segment as GatherSegment};
 use crate::op::{Errno, Outcome, Socket};
 
-/// The kernel's `tcp_keepalive`-less patience: a stream that is held for longer times out.
-const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(60);
+/// How long a stream may be held by a partition if nobody asked for another time.
+const KEEP_ALIVE_DEFAULT: Duration = Duration::from_mins(1);
 /// The longest segment.
 const SEGMENT_BYTES_MAX: u64 = 64 << 10;
 
@@ -23,14 +24,25 @@ pub(super) struct Connection {
     pub(super) ends: [End; 2],
 }
 
+/// How far the owner of an end is with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Not yet connected or accepted.
+    Pending,
+    /// A socket names it.
+    Open,
+    /// The socket was closed.
+    Closed,
+    /// The node died.
+    Crashed,
+}
+
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) node: u64,
     pub(super) address: SocketAddr,
     pub(super) keep_alive: Duration,
-    /// A socket names it.
-    pub(super) open: bool,
-    pub(super) crashed: bool,
+    pub(super) stage: Stage,
     pub(super) receive: Option<u64>,
     pub(super) send: Option<u64>,
     /// Sent and not arrived, in order.
@@ -50,7 +62,15 @@ pub(super) struct End {
 struct Segment {
     at: Instant,
     bytes: Vec<u8>,
-    last: bool,
+    then: Then,
+}
+
+/// What comes after a segment's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Then {
+    More,
+    End,
+    Reset,
 }
 
 impl Connection {
@@ -60,7 +80,13 @@ impl Connection {
         ips == [a, b] || ips == [b, a]
     }
 
-    fn ips(&self, from: usize) -> (IpAddr, IpAddr) {
+    /// Whether it has not been broken.
+    pub(super) fn is_whole(&self) -> bool {
+        self.ends.iter().all(|end| end.error.is_none())
+    }
+
+    /// The addresses of end `from` and of the other.
+    pub(super) fn ips(&self, from: usize) -> (IpAddr, IpAddr) {
         (self.ends[from].address.ip(), self.ends[1 - from].address.ip())
     }
 }
@@ -71,8 +97,7 @@ impl End {
             node,
             address,
             keep_alive: KEEP_ALIVE_DEFAULT,
-            open: false,
-            crashed: false,
+            stage: Stage::Pending,
             receive: None,
             send: None,
             segments: VecDeque::new(),
@@ -161,6 +186,11 @@ impl Inner {
             return node.complete(op, |work, _| work.fail(error));
         }
         let Some(Work::Send { sending, .. }) = node.ops.get_mut(&op).map(|op| &mut op.work) else { return };
+        // As kernels do: a full buffer takes more only once a good part of it is free. Else pieces would shrink to bytes.
+        let left = sending.gather.len() - sending.sent;
+        if room < left.min(limit / 3) {
+            return;
+        }
         let bytes = sending.take(room);
         let done = sending.sent == sending.gather.len();
         if done {
@@ -183,7 +213,8 @@ impl Inner {
             bytes = later;
             let left = self.net.occupy(a, b, n, self.now);
             ready = ready.max(left + self.latency(a, b));
-            segments.push(Segment { at: ready, bytes: now.to_vec(), last: last && later.is_empty() });
+            let then = if last && later.is_empty() { Then::End } else { Then::More };
+            segments.push(Segment { at: ready, bytes: now.to_vec(), then });
         }
         if let Some(connection) = self.net.connections.get_mut(&key) {
             connection.ends[from].segments.extend(segments);
@@ -192,7 +223,7 @@ impl Inner {
     }
 
     /// Plans the arrival of the first segment, if none is planned.
-    fn schedule(&mut self, key: u64, from: usize) {
+    pub(super) fn schedule(&mut self, key: u64, from: usize) {
         let Some(connection) = self.net.connections.get_mut(&key) else { return };
         let (a, b) = connection.ips(from);
         let end = &mut connection.ends[from];
@@ -215,15 +246,26 @@ impl Inner {
             return self.schedule(key, from);
         }
         let Some(connection) = self.net.connections.get_mut(&key) else { return };
-        let full = connection.ends[1 - from].inbox.len() >= limit;
-        let due = connection.ends[from].segments.front().is_some_and(|segment| segment.at <= self.now);
-        if full {
+        let Some(segment) = connection.ends[from].segments.front() else { return };
+        if segment.at > self.now {
+            return self.schedule(key, from);
+        }
+        // A receive will ask again; a reset waits for nobody.
+        if connection.ends[1 - from].inbox.len() >= limit && segment.then != Then::Reset {
             return;
         }
-        if due && let Some(segment) = connection.ends[from].segments.pop_front() {
-            let to = &mut connection.ends[1 - from];
+        let Some(segment) = connection.ends[from].segments.pop_front() else { return };
+        if segment.then == Then::Reset {
+            return self.reset(key, Errno::CONNRESET);
+        }
+        let to = &mut connection.ends[1 - from];
+        if to.stage == Stage::Closed {
+            if !segment.bytes.is_empty() {
+                self.abort(key, 1 - from);
+            }
+        } else {
             to.inbox.extend(segment.bytes);
-            to.ended |= segment.last;
+            to.ended |= segment.then == Then::End;
         }
         self.schedule(key, from);
         self.pump_receive(key, 1 - from);
@@ -238,8 +280,15 @@ impl Inner {
         let Some(op) = end.receive else { return };
         let Some(node) = self.nodes.get_mut(&end.node) else { return };
         let Some(Work::Recv { into, min, got, .. }) = node.ops.get_mut(&op).map(|op| &mut op.work) else { return };
-        let n = end.inbox.len().min(into.len() - *got);
-        place(into, *got, end.inbox.drain(..n));
+        let available = end.inbox.len().min(into.len() - *got);
+        // A receive need not take all that is there, so that every reader sees every split.
+        let needed = min.saturating_sub(*got).max(1);
+        let n = if available > needed && self.rng.one_in(4) {
+            self.rng.between(needed as u64, available as u64) as usize
+        } else {
+            available
+        };
+        place(into, *got, &mut end.inbox, n);
         *got += n;
         let got = *got;
         node.counters.received_bytes += n as u64;
@@ -247,7 +296,7 @@ impl Inner {
         let over = end.inbox.is_empty() && (end.ended || end.error.is_some());
         if got >= *min || over {
             end.receive = None;
-            let error = end.error.filter(|_| got == 0 && !end.ended);
+            let error = end.error.filter(|_| !end.ended && got < *min);
             node.complete(op, |work, _| match (work, error) {
                 (Work::Recv { into, .. }, None) => Outcome::Received { into, result: Ok(got) },
                 (work, error) => work.fail(error.unwrap_or(Errno::IO)),
@@ -299,27 +348,44 @@ impl Inner {
         let state = &mut connection.ends[end];
         let ops = [state.receive.take(), state.send.take()];
         let unsent = ops[1].is_some();
-        state.open = false;
+        state.stage = Stage::Closed;
         let unread = !state.inbox.is_empty();
+        state.inbox.clear();
         for op in ops.into_iter().flatten() {
             self.fail(id, op, Errno::CANCELED);
         }
         // As TCP does: data that nobody will read, or that was cut off, is a reset.
         if unread || unsent {
-            self.reset(key, Errno::CONNRESET);
+            self.abort(key, end);
         } else {
             self.end_stream(key, end);
         }
         self.drop_if_over(key);
     }
 
+    /// Has the other end see a reset as soon as that has crossed the link. What is on its way there is lost.
+    fn abort(&mut self, key: u64, from: usize) {
+        let Some(connection) = self.net.connections.get(&key) else { return };
+        let (a, b) = connection.ips(from);
+        let at = self.now + self.latency(a, b);
+        let Some(connection) = self.net.connections.get_mut(&key) else { return };
+        let end = &mut connection.ends[from];
+        let on_its_way = end.segments.front().is_some_and(|segment| segment.then == Then::Reset);
+        if end.error.is_none() && !on_its_way {
+            end.shut = true;
+            end.segments.clear();
+            end.segments.push_back(Segment { at, bytes: Vec::new(), then: Then::Reset });
+            self.schedule(key, from);
+        }
+    }
+
     /// Forgets a connection that no socket names and that has nothing on its way.
     fn drop_if_over(&mut self, key: u64) {
         let over = self.net.connections.get(&key).is_some_and(|connection| {
-            connection.ends.iter().all(|end| {
-                let gone = !end.open || end.crashed;
-                gone && (end.segments.is_empty() || end.error.is_some()) && (end.shut || end.error.is_some())
-            })
+            connection
+                .ends
+                .iter()
+                .all(|end| end.stage != Stage::Open && (end.error.is_some() || end.shut && end.segments.is_empty()))
         });
         if over {
             self.net.connections.remove(&key);
@@ -337,21 +403,15 @@ fn finish_send(node: &mut Node, op: u64) {
     });
 }
 
-/// Puts bytes into a scatter after its first `skip`.
-fn place(into: &mut Scatter, mut skip: usize, bytes: impl Iterator<Item = u8>) {
-    let mut bytes = bytes.peekable();
+/// Puts the first `len` arrived bytes into a scatter that has room for them, after its first `skip`.
+fn place(into: &mut Scatter, mut skip: usize, inbox: &mut VecDeque<u8>, mut len: usize) {
     for piece in &mut into.pieces {
-        if skip >= piece.len {
-            skip -= piece.len;
-            continue;
-        }
-        for slot in &mut piece.frame[piece.start + skip..piece.start + piece.len] {
-            let Some(byte) = bytes.next() else { return };
-            *slot = byte;
-        }
-        skip = 0;
-        if bytes.peek().is_none() {
-            return;
-        }
+        let from = skip.min(piece.len);
+        let part = (piece.len - from).min(len);
+        let start = piece.start + from;
+        // Reading what is there from memory cannot fail.
+        let _ = inbox.read_exact(&mut piece.frame[start..start + part]);
+        skip -= from;
+        len -= part;
     }
 }

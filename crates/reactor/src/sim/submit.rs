@@ -50,9 +50,9 @@ impl Inner {
                 None => Some(Errno::BADF),
                 Some(entry) => entry.accept.map(|_| Errno::BUSY),
             },
-            Op::Recv { socket, into, .. } => match socket_known(*socket) {
+            Op::Recv { socket, into, min } => match socket_known(*socket) {
                 None => Some(Errno::BADF),
-                Some(_) if into.is_empty() => Some(Errno::INVAL),
+                Some(_) if into.is_empty() || into.len() < *min => Some(Errno::INVAL),
                 Some((connection, end)) => self.net.busy(*connection, *end, false).then_some(Errno::BUSY),
             },
             Op::Send { socket, .. } => match socket_known(*socket) {
@@ -67,10 +67,7 @@ impl Inner {
         Ok(match op {
             Op::Accept { listener } => Work::Accept { listener },
             Op::Connect { to } => Work::Connect { to, from: None },
-            Op::Recv { socket, into, min } => {
-                let min = min.clamp(1, into.len());
-                Work::Recv { socket, into, min, got: 0 }
-            }
+            Op::Recv { socket, into, min } => Work::Recv { socket, into, min: min.max(1), got: 0 },
             Op::Send { socket, gather } => match self.maps(id, &gather) {
                 Ok(maps) => Work::Send { socket, sending: Sending::new(gather, maps) },
                 Err(error) => return Err((Op::Send { socket, gather }, error)),

@@ -222,13 +222,13 @@ impl Inner {
         }
         if let Some((at, event)) = self.events.pop() {
             self.now = self.now.max(at);
-            self.happen(event);
+            self.happen(&event);
         }
         true
     }
 
-    fn happen(&mut self, event: Event) {
-        match event {
+    fn happen(&mut self, event: &Event) {
+        match *event {
             Event::Timer { node, op } => self.timer_due(node, op),
             Event::Disk { node, op } => self.disk_done(node, op),
             Event::Syn { node, op } => self.syn(node, op),
@@ -284,8 +284,8 @@ impl Inner {
         node.dead = true;
         let ip = node.ip;
         self.addresses.insert(ip, None);
-        self.end_connections(id, how);
         self.cancel_everything(id);
+        self.end_connections(id, how);
         if let Some(files) = self.disks.get(&ip) {
             for file in files.values() {
                 self.count.lost_sectors += file.crash(how, &mut self.rng);

@@ -235,7 +235,11 @@ impl Uring {
                 match outcome {
                     Ok(n) if n > 0 && progress < min && !slot.cancelled => self.receive_more(data),
                     Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => self.receive_more(data),
-                    Err(error) if progress == 0 => self.finish(data, Err(error), Vec::new()),
+                    // A short receive is the end of the stream: one that broke is none. Only what a cancelled one
+                    // took must not be lost.
+                    Err(error) if progress == 0 || error != Errno::CANCELED => {
+                        self.finish(data, Err(error), Vec::new());
+                    }
                     _ => self.finish(data, Ok(progress), Vec::new()),
                 }
             }
