@@ -9,6 +9,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
+use crate::bench::{self, BenchCommand};
 use crate::config::{http_address, parse_io};
 use crate::copy::{self, CopyArguments};
 use crate::doctor::{self, DoctorArguments};
@@ -31,6 +32,9 @@ pub enum Command {
     Serve(Box<ServeArguments>),
     /// Copy an image: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Say what this machine can do, and what to do about the rest
     Doctor(DoctorArguments),
     /// Print completions for a shell to standard output
@@ -109,6 +113,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "byway", &mut std::io::stdout());

@@ -1,0 +1,337 @@
+//! `byway bench volume`: how fast a volume is, as its own client sees it.
+
+use std::net::ToSocketAddrs;
+use std::rc::Rc;
+use std::time::Duration;
+
+use byway_reactor::{Address, Completion, Counters, Frame, Instant, IoChoice, Reactor, Wait};
+use byway_service::block::client::{Done, Notice, Request, Volume, VolumeError, VolumeOptions};
+use clap::{Args, Subcommand, ValueEnum};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::address::{AddressError, ResourceName};
+use crate::config::parse_io;
+use crate::units::{parse_size, show_size};
+
+/// The class of the first connection's tokens; the others follow.
+const CLASS: u8 = 0x30;
+/// Longest transfer of one call of the native wire.
+const BLOCK_BYTES_MAX: u64 = 1 << 20;
+/// How long the volumes may take to open.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// Latencies are kept to three digits up to a minute, in nanoseconds.
+const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
+
+/// What is measured.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Read or write a volume of a node and print rate, latencies and cost
+    Volume(BenchArguments),
+}
+
+/// The flags of `byway bench volume`.
+#[derive(Args, Debug)]
+pub struct BenchArguments {
+    /// The volume: byway://HOST[:PORT]/NAME. Writing overwrites what it holds
+    pub uri: String,
+    /// What to do
+    #[arg(long, value_enum, default_value = "randread")]
+    pub rw: Pattern,
+    /// Bytes of a request, 512 to 1M
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
+    pub bs: u64,
+    /// Requests in flight on each connection, 1 to 256
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub depth: u16,
+    /// Sessions, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub connections: u8,
+    /// How long, in seconds
+    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// What the event loop stands on: auto, uring or epoll
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    pub io: IoChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which requests, in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pattern {
+    /// One after the other.
+    Read,
+    /// One after the other.
+    Write,
+    /// Anywhere.
+    Randread,
+    /// Anywhere.
+    Randwrite,
+    /// Anywhere, half of each.
+    Randrw,
+}
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The name of the volume.
+    #[error(transparent)]
+    Name(#[from] AddressError),
+    /// A volume must be named.
+    #[error("{0} names no volume; write byway://HOST/NAME")]
+    NoVolume(String),
+    /// The request's size.
+    #[error("--bs {0}: give 512 to 1M, a multiple of 512")]
+    Block(u64),
+    /// The host.
+    #[error("{host}: {source}")]
+    Resolve {
+        /// Which.
+        host: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The loop.
+    #[error("the event loop: {0}")]
+    Loop(std::io::Error),
+    /// The server refused the volume.
+    #[error("the server does not open the volume: {0}")]
+    Refused(String),
+    /// Nobody answers.
+    #[error("no answer within {} s; check the address and that a node serves there (byway serve --listen)", OPEN_LIMIT.as_secs())]
+    Silent,
+    /// The volume is too small for one request.
+    #[error("the volume is smaller than one request; give a smaller --bs")]
+    Small,
+    /// A request failed.
+    #[error("a request failed: {0}")]
+    Request(#[from] VolumeError),
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    requests: u64,
+    seconds: f64,
+    requests_per_second: f64,
+    megabytes_per_second: f64,
+    latency_us: Latencies,
+    client_cpu_us_per_request: f64,
+    client_kernel_copied_bytes_per_byte: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Latencies {
+    p50: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+}
+
+/// One session and its requests.
+struct Lane {
+    volume: Volume,
+    /// By tag: when the request was begun.
+    begun: Vec<Instant>,
+    payload: Rc<Frame>,
+    next: u64,
+}
+
+struct Bench {
+    reactor: Reactor,
+    lanes: Vec<Lane>,
+    pattern: Pattern,
+    block: u64,
+    blocks: u64,
+    random: u64,
+    latencies: Histogram<u64>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// See [`BenchError`].
+pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
+    let BenchCommand::Volume(arguments) = command;
+    if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || arguments.bs % 512 != 0 {
+        return Err(BenchError::Block(arguments.bs));
+    }
+    let mut bench = Bench::open(arguments)?;
+    let (cpu, counters, began) = (own_cpu(), bench.reactor.counters(), bench.reactor.now());
+    bench.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
+    let seconds = bench.reactor.now().since(began).as_secs_f64();
+    let report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
+    if arguments.json {
+        println!("{}", serde_json::json!(report));
+    } else {
+        let Latencies { p50, p99, p999, max } = report.latency_us;
+        println!(
+            "{} requests of {} in {seconds:.2} s: {:.0}/s, {:.1} MB/s\n\
+             latency us: p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}\n\
+             client: {:.2} us of CPU for each request, {:.2} bytes copied by its kernel for each byte moved",
+            report.requests,
+            show_size(arguments.bs),
+            report.requests_per_second,
+            report.megabytes_per_second,
+            report.client_cpu_us_per_request,
+            report.client_kernel_copied_bytes_per_byte,
+        );
+    }
+    Ok(())
+}
+
+/// CPU time of this process, user and system.
+fn own_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn address_of(name: &ResourceName) -> Result<Address, BenchError> {
+    let failed = |source| BenchError::Resolve { host: name.host.clone(), source };
+    let mut addresses = (name.host.as_str(), name.port).to_socket_addrs().map_err(failed)?;
+    let none = || failed(std::io::Error::from(std::io::ErrorKind::NotFound));
+    Ok(Address::Tcp(addresses.next().ok_or_else(none)?))
+}
+
+impl Bench {
+    fn open(arguments: &BenchArguments) -> Result<Self, BenchError> {
+        let name: ResourceName = arguments.uri.parse()?;
+        let volume = name.volume.as_ref().ok_or_else(|| BenchError::NoVolume(arguments.uri.clone()))?;
+        let address = address_of(&name)?;
+        let frames = usize::from(arguments.depth) * usize::from(arguments.connections) * arguments.bs as usize;
+        let reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
+        let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
+        let mut lanes = Vec::new();
+        for index in 0..arguments.connections {
+            let options = VolumeOptions::new(CLASS + index);
+            let volume = Volume::connect(&reactor, address.clone(), volume.as_str(), options);
+            let mut payload = reactor.frames().alloc(arguments.bs as usize).ok_or_else(no_memory)?;
+            payload.fill(0x5a);
+            let begun = vec![Instant::ZERO; arguments.depth.into()];
+            lanes.push(Lane { volume, begun, payload: Rc::new(payload), next: 0 });
+        }
+        let limit = reactor.now() + OPEN_LIMIT;
+        let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
+        let (pattern, block) = (arguments.rw, arguments.bs);
+        let mut bench = Self { reactor, lanes, pattern, block, blocks: 0, random: 1, latencies };
+        while bench.lanes.iter().any(|lane| lane.volume.info().is_none()) {
+            bench.turn(Wait::Until(limit))?;
+            bench.refusals()?;
+            if bench.reactor.now() >= limit {
+                return Err(BenchError::Silent);
+            }
+        }
+        let bytes = bench.lanes[0].volume.info().map_or(0, |info| info.len);
+        bench.blocks = bytes / block;
+        if bench.blocks == 0 { Err(BenchError::Small) } else { Ok(bench) }
+    }
+
+    fn refusals(&mut self) -> Result<(), BenchError> {
+        let mut notices = Vec::new();
+        for lane in &mut self.lanes {
+            lane.volume.take_notices(&mut notices);
+        }
+        for notice in notices {
+            match notice {
+                Notice::Refused(error) => return Err(BenchError::Refused(error.to_string())),
+                Notice::Disconnected(reason) => return Err(BenchError::Refused(reason.to_string())),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, wait: Wait) -> Result<(), BenchError> {
+        let mut completions: Vec<Completion> = Vec::new();
+        for lane in &mut self.lanes {
+            lane.volume.flush(&mut self.reactor);
+        }
+        self.reactor.reap(&mut completions, wait).map_err(BenchError::Loop)?;
+        for completion in completions {
+            let lane = completion.token.class().wrapping_sub(CLASS);
+            if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
+                lane.volume.handle(&mut self.reactor, completion);
+            }
+        }
+        for lane in &mut self.lanes {
+            lane.volume.flush(&mut self.reactor);
+        }
+        Ok(())
+    }
+
+    /// Keeps `depth` requests in flight on each session until `end`, then takes the last answers.
+    fn measure(&mut self, end: Instant, depth: usize) -> Result<(), BenchError> {
+        for lane in 0..self.lanes.len() {
+            for tag in 0..depth {
+                let frame = self.reactor.frames().alloc(self.block as usize);
+                self.begin(lane, tag as u64, frame)?;
+            }
+        }
+        let mut done: Vec<Done<Frame>> = Vec::new();
+        while self.lanes.iter().any(|lane| lane.volume.pending() > 0) {
+            let mut answered = false;
+            for lane in 0..self.lanes.len() {
+                self.lanes[lane].volume.reap(&mut done);
+                let now = self.reactor.now();
+                for one in done.drain(..) {
+                    one.result?;
+                    answered = true;
+                    let nanos = now.since(self.lanes[lane].begun[one.tag as usize]).as_nanos() as u64;
+                    // The bounds hold for a minute; a longer latency counts as that.
+                    self.latencies.saturating_record(nanos.max(1));
+                    if now < end {
+                        let frame = one.buffer.or_else(|| self.reactor.frames().alloc(self.block as usize));
+                        self.begin(lane, one.tag, frame)?;
+                    }
+                }
+            }
+            self.turn(if answered { Wait::Poll } else { Wait::Block })?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, lane: usize, tag: u64, frame: Option<Frame>) -> Result<(), BenchError> {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let lane = &mut self.lanes[lane];
+        let block = match self.pattern {
+            Pattern::Read | Pattern::Write => lane.next % self.blocks,
+            _ => self.random % self.blocks,
+        };
+        lane.next += 1;
+        let (offset, len) = (block * self.block, self.block as usize);
+        let writes = match self.pattern {
+            Pattern::Write | Pattern::Randwrite => true,
+            Pattern::Randrw => self.random >> 40 & 1 == 1,
+            Pattern::Read | Pattern::Randread => false,
+        };
+        let request = match (writes, frame) {
+            (true, _) => Request::Write { offset, len, from: Rc::clone(&lane.payload), durable: false },
+            (false, Some(into)) => Request::Read { offset, len, into },
+            (false, None) => return Err(BenchError::Loop(std::io::ErrorKind::OutOfMemory.into())),
+        };
+        lane.begun[tag as usize] = self.reactor.now();
+        // Refused only over the machine's bound, which is above the greatest depth.
+        let _ = lane.volume.submit(request, tag);
+        Ok(())
+    }
+
+    fn report(&self, seconds: f64, cpu: Duration, before: &Counters) -> Report {
+        let requests = self.latencies.len();
+        let bytes = (requests * self.block).max(1) as f64;
+        let us = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1000.0;
+        let copied = self.reactor.counters().copied_bytes() - before.copied_bytes();
+        Report {
+            requests,
+            seconds,
+            requests_per_second: requests as f64 / seconds,
+            megabytes_per_second: bytes / seconds / 1e6,
+            latency_us: Latencies { p50: us(0.5), p99: us(0.99), p999: us(0.999), max: us(1.0) },
+            client_cpu_us_per_request: cpu.as_secs_f64() * 1e6 / requests.max(1) as f64,
+            client_kernel_copied_bytes_per_byte: copied as f64 / bytes,
+        }
+    }
+}
