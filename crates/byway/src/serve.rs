@@ -88,7 +88,7 @@ pub fn open_volume(spec: &VolumeSpec) -> Result<Volume, OpenError> {
     Ok(Volume::new(spec.name.as_str(), store, options))
 }
 
-/// Serves until SIGTERM or SIGINT; a second one ends at once.
+/// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1.
 ///
 /// # Errors
 /// See [`ServeError`].
@@ -112,8 +112,12 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     }
     announce(&node);
     tell(supervisor.ready("serving"));
-    let mut pending = signals.forever();
-    pending.next();
+    signals.forever().next();
+    // Whoever asks twice does not want to wait.
+    std::thread::spawn(move || {
+        signals.forever().next();
+        std::process::exit(1);
+    });
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
     if !node.stop(DRAIN_LIMIT) {
