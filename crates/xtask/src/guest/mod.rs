@@ -10,6 +10,7 @@
 
 mod boot;
 mod cpio;
+mod groups;
 mod initramfs;
 mod kernel;
 mod modules;

@@ -95,9 +95,10 @@ kill -9 "$server"
 echo "killed the server after $(wc -l </run/synced.sums) synced files"
 serve
 # The kernel holds what was on its way until it is told to give up; then the writer's sync fails.
-detach
+nbd-client -d /dev/nbd0 || fail "cannot give up the dead connection"
 wait_until test -e /run/writer-ended
 umount /mnt || fail "cannot unmount after the kill"
+wait_until is_detached
 attach
 # Replays the journal; 1 means that it mended something, which a replay may count as.
 e2fsck -p /dev/nbd0 >/run/e2fsck.log 2>&1
