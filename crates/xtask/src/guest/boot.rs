@@ -121,7 +121,7 @@ impl Emulator {
 /// The end of what the console said before the script began, which was not shown as it came.
 fn tail(early: &[String]) -> String {
     let start = early.len().saturating_sub(TAIL_LINES);
-    early[start..].iter().map(|line| format!("\n{line}")).collect()
+    [&[String::new()], &early[start..]].concat().join("\n")
 }
 
 /// Lines as they come, without the carriage returns of a terminal.

@@ -61,9 +61,9 @@ mod tests {
 
     #[test]
     fn a_volume_that_has_all_or_more_has_lost_nothing() {
-        for acknowledged in [0, 1, PLACES - 1, PLACES, PLACES + 5, GROUPS] {
+        for acknowledged in [0, 1, PLACES - 1, PLACES, PLACES + 5, GROUPS - 1] {
             assert_eq!(lost(&volume_after(acknowledged), acknowledged), Vec::<usize>::new());
-            assert_eq!(lost(&volume_after(acknowledged + 1).clone(), acknowledged), Vec::<usize>::new());
+            assert_eq!(lost(&volume_after(acknowledged + 1), acknowledged), Vec::<usize>::new());
         }
     }
 

@@ -31,8 +31,9 @@ impl<'a> Initramfs<'a> {
             initramfs.archive.add_directory(folder);
         }
         initramfs.archive.add_file("init", include_bytes!("init.sh").to_vec());
-        let settings: String = settings.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-        initramfs.archive.add_file("job/script", format!("{settings}{script}").into_bytes());
+        let mut lines: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        lines.push(script.to_owned());
+        initramfs.archive.add_file("job/script", lines.join("\n").into_bytes());
         initramfs.archive.add_file("bin/busybox", read(&system.program("busybox")?)?);
         initramfs.archive.add_link("bin/sh", "busybox");
         for program in PROGRAMS {
@@ -78,7 +79,7 @@ impl<'a> Initramfs<'a> {
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         };
         let modules = Modules::parse(&text("modules.dep")?, &text("modules.builtin")?);
-        let mut order = String::new();
+        let mut order = Vec::new();
         for path in modules.closure(&MODULES)? {
             let bytes = read(&folder.join(path))?;
             let (path, bytes) = match path.strip_suffix(".xz") {
@@ -87,9 +88,10 @@ impl<'a> Initramfs<'a> {
             };
             let place = format!("/modules/{}", path.rsplit('/').next().unwrap_or(path));
             self.archive.add_file(&place, bytes);
-            order += &format!("{place}\n");
+            order.push(place);
         }
-        self.archive.add_file("modules/order", order.into_bytes());
+        // With an end to the last line, without which `read` would not take it.
+        self.archive.add_file("modules/order", (order.join("\n") + "\n").into_bytes());
         Ok(())
     }
 }

@@ -129,7 +129,7 @@ fn fill(system: &System) -> Result<()> {
     let package =
         newest_kernel(&process::output(Command::new("apt-cache").args(["search", "--names-only", KERNEL_PATTERN]))?)
             .context("the package lists have no Debian 12 kernel 6.12: run `apt-get update`, on Debian 12")?;
-    unpack(&[package.clone()], &kernel_root)?;
+    unpack(std::slice::from_ref(&package), &kernel_root)?;
     unpack(&USERLAND.map(str::to_owned), &userland)?;
     let emulator = QEMU.iter().map(|package| stable_version(package)).collect::<Result<Vec<_>>>()?;
     unpack(&[emulator.clone(), FIRMWARE.map(str::to_owned).to_vec()].concat(), &qemu)?;
