@@ -2,7 +2,7 @@
 //! installing qemu-system-x86 would remove a newer qemu-utils that the machine may have.
 //!
 //! Everything is made in a folder beside the final one and renamed when it is whole, so that an
-//! interrupted setup leaves nothing half done.
+//! interrupted setup leaves nothing behind that looks whole.
 
 use super::kernel;
 use crate::process;
