@@ -1,0 +1,71 @@
+//! `cargo xtask guest`: byway under a stock kernel that a test may crash.
+//!
+//! Two things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! is served well (its module may be missing, and attaching needs root), and that what was
+//! acknowledged survives the loss of power. So Debian's 6.12 kernel boots in qemu, emulated so
+//! that it runs alike on every machine, with an initramfs that holds the release binary and one
+//! shell script.
+//! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
+//! Speeds seen in emulation say nothing.
+
+mod boot;
+mod cpio;
+mod groups;
+mod initramfs;
+mod kernel;
+mod modules;
+mod nbd;
+mod power;
+mod setup;
+
+use crate::process;
+use anyhow::Result;
+use clap::Subcommand;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Subcommand)]
+pub enum Task {
+    /// Download and unpack a kernel, qemu and a small userland (the other tasks do it at need).
+    Setup,
+    /// Put ext4 on the kernel's NBD client, kill the server while files are written, check them.
+    Nbd,
+    /// Cut the power while blocks are written: nothing acknowledged may be lost, and a server
+    /// built to drop flushes must be caught.
+    Power,
+}
+
+pub fn run(task: &Task) -> Result<()> {
+    let start = Instant::now();
+    let system = setup::provide()?;
+    match task {
+        Task::Setup => println!("guest setup: {}", system.folder().display()),
+        Task::Nbd => nbd::run(&system)?,
+        Task::Power => power::run(&system)?,
+    }
+    println!("{} s", start.elapsed().as_secs());
+    Ok(())
+}
+
+/// All tests that need a guest.
+pub fn run_all() -> Result<()> {
+    run(&Task::Nbd)?;
+    run(&Task::Power)
+}
+
+/// Builds the release binary and says where it is.
+fn build_byway() -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
+    Ok(process::target_directory()?.join("release/byway"))
+}
+
+/// Builds the binary that acknowledges flushes and does nothing, apart from the good one.
+fn build_byway_that_drops_flushes() -> Result<PathBuf> {
+    let target = process::target_directory()?.join("drop-flushes");
+    process::run(
+        process::cargo()
+            .args(["build", "--release", "--package", "byway", "--features", "drop-flushes", "--target-dir"])
+            .arg(&target),
+    )?;
+    Ok(target.join("release/byway"))
+}
