@@ -344,18 +344,26 @@ impl Inner {
     pub(super) fn close(&mut self, id: u64, socket: Socket) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let Some((key, end)) = node.sockets.remove(socket.index, socket.generation) else { return };
-        let Some(connection) = self.net.connections.get_mut(&key) else { return };
-        let state = &mut connection.ends[end];
-        let ops = [state.receive.take(), state.send.take()];
-        let unsent = ops[1].is_some();
-        state.stage = Stage::Closed;
-        let unread = !state.inbox.is_empty();
-        state.inbox.clear();
+        let Some(connection) = self.net.connections.get(&key) else { return };
+        let ops = [connection.ends[end].receive, connection.ends[end].send];
         for op in ops.into_iter().flatten() {
             self.fail(id, op, Errno::CANCELED);
         }
-        // As TCP does: data that nobody will read, or that was cut off, is a reset.
-        if unread || unsent {
+        // A send that was cut off is not to look like a whole one.
+        self.close_end(key, end, ops[1].is_some());
+    }
+
+    /// What the kernel does with an end that no descriptor names any more. Its operations have been completed.
+    pub(super) fn close_end(&mut self, key: u64, end: usize, abort: bool) {
+        let Some(connection) = self.net.connections.get_mut(&key) else { return };
+        let state = &mut connection.ends[end];
+        state.receive = None;
+        state.send = None;
+        let unread = !state.inbox.is_empty();
+        state.inbox.clear();
+        state.stage = Stage::Closed;
+        // As TCP does: data that nobody will read is a reset.
+        if abort || unread {
             self.abort(key, end);
         } else {
             self.end_stream(key, end);
