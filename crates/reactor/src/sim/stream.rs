@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::disk::SimFile;
 use super::events::Event;
 use super::node::{Node, Sending, Work};
+use super::rng::Rng;
 use super::world::Inner;
 use crate::Instant;
 use crate::gather::{Gather, Scatter, Segment as GatherSegment};
@@ -120,7 +121,7 @@ impl Sending {
     }
 
     /// Takes up to `max` of the bytes that are left.
-    fn take(&mut self, max: usize) -> Vec<u8> {
+    fn take(&mut self, max: usize, rng: &mut Rng) -> Vec<u8> {
         let mut taken = Vec::new();
         while taken.len() < max
             && let Some(segment) = self.gather.segments.get(self.segment)
@@ -135,7 +136,7 @@ impl Sending {
                 GatherSegment::Map { offset, .. } => {
                     let before = taken.len();
                     taken.resize(before + n, 0);
-                    self.maps[self.mapped].read(offset + at as u64, &mut taken[before..]);
+                    self.maps[self.mapped].read(offset + at as u64, &mut taken[before..], rng);
                     self.sent_mapped += n;
                 }
                 GatherSegment::Frame { frame, start, .. } => {
@@ -191,7 +192,7 @@ impl Inner {
         if room < left.min(limit / 3) {
             return;
         }
-        let bytes = sending.take(room);
+        let bytes = sending.take(room, &mut self.rng);
         let done = sending.sent == sending.gather.len();
         if done {
             end.send = None;

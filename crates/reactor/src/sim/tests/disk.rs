@@ -232,3 +232,30 @@ fn a_cancelled_write_happened_or_left_a_prefix() {
     }
     assert!(done > 5 && cancelled > 5);
 }
+
+#[test]
+fn a_read_sees_a_write_in_flight_sector_by_sector_and_what_was_seen_stays() {
+    let (mut mixed, mut lost) = (0, 0);
+    for seed in 0..100 {
+        let mut rig = Rig::new(seed, 1);
+        let (sim, file) = rig.open(0, "file", 8192, FileOptions::default());
+        // Not on the bounds of sectors.
+        let op = rig.write_op(0, file, 100, &[1; 7000], false);
+        let write = rig.submit(0, op);
+        let before = rig.read(0, file, 0, 8192).unwrap();
+        assert!(before[..100].iter().chain(&before[7100..]).all(|byte| *byte == 0), "seed {seed}: outside of it");
+        let sectors: Vec<u8> = before[..7168].chunks(512).map(|sector| sector[400.min(sector.len() - 1)]).collect();
+        mixed += u32::from(sectors.contains(&0) && sectors.contains(&1) && rig.taken(0, write).is_none());
+        if seed % 2 == 0 {
+            rig.world.crash(ip(0), Crash::Process);
+        } else {
+            assert!(matches!(rig.wait(0, write), Outcome::Written { result: Ok(7000), .. }));
+        }
+        let after = sim.contents();
+        assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "seed {seed}: it was seen");
+        let whole = after[100..7100].iter().all(|byte| *byte == 1);
+        assert!(whole || seed % 2 == 0, "seed {seed}: it completed");
+        lost += u32::from(!whole);
+    }
+    assert!(mixed > 10 && lost > 5, "{mixed} mixed, {lost} cut off");
+}
