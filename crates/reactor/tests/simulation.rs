@@ -161,7 +161,7 @@ fn crashes_and_resets_are_seen_and_every_frame_comes_back() {
 
     let mut crash = pair(5);
     crash.receive(100, 1);
-    crash.world.crash(CLIENT, Crash::Process);
+    crash.world.crash(CLIENT, Crash::Power);
     assert_eq!(crash.received(), Err(Errno::CONNRESET));
 }
 

@@ -60,10 +60,19 @@ struct State {
     /// Counts the writes that completed.
     version: u64,
     /// Writes in flight, by operation.
-    writes: BTreeMap<u64, (usize, Vec<u8>)>,
+    writes: BTreeMap<u64, Write>,
     /// Syncs in flight, by operation: the version up to which each makes durable.
     syncs: BTreeMap<u64, u64>,
     faults: VecDeque<FileFault>,
+}
+
+/// A write in flight.
+#[derive(Debug)]
+struct Write {
+    offset: usize,
+    bytes: Vec<u8>,
+    /// Sectors that a read has seen already: they are in the page cache, and are not written again.
+    landed: BTreeSet<usize>,
 }
 
 impl SimFile {
@@ -117,14 +126,13 @@ impl SimFile {
     pub(super) fn crash(&self, how: Crash, rng: &mut Rng) -> u64 {
         let mut state = self.lock();
         state.syncs.clear();
-        for (offset, bytes) in std::mem::take(&mut state.writes).into_values() {
-            let sectors = bytes.len().div_ceil(SECTOR) as u64;
+        for write in std::mem::take(&mut state.writes).into_values() {
             let kept = match rng.below(3) {
                 0 => 0,
-                1 => rng.below(sectors + 1) as usize * SECTOR,
-                _ => bytes.len(),
+                1 => rng.below(write.sectors().len() as u64 + 1) as usize,
+                _ => usize::MAX,
             };
-            state.write(offset, &bytes[..kept.min(bytes.len())]);
+            state.end_write(&write, kept);
         }
         if how == Crash::Process {
             return 0;
@@ -138,13 +146,28 @@ impl SimFile {
         lost
     }
 
-    /// Up to `into.len()` bytes at `offset`.
-    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> usize {
-        let state = self.lock();
+    /// Up to `into.len()` bytes at `offset`. Of writes in flight it sees, sector by sector, what chance decides; and what
+    /// was seen once stays.
+    pub(super) fn read(&self, offset: u64, into: &mut [u8], rng: &mut Rng) -> usize {
+        let mut state = self.lock();
+        state.land(offset as usize, into.len(), rng);
         let start = (offset as usize).min(state.data.len());
         let n = into.len().min(state.data.len() - start);
         into[..n].copy_from_slice(&state.data[start..start + n]);
         n
+    }
+}
+
+impl Write {
+    fn sectors(&self) -> std::ops::Range<usize> {
+        self.offset / SECTOR..(self.offset + self.bytes.len()).div_ceil(SECTOR)
+    }
+
+    /// Its bytes in one of its sectors, and where they go.
+    fn part(&self, sector: usize) -> (usize, &[u8]) {
+        let from = self.offset.max(sector * SECTOR);
+        let to = (self.offset + self.bytes.len()).min((sector + 1) * SECTOR);
+        (from, &self.bytes[from - self.offset..to - self.offset])
     }
 }
 
@@ -185,6 +208,30 @@ impl State {
                 }
                 values.push((self.version, value));
             }
+        }
+    }
+
+    /// Lets some sectors of the writes in flight reach the page cache, where they lie in a range.
+    fn land(&mut self, offset: usize, len: usize, rng: &mut Rng) {
+        let mut writes = std::mem::take(&mut self.writes);
+        for write in writes.values_mut() {
+            for sector in write.sectors() {
+                let asked = sector * SECTOR < offset.saturating_add(len) && (sector + 1) * SECTOR > offset;
+                if asked && !write.landed.contains(&sector) && rng.one_in(4) {
+                    write.landed.insert(sector);
+                    let (at, bytes) = write.part(sector);
+                    self.write(at, bytes);
+                }
+            }
+        }
+        self.writes = writes;
+    }
+
+    /// Ends a write: its first `sectors` are in the page cache, if they were not before.
+    fn end_write(&mut self, write: &Write, sectors: usize) {
+        for sector in write.sectors().take(sectors).filter(|sector| !write.landed.contains(sector)) {
+            let (at, bytes) = write.part(sector);
+            self.write(at, bytes);
         }
     }
 
@@ -296,7 +343,8 @@ impl Inner {
             let version = state.version;
             match &op {
                 Op::Write { offset, from, start, len, .. } => {
-                    state.writes.insert(key, (*offset as usize, from[*start..start + len].to_vec()));
+                    let bytes = from[*start..start + len].to_vec();
+                    state.writes.insert(key, Write { offset: *offset as usize, bytes, landed: BTreeSet::new() });
                 }
                 Op::Sync { .. } => {
                     state.syncs.insert(key, version);
@@ -346,7 +394,10 @@ impl Inner {
                 let fault = file.lock().fault(FileOp::Read);
                 let fault = fault.or_else(|| self.rng.chance(plan.read_error).then_some(Errno::IO));
                 self.count.disk_errors += u64::from(fault.is_some());
-                let result = fault.map_or_else(|| Ok(file.read(offset, &mut into[start..start + len])), Err);
+                let result = match fault {
+                    None => Ok(file.read(offset, &mut into[start..start + len], &mut self.rng)),
+                    Some(error) => Err(error),
+                };
                 Outcome::Read { into, result }
             }
             Op::Write { from, len, durable, .. } => {
@@ -372,7 +423,16 @@ impl Inner {
                 Outcome::Allocated(Ok(()))
             }
             Op::Extents { offset, len, count_max, .. } => {
-                Outcome::Extents(Ok(file.lock().extents(offset as usize, len as usize, count_max)))
+                // An answer may cover less than was asked, and ends with a sector then.
+                let len = if self.rng.one_in(4) {
+                    let first = offset / SECTOR as u64;
+                    let sectors = offset.saturating_add(len).div_ceil(SECTOR as u64).saturating_sub(first).max(1);
+                    len.min((first + self.rng.between(1, sectors)).saturating_mul(SECTOR as u64) - offset)
+                } else {
+                    len
+                };
+                let found = file.lock().extents(offset as usize, len as usize, count_max);
+                Outcome::Extents(Ok(found))
             }
             Op::Prefetch { .. } => Outcome::Prefetched(Ok(())),
             other => crate::os::failed(other, Errno::INVAL),
@@ -384,25 +444,25 @@ impl Inner {
         let fault = file.lock().fault(FileOp::Write);
         let fault = fault.or_else(|| self.rng.chance(plan.write_error).then_some(Errno::IO));
         let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
-        let Some((offset, bytes)) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
+        let Some(write) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;
-            self.write_prefix(file, offset, &bytes);
+            self.write_prefix(file, &write);
             return Err(error);
         }
         let mut state = file.lock();
-        state.write(offset, &bytes);
+        state.end_write(&write, usize::MAX);
         if durable && len > 0 {
             let version = state.version;
-            state.harden(offset / SECTOR..(offset + len).div_ceil(SECTOR), version);
+            state.harden(write.sectors(), version);
         }
         Ok(len)
     }
 
     /// Writes as many of the sectors as chance decides, from the first on.
-    fn write_prefix(&mut self, file: &SimFile, offset: usize, bytes: &[u8]) {
-        let kept = self.rng.below(bytes.len().div_ceil(SECTOR) as u64 + 1) as usize * SECTOR;
-        file.lock().write(offset, &bytes[..kept.min(bytes.len())]);
+    fn write_prefix(&mut self, file: &SimFile, write: &Write) {
+        let kept = self.rng.below(write.sectors().len() as u64 + 1) as usize;
+        file.lock().end_write(write, kept);
     }
 
     /// A cancelled file operation ends as it would have, only now, or answers `ECANCELED`: then a write happened for a
@@ -423,8 +483,8 @@ impl Inner {
             state.syncs.remove(&key);
             state.writes.remove(&key)
         };
-        if let Some((offset, bytes)) = write {
-            self.write_prefix(&file, offset, &bytes);
+        if let Some(write) = write {
+            self.write_prefix(&file, &write);
         }
         self.fail(id, key, Errno::CANCELED);
     }

@@ -289,31 +289,34 @@ impl Inner {
         true
     }
 
-    /// A loop ends: its peers see resets, at once or when the partition that hides it ends. What it had closed is the
-    /// kernel's to deliver, as long as that lives.
+    /// A loop ends. The kernel outlives a process: it delivers what was closed before, and closes the rest or, by chance,
+    /// resets it. After a power loss peers see resets, at once or when the partition that hides it ends.
     pub(super) fn end_connections(&mut self, id: u64, how: Crash) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let listeners: Vec<(u32, u32)> = node.listeners.iter_mut().map(|(i, g, _)| (i, g)).collect();
         for (index, generation) in listeners {
             node.listeners.remove(index, generation);
         }
-        let mine: Vec<u64> = self
+        let mine: Vec<(u64, usize)> = self
             .net
             .connections
             .iter()
-            .filter(|(_, c)| c.ends.iter().any(|end| end.node == id))
-            .map(|(key, _)| *key)
+            .flat_map(|(key, connection)| [(*key, 0), (*key, 1)].map(|of| (of, connection.ends[of.1].node)))
+            .filter_map(|(of, node)| (node == id).then_some(of))
             .collect();
-        for key in mine {
+        for (key, end) in mine {
             let Some(connection) = self.net.connections.get_mut(&key) else { continue };
             let (a, b) = connection.ips(0);
-            for end in connection.ends.iter_mut().filter(|end| end.node == id) {
-                if how == Crash::Power || end.stage != Stage::Closed {
-                    end.stage = Stage::Crashed;
-                }
+            let stage = &mut connection.ends[end].stage;
+            if how == Crash::Process && *stage == Stage::Closed {
+                continue;
             }
-            let crashed = connection.ends.iter().any(|end| end.stage == Stage::Crashed);
-            if crashed && !self.net.is_cut(a, b) {
+            if how == Crash::Process && *stage == Stage::Open && self.rng.one_in(2) {
+                self.close_end(key, end, false);
+                continue;
+            }
+            *stage = Stage::Crashed;
+            if !self.net.is_cut(a, b) {
                 self.reset(key, Errno::CONNRESET);
             }
         }

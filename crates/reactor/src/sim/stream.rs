@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::disk::SimFile;
 use super::events::Event;
 use super::node::{Node, Sending, Work};
+use super::rng::Rng;
 use super::world::Inner;
 use crate::Instant;
 use crate::gather::{Gather, Scatter, Segment as GatherSegment};
@@ -120,7 +121,7 @@ impl Sending {
     }
 
     /// Takes up to `max` of the bytes that are left.
-    fn take(&mut self, max: usize) -> Vec<u8> {
+    fn take(&mut self, max: usize, rng: &mut Rng) -> Vec<u8> {
         let mut taken = Vec::new();
         while taken.len() < max
             && let Some(segment) = self.gather.segments.get(self.segment)
@@ -135,7 +136,7 @@ impl Sending {
                 GatherSegment::Map { offset, .. } => {
                     let before = taken.len();
                     taken.resize(before + n, 0);
-                    self.maps[self.mapped].read(offset + at as u64, &mut taken[before..]);
+                    self.maps[self.mapped].read(offset + at as u64, &mut taken[before..], rng);
                     self.sent_mapped += n;
                 }
                 GatherSegment::Frame { frame, start, .. } => {
@@ -191,7 +192,7 @@ impl Inner {
         if room < left.min(limit / 3) {
             return;
         }
-        let bytes = sending.take(room);
+        let bytes = sending.take(room, &mut self.rng);
         let done = sending.sent == sending.gather.len();
         if done {
             end.send = None;
@@ -344,18 +345,26 @@ impl Inner {
     pub(super) fn close(&mut self, id: u64, socket: Socket) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let Some((key, end)) = node.sockets.remove(socket.index, socket.generation) else { return };
-        let Some(connection) = self.net.connections.get_mut(&key) else { return };
-        let state = &mut connection.ends[end];
-        let ops = [state.receive.take(), state.send.take()];
-        let unsent = ops[1].is_some();
-        state.stage = Stage::Closed;
-        let unread = !state.inbox.is_empty();
-        state.inbox.clear();
+        let Some(connection) = self.net.connections.get(&key) else { return };
+        let ops = [connection.ends[end].receive, connection.ends[end].send];
         for op in ops.into_iter().flatten() {
             self.fail(id, op, Errno::CANCELED);
         }
-        // As TCP does: data that nobody will read, or that was cut off, is a reset.
-        if unread || unsent {
+        // A send that was cut off is not to look like a whole one.
+        self.close_end(key, end, ops[1].is_some());
+    }
+
+    /// What the kernel does with an end that no descriptor names any more. Its operations have been completed.
+    pub(super) fn close_end(&mut self, key: u64, end: usize, abort: bool) {
+        let Some(connection) = self.net.connections.get_mut(&key) else { return };
+        let state = &mut connection.ends[end];
+        state.receive = None;
+        state.send = None;
+        let unread = !state.inbox.is_empty();
+        state.inbox.clear();
+        state.stage = Stage::Closed;
+        // As TCP does: data that nobody will read is a reset.
+        if abort || unread {
             self.abort(key, end);
         } else {
             self.end_stream(key, end);

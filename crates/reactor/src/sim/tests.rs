@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::{FaultPlan, SimFile, World};
 use crate::{
-    Address, Completion, Errno, File, FileOptions, Frame, Gather, Instant, Listener, Op, OpenFile, Outcome, Reactor,
-    Scatter, Socket, Token, Wait,
+    Address, Completion, Errno, Extent, File, FileOptions, Frame, Gather, Instant, Listener, Op, OpenFile, Outcome,
+    Reactor, Scatter, Socket, Token, Wait,
 };
 
 const POOL_BYTES: usize = 8 << 20;
@@ -190,6 +190,25 @@ impl Rig {
             Outcome::Read { into, result } => result.map(|n| into[..n].to_vec()),
             other => panic!("seed {}: {other:?}", self.seed),
         }
+    }
+
+    /// What lies in a file's first `len` bytes, however many answers that takes.
+    fn extents(&mut self, node: usize, file: File, len: u64, count_max: usize) -> Vec<Extent> {
+        let (mut all, mut at): (Vec<Extent>, u64) = (Vec::new(), 0);
+        while at < len {
+            let found = self.run(node, Op::Extents { file, offset: at, len: len - at, count_max });
+            let Outcome::Extents(Ok(found)) = found else { panic!("{found:?}") };
+            assert!((1..=count_max).contains(&found.len()) && found.iter().all(|extent| extent.len > 0), "{found:?}");
+            for extent in found {
+                at += extent.len;
+                match all.last_mut() {
+                    Some(last) if last.hole == extent.hole => last.len += extent.len,
+                    _ => all.push(extent),
+                }
+            }
+        }
+        assert_eq!(at, len, "more than was asked");
+        all
     }
 
     fn sync(&mut self, node: usize, file: File) -> Result<(), Errno> {

@@ -117,8 +117,9 @@ impl World {
         Reactor::simulated(SimLoop::new(Rc::clone(&self.inner), id, waker), frames)
     }
 
-    /// Kills a node: peers see resets, its operations answer `ECANCELED`. The owner drops its [`Reactor`], which is of
-    /// no more use, and may start the node again.
+    /// Kills a node: its operations answer `ECANCELED`. Peers see resets or, where only the process died and chance so
+    /// decides, what its kernel makes of open streams: all that was taken to be sent, then the end, wherever that falls.
+    /// The owner drops the node's [`Reactor`], which is of no more use, and may start the node again.
     pub fn crash(&self, ip: IpAddr, how: Crash) {
         let mut inner = self.inner.borrow_mut();
         let node = inner.addresses.get(&ip).copied().flatten();

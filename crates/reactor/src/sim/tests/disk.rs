@@ -1,8 +1,8 @@
 //! Files: what they answer, and what a crash leaves of them.
 
 use super::*;
+use crate::Allocate;
 use crate::sim::{Crash, FileFault, FileOp};
-use crate::{Allocate, Extent};
 
 const SECTOR: usize = 512;
 const LEN: u64 = 64 << 10;
@@ -27,14 +27,11 @@ fn files_answer_as_files_do() {
     rig.sync(0, file).unwrap();
     assert_eq!(sim.durable(), sim.contents());
 
-    let extents = |rig: &mut Rig, count_max| match rig.run(0, Op::Extents { file, offset: 0, len: 4096, count_max }) {
-        Outcome::Extents(Ok(found)) => found,
-        other => panic!("{other:?}"),
-    };
     let hole = |len| Extent { len, hole: true };
     let data = |len| Extent { len, hole: false };
-    assert_eq!(extents(&mut rig, 9), [hole(512), data(512), hole(3072)]);
-    assert_eq!(extents(&mut rig, 2), [hole(512), data(512)]);
+    for count_max in [1, 2, 9] {
+        assert_eq!(rig.extents(0, file, 4096, count_max), [hole(512), data(512), hole(3072)]);
+    }
     let mut allocate = |mode, offset, len| match rig.run(0, Op::Allocate { file, mode, offset, len }) {
         Outcome::Allocated(result) => result,
         other => panic!("{other:?}"),
@@ -42,7 +39,7 @@ fn files_answer_as_files_do() {
     assert_eq!(allocate(Allocate::ZeroRange, 1002, 1000), Ok(()));
     assert_eq!(allocate(Allocate::PunchHole, 0, 1001), Ok(()));
     assert_eq!(rig.read(0, file, 998, 9).unwrap(), b"\0\0\0e\0\0\0\0\0");
-    assert_eq!(extents(&mut rig, 9), [hole(512), data(1536), hole(2048)]);
+    assert_eq!(rig.extents(0, file, 4096, 9), [hole(512), data(1536), hole(2048)]);
     assert!(matches!(rig.run(0, Op::Prefetch { file, offset: 0, len: LEN }), Outcome::Prefetched(Ok(()))));
 
     rig.loops[0].remove_file(file);
@@ -231,4 +228,31 @@ fn a_cancelled_write_happened_or_left_a_prefix() {
         rig.assert_pools_full();
     }
     assert!(done > 5 && cancelled > 5);
+}
+
+#[test]
+fn a_read_sees_a_write_in_flight_sector_by_sector_and_what_was_seen_stays() {
+    let (mut mixed, mut lost) = (0, 0);
+    for seed in 0..100 {
+        let mut rig = Rig::new(seed, 1);
+        let (sim, file) = rig.open(0, "file", 8192, FileOptions::default());
+        // Not on the bounds of sectors.
+        let op = rig.write_op(0, file, 100, &[1; 7000], false);
+        let write = rig.submit(0, op);
+        let before = rig.read(0, file, 0, 8192).unwrap();
+        assert!(before[..100].iter().chain(&before[7100..]).all(|byte| *byte == 0), "seed {seed}: outside of it");
+        let sectors: Vec<u8> = before[..7168].chunks(512).map(|sector| sector[400.min(sector.len() - 1)]).collect();
+        mixed += u32::from(sectors.contains(&0) && sectors.contains(&1) && rig.taken(0, write).is_none());
+        if seed % 2 == 0 {
+            rig.world.crash(ip(0), Crash::Process);
+        } else {
+            assert!(matches!(rig.wait(0, write), Outcome::Written { result: Ok(7000), .. }));
+        }
+        let after = sim.contents();
+        assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "seed {seed}: it was seen");
+        let whole = after[100..7100].iter().all(|byte| *byte == 1);
+        assert!(whole || seed % 2 == 0, "seed {seed}: it completed");
+        lost += u32::from(!whole);
+    }
+    assert!(mixed > 10 && lost > 5, "{mixed} mixed, {lost} cut off");
 }

@@ -220,7 +220,7 @@ fn a_crash_resets_the_streams_of_a_node_at_its_peers() {
     let receive = rig.start_receive(0, client, 10, 1);
     let other = rig.start_receive(0, elsewhere, 10, 1);
     let own = rig.start_receive(1, server, 10, 1);
-    rig.world.crash(ip(1), Crash::Process);
+    rig.world.crash(ip(1), Crash::Power);
     assert_eq!(rig.received(0, receive), Err(Errno::CONNRESET));
     assert_eq!(rig.received(1, own), Err(Errno::CANCELED));
     assert!(rig.taken(0, other).is_none(), "a stream to another node goes on");
@@ -239,6 +239,35 @@ fn a_crash_resets_the_streams_of_a_node_at_its_peers() {
     assert!(rig.taken(0, receive).is_none());
     rig.world.heal(ip(1), ip(0));
     assert_eq!(rig.received(0, receive), Err(Errno::CONNRESET));
+}
+
+#[test]
+fn a_dead_process_ends_its_streams_or_resets_them() {
+    let (mut ends, mut resets, mut parts) = (0, 0, 0);
+    for seed in 0..100 {
+        let mut rig = Rig::new(seed, 2);
+        let (client, server) = rig.connect(0, 1);
+        // Too long for the buffers: it dies in the middle of a message.
+        let bytes = pattern(seed, 1 << 20);
+        let send = rig.start_send(1, server, &bytes);
+        let mut got = rig.receive(0, client, 1000, 1).expect("the stream is whole");
+        rig.world.crash(ip(1), Crash::Process);
+        assert_eq!(rig.sent(1, send), Err(Errno::CANCELED), "seed {seed}");
+        let before = got.len();
+        loop {
+            match rig.receive(0, client, 100_000, 1) {
+                Ok(part) if part.is_empty() => break ends += 1,
+                Ok(part) => got.extend(part),
+                Err(error) => {
+                    assert_eq!(error, Errno::CONNRESET, "seed {seed}");
+                    break resets += 1;
+                }
+            }
+        }
+        parts += u32::from(got.len() > before);
+        assert!(got.len() < bytes.len() && bytes.starts_with(&got), "seed {seed}");
+    }
+    assert!(ends > 20 && resets > 20 && parts > 20, "{ends} ends, {resets} resets, {parts} went on");
 }
 
 #[test]
