@@ -264,6 +264,8 @@ fn fio_verifies_what_it_wrote() {
                 "--verify=crc32c",
                 "--verify_fatal=1",
                 "--verify_backlog=64",
+                // The state file would land in the working folder.
+                "--verify_state_save=0",
                 "--group_reporting",
                 "--minimal",
             ],
