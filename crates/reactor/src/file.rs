@@ -93,6 +93,28 @@ impl OpenFile {
         Ok(Self { backing: Backing::Os(OsFile { fd, in_memory, device, map }), len, block_bytes, options })
     }
 
+    /// The same file again, in the size that it has now, over the same open file description: its locks stay.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn reopen(&self) -> std::io::Result<Self> {
+        match &self.backing {
+            Backing::Os(os) => Self::from_fd(os.fd.try_clone()?, self.options),
+            Backing::Sim(file) => Ok(Self::simulated(file.clone(), self.options)),
+        }
+    }
+
+    /// Gives a file in memory another size; [`OpenFile::reopen`] takes note of it.
+    ///
+    /// # Errors
+    /// The kernel's; `Unsupported` if it does not live in memory.
+    pub fn resize_memory(&self, len: u64) -> std::io::Result<()> {
+        match &self.backing {
+            Backing::Os(os) if os.in_memory => Ok(rustix::fs::ftruncate(&os.fd, len)?),
+            _ => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
     /// A file of a simulated disk.
     pub fn simulated(file: SimFile, options: FileOptions) -> Self {
         let len = file.len();

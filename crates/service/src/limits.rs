@@ -23,6 +23,13 @@ pub const EXTENTS_MAX: usize = 4096;
 /// Stripes of a request that asks for extents; the answer ends there.
 pub const EXTENT_PIECES_MAX: usize = 64;
 
+/// Files of earlier sizes that a loop keeps for replies that are on their way; a reply from before the one that is then
+/// dropped ends its connection.
+pub const RETIRED_FILES_MAX: usize = 8 * STRIPE_PATHS_MAX;
+
+/// Slow requests that a loop keeps until they are taken; then the oldest goes.
+pub const SLOW_MAX: usize = 64;
+
 /// Paths of a stripe.
 pub const STRIPE_PATHS_MAX: usize = 64;
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use byway_reactor::{Frame, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
 use byway_service::block::{
-    BlockError, Done, ENGINE_CLASS, Engine, OpenError, Outcome, Payload, Step, Store, StoreOptions, Tag, Volume,
-    VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
+    BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, Step, Store, StoreOptions, Tag,
+    Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
 };
 use proptest::prelude::*;
 
@@ -163,7 +163,7 @@ fn file(folder: &Path, name: &str, len: u64) -> PathBuf {
 }
 
 fn path_store(path: &Path) -> Store {
-    Store::path(path, StoreOptions::default()).unwrap()
+    Store::path(path, StoreOptions::default(), &OpenHere).unwrap()
 }
 
 #[derive(Debug, Clone)]
@@ -232,7 +232,7 @@ proptest! {
         for folder in folders() {
             for io in BACKENDS {
                 let paths: Vec<_> = (0..3).map(|i| file(folder.path(), &i.to_string(), 1 << 19)).collect();
-                let store = Store::stripe(&paths, 64 << 10, StoreOptions::default()).unwrap();
+                let store = Store::stripe(&paths, 64 << 10, StoreOptions::default(), &OpenHere).unwrap();
                 against_model(&mut Rig::new(io, store, VolumeOptions::default()), 3 << 19, &steps);
             }
         }
@@ -270,7 +270,7 @@ fn direct_files_take_whole_blocks_and_see_what_others_write() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = file(folder.path(), "direct", 1 << 20);
     for io in BACKENDS {
-        let store = Store::path(&path, StoreOptions { direct: true, ..StoreOptions::default() }).unwrap();
+        let store = Store::path(&path, StoreOptions { direct: true, ..StoreOptions::default() }, &OpenHere).unwrap();
         let block = u64::from(store.block_bytes());
         let mut rig = Rig::new(io, store, VolumeOptions::default());
         assert_eq!(rig.read(1, 511), Err(BlockError::Misaligned));
@@ -316,18 +316,18 @@ fn a_truncated_file_is_an_error_and_not_zeroes() {
 fn what_cannot_be_served_is_refused_with_the_reason() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = StoreOptions::default();
-    let missing = Store::path(&folder.path().join("missing"), options).unwrap_err();
+    let missing = Store::path(&folder.path().join("missing"), options, &OpenHere).unwrap_err();
     assert!(missing.to_string().contains("create it first"), "{missing}");
-    let empty = Store::path(&file(folder.path(), "empty", 0), options).unwrap_err();
+    let empty = Store::path(&file(folder.path(), "empty", 0), options, &OpenHere).unwrap_err();
     assert!(matches!(empty, OpenError::Empty { .. }));
-    let directory = Store::path(folder.path(), StoreOptions { read_only: true, ..options }).unwrap_err();
+    let directory = Store::path(folder.path(), StoreOptions { read_only: true, ..options }, &OpenHere).unwrap_err();
     assert!(directory.to_string().contains("regular file"), "{directory}");
     let path = file(folder.path(), "twice", 4096);
     let first = path_store(&path);
-    let second = Store::path(&path, options).unwrap_err();
+    let second = Store::path(&path, options, &OpenHere).unwrap_err();
     assert!(second.to_string().contains("in use"), "{second}");
-    assert!(Store::path(&path, StoreOptions { shared: true, ..options }).is_ok());
-    assert!(Store::path(&path, StoreOptions { read_only: true, ..options }).is_ok());
+    assert!(Store::path(&path, StoreOptions { shared: true, ..options }, &OpenHere).is_ok());
+    assert!(Store::path(&path, StoreOptions { read_only: true, ..options }, &OpenHere).is_ok());
     drop(first);
-    assert!(Store::path(&path, options).is_ok(), "the lock goes with the store");
+    assert!(Store::path(&path, options, &OpenHere).is_ok(), "the lock goes with the store");
 }

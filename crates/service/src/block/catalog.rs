@@ -13,23 +13,47 @@ pub struct Catalog {
     entries: Vec<(Arc<Volume>, VolumeId)>,
 }
 
+/// What [`Catalog::replace`] changed, for the doors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Attached.
+    pub new: Vec<VolumeId>,
+    /// Let go of: connections on them end.
+    pub gone: Vec<VolumeId>,
+    /// In another size, with the bytes that they have now.
+    pub resized: Vec<(VolumeId, u64)>,
+}
+
 impl Catalog {
-    /// Takes `volumes` as the whole list: attaches new ones, lets go of those that are no longer there. A volume that
-    /// is the same object stays as it is. Gives the ids that are gone, for doors to end their connections.
-    pub fn replace(&mut self, engine: &mut Engine, reactor: &mut Reactor, volumes: &[Arc<Volume>]) -> Vec<VolumeId> {
-        let stays = |volume: &Arc<Volume>| volumes.iter().any(|new| Arc::ptr_eq(new, volume));
-        let gone: Vec<_> = self.entries.extract_if(.., |(volume, _)| !stays(volume)).map(|(_, id)| id).collect();
-        for &id in &gone {
+    /// Takes `volumes` as the whole list: attaches new ones, lets go of those that are no longer there, goes on with
+    /// those that are the same ([`Volume::is_same`]), perhaps in another size.
+    pub fn replace(&mut self, engine: &mut Engine, reactor: &mut Reactor, volumes: &[Arc<Volume>]) -> Changes {
+        let mut changes = Changes::default();
+        let stays = |volume: &Arc<Volume>| volumes.iter().any(|new| new.is_same(volume));
+        changes.gone = self.entries.extract_if(.., |(volume, _)| !stays(volume)).map(|(_, id)| id).collect();
+        for &id in &changes.gone {
             engine.detach(reactor, id);
         }
         let mut entries = Vec::with_capacity(volumes.len());
         for volume in volumes {
-            let known = self.entries.iter().find(|(old, _)| Arc::ptr_eq(old, volume)).map(|(_, id)| *id);
-            let id = known.unwrap_or_else(|| engine.attach(reactor, Arc::clone(volume)));
+            let id = match self.entries.iter().find(|(old, _)| old.is_same(volume)) {
+                None => {
+                    let id = engine.attach(reactor, Arc::clone(volume));
+                    changes.new.push(id);
+                    id
+                }
+                Some((old, id)) => {
+                    if !Arc::ptr_eq(old, volume) {
+                        engine.resize(reactor, *id, Arc::clone(volume));
+                        changes.resized.push((*id, volume.len()));
+                    }
+                    *id
+                }
+            };
             entries.push((Arc::clone(volume), id));
         }
         self.entries = entries;
-        gone
+        changes
     }
 
     /// The volume of that name; the empty name is the only volume, if there is one only.

@@ -109,8 +109,8 @@ pub enum OpenError {
         /// By whom, as far as is known.
         by: &'static str,
     },
-    /// Fault stores are understood on the command line and not built yet.
-    #[error("`fault:` stores are not served by this version")]
+    /// A fault store over something that has no operations.
+    #[error("fault: over null: has nothing to fail; put it over mem:SIZE")]
     Fault,
     /// A stripe's layout makes no sense.
     #[error("stripe: {0}")]

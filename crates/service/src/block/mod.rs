@@ -5,6 +5,7 @@ pub mod client;
 mod engine;
 mod error;
 mod payload;
+mod rate;
 pub mod server;
 pub mod spec;
 mod store;
@@ -12,9 +13,11 @@ mod stripe;
 mod volume;
 pub mod wire;
 
-pub use catalog::Catalog;
-pub use engine::{Done, ENGINE_CLASS, Engine, Outcome, Step, Tag, VolumeId, WriteFlags, ZeroFlags};
+pub use catalog::{Catalog, Changes};
+pub use engine::{
+    Done, ENGINE_CLASS, Engine, Operation, Outcome, Slow, Step, Tag, VolumeCounters, VolumeId, WriteFlags, ZeroFlags,
+};
 pub use error::{BlockError, OpenError};
 pub use payload::Payload;
-pub use store::{Store, StoreOptions};
+pub use store::{OpenHere, Opener, Store, StoreOptions};
 pub use volume::{Volume, VolumeOptions};

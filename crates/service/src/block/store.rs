@@ -1,11 +1,13 @@
 //! What a volume's bytes lie in: a file or device, several of them, memory, or nothing.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::{FileOptions, OpenFile};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::OpenError;
 use super::stripe::Layout;
@@ -26,10 +28,46 @@ pub struct StoreOptions {
     pub shared: bool,
 }
 
+/// Who opens the files of stores: this process, or one with more privilege that passes descriptors.
+pub trait Opener {
+    /// Opens a regular file or block device.
+    ///
+    /// # Errors
+    /// [`OpenError::Open`], or [`OpenError::InUse`] for a device that is to be written and has an owner.
+    fn open(&self, path: &Path, options: StoreOptions) -> Result<OwnedFd, OpenError>;
+}
+
+/// This process opens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenHere;
+
+impl Opener for OpenHere {
+    fn open(&self, path: &Path, options: StoreOptions) -> Result<OwnedFd, OpenError> {
+        let failed = |source| OpenError::Open { path: path.to_owned(), source };
+        // Opening a pipe would wait for its other end.
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let reason = "neither a regular file nor a block device";
+            return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, reason)));
+        }
+        let mut open = std::fs::OpenOptions::new();
+        open.read(true).write(!options.read_only);
+        open.custom_flags(if options.direct { OFlags::DIRECT.bits() as i32 } else { 0 });
+        let file = open.open(path).map_err(failed)?;
+        if kind.is_block_device() && !options.read_only && !options.shared && is_claimed(path) {
+            let by = "it is mounted, or part of a device that is";
+            return Err(OpenError::InUse { path: path.to_owned(), by });
+        }
+        Ok(file.into())
+    }
+}
+
 /// An open store.
 #[derive(Debug)]
 pub struct Store {
     pub(super) kind: Kind,
+    /// Of its files; empty when they have none.
+    paths: Vec<PathBuf>,
     len: u64,
     block_bytes: u32,
 }
@@ -45,42 +83,84 @@ impl Store {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn path(path: &Path, options: StoreOptions) -> Result<Self, OpenError> {
-        Self::files(&[path.to_owned()], Layout::SINGLE, options)
+    pub fn path(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
+        Self::open(&[path.to_owned()], Layout::SINGLE, options, opener)
     }
 
     /// Several files or devices of which the first `chunk_bytes` come from the first, the next from the second, ...
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn stripe(paths: &[PathBuf], chunk_bytes: u64, options: StoreOptions) -> Result<Self, OpenError> {
+    pub fn stripe(
+        paths: &[PathBuf],
+        chunk_bytes: u64,
+        options: StoreOptions,
+        opener: &dyn Opener,
+    ) -> Result<Self, OpenError> {
         if !(2..=STRIPE_PATHS_MAX).contains(&paths.len()) {
             return Err(OpenError::Stripe("give 2 to 64 paths"));
         }
         if !chunk_bytes.is_power_of_two() || chunk_bytes < 4096 {
             return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
         }
-        Self::files(paths, Layout { chunk_bytes, files: paths.len() as u64 }, options)
+        Self::open(paths, Layout { chunk_bytes, files: paths.len() as u64 }, options, opener)
     }
 
-    fn files(paths: &[PathBuf], layout: Layout, options: StoreOptions) -> Result<Self, OpenError> {
-        let files = paths.iter().map(|path| open(path, options)).collect::<Result<Vec<_>, _>>()?;
+    fn open(paths: &[PathBuf], layout: Layout, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
+        let files = paths.iter().map(|path| open(path, options, opener)).collect::<Result<Vec<_>, _>>()?;
+        Self::of_files(files, paths.to_vec(), layout)
+    }
+
+    fn of_files(files: Vec<Arc<OpenFile>>, paths: Vec<PathBuf>, layout: Layout) -> Result<Self, OpenError> {
         let block_bytes = files.iter().map(|file| file.block_bytes()).max().unwrap_or(1);
         let len = layout.volume_len(files.iter().map(|file| file.len()));
+        let path = || paths.first().cloned().unwrap_or_default();
         if !len.is_multiple_of(u64::from(block_bytes)) {
-            let block = block_bytes.into();
-            return Err(OpenError::NotAMultiple { path: paths[0].clone(), len, block });
+            return Err(OpenError::NotAMultiple { path: path(), len, block: block_bytes.into() });
+        }
+        if len == 0 && layout.files == 1 {
+            return Err(OpenError::Empty { path: path() });
         }
         if len == 0 {
             return Err(OpenError::Stripe("every path must hold at least one chunk"));
         }
-        Ok(Self { kind: Kind::Files { layout, files }, len, block_bytes })
+        Ok(Self { kind: Kind::Files { layout, files }, paths, len, block_bytes })
+    }
+
+    /// The same store in the size that its files have now; `None` if that has not changed.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the store goes on in its old size then.
+    pub fn reopened(&self) -> Result<Option<Self>, OpenError> {
+        let Kind::Files { layout, files } = &self.kind else { return Ok(None) };
+        let failed = |source| {
+            let path = self.paths.first().cloned().unwrap_or_default();
+            OpenError::Open { path, source }
+        };
+        let mut same = true;
+        for file in files {
+            same &= file.len_now().map_err(failed)? == file.len();
+        }
+        if same {
+            return Ok(None);
+        }
+        let files = files.iter().map(|file| file.reopen().map(Arc::new)).collect::<Result<_, _>>().map_err(failed)?;
+        Self::of_files(files, self.paths.clone(), *layout).map(Some)
+    }
+
+    /// Gives memory another size; [`Store::reopened`] takes note of it. What is cut off is gone.
+    ///
+    /// # Errors
+    /// [`OpenError::Memory`].
+    pub fn resize_memory(&self, bytes: u64) -> Result<(), OpenError> {
+        let Kind::Files { files, .. } = &self.kind else { return Ok(()) };
+        files.iter().try_for_each(|file| file.resize_memory(bytes)).map_err(OpenError::Memory)
     }
 
     /// Over an open file: a simulated one, or a descriptor that was passed to us.
     pub fn open_file(file: Arc<OpenFile>) -> Self {
         let (len, block_bytes) = (file.len(), file.block_bytes());
-        Self { kind: Kind::Files { layout: Layout::SINGLE, files: vec![file] }, len, block_bytes }
+        Self { kind: Kind::Files { layout: Layout::SINGLE, files: vec![file] }, paths: Vec::new(), len, block_bytes }
     }
 
     /// Sparse memory that is gone with the process.
@@ -93,7 +173,7 @@ impl Store {
 
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
-        Self { kind: Kind::Null, len: bytes, block_bytes: 1 }
+        Self { kind: Kind::Null, paths: Vec::new(), len: bytes, block_bytes: 1 }
     }
 
     /// Bytes.
@@ -112,18 +192,15 @@ impl Store {
     }
 }
 
-fn open(path: &Path, options: StoreOptions) -> Result<Arc<OpenFile>, OpenError> {
+fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<OpenFile>, OpenError> {
     let file_options = FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
+    let fd = opener.open(path, options)?;
     let failed = |source| OpenError::Open { path: path.to_owned(), source };
-    let file = OpenFile::open(path, file_options).map_err(failed)?;
+    let file = OpenFile::from_fd(fd, file_options).map_err(failed)?;
     if file.is_empty() {
         return Err(OpenError::Empty { path: path.to_owned() });
     }
     if !options.read_only && !options.shared {
-        if file.is_device() && is_claimed(path) {
-            let by = "it is mounted, or part of a device that is";
-            return Err(OpenError::InUse { path: path.to_owned(), by });
-        }
         lock(&file, path)?;
     }
     Ok(Arc::new(file))
@@ -131,7 +208,6 @@ fn open(path: &Path, options: StoreOptions) -> Result<Arc<OpenFile>, OpenError> 
 
 /// Whether a block device has an exclusive owner: a mounted file system, swap, a volume group.
 fn is_claimed(path: &Path) -> bool {
-    use rustix::fs::{Mode, OFlags};
     let exclusive = rustix::fs::open(path, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
     exclusive.err() == Some(rustix::io::Errno::BUSY)
 }

@@ -1,7 +1,12 @@
 //! A volume: a store with a name and the promises that its clients see. Shared by all loops.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use super::engine::{Effect, Fault, Operation};
+use super::rate::Rate;
+use super::spec::{FaultEffect, FaultOperation, FaultRules};
 use super::store::{Kind, Store};
 
 /// What a volume promises besides its bytes.
@@ -15,6 +20,10 @@ pub struct VolumeOptions {
     pub description: String,
     /// Its contents go with the process.
     pub volatile: bool,
+    /// Bytes per second that reads and writes together may move; `None`: no bound.
+    pub rate_bytes_per_second: Option<u64>,
+    /// Faults put in on purpose.
+    pub faults: FaultRules,
 }
 
 /// A volume that is being served.
@@ -23,14 +32,39 @@ pub struct Volume {
     name: String,
     options: VolumeOptions,
     store: Store,
+    shared: Arc<Shared>,
+}
+
+/// What a volume keeps when it is resized, and by which it is known to be the same.
+#[derive(Debug)]
+struct Shared {
     /// A flush failed: what it covered may be lost, and the kernel says so only once.
     flush_failed: AtomicBool,
+    /// How often each rule of its faults has matched.
+    fault_matches: Vec<AtomicU64>,
+    rate: Option<Rate>,
 }
 
 impl Volume {
     /// Names a store.
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
-        Self { name: name.into(), options, store, flush_failed: AtomicBool::new(false) }
+        let shared = Shared {
+            flush_failed: AtomicBool::new(false),
+            fault_matches: options.faults.0.iter().map(|_| AtomicU64::new(0)).collect(),
+            rate: options.rate_bytes_per_second.map(Rate::new),
+        };
+        Self { name: name.into(), options, store, shared: Arc::new(shared) }
+    }
+
+    /// The same volume over its store in another size.
+    #[must_use]
+    pub fn resized(&self, store: Store) -> Self {
+        Self { name: self.name.clone(), options: self.options.clone(), store, shared: Arc::clone(&self.shared) }
+    }
+
+    /// Whether it is the same volume, perhaps in another size.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Its name.
@@ -41,6 +75,11 @@ impl Volume {
     /// What it promises.
     pub fn options(&self) -> &VolumeOptions {
         &self.options
+    }
+
+    /// What its bytes lie in.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Bytes.
@@ -67,11 +106,51 @@ impl Volume {
         &self.store.kind
     }
 
+    pub(super) fn rate(&self) -> Option<&Rate> {
+        self.shared.rate.as_ref()
+    }
+
+    /// Whether faults are put in: no path may pass the rules by then.
+    pub(super) fn has_faults(&self) -> bool {
+        !self.options.faults.0.is_empty()
+    }
+
+    /// What its rules say of one request.
+    pub(super) fn fault(&self, operation: Operation, offset: u64, len: u64) -> Option<Fault> {
+        let mut fault: Option<Fault> = None;
+        for (rule, matches) in self.options.faults.0.iter().zip(&self.shared.fault_matches) {
+            let about = match rule.operation {
+                FaultOperation::Any => true,
+                FaultOperation::Read => operation == Operation::Read,
+                FaultOperation::Write => operation == Operation::Write,
+                FaultOperation::Flush => operation == Operation::Flush,
+                FaultOperation::Trim => operation == Operation::Trim,
+                FaultOperation::Zero => operation == Operation::Zero,
+                FaultOperation::Extents => operation == Operation::Extents,
+            };
+            let here = rule.range.is_none_or(|range| operation == Operation::Flush || range.touches(offset, len));
+            if !about || !here {
+                continue;
+            }
+            let before = matches.fetch_add(1, Ordering::Relaxed);
+            if rule.count_max.is_some_and(|max| before >= max) {
+                continue;
+            }
+            let fault = fault.get_or_insert(Fault { delay: Duration::ZERO, effect: None });
+            match rule.effect {
+                FaultEffect::Delay(delay) => fault.delay += delay,
+                FaultEffect::Error(error) => fault.effect = fault.effect.or(Some(Effect::Error(error))),
+                FaultEffect::Short => fault.effect = fault.effect.or(Some(Effect::Short)),
+            }
+        }
+        fault
+    }
+
     pub(super) fn flush_failed(&self) -> bool {
-        self.flush_failed.load(Ordering::Acquire)
+        self.shared.flush_failed.load(Ordering::Acquire)
     }
 
     pub(super) fn note_failed_flush(&self) {
-        self.flush_failed.store(true, Ordering::Release);
+        self.shared.flush_failed.store(true, Ordering::Release);
     }
 }

@@ -1,8 +1,9 @@
 //! A request that has operations in flight: what it waits for, and what came of it.
 
-use byway_reactor::Extent;
+use byway_reactor::{Extent, Instant};
 
-use super::{Done, Outcome, Tag, VolumeId, ZeroFlags};
+use super::fault::{Fault, RunFault};
+use super::{Done, Operation, Outcome, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
@@ -13,8 +14,14 @@ use crate::limits::EXTENTS_MAX;
 pub(super) struct Job {
     pub(super) tag: Tag,
     pub(super) volume: VolumeId,
+    pub(super) operation: Operation,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) started: Instant,
     pub(super) left: u32,
     pub(super) error: Option<BlockError>,
+    /// Put in on purpose.
+    pub(super) fault: Option<Fault>,
     pub(super) kind: JobKind,
 }
 
@@ -38,11 +45,12 @@ pub(super) struct Zeroing {
 }
 
 /// One operation of a job: which, and which part of it.
-#[derive(Clone, Copy)]
 pub(super) struct RunState {
     pub(super) job: usize,
     pub(super) part: usize,
     pub(super) len: usize,
+    /// `None` but in tests of what stands above.
+    pub(super) fault: Option<Box<RunFault>>,
 }
 
 pub(super) fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockError> {
@@ -56,7 +64,7 @@ pub(super) fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockE
 
 impl Job {
     /// Takes the end of one of its operations.
-    pub(super) fn take(&mut self, run: RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
+    pub(super) fn take(&mut self, run: &RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
         use byway_reactor::Outcome as Went;
         match (&mut self.kind, outcome) {
             (JobKind::Read { pieces }, Went::Read { mut into, result }) => {

@@ -3,7 +3,7 @@
 use byway_reactor::{Allocate, Op, Reactor};
 
 use super::job::{Job, JobKind, Zeroing};
-use super::{Engine, Step, Tag, VolumeId, ZeroFlags};
+use super::{Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
@@ -23,6 +23,18 @@ impl Engine {
         flags: ZeroFlags,
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
+        let request = Request { volume: id, operation: Operation::Zero, offset, len, tag };
+        let result = self.start_zeroing(reactor, request, flags);
+        self.counted((id, Operation::Zero, len), result)
+    }
+
+    fn start_zeroing(
+        &mut self,
+        reactor: &mut Reactor,
+        request: Request,
+        flags: ZeroFlags,
+    ) -> Result<Step<()>, BlockError> {
+        let Request { volume: id, offset, len, .. } = request;
         let attached = self.check(id, offset, len, true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {
@@ -30,7 +42,7 @@ impl Engine {
         }
         let ranges = layout.ranges(offset, len);
         let zeroing = Zeroing { flags, ranges, written: None, syncing: false };
-        let job = self.start_job(id, tag, 1, JobKind::Zero(zeroing));
+        let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);
         Ok(Step::Later)
     }
@@ -38,7 +50,7 @@ impl Engine {
     /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the sync.
     fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
         let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
-        let files = &self.volumes[volume.0 as usize].files;
+        let files = &self.volumes[volume.index as usize].files;
         let Some(run) = zeroing.ranges.last().copied() else {
             zeroing.syncing = true;
             let file = files[0];

@@ -183,13 +183,12 @@ impl Serving<'_> {
     }
 
     fn open(&mut self, fabric: &mut Fabric, call: Call, arguments: &Arguments, name: &[u8]) -> Result<(), CallError> {
-        let found = self
-            .core
-            .exports
-            .iter()
-            .position(|export| !export.withdrawn && self.engine.volume(export.volume).name().as_bytes() == name);
+        let found = self.core.exports.iter().position(|export| {
+            !export.withdrawn
+                && self.engine.volume(export.volume).is_some_and(|volume| volume.name().as_bytes() == name)
+        });
         let index = found.ok_or(CallError::NotFound)?;
-        let volume = self.engine.volume(self.core.exports[index].volume);
+        let volume = self.engine.volume(self.core.exports[index].volume).ok_or(CallError::NotFound)?;
         if volume.options().tls_required && !fabric.is_secure(call.session) {
             return Err(CallError::TlsRequired);
         }
@@ -218,7 +217,7 @@ impl Serving<'_> {
         let offered: Vec<_> = self.core.exports.iter().filter(|export| !export.withdrawn).collect();
         let mut payload = Vec::new();
         for export in offered.iter().skip(arguments.offset.get() as usize) {
-            let volume = self.engine.volume(export.volume);
+            let Some(volume) = self.engine.volume(export.volume) else { continue };
             let (name, description) = (volume.name().as_bytes(), volume.options().description.as_bytes());
             let entry = ListEntry {
                 len: U64::new(volume.len()),

@@ -261,24 +261,46 @@ impl Serving<'_> {
         }
     }
 
-    /// Gives the sessions that wait their turns, as long as there are frames.
+    /// Gives the sessions that wait their turns, as long as there are frames. Those whose volume has had its bytes for
+    /// now are passed over.
     pub(super) fn feed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        let mut passed_over = 0;
         for _ in 0..self.core.jobs.len() + self.core.hungry.len() * 256 {
             let Some(slot) = self.core.hungry.pop_front() else { return };
             let Some(queued) = self.core.session(slot).and_then(|session| session.queue.pop_front()) else { continue };
             match self.try_queued(fabric, reactor, queued) {
                 None => {
+                    passed_over = 0;
                     if self.waits(slot) {
                         self.core.hungry.push_back(slot);
                     }
                 }
                 Some(queued) => {
+                    let throttled =
+                        self.volume_of(&queued).is_some_and(|volume| self.engine.is_throttled(reactor, volume));
                     if let Some(session) = self.core.session(slot) {
                         session.queue.push_front(queued);
                     }
-                    return self.core.hungry.push_front(slot);
+                    if !throttled {
+                        return self.core.hungry.push_front(slot);
+                    }
+                    self.core.hungry.push_back(slot);
+                    passed_over += 1;
+                    if passed_over >= self.core.hungry.len() {
+                        return;
+                    }
                 }
             }
+        }
+    }
+
+    fn volume_of(&self, queued: &Queued) -> Option<VolumeId> {
+        match queued {
+            Queued::Read(Read { volume, .. }) | Queued::Small { volume, .. } => Some(*volume),
+            Queued::Pull(write) => match self.core.jobs.get(*write) {
+                Some(Job::Write(write)) => Some(write.volume),
+                _ => None,
+            },
         }
     }
 

@@ -31,6 +31,9 @@ impl Serving<'_> {
             if left == 0 {
                 return true;
             }
+            if self.engine.is_throttled(reactor, write.volume) {
+                return false;
+            }
             let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
             let (source, budget) = (write.window, reactor.frames().bytes() / PULL_SHARE_MAX);
             if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {

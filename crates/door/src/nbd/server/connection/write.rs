@@ -12,6 +12,10 @@ use crate::nbd::request::Request;
 impl Connection {
     pub(super) fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> bool {
         let len = request.length as usize;
+        if context.engine.is_throttled(context.reactor, self.volume) {
+            self.stalled = true;
+            return false;
+        }
         if len > SMALL_WRITE_BYTES_MAX {
             self.input.consume(header_bytes);
             self.input.want_little();

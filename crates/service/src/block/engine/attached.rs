@@ -1,0 +1,122 @@
+//! The volumes of a loop: attached, resized, let go of.
+
+use std::sync::Arc;
+
+use byway_reactor::{File, Instant, Reactor};
+
+use super::count::VolumeCounters;
+use super::{Engine, VolumeId};
+use crate::block::error::BlockError;
+use crate::block::store::Kind;
+use crate::block::volume::Volume;
+use crate::limits::RETIRED_FILES_MAX;
+
+/// A volume on this loop.
+pub(super) struct Attached {
+    generation: u32,
+    pub(super) volume: Arc<Volume>,
+    pub(super) files: Vec<File>,
+    /// Files of the sizes that it had before: replies that are on their way may still name them.
+    retired: Vec<File>,
+    pub(super) jobs: u32,
+    detached: bool,
+    pub(super) counters: VolumeCounters,
+}
+
+impl Engine {
+    /// Makes a volume ready to be served on this loop.
+    pub fn attach(&mut self, reactor: &mut Reactor, volume: Arc<Volume>) -> VolumeId {
+        let files = add_files(reactor, &volume);
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let counters = VolumeCounters::default();
+        let attached = Attached { generation, volume, files, retired: Vec::new(), jobs: 0, detached: false, counters };
+        VolumeId { index: self.volumes.insert(attached) as u32, generation }
+    }
+
+    /// Goes on with the same volume in its new size ([`Volume::resized`]); requests in flight end as they began.
+    pub fn resize(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
+        let files = add_files(reactor, &volume);
+        let Some(attached) = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation) else {
+            return;
+        };
+        attached.retired.append(&mut attached.files);
+        attached.files = files;
+        attached.volume = volume;
+        let excess = attached.retired.len().saturating_sub(RETIRED_FILES_MAX);
+        for file in attached.retired.drain(..excess) {
+            reactor.remove_file(file);
+        }
+    }
+
+    /// Lets go of a volume: new requests on it are answered [`BlockError::Closed`], and once those in flight have ended
+    /// this loop no longer holds it.
+    pub fn detach(&mut self, reactor: &mut Reactor, id: VolumeId) {
+        let Some(attached) = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation) else {
+            return;
+        };
+        attached.detached = true;
+        self.drop_if_unused(reactor, id);
+    }
+
+    pub(super) fn drop_if_unused(&mut self, reactor: &mut Reactor, id: VolumeId) {
+        let attached = &self.volumes[id.index as usize];
+        if attached.detached && attached.jobs == 0 {
+            let attached = self.volumes.remove(id.index as usize);
+            for file in attached.files.into_iter().chain(attached.retired) {
+                reactor.remove_file(file);
+            }
+        }
+    }
+
+    pub(super) fn attached(&self, id: VolumeId) -> Result<&Attached, BlockError> {
+        let attached = self.volumes.get(id.index as usize);
+        attached.filter(|a| a.generation == id.generation && !a.detached).ok_or(BlockError::Closed)
+    }
+
+    /// The volume behind an id; `None` once it is let go of.
+    pub fn volume(&self, id: VolumeId) -> Option<&Arc<Volume>> {
+        self.attached(id).ok().map(|attached| &attached.volume)
+    }
+
+    /// What was done on a volume, on this loop.
+    pub fn counters(&self, id: VolumeId) -> VolumeCounters {
+        self.attached(id).map_or_else(
+            |_| VolumeCounters::default(),
+            |attached| VolumeCounters { in_flight: attached.jobs.into(), ..attached.counters },
+        )
+    }
+
+    /// Whether the volume has had its bytes for now; then [`Engine::throttled_until`] says when to ask again. Doors ask
+    /// before they take a write's payload; reads and small writes are answered
+    /// [`Step::Busy`](super::Step::Busy).
+    pub fn is_throttled(&mut self, reactor: &Reactor, id: VolumeId) -> bool {
+        let Ok(attached) = self.attached(id) else { return false };
+        let Some(rate) = attached.volume.rate() else { return false };
+        let Err(until) = rate.may_start(reactor.now()) else { return false };
+        let first = self.throttled_until.map_or(until, |other| other.min(until));
+        self.throttled_until = Some(first);
+        true
+    }
+
+    /// When the first volume whose requests were held back may be asked again; once.
+    pub fn throttled_until(&mut self) -> Option<Instant> {
+        self.throttled_until.take()
+    }
+
+    /// Counts bytes against the volume's rate.
+    pub(super) fn charge(&self, reactor: &Reactor, id: VolumeId, len: usize) {
+        if let Ok(attached) = self.attached(id)
+            && let Some(rate) = attached.volume.rate()
+        {
+            rate.charge(len as u64, reactor.now());
+        }
+    }
+}
+
+fn add_files(reactor: &mut Reactor, volume: &Volume) -> Vec<File> {
+    match volume.kind() {
+        Kind::Files { files, .. } => files.iter().map(|file| reactor.add_file(Arc::clone(file))).collect(),
+        Kind::Null => Vec::new(),
+    }
+}

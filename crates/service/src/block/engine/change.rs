@@ -1,0 +1,74 @@
+//! What changes a volume's state besides its bytes: flushes and trims.
+
+use byway_reactor::{Allocate, Op, Reactor};
+
+use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use crate::block::error::BlockError;
+use crate::block::store::Kind;
+
+impl Engine {
+    /// Makes durable all writes that completed before.
+    ///
+    /// # Errors
+    /// [`BlockError::FlushFailed`] once one has failed.
+    pub fn flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
+        let result = self.start_flush(reactor, id, tag);
+        self.counted((id, Operation::Flush, 0), result)
+    }
+
+    fn start_flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
+        let attached = self.attached(id)?;
+        if attached.volume.flush_failed() {
+            return Err(BlockError::FlushFailed);
+        }
+        if attached.files.is_empty() || attached.volume.is_read_only() || cfg!(feature = "drop-flushes") {
+            return Ok(Step::Now(()));
+        }
+        let files = attached.files.clone();
+        let request = Request { volume: id, operation: Operation::Flush, offset: 0, len: 0, tag };
+        let job = self.start_job(reactor, request, files.len(), JobKind::Flush);
+        for (part, file) in files.into_iter().enumerate() {
+            self.start_run(reactor, job, part, 0, Op::Sync { file });
+        }
+        Ok(Step::Later)
+    }
+
+    /// Says that a range is no longer needed. What it reads as afterwards is not defined, but is the same at each read.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn trim(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        durable: bool,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        if durable {
+            // A hole that must be durable: the zeroing path syncs.
+            let flags = ZeroFlags { durable, ..ZeroFlags::default() };
+            return self.zero(reactor, id, (offset, len), flags, tag);
+        }
+        let request = Request { volume: id, operation: Operation::Trim, offset, len, tag };
+        let result = self.start_trim(reactor, request);
+        self.counted((id, Operation::Trim, len), result)
+    }
+
+    fn start_trim(&mut self, reactor: &mut Reactor, request: Request) -> Result<Step<()>, BlockError> {
+        let Request { volume: id, offset, len, .. } = request;
+        let attached = self.check(id, offset, len, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let files = attached.files.clone();
+        let job = self.start_job(reactor, request, ranges.len(), JobKind::Trim);
+        for (part, run) in ranges.into_iter().enumerate() {
+            let op = Op::Allocate { file: files[run.file], mode: Allocate::Discard, offset: run.offset, len: run.len };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+}

@@ -1,0 +1,163 @@
+//! What was done on a volume, and which requests took long.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use byway_reactor::Instant;
+
+use super::job::Job;
+use super::{Engine, Step, Tag, VolumeId};
+use crate::block::error::BlockError;
+use crate::limits::SLOW_MAX;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Reads bytes.
+    Read,
+    /// Writes bytes.
+    Write,
+    /// Makes writes durable.
+    Flush,
+    /// Gives a range back.
+    Trim,
+    /// Writes zeroes.
+    Zero,
+    /// Asks for data and holes.
+    Extents,
+    /// Brings a range into memory.
+    Prefetch,
+}
+
+impl Operation {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Trim => "trim",
+            Self::Zero => "zero",
+            Self::Extents => "extents",
+            Self::Prefetch => "prefetch",
+        }
+    }
+}
+
+/// What was done on a volume. A request that a door cut into pieces counts as so many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeCounters {
+    /// Reads done.
+    pub reads: u64,
+    /// Writes done.
+    pub writes: u64,
+    /// Flushes done.
+    pub flushes: u64,
+    /// Trims and writes of zeroes done.
+    pub trims: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Requests that are under way.
+    pub in_flight: u64,
+}
+
+impl VolumeCounters {
+    pub(super) fn ended(&mut self, operation: Operation, len: u64, failed: bool) {
+        if failed {
+            self.errors += 1;
+            return;
+        }
+        match operation {
+            Operation::Read => {
+                self.reads += 1;
+                self.read_bytes += len;
+            }
+            Operation::Write => {
+                self.writes += 1;
+                self.written_bytes += len;
+            }
+            Operation::Flush => self.flushes += 1,
+            Operation::Trim | Operation::Zero => self.trims += 1,
+            Operation::Extents | Operation::Prefetch => {}
+        }
+    }
+
+    /// The sum of two loops' counts.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        Self {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            flushes: self.flushes + other.flushes,
+            trims: self.trims + other.trims,
+            read_bytes: self.read_bytes + other.read_bytes,
+            written_bytes: self.written_bytes + other.written_bytes,
+            errors: self.errors + other.errors,
+            in_flight: self.in_flight + other.in_flight,
+        }
+    }
+}
+
+/// A request that took long at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slow {
+    /// The asker's label.
+    pub tag: Tag,
+    /// What it did.
+    pub operation: Operation,
+    /// On which volume.
+    pub volume: VolumeId,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Those that were not taken yet: the last [`SLOW_MAX`].
+#[derive(Default)]
+pub(super) struct SlowLog {
+    pub(super) limit: Option<Duration>,
+    kept: VecDeque<Slow>,
+}
+
+impl SlowLog {
+    pub(super) fn note(&mut self, job: &Job, now: Instant) {
+        let took = now.since(job.started);
+        if self.limit.is_none_or(|limit| took <= limit) {
+            return;
+        }
+        if self.kept.len() == SLOW_MAX {
+            self.kept.pop_front();
+        }
+        let Job { tag, operation, volume, offset, len, .. } = *job;
+        self.kept.push_back(Slow { tag, operation, volume, offset, len, took });
+    }
+}
+
+impl Engine {
+    /// A request that took long and has just ended, oldest first.
+    pub fn take_slow(&mut self) -> Option<Slow> {
+        self.slow.kept.pop_front()
+    }
+
+    /// Counts a request that ended at once.
+    pub(super) fn counted<T>(
+        &mut self,
+        (id, operation, len): (VolumeId, Operation, u64),
+        result: Result<Step<T>, BlockError>,
+    ) -> Result<Step<T>, BlockError> {
+        let failed = result.is_err();
+        if (failed || matches!(result, Ok(Step::Now(_))))
+            && let Some(attached) = self.volumes.get_mut(id.index as usize)
+        {
+            attached.counters.ended(operation, len, failed);
+        }
+        result
+    }
+}

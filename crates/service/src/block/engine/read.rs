@@ -1,0 +1,170 @@
+//! Reads: out of mapped files without a copy, else into frames. And what goes with reading: prefetch, extents.
+
+use byway_reactor::{Extent, File, Op, Reactor};
+
+use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId};
+use crate::block::error::BlockError;
+use crate::block::payload::{Payload, Piece};
+use crate::block::store::Kind;
+use crate::block::stripe::Layout;
+use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
+
+impl Engine {
+    /// Reads.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn read(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        len: usize,
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        let result = self.read_into(reactor, id, (offset, len), false, tag);
+        self.counted((id, Operation::Read, len as u64), result)
+    }
+
+    /// Reads into frames alone: nobody else can change the bytes until they are sent, so they can have a checksum.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn read_private(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        range: (u64, usize),
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        let result = self.read_into(reactor, id, range, true, tag);
+        self.counted((id, Operation::Read, range.1 as u64), result)
+    }
+
+    fn read_into(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, usize),
+        private: bool,
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        if self.is_throttled(reactor, id) {
+            return Ok(Step::Busy);
+        }
+        let attached = self.check(id, offset, len as u64, false)?;
+        if len as u64 > REQUEST_BYTES_MAX {
+            return Err(BlockError::TooLong);
+        }
+        let Kind::Files { layout, files } = attached.volume.kind() else {
+            self.charge(reactor, id, len);
+            return Ok(Step::Now(Payload::one(Piece::Zero { len })));
+        };
+        let layout = *layout;
+        if !private
+            && files[0].is_mapped()
+            && !attached.volume.has_faults()
+            && let Some(payload) = resident_payload(reactor, layout, &attached.files, offset, len)
+        {
+            self.charge(reactor, id, len);
+            return Ok(Step::Now(payload));
+        }
+        if len > READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2) {
+            return Ok(Step::InParts);
+        }
+        let runs = layout.runs(offset, len as u64, PIECE_BYTES_MAX as u64);
+        let mut frames = Vec::with_capacity(len.div_ceil(PIECE_BYTES_MAX));
+        for run in runs {
+            let Some(frame) = reactor.frames().alloc(run.len as usize) else { return Ok(Step::Busy) };
+            frames.push((run, frame));
+        }
+        let files = attached.files.clone();
+        let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
+        self.charge(reactor, id, len);
+        let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
+        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces });
+        for (part, (run, into)) in frames.into_iter().enumerate() {
+            let len = run.len as usize;
+            let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };
+            self.start_run(reactor, job, part, len, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// Brings a range into memory before it is asked for.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn prefetch(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let attached = self.check(id, offset, len, false)?;
+        let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if files[0].options().direct || len == 0 {
+            return Ok(Step::Now(()));
+        }
+        let ranges = layout.ranges(offset, len);
+        let files = attached.files.clone();
+        let request = Request { volume: id, operation: Operation::Prefetch, offset, len, tag };
+        let job = self.start_job(reactor, request, ranges.len(), JobKind::Plain);
+        for (part, run) in ranges.into_iter().enumerate() {
+            let op = Op::Prefetch { file: files[run.file], offset: run.offset, len: run.len };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+
+    /// Lists data and holes.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn extents(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        (offset, len): (u64, u64),
+        count_max: usize,
+        tag: Tag,
+    ) -> Result<Step<Vec<Extent>>, BlockError> {
+        let attached = self.check(id, offset, len, false)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else {
+            return Ok(Step::Now(vec![Extent { len, hole: true }]));
+        };
+        if len == 0 {
+            return Ok(Step::Now(Vec::new()));
+        }
+        let count_max = count_max.clamp(1, EXTENTS_MAX);
+        let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
+        let files = attached.files.clone();
+        let wanted = runs.iter().map(|run| run.len).collect();
+        let kind = JobKind::Extents { parts: vec![None; runs.len()], wanted };
+        let request = Request { volume: id, operation: Operation::Extents, offset, len, tag };
+        let job = self.start_job(reactor, request, runs.len(), kind);
+        for (part, run) in runs.into_iter().enumerate() {
+            let op = Op::Extents { file: files[run.file], offset: run.offset, len: run.len, count_max };
+            self.start_run(reactor, job, part, 0, op);
+        }
+        Ok(Step::Later)
+    }
+}
+
+/// The range as pieces of the mapped files, if all of it is in memory.
+fn resident_payload(reactor: &mut Reactor, layout: Layout, files: &[File], offset: u64, len: usize) -> Option<Payload> {
+    if layout.files == 1 {
+        let file = files[0];
+        return reactor.resident(file, offset, len).then(|| Payload::one(Piece::Map { file, offset, len }));
+    }
+    let mut payload = Payload::default();
+    for run in layout.runs(offset, len as u64, u64::MAX) {
+        let (file, len) = (files[run.file], run.len as usize);
+        if !reactor.resident(file, run.offset, len) {
+            return None;
+        }
+        payload.push(Piece::Map { file, offset: run.offset, len });
+    }
+    Some(payload)
+}

@@ -1,0 +1,180 @@
+//! Writes: at once where the store is memory, else on the ring.
+
+use byway_reactor::{Errno, Frame, Op, Reactor, Socket};
+
+use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use crate::block::error::BlockError;
+use crate::block::store::Kind;
+use crate::limits::{MEMORY_PIECE_BYTES, PIECE_BYTES_MAX};
+
+impl Engine {
+    /// How many of the next `len` bytes at `offset` can be given to one [`Engine::write`].
+    pub fn write_piece_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
+        let len = len.min(PIECE_BYTES_MAX);
+        match self.attached(id).map(|attached| attached.volume.kind()) {
+            Ok(Kind::Files { layout, files }) => {
+                let run = layout.run(offset, len as u64);
+                let page = (offset % MEMORY_PIECE_BYTES as u64) as usize;
+                let len = run.len as usize;
+                if files[0].is_receivable() { len.min(MEMORY_PIECE_BYTES - page) } else { len }
+            }
+            Ok(Kind::Null) | Err(_) => len,
+        }
+    }
+
+    /// As [`Engine::write_piece_len`], for a door that receives into frames alone: pieces are as long as they may be.
+    pub fn write_run_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
+        let len = len.min(PIECE_BYTES_MAX);
+        match self.attached(id).map(|attached| attached.volume.kind()) {
+            Ok(Kind::Files { layout, .. }) => layout.run(offset, len as u64).len as usize,
+            Ok(Kind::Null) | Err(_) => len,
+        }
+    }
+
+    /// Receives what is here of a write's payload straight into a volume in memory, as
+    /// [`Reactor::receive_into_file`] does; gives the bytes that are thereby written. 0 means to do it by
+    /// [`Engine::write`].
+    pub fn receive_into(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        socket: Socket,
+        offset: u64,
+        len: usize,
+    ) -> usize {
+        let Ok(attached) = self.check(id, offset, len as u64, true) else { return 0 };
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return 0 };
+        if attached.volume.has_faults() {
+            return 0;
+        }
+        let run = layout.run(offset, len as u64);
+        let n = reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize);
+        if n > 0 {
+            self.charge(reactor, id, n);
+            let _ = self.counted((id, Operation::Write, n as u64), Ok(Step::Now(())));
+        }
+        n
+    }
+
+    /// Whether a write of the range could succeed: to ask before its payload is received.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn check_write(&self, id: VolumeId, offset: u64, len: u64) -> Result<(), BlockError> {
+        self.check(id, offset, len, true).map(|_| ())
+    }
+
+    /// Writes `from[..len]`, at most [`Engine::write_piece_len`] bytes.
+    ///
+    /// # Errors
+    /// See [`BlockError`]; the frame is gone then.
+    pub fn write(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        (from, len): (Frame, usize),
+        flags: WriteFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        let request = Request { volume: id, operation: Operation::Write, offset, len: len as u64, tag };
+        let result = self.write_frame(reactor, request, from, flags);
+        self.counted((id, Operation::Write, len as u64), result)
+    }
+
+    fn write_frame(
+        &mut self,
+        reactor: &mut Reactor,
+        request: Request,
+        from: Frame,
+        flags: WriteFlags,
+    ) -> Result<Step<()>, BlockError> {
+        let Request { volume: id, offset, len, .. } = request;
+        let len = len as usize;
+        self.charge(reactor, id, len);
+        let attached = self.check(id, offset, len as u64, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let run = layout.run(offset, len as u64);
+        if run.len < len as u64 {
+            return Err(BlockError::TooLong);
+        }
+        let file = attached.files[run.file];
+        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        if !durable && !attached.volume.has_faults() {
+            match reactor.try_write(file, run.offset, &from[..len]) {
+                Ok(()) => return Ok(Step::Now(())),
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
+        let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+        self.start_run(reactor, job, 0, len, op);
+        Ok(Step::Later)
+    }
+
+    /// Writes bytes that stay the caller's: at once where the store is memory, else by way of a copy in a frame.
+    ///
+    /// # Errors
+    /// See [`BlockError`].
+    pub fn write_small(
+        &mut self,
+        reactor: &mut Reactor,
+        id: VolumeId,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+        tag: Tag,
+    ) -> Result<Step<()>, BlockError> {
+        if self.is_throttled(reactor, id) {
+            return Ok(Step::Busy);
+        }
+        let request = Request { volume: id, operation: Operation::Write, offset, len: bytes.len() as u64, tag };
+        let result = self.write_bytes(reactor, request, bytes, flags);
+        if !matches!(result, Ok(Step::Busy)) {
+            self.charge(reactor, id, bytes.len());
+        }
+        self.counted((id, Operation::Write, bytes.len() as u64), result)
+    }
+
+    fn write_bytes(
+        &mut self,
+        reactor: &mut Reactor,
+        request: Request,
+        bytes: &[u8],
+        flags: WriteFlags,
+    ) -> Result<Step<()>, BlockError> {
+        let Request { volume: id, offset, .. } = request;
+        let attached = self.check(id, offset, bytes.len() as u64, true)?;
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        let by_ring = durable || attached.volume.has_faults();
+        let mut left = Vec::new();
+        let mut done = 0;
+        for run in layout.runs(offset, bytes.len() as u64, PIECE_BYTES_MAX as u64) {
+            let part = &bytes[done..done + run.len as usize];
+            done += part.len();
+            let file = attached.files[run.file];
+            let written = if by_ring { Err(Errno::AGAIN) } else { reactor.try_write(file, run.offset, part) };
+            match written {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    let Some(mut frame) = reactor.frames().alloc(part.len()) else { return Ok(Step::Busy) };
+                    frame.copy_from_slice(part);
+                    left.push((file, run, frame));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if left.is_empty() {
+            return Ok(Step::Now(()));
+        }
+        let job = self.start_job(reactor, request, left.len(), JobKind::Write { durable });
+        for (part, (file, run, from)) in left.into_iter().enumerate() {
+            let len = run.len as usize;
+            let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+            self.start_run(reactor, job, part, len, op);
+        }
+        Ok(Step::Later)
+    }
+}
