@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use byway_reactor::Waker;
+use byway_reactor::seeded::{self, Bug};
 
 use crate::limits::CLIENTS_REMEMBERED_MAX;
 use crate::session::{ClientId, Identity};
@@ -104,7 +105,7 @@ impl Registry {
             return Claim::Stale;
         }
         client.newest = identity.number;
-        if let Some((_, old_home)) = client.active {
+        if let Some((_, old_home)) = client.active.filter(|_| !seeded::is(Bug::LateStaleWrite)) {
             // Once is enough, and the loop that asks looks at its own sessions: a wake for each question would be a spin.
             let told = client.waiting.replace(home).is_some();
             if !told && old_home != home {

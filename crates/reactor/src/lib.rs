@@ -28,6 +28,7 @@ mod pace;
 pub mod privilege;
 pub mod probe;
 mod reactor;
+pub mod seeded;
 pub mod sim;
 mod splice;
 mod time;

@@ -80,8 +80,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs the documentation's tests, which nextest does not, then all others.
-/// The second value is whether both runs succeeded.
+/// Runs the documentation's tests, which nextest does not, then all others, then (unless only some tests are asked for)
+/// those that need the bugs of `byway_reactor::seeded` built in. The second value is whether all runs succeeded.
 fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Counts, bool)> {
     let target = process::target_directory()?;
     let command = |arguments: &[&str]| {
@@ -106,7 +106,17 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(C
     };
     let (ran, tested) = run_and_count(runner.args(&options.runner), count)?;
     counts.add(ran);
-    Ok((counts, documented && tested))
+    let hunted = if options.runner.is_empty() {
+        // The whole workspace, for the features of the other crates to be those of the run before: little is built again.
+        let seeded = ["--features", "byway-service/seeded-bugs", "--test", "seeded_bugs"];
+        let runner: &[&str] = if has_nextest { &["nextest", "run", "--success-output", "final"] } else { &["test"] };
+        let (ran, hunted) = run_and_count(command(runner).args(seeded), count)?;
+        counts.add(ran);
+        hunted
+    } else {
+        true
+    };
+    Ok((counts, documented && tested && hunted))
 }
 
 /// Whether cargo-nextest can be used, installing it where that is wanted.

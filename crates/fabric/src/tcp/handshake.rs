@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 
 use super::lane::{Lane, Phase};
@@ -141,7 +142,9 @@ impl Fabric {
             self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
             return reactor.close(socket);
         }
-        reactor.keep_alive(socket, self.options.keep_alive * 2);
+        if !seeded::is(Bug::NoKeepAlive) {
+            reactor.keep_alive(socket, self.options.keep_alive * 2);
+        }
         let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
         match self.tls_server.as_ref().map(crate::tls::TlsServer::accept) {
             Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
 
 use self::lane::{Lane, Phase};
@@ -461,6 +462,7 @@ impl Fabric {
         match (result, lane.close_when_sent) {
             (Err(error), _) => self.lane_failed(reactor, slot, CloseReason::Io(error)),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
+            (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
             (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
         }
     }

@@ -4,6 +4,7 @@
 //! front. A bulk lane receives a header, then in one call the payload into the window's frame and the next header behind
 //! it, so that a stream of large payloads costs one call each and no byte is copied twice.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Phase, Placing};
@@ -80,8 +81,8 @@ impl Fabric {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(socket), Some(frame)) = (lane.socket, lane.frame.take()) else { return };
         let mut into = lane.scatter.take().unwrap_or_default();
-        let start = lane.filled;
-        into.push(frame, start, len - start);
+        let start = if seeded::is(Bug::ShortReadAtWrongOffset) { 0 } else { lane.filled };
+        into.push(frame, start, len - lane.filled);
         lane.receiving = true;
         reactor.submit(Op::Recv { socket, into, min }, token(self.options.class, RECV, slot));
     }

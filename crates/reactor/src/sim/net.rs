@@ -271,6 +271,10 @@ impl Inner {
     /// The keep-alive time of an end has passed in a partition, unless it was made longer meanwhile.
     pub(super) fn silent(&mut self, key: u64, end: usize) {
         let Some(connection) = self.net.connections.get(&key) else { return };
+        if connection.ends[end].stage == Stage::Crashed {
+            // A machine without power has no patience to lose: its peer finds out by its own.
+            return;
+        }
         let (a, b) = connection.ips(end);
         let patience = connection.ends[end].keep_alive;
         if self.net.cut_since(a, b).is_some_and(|since| since + patience <= self.now) {

@@ -97,13 +97,7 @@ impl Store {
         options: StoreOptions,
         opener: &dyn Opener,
     ) -> Result<Self, OpenError> {
-        if !(2..=STRIPE_PATHS_MAX).contains(&paths.len()) {
-            return Err(OpenError::Stripe("give 2 to 64 paths"));
-        }
-        if !chunk_bytes.is_power_of_two() || chunk_bytes < 4096 {
-            return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
-        }
-        Self::open(paths, Layout { chunk_bytes, files: paths.len() as u64 }, options, opener)
+        Self::open(paths, stripe_layout(paths.len(), chunk_bytes)?, options, opener)
     }
 
     fn open(paths: &[PathBuf], layout: Layout, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
@@ -163,6 +157,15 @@ impl Store {
         Self { kind: Kind::Files { layout: Layout::SINGLE, files: vec![file] }, paths: Vec::new(), len, block_bytes }
     }
 
+    /// [`Store::stripe`] over open files.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn stripe_files(files: Vec<Arc<OpenFile>>, chunk_bytes: u64) -> Result<Self, OpenError> {
+        let layout = stripe_layout(files.len(), chunk_bytes)?;
+        Self::of_files(files, Vec::new(), layout)
+    }
+
     /// Sparse memory that is gone with the process.
     ///
     /// # Errors
@@ -190,6 +193,16 @@ impl Store {
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
+}
+
+fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {
+    if !(2..=STRIPE_PATHS_MAX).contains(&files) {
+        return Err(OpenError::Stripe("give 2 to 64 paths"));
+    }
+    if !chunk_bytes.is_power_of_two() || chunk_bytes < 4096 {
+        return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
+    }
+    Ok(Layout { chunk_bytes, files: files as u64 })
 }
 
 fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<OpenFile>, OpenError> {

@@ -126,6 +126,7 @@ struct Core {
     notices: Vec<Notice>,
     ticking: bool,
     sessions: u64,
+    strays: u64,
 }
 
 impl Volume {
@@ -150,6 +151,7 @@ impl Volume {
             notices: Vec::new(),
             ticking: false,
             sessions: 0,
+            strays: 0,
         };
         Self { fabric, core }
     }
@@ -210,6 +212,11 @@ impl Volume {
     /// Sessions that were begun.
     pub fn sessions(&self) -> u64 {
         self.core.sessions
+    }
+
+    /// Answers to calls that were not in flight, which changed nothing: the server answered a call twice.
+    pub fn stray_answers(&self) -> u64 {
+        self.core.strays
     }
 
     /// Takes a completion of this volume's token class.
@@ -379,6 +386,7 @@ impl Core {
         progress: &Progress<Pending>,
         payload: &[u8],
     ) {
+        self.strays += u64::from(*progress == Progress::Unknown);
         let &Progress::Complete(pending, answer) = progress else { return };
         let status = read_status(answer.status, &answer.result);
         let (id, window) = match pending {

@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 
 use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
+use byway_reactor::seeded::{self, Bug};
 
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
@@ -231,7 +232,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.instance = Some(instance);
         self.connected = true;
         self.lost_since = None;
-        self.replaying = self.log.iter().any(|entry| entry.instance != instance);
+        self.replaying = self.log.iter().any(|entry| entry.instance != instance) && !seeded::is(Bug::NoReplay);
     }
 
     /// The session ended, and everything that was in flight with it.
@@ -249,7 +250,13 @@ impl<R, W: Clone> Machine<R, W> {
         for (id, operation) in self.operations.iter_mut().filter(|(_, operation)| operation.sent) {
             operation.sent = false;
             match operation.purpose {
-                Purpose::User(_) => again.push((operation.order, id)),
+                Purpose::User(_) if seeded::is(Bug::RequestNotResent) => {}
+                Purpose::User(tag) => {
+                    if seeded::is(Bug::AnsweredAndResent) {
+                        self.done.push(Done { tag, result: Err(VolumeError::Closed), buffer: None });
+                    }
+                    again.push((operation.order, id));
+                }
                 Purpose::Replay(_) | Purpose::OwnFlush => dropped.push(id),
             }
         }
@@ -297,7 +304,8 @@ impl<R, W: Clone> Machine<R, W> {
 
     fn overlaps_change(&self, offset: u64, len: u64) -> bool {
         let end = offset.saturating_add(len);
-        self.changing.iter().any(|(start, stop, _)| *start < end && offset < *stop)
+        let overlaps = |(start, stop, _): &(u64, u64, OpId)| *start < end && offset < *stop;
+        !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
     }
 
     /// The next operation that may be sent now; the caller sends it.
@@ -313,7 +321,7 @@ impl<R, W: Clone> Machine<R, W> {
         if self.replaying {
             return None;
         }
-        if self.replays_in_flight > 0 {
+        if self.replays_in_flight > 0 && !seeded::is(Bug::ReplayNotAwaited) {
             return None;
         }
         if !self.own_flush && self.log_bytes * 2 >= self.bounds.unflushed_bytes_max && self.flushing.is_empty() {
@@ -348,7 +356,10 @@ impl<R, W: Clone> Machine<R, W> {
     /// The next entry of the log that another server process acknowledged.
     fn next_replay(&mut self) -> Option<OpId> {
         let instance = self.instance?;
-        let Some(index) = self.log.iter().position(|entry| entry.instance != instance && !entry.sent) else {
+        let waits = |entry: &Unflushed<W>| entry.instance != instance && !entry.sent;
+        let backwards = seeded::is(Bug::ReplayBackwards);
+        let next = if backwards { self.log.iter().rposition(waits) } else { self.log.iter().position(waits) };
+        let Some(index) = next else {
             self.replaying = false;
             return None;
         };
@@ -432,7 +443,10 @@ impl<R, W: Clone> Machine<R, W> {
             return;
         }
         if operation.kind.durable() {
-            return self.cut(operation.offset, operation.offset.saturating_add(operation.len));
+            if !seeded::is(Bug::ReplayOverDurable) {
+                self.cut(operation.offset, operation.offset.saturating_add(operation.len));
+            }
+            return;
         }
         self.log_bytes += log_cost(operation.len, operation.from.is_some());
         self.next_id += 1;
@@ -494,6 +508,7 @@ impl<R, W: Clone> Machine<R, W> {
     fn flushed(&mut self, id: OpId, result: Result<(), CallError>) -> Result<(), CallError> {
         let covered =
             self.flushing.iter().position(|(flush, _)| *flush == id).map(|at| self.flushing.swap_remove(at).1);
+        let covered = if seeded::is(Bug::FlushCoversLater) { Some(self.next_sequence) } else { covered };
         result?;
         while let Some(entry) = self.log.front() {
             if covered.is_none_or(|covered| entry.sequence >= covered) {

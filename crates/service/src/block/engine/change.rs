@@ -1,5 +1,6 @@
 //! What changes a volume's state besides its bytes: flushes and trims.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Reactor};
 
 use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
@@ -21,7 +22,8 @@ impl Engine {
         if attached.volume.flush_failed() {
             return Err(BlockError::FlushFailed);
         }
-        if attached.files.is_empty() || attached.volume.is_read_only() || cfg!(feature = "drop-flushes") {
+        let drops = cfg!(feature = "drop-flushes") || seeded::is(Bug::DroppedFlush);
+        if attached.files.is_empty() || attached.volume.is_read_only() || drops {
             return Ok(Step::Now(()));
         }
         let files = attached.files.clone();

@@ -1,5 +1,6 @@
 //! Writes: at once where the store is memory, else on the ring.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Socket};
 
 use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
@@ -99,7 +100,7 @@ impl Engine {
             return Err(BlockError::TooLong);
         }
         let file = attached.files[run.file];
-        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        let durable = flags.durable && !cfg!(feature = "drop-flushes") && !seeded::is(Bug::IgnoredFua);
         if !durable && !attached.volume.has_faults() {
             match reactor.try_write(file, run.offset, &from[..len]) {
                 Ok(()) => return Ok(Step::Now(())),
@@ -147,7 +148,7 @@ impl Engine {
         let Request { volume: id, offset, .. } = request;
         let attached = self.check(id, offset, bytes.len() as u64, true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
-        let durable = flags.durable && !cfg!(feature = "drop-flushes");
+        let durable = flags.durable && !cfg!(feature = "drop-flushes") && !seeded::is(Bug::IgnoredFua);
         let by_ring = durable || attached.volume.has_faults();
         let mut left = Vec::new();
         let mut done = 0;

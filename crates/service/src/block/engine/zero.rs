@@ -1,5 +1,6 @@
 //! Zeroing: by the store where it can, else by writing zeroes out, range by range.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Reactor};
 
 use super::job::{Job, JobKind, Zeroing};
@@ -41,7 +42,9 @@ impl Engine {
             return Ok(Step::Now(()));
         }
         let ranges = layout.ranges(offset, len);
-        let unsynced = if flags.durable { ranges.iter().map(|range| range.file).collect() } else { Vec::new() };
+        let synced_max = if seeded::is(Bug::OneFileSynced) { 1 } else { ranges.len() };
+        let synced = ranges.iter().filter(|_| flags.durable).take(synced_max);
+        let unsynced = synced.map(|range| range.file).collect();
         let zeroing = Zeroing { flags, ranges, written: None, unsynced };
         let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);

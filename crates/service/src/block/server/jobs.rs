@@ -4,6 +4,7 @@ use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Fabric, Slot, WindowKey};
 use byway_reactor::Reactor;
+use byway_reactor::seeded::{self, Bug};
 use byway_rpc::wire::{INLINE_BYTES, ReplyBody};
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -159,7 +160,9 @@ impl Serving<'_> {
         result: Result<(), CallError>,
         (inline, payload): (&[u8], &[u8]),
     ) {
-        self.answered(call);
+        if result.is_ok() || !seeded::is(Bug::LostCredit) {
+            self.answered(call);
+        }
         let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
         let checksum = checked.then(|| crc32c::crc32c(payload));
         let header = reply_header(call.id, result, payload.len(), inline);
@@ -282,6 +285,9 @@ impl Serving<'_> {
                         session.queue.push_front(queued);
                     }
                     if !throttled {
+                        if seeded::is(Bug::LostWakeUp) {
+                            return;
+                        }
                         return self.core.hungry.push_front(slot);
                     }
                     self.core.hungry.push_back(slot);

@@ -3,6 +3,7 @@
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Closed, Fabric, Slot, WindowKey};
 use byway_reactor::Reactor;
+use byway_reactor::seeded::{self, Bug};
 use byway_rpc::wire::PullBody;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
@@ -58,7 +59,7 @@ impl Serving<'_> {
             body.len = U32::new(len as u32);
             let mut header = Header::with_body(Message::Pull, &body);
             header.window.set(source.0);
-            header.window_offset.set(at as u64);
+            header.window_offset.set(if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 });
             fabric.send(call.session, header);
         }
     }
@@ -139,16 +140,22 @@ impl Serving<'_> {
         if let Err(error) = result {
             state.error.get_or_insert(error);
         }
-        if state.left > 0 {
+        let (call, left, result) = (state.call, state.left, state.error.map_or(Ok(()), Err));
+        if result.is_err() && seeded::is(Bug::DoubleReply) {
+            self.answer(fabric, call, result);
+        }
+        if left > 0 && !seeded::is(Bug::EarlyAcknowledgement) {
             return;
         }
-        let (call, result) = (state.call, state.error.map_or(Ok(()), Err));
         self.answer(fabric, call, result);
         self.end_job(fabric, call.session, write);
     }
 
     /// A session's lanes are gone: the pieces that were on their way will not come.
     pub(super) fn end_pulls_of(&mut self, fabric: &mut Fabric, session: Slot) {
+        if seeded::is(Bug::PiecesOfTheDead) {
+            return;
+        }
         let parts: Vec<_> = self
             .core
             .jobs

@@ -1,0 +1,116 @@
+//! Bugs put in on purpose, to show that the simulation catches such bugs.
+//!
+//! Each is one condition at the place where a programmer would make that mistake. Without the feature `seeded-bugs`,
+//! which no program is built with, [`is`] is a constant `false` and nothing of them is left. With it, a test selects one
+//! for its thread: a simulated world runs on one.
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The store's flush answers and does nothing.
+    DroppedFlush,
+    /// A write that was to be durable before its answer is an ordinary one.
+    IgnoredFua,
+    /// A flush that failed is forgotten: the next one says that all is well.
+    ForgottenFlushError,
+    /// A sync that fails on one file of a stripe is noted when the whole flush ends, after others have answered.
+    LateFlushError,
+    /// A durable zeroing makes its first file durable, not the others of a stripe.
+    OneFileSynced,
+    /// The client takes a flush to cover what was acknowledged before its answer, not before it was sent.
+    FlushCoversLater,
+    /// The client does not send unflushed writes again to a server that has lost them.
+    NoReplay,
+    /// It sends the newest of them first.
+    ReplayBackwards,
+    /// It does not wait with new requests until they are written again.
+    ReplayNotAwaited,
+    /// It keeps an old write that a durable one has covered, and sends it again over that one.
+    ReplayOverDurable,
+    /// It sends overlapping writes without waiting for the first.
+    OverlappingWrites,
+    /// It forgets the requests that were in flight when the connection broke.
+    RequestNotResent,
+    /// It answers a request that was in flight when the connection broke, and sends it again all the same.
+    AnsweredAndResent,
+    /// The server lets a client's new session start while its old one still writes.
+    LateStaleWrite,
+    /// The server answers a failed write when a piece fails, and again at its end.
+    DoubleReply,
+    /// It answers a large write when the first piece is written, before the others were pulled.
+    EarlyAcknowledgement,
+    /// It pulls each piece of a large write from the start of the client's window.
+    PullAtWrongOffset,
+    /// It finds no frame for a request that waits, and does not look at that session again.
+    LostWakeUp,
+    /// It forgets the pieces that were on their way from a client that is gone, with their frames.
+    PiecesOfTheDead,
+    /// It does not watch idle connections: a client that dies behind a partition is never missed.
+    NoKeepAlive,
+    /// It does not count a refused call as ended.
+    LostCredit,
+    /// A header that came in two reads goes on at its start.
+    ShortReadAtWrongOffset,
+    /// What was queued while a send was in flight is not sent at its end.
+    SendNotResumed,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 23] = [
+        Self::DroppedFlush,
+        Self::IgnoredFua,
+        Self::ForgottenFlushError,
+        Self::LateFlushError,
+        Self::OneFileSynced,
+        Self::FlushCoversLater,
+        Self::NoReplay,
+        Self::ReplayBackwards,
+        Self::ReplayNotAwaited,
+        Self::ReplayOverDurable,
+        Self::OverlappingWrites,
+        Self::RequestNotResent,
+        Self::AnsweredAndResent,
+        Self::LateStaleWrite,
+        Self::DoubleReply,
+        Self::EarlyAcknowledgement,
+        Self::PullAtWrongOffset,
+        Self::LostWakeUp,
+        Self::PiecesOfTheDead,
+        Self::NoKeepAlive,
+        Self::LostCredit,
+        Self::ShortReadAtWrongOffset,
+        Self::SendNotResumed,
+    ];
+}
+
+/// Whether this build, on this thread, has that bug.
+#[cfg(not(feature = "seeded-bugs"))]
+#[inline(always)]
+pub const fn is(_bug: Bug) -> bool {
+    false
+}
+
+#[cfg(feature = "seeded-bugs")]
+pub use self::selected::{is, select};
+
+#[cfg(feature = "seeded-bugs")]
+mod selected {
+    use std::cell::Cell;
+
+    use super::Bug;
+
+    thread_local! {
+        static SELECTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Whether this build, on this thread, has that bug.
+    pub fn is(bug: Bug) -> bool {
+        SELECTED.get() == Some(bug)
+    }
+
+    /// Puts a bug into everything that this thread runs from now on, instead of the one before.
+    pub fn select(bug: Option<Bug>) {
+        SELECTED.set(bug);
+    }
+}
