@@ -11,8 +11,10 @@ use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
 use crate::config::{http_address, parse_io};
+use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::opener;
 use crate::serve;
 use crate::units::parse_size;
 
@@ -32,11 +34,16 @@ pub enum Command {
     Serve(Box<ServeArguments>),
     /// Copy an image: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// Ask a running node: reload, status
+    Ctl(ControlArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Say what this machine can do, and what to do about the rest
     Doctor(DoctorArguments),
+    /// The privileged part of a node with --user; started by the node itself
+    #[command(hide = true)]
+    Opener(Box<ServeArguments>),
     /// Print completions for a shell to standard output
     Completions {
         /// Which shell.
@@ -68,6 +75,9 @@ pub struct ServeArguments {
     /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]
     #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
     pub http: Option<SocketAddr>,
+    /// The control socket, for `byway ctl` [default: nowhere]
+    #[arg(long, value_name = "PATH")]
+    pub ctl: Option<PathBuf>,
     /// What the event loops stand on: auto, uring or epoll [default: auto]
     #[arg(long, value_name = "BACKEND", value_parser = parse_io)]
     pub io: Option<IoChoice>,
@@ -101,7 +111,7 @@ pub struct ServeArguments {
     /// Become this user once everything is open
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// Log operations that take longer than this, in microseconds [default: 100000]
+    /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
 }
@@ -113,6 +123,8 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Ctl(arguments) => control::run(&arguments).map_err(Failure::from),
+        Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {

@@ -50,3 +50,12 @@ pub const COPY_BYTES_MAX: u64 = 256 << 20;
 
 /// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
 pub const RESUME_BYTES_MAX: u64 = 1 << 30;
+
+/// Slow operations that a node remembers; then the oldest goes.
+pub const SLOW_OPERATIONS_MAX: usize = 256;
+
+/// Bytes of a message between a node and its privileged opener: a path, and what JSON adds.
+pub const OPENER_MESSAGE_BYTES_MAX: usize = 32 << 10;
+
+/// Bytes of a request on the control socket; a longer one ends its connection.
+pub const CONTROL_REQUEST_BYTES_MAX: u64 = 4 << 10;

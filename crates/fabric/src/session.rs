@@ -68,6 +68,19 @@ pub enum CloseReason {
     Closed,
 }
 
+impl CloseReason {
+    /// Whether something went wrong: what both sides meant to do is no fault.
+    pub fn is_fault(self) -> bool {
+        !matches!(
+            self,
+            Self::PeerClosed
+                | Self::Closed
+                | Self::Refused(_)
+                | Self::WeRefused(RefuseCode::ShuttingDown | RefuseCode::Busy | RefuseCode::Superseded)
+        )
+    }
+}
+
 /// Whether payloads carry a checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayloadChecksum {

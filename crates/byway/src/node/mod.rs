@@ -3,6 +3,7 @@
 //! The first loop accepts; a new stream goes to the loop with the fewest connections and stays there. Loops share
 //! nothing but the volumes; the node talks to them by messages.
 
+mod report;
 mod worker;
 
 use std::net::SocketAddr;
@@ -14,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::Registry;
-use byway_reactor::{Address, Counters, IoChoice, Waker};
+use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 
+pub use self::report::NodeReport;
+use self::report::SlowOperations;
 use self::worker::{Message, Worker};
 use crate::address::Cidr;
 
@@ -40,6 +43,8 @@ pub struct NodeOptions {
     pub nbd_options: NbdOptions,
     /// Who may connect by TCP, besides this machine; empty: everybody.
     pub allow: Vec<Cidr>,
+    /// Operations that take longer at the store are remembered, in microseconds.
+    pub slow_us: u64,
 }
 
 /// Why a node did not start.
@@ -71,6 +76,7 @@ fn listen_hint(source: &std::io::Error) -> &'static str {
 pub struct Node {
     loops: Vec<Loop>,
     ready: Vec<Ready>,
+    report: NodeReport,
     io: String,
 }
 
@@ -106,6 +112,7 @@ struct Assignment {
     native: Vec<OwnedFd>,
     registry: Arc<Registry>,
     loads: Arc<Vec<AtomicUsize>>,
+    slow: Arc<SlowOperations>,
     receiver: Receiver<Message>,
 }
 
@@ -121,7 +128,8 @@ impl Node {
         let registry = Arc::new(Registry::new(instance_id()?));
         let (native, bound) = listen_native(&options.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
-        let mut node = Self { loops: Vec::new(), ready: Vec::new(), io: String::new() };
+        let slow = Arc::new(SlowOperations::default());
+        let (mut loops, mut ready, mut io) = (Vec::new(), Vec::new(), String::new());
         // The accepting loop starts last: it must know the others.
         let mut peers = Vec::new();
         for index in (0..threads).rev() {
@@ -137,16 +145,18 @@ impl Node {
                 native: native.map_err(StartError::Loop)?,
                 registry: Arc::clone(&registry),
                 loads: Arc::clone(&loads),
+                slow: Arc::clone(&slow),
                 receiver,
             };
             let (started, one) = start_loop(assignment, sender, peers.clone())?;
             peers.insert(0, (one.sender.clone(), one.waker.clone()));
-            node.ready.extend(started.ready);
-            node.io = started.io;
-            node.loops.push(one);
+            ready.extend(started.ready);
+            io = started.io;
+            loops.push(one);
         }
-        node.ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
-        Ok(node)
+        ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
+        let report = NodeReport::new(peers, slow, io.clone());
+        Ok(Self { loops, ready, report, io })
     }
 
     /// The doors that are open.
@@ -167,37 +177,35 @@ impl Node {
         &self.io
     }
 
-    /// Makes `volumes` the list that is served. Connections of volumes that are gone end.
+    /// Makes `volumes` the list that is served. Volumes that are the same, perhaps in another size, go on; connections of
+    /// those that are gone end.
     pub fn replace_volumes(&self, volumes: &[Arc<Volume>]) {
+        self.tell_all(|| Message::Volumes(volumes.to_vec()));
+    }
+
+    /// Lets only these addresses connect from now on, besides this machine's; empty: everybody.
+    pub fn replace_allowed(&self, allow: &[Cidr]) {
+        self.tell_all(|| Message::Allow(allow.to_vec()));
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Message) {
         for one in &self.loops {
-            let _ = one.sender.send(Message::Volumes(volumes.to_vec()));
+            let _ = one.sender.send(message());
             one.waker.wake();
         }
     }
 
-    /// What all loops have moved so far.
-    pub fn counters(&self) -> Counters {
-        let mut sum = Counters::default();
-        for one in &self.loops {
-            let (sender, receiver) = channel();
-            if one.sender.send(Message::Counters(sender)).is_ok() {
-                one.waker.wake();
-                if let Ok(counters) = receiver.recv_timeout(Duration::from_secs(5)) {
-                    sum = sum.plus(&counters);
-                }
-            }
-        }
-        sum
+    /// Who can be asked how the node is.
+    pub fn report(&self) -> &NodeReport {
+        &self.report
     }
 
     /// Stops: accepts nothing more, answers what is in flight, then ends. After `limit` it ends anyway. Says whether
     /// everything had been answered.
     pub fn stop(self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        for one in &self.loops {
-            let _ = one.sender.send(Message::Drain);
-            one.waker.wake();
-        }
+        self.report.note_draining();
+        self.tell_all(|| Message::Drain);
         let mut clean = true;
         for one in &self.loops {
             let left = deadline.saturating_duration_since(Instant::now());

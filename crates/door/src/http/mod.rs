@@ -20,7 +20,7 @@ use axum::{Json, Router, routing::get};
 use tokio::sync::oneshot;
 
 pub use metrics::render;
-pub use snapshot::{DoorSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+pub use snapshot::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
 
 /// The door, open until [`HttpDoor::close`] or drop.
 #[derive(Debug)]

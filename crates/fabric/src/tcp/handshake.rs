@@ -137,7 +137,13 @@ impl Fabric {
                 return;
             }
         };
-        if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+        let stranger = match (&self.admits, reactor.peer_address(socket)) {
+            (Some(admits), Some(peer)) if !admits(peer) => Some(peer),
+            _ => None,
+        };
+        if stranger.is_some() || self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+            tracing::warn!(?stranger, "connection refused: not in an --allow range, or too many");
+            self.counters.refused += 1;
             self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
             return reactor.close(socket);
         }
@@ -239,6 +245,7 @@ impl Fabric {
         let instance = registry.instance();
         let agreed = Agreed { features, instance, credits: self.options.terms.credits };
         let lanes = 1 + usize::from(hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX));
+        self.counters.sessions += 1;
         let session = self.sessions.insert(Session {
             role: Role::Server,
             identity: *identity,

@@ -54,6 +54,19 @@ impl Options {
     }
 }
 
+/// What has come and gone since the fabric was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricCounters {
+    /// Sessions of clients.
+    pub sessions: u64,
+    /// Connections that were refused: too many, or from an address that is not admitted.
+    pub refused: u64,
+    /// Connections and sessions that ended by a fault ([`CloseReason::is_fault`]).
+    pub faults: u64,
+}
+
+type Admits = Box<dyn Fn(SocketAddr) -> bool + Send>;
+
 /// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
 pub trait Handler {
     /// A session can be used.
@@ -129,6 +142,9 @@ pub struct Fabric {
     owing: usize,
     ticking: bool,
     last_closed: Option<CloseReason>,
+    counters: FabricCounters,
+    /// Which addresses may connect; `None`: all.
+    admits: Option<Admits>,
 }
 
 impl Fabric {
@@ -150,6 +166,8 @@ impl Fabric {
             owing: 0,
             ticking: false,
             last_closed: None,
+            counters: FabricCounters::default(),
+            admits: None,
         }
     }
 
@@ -217,6 +235,24 @@ impl Fabric {
     /// Connections.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// What has come and gone.
+    pub fn counters(&self) -> FabricCounters {
+        self.counters
+    }
+
+    /// Connections of peers that `admits` says no to are closed at once; those without an address (unix sockets) are
+    /// not asked about.
+    pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
+        self.admits = Some(Box::new(admits));
+    }
+
+    fn note_closed(&mut self, reason: CloseReason) {
+        self.last_closed = Some(reason);
+        if reason.is_fault() {
+            self.counters.faults += 1;
+        }
     }
 
     /// Why the connection or session that ended last ended.
@@ -303,8 +339,8 @@ impl Fabric {
             self.owing -= 1;
         }
         tracing::debug!(peer = ?state.peer, %reason, "session ended");
-        self.last_closed = Some(reason);
         let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
+        self.note_closed(reason);
         self.events.push(Event::Down(session, reason));
         if lanes.is_empty() {
             self.note_drained(session);
@@ -387,7 +423,7 @@ impl Fabric {
         let session = self.lanes.get(slot).and_then(|lane| lane.session);
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
-            self.last_closed = Some(reason);
+            self.note_closed(reason);
         }
         self.close_lane(reactor, slot);
         if let Some(session) = session {

@@ -8,10 +8,11 @@ mod greeting;
 mod input;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use byway_reactor::{Completion, Op, Outcome, Reactor, Socket, Token};
-use byway_service::block::{Catalog, Done, Engine, VolumeId};
+use byway_service::block::{Catalog, Done, Engine, Tag, VolumeId};
 use slab::Slab;
 
 pub use self::connection::End;
@@ -188,6 +189,12 @@ impl NbdDoor {
             connection.done(&mut self.pending, id, done.outcome);
             self.advance(floor, index);
         }
+    }
+
+    /// Who asked for a request of the door's class that the engine has not handed back yet; `None` on a unix socket.
+    pub fn peer_of(&self, reactor: &Reactor, tag: Tag) -> Option<SocketAddr> {
+        let pending = self.pending.get((tag.0 & 0x00ff_ffff_ffff_ffff) as usize)?;
+        reactor.peer_address(self.clients.get(pending.connection)?.socket)
     }
 
     /// Asks again for connections that waited for a frame: to be called after each round of completions.

@@ -34,8 +34,8 @@ impl Engine {
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 
-    /// Goes on with the same volume in its new size ([`Volume::resized`]); requests in flight end as they began.
-    pub fn resize(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
+    /// Goes on with the successor of a volume ([`Volume::succeeded_by`]); requests in flight end as they began.
+    pub fn succeed(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
         let files = add_files(reactor, &volume);
         let Some(attached) = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation) else {
             return;
