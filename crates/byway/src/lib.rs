@@ -16,6 +16,7 @@ pub mod copy;
 pub mod doctor;
 pub mod limits;
 pub mod node;
+pub mod remote;
 pub mod serve;
 pub mod spec;
 pub mod supervisor;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
+use byway_reactor::{Completion, Extent, Frame, Instant, Reactor, Wait};
 
-use super::endpoint::{Answer, Done, Endpoint, Request};
+use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 use super::resume::{Record, ResumeLog, supersede};
 
 /// How much of the source is asked for extents at once; also the longest hole that is one piece.
@@ -49,24 +49,24 @@ pub struct Copied {
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The source failed.
-    #[error("reading the source at byte {offset}: {errno}")]
+    #[error("reading the source at byte {offset}: {error}")]
     Source {
         /// Where.
         offset: u64,
         /// How.
-        errno: Errno,
+        error: EndpointError,
     },
     /// The destination failed.
-    #[error("writing the destination at byte {offset}: {errno}")]
+    #[error("writing the destination at byte {offset}: {error}")]
     Destination {
         /// Where.
         offset: u64,
         /// How.
-        errno: Errno,
+        error: EndpointError,
     },
     /// What was flushed is not there.
     #[error("flushing the destination: {0}; what was written since the last flush may be lost")]
-    Flush(Errno),
+    Flush(EndpointError),
     /// The destination does not hold what the source gave.
     #[error("the destination differs from the source in the {len} bytes at {offset}; do not trust it")]
     Differs {
@@ -108,11 +108,13 @@ pub fn copy(
         None => BTreeMap::new(),
     };
     let last_checkpoint = reactor.now();
+    let block_bytes = u64::from(source.block_bytes().max(destination.block_bytes()));
     let mut engine = Engine {
         reactor,
         source,
         destination,
         options,
+        block_bytes,
         resume,
         progress,
         slots: Vec::new(),
@@ -160,6 +162,8 @@ struct Engine<'a> {
     source: &'a mut dyn Endpoint,
     destination: &'a mut dyn Endpoint,
     options: CopyOptions,
+    /// What pieces are multiples of.
+    block_bytes: u64,
     resume: Option<&'a mut ResumeLog>,
     progress: &'a mut dyn FnMut(u64),
     slots: Vec<Option<Slot>>,
@@ -217,7 +221,9 @@ impl Engine<'_> {
                 let starved = || CopyError::Loop(std::io::ErrorKind::OutOfMemory.into());
                 return if self.work.is_empty() { Ok(()) } else { Err(starved()) };
             }
-            self.reactor.reap(&mut completions, Wait::Block).map_err(CopyError::Loop)?;
+            self.turn(&mut done);
+            let wait = if done.is_empty() { Wait::Block } else { Wait::Poll };
+            self.reactor.reap(&mut completions, wait).map_err(CopyError::Loop)?;
             for completion in completions.drain(..) {
                 if completion.token.class() == self.source.class() {
                     self.source.complete(self.reactor, completion, &mut done);
@@ -225,6 +231,7 @@ impl Engine<'_> {
                     self.destination.complete(self.reactor, completion, &mut done);
                 }
             }
+            self.turn(&mut done);
             for Done { id, answer } in done.drain(..) {
                 let slot = self.slots.get_mut(id as usize).and_then(Option::take).ok_or(CopyError::Confused)?;
                 self.free.push(id);
@@ -238,6 +245,11 @@ impl Engine<'_> {
             }
             (self.progress)(self.done_bytes);
         }
+    }
+
+    fn turn(&mut self, done: &mut Vec<Done>) {
+        self.source.turn(self.reactor, done);
+        self.destination.turn(self.reactor, done);
     }
 
     fn start_some(&mut self) {
@@ -303,20 +315,20 @@ impl Engine<'_> {
     fn finish(&mut self, slot: Slot, answer: Answer) -> Result<(), CopyError> {
         match (slot, answer) {
             (Slot::Planning { offset }, Answer::Extents(extents)) => {
-                let extents = extents.map_err(|errno| CopyError::Source { offset, errno })?;
+                let extents = extents.map_err(|error| CopyError::Source { offset, error })?;
                 self.plan(offset, &extents);
             }
-            (Slot::Reading { offset }, Answer::Moved { frame, result }) => {
-                result.map_err(|errno| CopyError::Source { offset, errno })?;
+            (Slot::Reading { offset }, Answer::Read(result)) => {
+                let frame = result.map_err(|error| CopyError::Source { offset, error })?;
                 self.work.push_front(Work::Write { offset, frame });
             }
-            (Slot::Writing { offset, record }, Answer::Moved { result, .. }) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+            (Slot::Writing { offset, record }, Answer::Changed(result)) => {
+                result.map_err(|error| CopyError::Destination { offset, error })?;
                 self.copied.moved_bytes += record.len;
                 self.record(offset, record);
             }
             (Slot::Zeroing { offset, len }, Answer::Changed(result)) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+                result.map_err(|error| CopyError::Destination { offset, error })?;
                 self.copied.zero_bytes += len;
                 self.record(offset, Record { len, crc: None });
             }
@@ -328,8 +340,8 @@ impl Engine<'_> {
                     log.append(&records).map_err(CopyError::Resume)?;
                 }
             }
-            (Slot::Checking { offset, record }, Answer::Moved { frame, result }) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+            (Slot::Checking { offset, record }, Answer::Read(result)) => {
+                let frame = result.map_err(|error| CopyError::Destination { offset, error })?;
                 let same = match record.crc {
                     Some(crc) => crc32c::crc32c(&frame) == crc,
                     None => frame.iter().all(|&byte| byte == 0),
@@ -340,7 +352,7 @@ impl Engine<'_> {
                 self.done_bytes += record.len;
             }
             (Slot::Finding { offset, len }, Answer::Extents(extents)) => {
-                let extents = extents.map_err(|errno| CopyError::Destination { offset, errno })?;
+                let extents = extents.map_err(|error| CopyError::Destination { offset, error })?;
                 self.check_zeroes(offset, len, &extents);
             }
             _ => return Err(CopyError::Confused),
@@ -350,11 +362,11 @@ impl Engine<'_> {
 
     /// Cuts extents of the source, from `offset` on, into pieces, and plans on behind them.
     fn plan(&mut self, mut offset: u64, extents: &[Extent]) {
-        for extent in extents {
-            let end = (offset + extent.len).min(self.copied.bytes);
+        for run in align_extents(offset, extents, self.block_bytes, self.copied.bytes) {
+            let end = offset + run.len;
             while offset < end {
-                let len = if extent.hole { end - offset } else { self.chunk_at(offset, end) };
-                self.add_piece(offset, len, extent.hole);
+                let len = if run.hole { end - offset } else { self.chunk_at(offset, end) };
+                self.add_piece(offset, len, run.hole);
                 offset += len;
             }
         }
@@ -400,11 +412,11 @@ impl Engine<'_> {
     /// Has what the destination says is data within a range of zeroes read and checked.
     fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
         let end = offset + len;
-        for extent in extents {
-            let extent_end = (offset + extent.len).min(end);
-            while offset < extent_end {
-                let len = if extent.hole { extent_end - offset } else { self.chunk_at(offset, extent_end) };
-                if extent.hole {
+        for run in align_extents(offset, extents, self.block_bytes, end) {
+            let run_end = offset + run.len;
+            while offset < run_end {
+                let len = if run.hole { run_end - offset } else { self.chunk_at(offset, run_end) };
+                if run.hole {
                     self.done_bytes += len;
                 } else {
                     self.work.push_back(Work::Check { offset, record: Record { len, crc: None } });
@@ -416,6 +428,38 @@ impl Engine<'_> {
             self.work.push_back(Work::FindData { offset, len: end - offset });
         }
     }
+}
+
+/// The extents from `offset` (a multiple of `block`) on with ends at multiples of `block`, or at the image's end: what is
+/// a hole only in part of a block is data. Never nothing.
+fn align_extents(offset: u64, extents: &[Extent], block: u64, bytes: u64) -> Vec<Extent> {
+    let (mut runs, mut at, mut done) = (Vec::<Extent>::new(), offset, offset);
+    let mut add = |runs: &mut Vec<Extent>, end: u64, hole| {
+        if end > done {
+            match runs.last_mut().filter(|last| last.hole == hole) {
+                Some(last) => last.len += end - done,
+                None => runs.push(Extent { len: end - done, hole }),
+            }
+            done = end;
+        }
+    };
+    for extent in extents {
+        let end = (at + extent.len).min(bytes);
+        let whole_end = if end == bytes { end } else { end - end % block };
+        let whole_start = at.next_multiple_of(block);
+        if extent.hole && whole_start < whole_end {
+            add(&mut runs, whole_start, false);
+            add(&mut runs, whole_end, true);
+        }
+        at = end;
+        if !extent.hole {
+            add(&mut runs, at.next_multiple_of(block).min(bytes), false);
+        }
+    }
+    if runs.is_empty() {
+        add(&mut runs, at.next_multiple_of(block).min(bytes), false);
+    }
+    runs
 }
 
 /// The CRC32C of all pieces in order.
