@@ -9,6 +9,7 @@ use crate::{LIMIT, until};
 
 /// A running nbdkit or qemu-nbd.
 pub struct ForeignServer {
+    command: Command,
     child: Child,
     socket: PathBuf,
 }
@@ -20,7 +21,9 @@ impl ForeignServer {
     /// If it does not get ready.
     pub fn nbdkit(program: &Path, socket: &Path, arguments: &[&str]) -> Self {
         let own = ["--exit-with-parent", "--foreground", "--newstyle", "--unix"];
-        Self::start(Command::new(program).args(own).arg(socket).args(arguments), socket)
+        let mut command = Command::new(program);
+        command.args(own).arg(socket).args(arguments);
+        Self::start(command, socket)
     }
 
     /// Starts qemu-nbd for a raw file.
@@ -29,14 +32,36 @@ impl ForeignServer {
     /// If it does not get ready.
     pub fn qemu_nbd(program: &Path, socket: &Path, file: &Path) -> Self {
         let own = ["--persistent", "--shared=8", "--format=raw", "--discard=unmap", "--socket"];
-        Self::start(Command::new(program).args(own).arg(socket).arg(file), socket)
+        let mut command = Command::new(program);
+        command.args(own).arg(socket).arg(file);
+        Self::start(command, socket)
     }
 
-    fn start(command: &mut Command, socket: &Path) -> Self {
+    fn start(mut command: Command, socket: &Path) -> Self {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it was found");
-        let server = Self { child, socket: socket.to_owned() };
-        until(Instant::now() + LIMIT, "a foreign server", || UnixStream::connect(socket).ok());
+        let server = Self { command, child, socket: socket.to_owned() };
+        server.wait();
         server
+    }
+
+    fn wait(&self) {
+        until(Instant::now() + LIMIT, "a foreign server", || UnixStream::connect(&self.socket).ok());
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// Starts it again, as it was.
+    ///
+    /// # Panics
+    /// If it does not get ready.
+    pub fn restart(&mut self) {
+        self.child = self.command.spawn().expect("it was found");
+        self.wait();
     }
 
     /// The URI of an export.
@@ -47,8 +72,7 @@ impl ForeignServer {
 
 impl Drop for ForeignServer {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
