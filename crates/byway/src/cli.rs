@@ -13,6 +13,7 @@ use crate::bench::{self, BenchCommand};
 use crate::config::{http_address, parse_io};
 use crate::copy::{self, CopyArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::serve;
 use crate::units::parse_size;
 
@@ -32,6 +33,10 @@ pub enum Command {
     Serve(Box<ServeArguments>),
     /// Copy an image: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// List the volumes of a server
+    Ls(LsArguments),
+    /// Describe a volume: its size, its block, its flags, how much of it is data
+    Info(InfoArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -113,6 +118,8 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {

@@ -12,8 +12,11 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod confinement;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod copy;
 pub mod doctor;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod inspect;
 pub mod limits;
 pub mod node;
 pub mod remote;
