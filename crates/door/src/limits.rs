@@ -37,7 +37,7 @@ pub const CLIENT_IN_FLIGHT_MAX: usize = 1024;
 pub const CLIENT_REQUESTS_MAX: usize = 4096;
 
 /// Commands of one client connection in flight; more wait in the client.
-pub const CLIENT_CONNECTION_DEPTH: usize = 128;
+pub const CLIENT_CONNECTION_DEPTH: usize = 256;
 
 /// Most connections of one client; asked for more, it makes so many.
 pub const CLIENT_CONNECTIONS_MAX: usize = 16;

@@ -242,6 +242,15 @@ impl Remote {
         }
     }
 
+    /// Whether sending has brought answers: of requests that the export does not accept. A native volume leaves that to
+    /// its server.
+    fn answered_by_itself(&self) -> bool {
+        match &self.wire {
+            Wire::Native(_) => false,
+            Wire::Nbd(client) => client.has_answers(),
+        }
+    }
+
     /// Requests whose answers have not been taken.
     pub fn pending(&self) -> usize {
         match &self.wire {
@@ -299,6 +308,7 @@ pub fn turn(reactor: &mut Reactor, remotes: &mut [&mut Remote], wait: Wait) -> R
     for remote in remotes.iter_mut() {
         remote.flush(reactor);
     }
+    let wait = if remotes.iter().any(|remote| remote.answered_by_itself()) { Wait::Poll } else { wait };
     reactor.reap(&mut completions, wait).map_err(RemoteError::Loop)?;
     for completion in completions {
         if let Some(remote) = remotes.iter_mut().find(|remote| remote.class == completion.token.class()) {

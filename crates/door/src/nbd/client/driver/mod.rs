@@ -121,6 +121,11 @@ impl Client {
         self.pending
     }
 
+    /// Whether [`Client::reap`] has something to give.
+    pub fn has_answers(&self) -> bool {
+        !self.done.is_empty()
+    }
+
     /// Takes a request; its answer comes from [`Client::reap`] with that tag. Ranges of any length are cut into commands
     /// that the export accepts; the answer to a list of extents may cover less than was asked.
     ///
