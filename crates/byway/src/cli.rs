@@ -12,6 +12,7 @@ use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
 use crate::config::{http_address, parse_io};
 use crate::copy::{self, CopyArguments};
+use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
 use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::serve;
@@ -29,9 +30,11 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Show what byway does, on this machine alone and without any set-up
+    Demo(DemoArguments),
     /// Serve volumes until SIGTERM
     Serve(Box<ServeArguments>),
-    /// Copy an image: in parallel, holes as holes; goes on where it stopped
+    /// Copy an image from and to files and volumes: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
     /// List the volumes of a server
     Ls(LsArguments),
@@ -117,6 +120,7 @@ pub fn run() -> ExitCode {
     log_to_stderr();
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),

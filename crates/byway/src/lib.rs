@@ -14,6 +14,8 @@ pub mod config;
 pub mod confinement;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod copy;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod demo;
 pub mod doctor;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
