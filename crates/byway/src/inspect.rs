@@ -53,7 +53,7 @@ pub enum InspectError {
     Remote(#[from] RemoteError),
     /// A whole server is listed.
     #[error("{0} names a volume; leave its name out to list the server, or see byway info {0}")]
-    OneVolume(RemoteUri),
+    OneVolume(String),
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
@@ -100,7 +100,7 @@ struct Contents {
 pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
     let uri = &arguments.uri;
     if uri.volume().is_some_and(|name| !name.is_empty()) {
-        return Err(InspectError::OneVolume(uri.clone()));
+        return Err(InspectError::OneVolume(uri.to_string()));
     }
     let reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
     let entries = list(reactor, uri)?;
@@ -118,12 +118,12 @@ fn list(reactor: Reactor, uri: &RemoteUri) -> Result<Vec<Entry>, InspectError> {
     let named = |name: &str| uri.with_volume(name).map_or_else(|_| name.to_owned(), |uri| uri.to_string());
     Ok(match uri {
         RemoteUri::Native(_) => {
-            let failed = |source| RemoteError::Native { uri: uri.clone(), source };
+            let failed = |source| RemoteError::Native { uri: uri.to_string(), source };
             let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), None).map_err(failed)?;
             listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect()
         }
         RemoteUri::Nbd(_) => {
-            let failed = |source| RemoteError::Nbd { uri: uri.clone(), source };
+            let failed = |source| RemoteError::Nbd { uri: uri.to_string(), source };
             let listed = nbd::list(reactor, address, CLASS).map_err(failed)?;
             listed.into_iter().map(|export| nbd_entry(named(&export.name), export)).collect()
         }
@@ -171,11 +171,8 @@ fn write_table(out: &mut impl Write, entries: &[Entry]) -> std::io::Result<()> {
     let widths =
         [0, 1, 2, 3].map(|column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
     for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            line += &format!("{cell:<width$}  ");
-        }
-        writeln!(out, "{}", (line + &row[4]).trim_end())?;
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        writeln!(out, "{}", format!("{}  {}", cells.join("  "), row[4]).trim_end())?;
     }
     Ok(())
 }
@@ -194,7 +191,7 @@ pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
     let options = RemoteOptions { class: CLASS, connections: 1, read_only: true, unflushed_bytes_max: 1 << 20 };
     let mut remote = Remote::connect(&mut reactor, &arguments.uri, options)?;
     remote::open(&mut reactor, &mut [&mut remote])?;
-    let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.clone()))?;
+    let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.to_string()))?;
     let contents = if info.has_extents { Some(contents(&mut reactor, &mut remote, &info)?) } else { None };
     remote::close(&mut reactor, &mut [&mut remote]);
     let mut described = Description {

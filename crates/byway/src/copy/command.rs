@@ -64,10 +64,10 @@ pub enum CopyCommandError {
     Place(#[from] PlaceError),
     /// It would be lost.
     #[error("copy: {0} has something in it; name another destination, or add --overwrite to lose it")]
-    Exists(Place),
+    Exists(String),
     /// Source and destination are one.
     #[error("copy: {0} is both source and destination; name another destination")]
-    Same(Place),
+    Same(String),
     /// The resume file cannot be used.
     #[error("copy: {}: {source}", path.display())]
     Resume {
@@ -114,18 +114,18 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
     let mut source = place::open_source(&mut reactor, from, connections)?;
     let found = place::find_destination(&mut reactor, to, (from, &mut source), connections)?;
-    let found = found.ok_or_else(|| CopyCommandError::Same(to.clone()))?;
+    let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
     let resume_path = resume_path(arguments)?;
     let resume = |source| CopyCommandError::Resume { path: resume_path.clone(), source };
     let may_overwrite = arguments.overwrite || !found.is_occupied();
     if !may_overwrite && !resume_path.exists() {
-        return Err(CopyCommandError::Exists(to.clone()));
+        return Err(CopyCommandError::Exists(to.to_string()));
     }
     let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
     let goes_on = log.is_of(&identity, bytes).map_err(resume)?;
     if !may_overwrite && !goes_on {
-        return Err(CopyCommandError::Exists(to.clone()));
+        return Err(CopyCommandError::Exists(to.to_string()));
     }
     let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
     note_larger(to, &mut destination, bytes);

@@ -92,12 +92,12 @@ pub enum PlaceError {
     Remote(#[from] RemoteError),
     /// Writes would be refused.
     #[error("{0} is read-only; name another destination, or serve it without `ro`")]
-    ReadOnly(Place),
+    ReadOnly(String),
     /// Too small.
     #[error("{place} has {bytes} bytes, and {wanted} are to be copied; make it larger, or name another")]
     Small {
         /// Which.
-        place: Place,
+        place: String,
         /// Its size.
         bytes: u64,
         /// The source's.
@@ -109,7 +109,7 @@ pub enum PlaceError {
     )]
     Block {
         /// Which.
-        place: Place,
+        place: String,
         /// Its block.
         block_bytes: u32,
         /// The source's size.
@@ -167,7 +167,7 @@ fn connect(
     let mut all = vec![&mut remote];
     all.extend(other);
     remote::open(reactor, &mut all)?;
-    let info = remote.info().ok_or_else(|| RemoteError::Silent(uri.clone()))?;
+    let info = remote.info().ok_or_else(|| RemoteError::Silent(uri.to_string()))?;
     Ok((remote, info))
 }
 
@@ -214,7 +214,7 @@ pub(super) fn find_destination(
 }
 
 fn fits(place: &Place, info: &RemoteInfo, bytes: u64) -> Result<(), PlaceError> {
-    let place = || place.clone();
+    let place = || place.to_string();
     if info.read_only {
         return Err(PlaceError::ReadOnly(place()));
     }
@@ -268,7 +268,7 @@ pub(super) fn open_destination(
             let file = FileEndpoint::destination(reactor, path, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
             Ok(Opened::File(Box::new(file)))
         }
-        (Place::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.clone()).into()),
+        (Place::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
     }
 }
 

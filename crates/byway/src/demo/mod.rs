@@ -230,7 +230,7 @@ fn measure_one(
     let options = RemoteOptions { class: CLASS, connections: 2, read_only: true, unflushed_bytes_max: 1 << 20 };
     let mut volume = Remote::connect(&mut reactor, uri, options)?;
     remote::open(&mut reactor, &mut [&mut volume])?;
-    let info = volume.info().ok_or_else(|| RemoteError::Silent(uri.clone()))?;
+    let info = volume.info().ok_or_else(|| RemoteError::Silent(uri.to_string()))?;
     let mut source = RemoteEndpoint::new(volume, info, false);
     let measured = measure_copy(path, &mut reactor, &mut source, node);
     remote::close(&mut reactor, &mut [source.remote()]);

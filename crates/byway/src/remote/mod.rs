@@ -79,12 +79,12 @@ pub enum RemoteError {
     Name(#[from] RemoteUriError),
     /// A volume must be named.
     #[error("{0} names no volume; add its name, and see byway ls {0}")]
-    NoVolume(RemoteUri),
+    NoVolume(String),
     /// A native server did not open it.
     #[error("{uri}: {source}")]
     Native {
         /// Which.
-        uri: RemoteUri,
+        uri: String,
         /// Why.
         source: ConnectError,
     },
@@ -92,13 +92,13 @@ pub enum RemoteError {
     #[error("{uri}: {source}")]
     Nbd {
         /// Which.
-        uri: RemoteUri,
+        uri: String,
         /// Why.
         source: ClientError,
     },
     /// Nobody answers.
     #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
-    Silent(RemoteUri),
+    Silent(String),
     /// The loop.
     #[error("the event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(std::io::Error),
@@ -106,7 +106,7 @@ pub enum RemoteError {
     #[error("{uri}: {source}")]
     Request {
         /// Of which volume.
-        uri: RemoteUri,
+        uri: String,
         /// How.
         source: TransferError,
     },
@@ -132,7 +132,7 @@ impl Remote {
     /// # Errors
     /// The name or the host.
     pub fn connect(reactor: &mut Reactor, uri: &RemoteUri, options: RemoteOptions) -> Result<Self, RemoteError> {
-        let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.clone()))?;
+        let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.to_string()))?;
         let address = uri.resolve()?;
         let class = options.class;
         let wire = match uri {
@@ -261,7 +261,7 @@ impl Remote {
 
     /// Whether it is open; the first failure is the answer.
     fn is_open(&mut self) -> Result<bool, RemoteError> {
-        let uri = || self.uri.clone();
+        let uri = || self.uri.to_string();
         match &mut self.wire {
             Wire::Native(volume) => {
                 let mut notices = Vec::new();
@@ -333,7 +333,7 @@ pub fn open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), Re
             if !remote.is_open()? {
                 all = false;
                 if reactor.now() >= limit {
-                    return Err(RemoteError::Silent(remote.uri.clone()));
+                    return Err(RemoteError::Silent(remote.uri.to_string()));
                 }
             }
         }
@@ -356,13 +356,13 @@ pub fn ask(
     let busy = || RemoteError::Loop(std::io::ErrorKind::ResourceBusy.into());
     let mut done = Vec::new();
     let [asked, ..] = remotes else { return Err(busy()) };
-    let _ = asked.submit(request, 0).map_err(|_| busy())?;
+    asked.submit(request, 0).map_err(|_| busy())?;
     loop {
         if let [asked, ..] = remotes {
             asked.flush(reactor);
             asked.reap(&mut done);
             if let Some(RemoteDone { result, .. }) = done.pop() {
-                return result.map_err(|source| RemoteError::Request { uri: asked.uri.clone(), source });
+                return result.map_err(|source| RemoteError::Request { uri: asked.uri.to_string(), source });
             }
         }
         turn(reactor, remotes, Wait::Block)?;
