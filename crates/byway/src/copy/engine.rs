@@ -6,6 +6,7 @@ use std::time::Duration;
 use byway_reactor::{Completion, Extent, Frame, Instant, Reactor, Wait};
 
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
+use super::pieces::{align_extents, whole_crc};
 use super::resume::{Record, ResumeLog, supersede};
 
 /// How much of the source is asked for extents at once; also the longest hole that is one piece.
@@ -428,60 +429,4 @@ impl Engine<'_> {
             self.work.push_back(Work::FindData { offset, len: end - offset });
         }
     }
-}
-
-/// The extents from `offset` (a multiple of `block`) on with ends at multiples of `block`, or at the image's end: what is
-/// a hole only in part of a block is data. Never nothing.
-fn align_extents(offset: u64, extents: &[Extent], block: u64, bytes: u64) -> Vec<Extent> {
-    let (mut runs, mut at, mut done) = (Vec::<Extent>::new(), offset, offset);
-    let mut add = |runs: &mut Vec<Extent>, end: u64, hole| {
-        if end > done {
-            match runs.last_mut().filter(|last| last.hole == hole) {
-                Some(last) => last.len += end - done,
-                None => runs.push(Extent { len: end - done, hole }),
-            }
-            done = end;
-        }
-    };
-    for extent in extents {
-        let end = (at + extent.len).min(bytes);
-        let whole_end = if end == bytes { end } else { end - end % block };
-        let whole_start = at.next_multiple_of(block);
-        if extent.hole && whole_start < whole_end {
-            add(&mut runs, whole_start, false);
-            add(&mut runs, whole_end, true);
-        }
-        at = end;
-        if !extent.hole {
-            add(&mut runs, at.next_multiple_of(block).min(bytes), false);
-        }
-    }
-    if runs.is_empty() {
-        add(&mut runs, at.next_multiple_of(block).min(bytes), false);
-    }
-    runs
-}
-
-/// The CRC32C of all pieces in order.
-fn whole_crc(records: &BTreeMap<u64, Record>) -> u32 {
-    records.values().fold(0, |crc, record| {
-        let piece = record.crc.unwrap_or_else(|| zeroes_crc(record.len));
-        crc32c::crc32c_combine(crc, piece, record.len as usize)
-    })
-}
-
-/// The CRC32C of `len` zeroes, by doubling.
-fn zeroes_crc(len: u64) -> u32 {
-    let (mut crc, mut power_crc, mut power, mut rest) = (0, crc32c::crc32c(&[0]), 1usize, len);
-    while rest > 0 {
-        if rest & 1 == 1 {
-            crc = crc32c::crc32c_combine(crc, power_crc, power);
-        }
-        rest >>= 1;
-        if rest > 0 {
-            power_crc = crc32c::crc32c_combine(power_crc, power_crc, power);
-            power *= 2;
-        }
-    }
-    crc
 }

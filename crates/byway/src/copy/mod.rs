@@ -9,6 +9,7 @@ mod command;
 mod endpoint;
 mod engine;
 mod file;
+mod pieces;
 mod place;
 mod remote;
 mod resume;
