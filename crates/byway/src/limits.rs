@@ -53,7 +53,7 @@ pub const INFO_EXTENTS_MAX: u64 = 1 << 22;
 
 /// Bytes of unflushed writes that a copy to a native volume keeps, to send them again to a server that was restarted. At
 /// half of it the client flushes by itself.
-pub const COPY_UNFLUSHED_BYTES_MAX: usize = 128 << 20;
+pub const COPY_UNFLUSHED_BYTES_MAX: usize = 64 << 20;
 
 /// Characters of a volume's name in the name of its resume file; a longer name is cut, and told apart by a checksum.
 pub const RESUME_NAME_CHARS_MAX: usize = 160;

@@ -46,9 +46,14 @@ impl Rig {
     }
 
     fn copy_to(&self, to: &str) -> Copy {
+        self.copy(&self.source.uri(""), to, &[])
+    }
+
+    fn copy(&self, from: &str, to: &str, more: &[&str]) -> Copy {
         let child = Command::new(binary())
-            .args(["copy", &self.source.uri(""), to, "--json", "--resume"])
+            .args(["copy", from, to, "--json", "--resume"])
             .arg(self.path("resume"))
+            .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -157,6 +162,33 @@ fn a_node_that_is_killed_and_comes_back_gets_the_rest() {
     let output = copy.end();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(rig.same("disk"), "what was acknowledged and what was not is there");
+}
+
+#[test]
+fn a_node_that_is_killed_and_comes_back_gives_the_rest() {
+    let test = "a_node_that_is_killed_and_comes_back_gives_the_rest";
+    let bytes = 64 << 20;
+    // Here the destination is throttled.
+    let Some(rig) = Rig::new(test, bytes, "800M") else { return };
+    std::fs::write(rig.path("disk"), noise(bytes, 21)).unwrap();
+    let mut server = rig.serve(0, 0);
+    let port = server.port("byway");
+    let from = format!("byway://127.0.0.1:{port}/disk");
+    let mut copy = rig.copy(&from, &rig.source.uri(""), &["--overwrite"]);
+    let first = noise(1 << 20, 21);
+    until(Instant::now() + LIMIT, "some bytes to arrive", || {
+        let mut here = vec![0; first.len()];
+        let file = std::fs::File::open(rig.path("source")).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut here, 0).unwrap();
+        (here == first).then_some(())
+    });
+    server.kill();
+    assert!(copy.is_running(), "it waits for the node");
+    wait_for_port(port);
+    let _again = rig.serve(port, 0);
+    let output = copy.end();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(rig.same("disk"));
 }
 
 #[test]

@@ -109,7 +109,8 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
     let mut frame_bytes = depth * chunk_bytes;
     if let (Place::Remote(_), _) | (_, Place::Remote(_)) = (from, to) {
-        frame_bytes += LANE_BYTES * 2 + COPY_UNFLUSHED_BYTES_MAX;
+        // A kept write of odd length takes up to twice its bytes.
+        frame_bytes += LANE_BYTES * 2 + COPY_UNFLUSHED_BYTES_MAX * 2;
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
     let mut source = place::open_source(&mut reactor, from, connections)?;

@@ -23,7 +23,7 @@ const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
 pub struct CopyOptions {
     /// Pieces in flight, at least 1.
     pub depth: usize,
-    /// The largest piece, at most a frame (1 MiB). Pieces end at its multiples.
+    /// The largest piece, at most a frame (1 MiB); at least a block of both ends is taken. Pieces end at its multiples.
     pub chunk_bytes: usize,
     /// Read everything back from the destination and compare it.
     pub verify: bool,
@@ -110,6 +110,7 @@ pub fn copy(
     };
     let last_checkpoint = reactor.now();
     let block_bytes = u64::from(source.block_bytes().max(destination.block_bytes()));
+    let options = CopyOptions { chunk_bytes: options.chunk_bytes.max(block_bytes as usize), ..options };
     let mut engine = Engine {
         reactor,
         source,
