@@ -188,7 +188,8 @@ fn printable(text: &str) -> String {
 /// See [`InspectError`].
 pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
     let mut reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
-    let options = RemoteOptions { class: CLASS, connections: 1, read_only: true, unflushed_bytes_max: 1 << 20 };
+    // A node tells whoever says that nothing will be written that nothing can be: then that flag would say nothing.
+    let options = RemoteOptions { class: CLASS, connections: 1, read_only: false, unflushed_bytes_max: 1 << 20 };
     let mut remote = Remote::connect(&mut reactor, &arguments.uri, options)?;
     remote::open(&mut reactor, &mut [&mut remote])?;
     let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.to_string()))?;
@@ -255,8 +256,9 @@ fn write_description(out: &mut impl Write, described: &Description) -> std::io::
     match described.contents {
         Some(Contents { data_bytes, zero_bytes, extents, complete }) => {
             let more = if complete { "" } else { " at least" };
-            writeln!(out, "  data        {more} {}, in {extents} extents of data or zeroes", size(data_bytes))?;
+            writeln!(out, "  data        {more} {}", size(data_bytes))?;
             writeln!(out, "  zeroes      {more} {}", size(zero_bytes))?;
+            writeln!(out, "  extents     {more} {extents}")?;
         }
         None => writeln!(out, "  data         not told by the server")?,
     }
