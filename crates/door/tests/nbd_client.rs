@@ -241,6 +241,16 @@ fn servers_that_break_their_word_are_named() {
 }
 
 #[test]
+fn a_server_that_says_nothing_is_given_up() {
+    let (silent, thread) = scripted(|mut stream| {
+        // Until the client has had enough.
+        let _ = stream.read(&mut [0; 1]);
+    });
+    assert_eq!(connect(IoChoice::Auto, &silent, "m", 1).err(), Some(ClientError::SlowHandshake));
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_server_that_goes_away_or_lies_fails_what_is_in_flight() {
     let (gone, thread) = scripted(|mut stream| {
         greet(&mut stream);

@@ -192,6 +192,37 @@ fn a_node_that_is_killed_and_comes_back_gives_the_rest() {
 }
 
 #[test]
+fn a_volume_in_memory_that_is_lost_is_not_gone_on_with() {
+    let test = "a_volume_in_memory_that_is_lost_is_not_gone_on_with";
+    let Some(mut rig) = Rig::new(test, SIZE, "3G") else { return };
+    let serve = |port: u16| {
+        let (volume, listen) = (format!("m=mem:{}M", SIZE >> 20), format!("tcp://127.0.0.1:{port}"));
+        Server::start(rig.folder.path(), 1, &["--volume", &volume, "--listen", &listen])
+    };
+    let mut server = serve(0);
+    let port = server.port("byway");
+    let to = format!("byway://127.0.0.1:{port}/m");
+    let mut copy = rig.copy_to(&to);
+    until(Instant::now() + LIMIT, "a checkpoint", || {
+        assert!(copy.is_running(), "the copy must not end before its middle");
+        let log = std::fs::read_to_string(rig.path("resume")).unwrap_or_default();
+        log.lines().any(|line| line.starts_with("data ")).then_some(())
+    });
+    server.kill();
+    wait_for_port(port);
+    let _again = serve(port);
+    let output = copy.end();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("its contents are lost"), "{said}");
+    rig.source.kill();
+    rig.source.restart();
+    let output = rig.copy_to(&to).end();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((number(&said, "resumed_bytes"), number(&said, "moved_bytes")), (0, SIZE as u64), "{said}");
+}
+
+#[test]
 fn an_nbd_server_that_dies_ends_the_copy_with_a_word_and_the_copy_goes_on_later() {
     let test = "an_nbd_server_that_dies_ends_the_copy_with_a_word_and_the_copy_goes_on_later";
     let bytes = 64 << 20;

@@ -30,7 +30,8 @@ pub struct CopyArguments {
     /// Where to: a file (made if it is not there), a block device, or a volume that is large enough
     #[arg(value_parser = place_parser())]
     pub destination: Place,
-    /// Read the destination back and compare its checksums (CRC32C) with the source's
+    /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the
+    /// source's
     #[arg(long)]
     pub verify: bool,
     /// Overwrite a destination that has something in it

@@ -67,9 +67,11 @@ impl Endpoint for RemoteEndpoint {
         self.blank
     }
 
-    /// The server does not tell when its contents change; the name and the size are all that is known.
+    /// Name and size are all that is known of most volumes; one that lives in its server's memory is another after each
+    /// start of the server.
     fn identity(&self) -> String {
-        format!("{}:{}", self.remote.uri(), self.info.bytes)
+        let process = self.info.process.map_or_else(String::new, |process| format!(":{process:016x}"));
+        format!("{}:{}{process}", self.remote.uri(), self.info.bytes)
     }
 
     fn class(&self) -> u8 {

@@ -47,6 +47,8 @@ pub struct RemoteInfo {
     pub description: String,
     /// Whether extents can be asked for.
     pub has_extents: bool,
+    /// Names the server process, if the contents go with it and it tells.
+    pub process: Option<u64>,
 }
 
 /// Why a request failed.
@@ -176,6 +178,7 @@ impl Remote {
                     flags: flags.into_iter().filter_map(|(set, word)| set.then_some(word)).collect(),
                     description: String::new(),
                     has_extents: true,
+                    process: info.volatile.then_some(info.instance),
                 }
             }),
             Wire::Nbd(client) => client.session().map(|session| {
@@ -188,6 +191,7 @@ impl Remote {
                     flags: nbd_flags(rules.flags),
                     description: session.description.clone(),
                     has_extents: rules.allocation_context.is_some(),
+                    process: None,
                 }
             }),
         }
