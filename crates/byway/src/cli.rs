@@ -133,9 +133,14 @@ pub fn run() -> ExitCode {
         Command::Man { directory } => man(&directory).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("byway: {error}");
+        eprintln!("byway: {}", harmless(&error.to_string()));
         ExitCode::FAILURE
     })
+}
+
+/// An error for a terminal: it may quote a server, and nothing in it shall move the cursor.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// Warnings and worse, or what `RUST_LOG` asks for, on standard error.
@@ -161,6 +166,11 @@ fn man(directory: &std::path::Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_server_says_cannot_steer_the_terminal() {
+        assert_eq!(harmless("a\u{1b}[2Jb\nc\u{9b}"), "a\u{fffd}[2Jb\nc\u{fffd}");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -196,6 +196,11 @@ impl Job {
         self.is_over()
     }
 
+    /// Whether it would still send, had it not failed.
+    pub(super) fn is_cut_short(&self) -> bool {
+        !self.all_asked
+    }
+
     /// Whether nothing is in flight and nothing will be sent.
     pub(super) fn is_over(&self) -> bool {
         self.parts == 0 && (self.all_asked || self.failed.is_some())

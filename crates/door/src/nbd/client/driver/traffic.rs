@@ -236,8 +236,10 @@ impl Traffic {
             job.fail(RequestError::Refused { errno, message: String::new() });
         }
         if job.ended() {
+            if job.is_cut_short() {
+                self.unsent.retain(|unsent| *unsent != id);
+            }
             done.push(self.jobs.remove(id).complete());
-            self.unsent.retain(|unsent| *unsent != id);
         }
     }
 }
