@@ -13,7 +13,9 @@ use crate::bench::{self, BenchCommand};
 use crate::config::{http_address, parse_io};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
+use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::opener;
 use crate::serve;
 use crate::units::parse_size;
@@ -30,12 +32,18 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Show what byway does, on this machine alone and without any set-up
+    Demo(DemoArguments),
     /// Serve volumes until SIGTERM
     Serve(Box<ServeArguments>),
-    /// Copy an image: in parallel, holes as holes; goes on where it stopped
+    /// Copy an image from and to files and volumes: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
     /// Ask a running node: reload, status
     Ctl(ControlArguments),
+    /// List the volumes of a server
+    Ls(LsArguments),
+    /// Describe a volume: its size, its block, its flags, how much of it is data
+    Info(InfoArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -122,9 +130,12 @@ pub fn run() -> ExitCode {
     log_to_stderr();
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Ctl(arguments) => control::run(&arguments).map_err(Failure::from),
         Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
@@ -134,9 +145,14 @@ pub fn run() -> ExitCode {
         Command::Man { directory } => man(&directory).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("byway: {error}");
+        eprintln!("byway: {}", harmless(&error.to_string()));
         ExitCode::FAILURE
     })
+}
+
+/// An error for a terminal: it may quote a server, and nothing in it shall move the cursor.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// Warnings and worse, or what `RUST_LOG` asks for, on standard error.
@@ -162,6 +178,11 @@ fn man(directory: &std::path::Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_server_says_cannot_steer_the_terminal() {
+        assert_eq!(harmless("a\u{1b}[2Jb\nc\u{9b}"), "a\u{fffd}[2Jb\nc\u{fffd}");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

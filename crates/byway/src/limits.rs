@@ -48,6 +48,16 @@ pub const FRAME_BYTES_MIN: u64 = 4 << 20;
 /// Bytes that a copy holds in memory at once, whatever `--depth` and `--chunk` say: the depth is cut to fit.
 pub const COPY_BYTES_MAX: u64 = 256 << 20;
 
+/// Extents that `byway info` counts; then it says that there are more.
+pub const INFO_EXTENTS_MAX: u64 = 1 << 22;
+
+/// Bytes of unflushed writes that a copy to a native volume keeps, to send them again to a server that was restarted. At
+/// half of it the client flushes by itself.
+pub const COPY_UNFLUSHED_BYTES_MAX: usize = 64 << 20;
+
+/// Characters of a volume's name in the name of its resume file; a longer name is cut, and told apart by a checksum.
+pub const RESUME_NAME_CHARS_MAX: usize = 160;
+
 /// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
 pub const RESUME_BYTES_MAX: u64 = 1 << 30;
 

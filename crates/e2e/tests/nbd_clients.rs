@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, find_tool, libnbd_python, run, run_well, skip};
+use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, find_tool, libnbd_python, noise, run, run_well, skip};
 
 const BACKENDS: [&str; 2] = ["uring", "epoll"];
 
@@ -14,18 +14,6 @@ macro_rules! tool {
             None => return skip($test, SkipReason::MissingTool($name)),
         }
     };
-}
-
-/// Bytes without a pattern that a mistake could reproduce.
-fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
 }
 
 struct Rig {

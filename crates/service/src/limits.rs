@@ -50,6 +50,12 @@ pub const CLIENT_LOST_AFTER: Duration = Duration::from_mins(1);
 /// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.
 pub const CALL_TIME_MAX: Duration = Duration::from_mins(2);
 
+/// How long a client waits for the list of a server's volumes.
+pub const LIST_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Volumes that a client lists; the list ends there.
+pub const LISTED_VOLUMES_MAX: usize = 4096;
+
 /// The first pause before a client connects again; each next one is twice as long.
 pub const RECONNECT_MIN: Duration = Duration::from_millis(5);
 
