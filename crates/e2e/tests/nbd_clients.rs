@@ -261,3 +261,15 @@ fn fio_verifies_what_it_wrote() {
         assert!(said.contains(";verify;0;0;"), "fio found no error: {said}");
     }
 }
+
+#[test]
+fn nbddump_shows_the_bytes() {
+    let nbddump = tool!("nbddump_shows_the_bytes", "nbddump");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[4096..4112].copy_from_slice(b"sixteen letters!");
+    let rig = rig("uring", &bytes);
+    for uri in [rig.tcp("disk"), rig.unix("disk")] {
+        let dump = run_well(&nbddump, &[&uri]);
+        assert!(dump.lines().any(|line| line.starts_with("0000001000") && line.contains("sixteen letters!")), "{dump}");
+    }
+}
