@@ -1,5 +1,7 @@
 //! The bounds of what the program reads from people, and what happens at each.
 
+use std::time::Duration;
+
 /// Bytes of one volume specification; a longer one is refused before it is parsed.
 pub const SPEC_BYTES_MAX: usize = 64 << 10;
 
@@ -60,6 +62,9 @@ pub const RESUME_NAME_CHARS_MAX: usize = 160;
 
 /// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
 pub const RESUME_BYTES_MAX: u64 = 1 << 30;
+
+/// How long an address that is in use is waited for; then it is an error.
+pub const LISTEN_WAIT: Duration = Duration::from_secs(3);
 
 /// Slow operations that a node remembers; then the oldest goes.
 pub const SLOW_OPERATIONS_MAX: usize = 256;

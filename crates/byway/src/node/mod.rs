@@ -22,6 +22,7 @@ pub use self::report::NodeReport;
 use self::report::SlowOperations;
 use self::worker::{Message, Worker};
 use crate::address::Cidr;
+use crate::limits::LISTEN_WAIT;
 
 /// What a node serves, and with what.
 pub struct NodeOptions {
@@ -229,12 +230,27 @@ fn instance_id() -> Result<u64, StartError> {
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
+/// Listens, for a while also where somebody else still does: a node that was killed keeps its ports until the kernel has
+/// ended its I/O, and its successor starts at once.
+fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let deadline = Instant::now() + LISTEN_WAIT;
+    loop {
+        match listen() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            listened => return listened,
+        }
+    }
+}
+
 /// Opens the listeners of the native wire; says where they are.
 fn listen_native(addresses: &[Address]) -> Result<(Vec<OwnedFd>, Vec<Address>), StartError> {
     let (mut listeners, mut bound) = (Vec::new(), Vec::new());
     for address in addresses {
         let failed = |source| StartError::Listen { address: address.clone(), source };
-        let (fd, at) = byway_reactor::listen(address).map_err(failed)?;
+        let (fd, at) = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
         listeners.push(fd);
         bound.push(at);
     }

@@ -117,7 +117,7 @@ impl Worker {
     fn listen(&mut self, addresses: &[Address], inherited: Vec<OwnedFd>) -> Result<(), StartError> {
         for address in addresses {
             let failed = |source| StartError::Listen { address: address.clone(), source };
-            let listener = self.reactor.listen(address).map_err(failed)?;
+            let listener = super::patiently(|| self.reactor.listen(address)).map_err(failed)?;
             let bound = self.reactor.local_address(listener).map_or_else(|| address.clone(), Address::Tcp);
             self.add_listener(listener, bound);
         }
