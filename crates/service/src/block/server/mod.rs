@@ -12,7 +12,7 @@ mod writes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use byway_fabric::tls::TlsServer;
+use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Listener, Reactor};
@@ -105,8 +105,8 @@ impl Server {
         self.fabric.accept_from(reactor, listener);
     }
 
-    /// Connections that are accepted from now on must speak TLS, or none if `None`.
-    pub fn set_tls(&mut self, tls: Option<TlsServer>) {
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls(&mut self, tls: ServerTls) {
         self.fabric.set_tls_server(tls);
     }
 
