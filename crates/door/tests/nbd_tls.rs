@@ -407,6 +407,9 @@ fn a_stream_that_was_cut_is_told_from_one_that_ended() {
         drop(greeting);
         assert_eq!(server.end(), End::Tls(TlsError::Cut));
 
+        drop(server.connect_over(&tls));
+        assert_eq!(server.end(), End::Tls(TlsError::GaveUp));
+
         let serving = || {
             let mut client = server.connect_over(&tls);
             client.choose_disk();

@@ -88,6 +88,9 @@ pub enum TlsError {
     /// A record cannot be decrypted, or is none, or comes when it must not.
     #[error("a record is broken; something on the way changes bytes, or the peer does not keep to TLS")]
     Broken,
+    /// The stream ended before the handshake did.
+    #[error("the peer went away during the handshake; it may not accept the certificate that it was shown")]
+    GaveUp,
     /// The stream ended without TLS's own end: bytes may be missing.
     #[error("the connection was cut: it ended without TLS's own end")]
     Cut,

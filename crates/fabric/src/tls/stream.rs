@@ -107,9 +107,13 @@ impl TlsStream {
     /// The connection has ended.
     ///
     /// # Errors
-    /// [`TlsError::Cut`] if the peer had not said that it would.
+    /// [`TlsError::GaveUp`] during the handshake, else [`TlsError::Cut`] if the peer had not said that it would.
     pub fn end(&self) -> Result<(), TlsError> {
-        if self.ended { Ok(()) } else { Err(TlsError::Cut) }
+        match (self.ended, self.is_handshaking()) {
+            (true, _) => Ok(()),
+            (false, true) => Err(TlsError::GaveUp),
+            (false, false) => Err(TlsError::Cut),
+        }
     }
 
     /// Takes plaintext to be sent; says how much of it: less when the queue is full, until ciphertext was taken.
