@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::address::{AddressError, ResourceName};
 use crate::config::parse_io;
+use crate::tls::{ClientTlsArguments, ClientTlsError};
 use crate::units::{parse_size, show_size};
 
 /// The class of the first connection's tokens; the others follow.
@@ -33,8 +34,11 @@ pub enum BenchCommand {
 /// The flags of `byway bench volume`.
 #[derive(Args, Debug)]
 pub struct BenchArguments {
-    /// The volume: byway://HOST[:PORT]/NAME. Writing overwrites what it holds
+    /// The volume: byway://HOST[:PORT]/NAME, or byways:// for TLS. Writing overwrites what it holds
     pub uri: String,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// What to do
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Pattern,
@@ -85,6 +89,9 @@ pub enum BenchError {
     /// The request's size.
     #[error("--bs {0}: give 512 to 1M, a multiple of 512")]
     Block(u64),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
     /// The host.
     #[error("{host}: {source}")]
     Resolve {
@@ -200,13 +207,17 @@ impl Bench {
         let name: ResourceName = arguments.uri.parse()?;
         let volume = name.volume.as_ref().ok_or_else(|| BenchError::NoVolume(arguments.uri.clone()))?;
         let address = address_of(&name)?;
+        let tls = arguments.tls.client(name.tls, &name.host)?;
         let frames = usize::from(arguments.depth) * usize::from(arguments.connections) * arguments.bs as usize;
         let reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
         let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
         let mut lanes = Vec::new();
         for index in 0..arguments.connections {
             let options = VolumeOptions::new(CLASS + index);
-            let volume = Volume::connect(&reactor, address.clone(), volume.as_str(), options);
+            let mut volume = Volume::connect(&reactor, address.clone(), volume.as_str(), options);
+            if let Some(tls) = &tls {
+                volume.set_tls(tls.clone());
+            }
             let mut payload = reactor.frames().alloc(arguments.bs as usize).ok_or_else(no_memory)?;
             payload.fill(0x5a);
             let begun = vec![Instant::ZERO; arguments.depth.into()];

@@ -19,4 +19,5 @@ pub mod node;
 pub mod serve;
 pub mod spec;
 pub mod supervisor;
+pub mod tls;
 pub mod units;
