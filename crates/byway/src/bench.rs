@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::config::parse_io;
 use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
+use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
 /// The class of the first connection's tokens; the others follow.
@@ -37,6 +38,9 @@ pub struct BenchArguments {
     /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH. Writing
     /// overwrites what it holds
     pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// What to do
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Pattern,
@@ -175,6 +179,7 @@ fn own_cpu() -> Duration {
 
 impl Bench {
     fn open(arguments: &BenchArguments) -> Result<Self, BenchError> {
+        arguments.tls.check(arguments.uri.wants_tls()).map_err(RemoteError::from)?;
         let frames = usize::from(arguments.depth) * usize::from(arguments.connections) * arguments.bs as usize;
         let mut reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
         let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
@@ -182,7 +187,8 @@ impl Bench {
         for index in 0..arguments.connections {
             let (class, unflushed_bytes_max) = (CLASS + index, UNFLUSHED_BYTES_MAX);
             let connections = if matches!(arguments.uri, RemoteUri::Native(_)) { LANES } else { 1 };
-            let options = RemoteOptions { class, connections, read_only: false, unflushed_bytes_max };
+            let tls = &arguments.tls;
+            let options = RemoteOptions { class, connections, read_only: false, tls, unflushed_bytes_max };
             let volume = Remote::connect(&mut reactor, &arguments.uri, options)?;
             let mut payload = reactor.frames().alloc(arguments.bs as usize).ok_or_else(no_memory)?;
             payload.fill(0x5a);

@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
-use crate::config::{http_address, parse_io};
+use crate::config::{TlsMode, http_address, parse_io};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
@@ -107,7 +107,11 @@ pub struct ServeArguments {
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Whether clients show certificates [default: required with --tls-client-ca, else anonymous]
+    /// Whether connections must be over TLS, or only those that ask for it and those of volumes with tls=required
+    /// [default: required]
+    #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
+    pub tls: Option<TlsMode>,
+    /// Whether clients show certificates [default: required with --tls-client-ca, else off]
     #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
     pub tls_clients: Option<ClientAuthentication>,
     /// Let only these addresses connect, ADDRESS/BITS; may be repeated. Loopback is always let in

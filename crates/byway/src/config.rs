@@ -20,6 +20,7 @@
 //! key = "/etc/byway/node.key"
 //! client_ca = "/etc/byway/ca.pem"
 //! clients = "required"
+//! mode = "required"
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,15 +82,29 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
     /// Whether clients show one; required if `client_ca` is given and this is not.
     pub clients: Option<ClientAuthentication>,
+    /// Whether there are plain connections as well.
+    #[serde(default)]
+    pub mode: TlsMode,
+}
+
+/// Whether connections to a node that has a certificate are over TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsMode {
+    /// Those that ask for it, and those of volumes that require it.
+    Optional,
+    /// All.
+    #[default]
+    Required,
 }
 
 impl Tls {
-    /// What clients must show.
+    /// What clients must show over TLS.
     pub fn authentication(&self) -> ClientAuthentication {
         match (self.clients, &self.client_ca) {
             (Some(said), _) => said,
             (None, Some(_)) => ClientAuthentication::Required,
-            (None, None) => ClientAuthentication::Anonymous,
+            (None, None) => ClientAuthentication::Off,
         }
     }
 }
@@ -255,6 +270,7 @@ impl Configuration {
                 key: key.clone(),
                 client_ca: flags.tls_client_ca.clone(),
                 clients: flags.tls_clients,
+                mode: flags.tls.unwrap_or_default(),
             });
         }
         Ok(())
@@ -297,9 +313,10 @@ impl Configuration {
         }
     }
 
-    /// What clients must show.
+    /// What every client must show: nothing, where there are plain connections.
     pub fn authentication(&self) -> ClientAuthentication {
-        self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication)
+        let always = self.tls.as_ref().filter(|tls| tls.mode == TlsMode::Required);
+        always.map_or(ClientAuthentication::Off, Tls::authentication)
     }
 
     /// The addresses of some of its listeners, resolved now and checked against [`admissible`].

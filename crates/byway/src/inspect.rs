@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::config::parse_io;
 use crate::limits::INFO_EXTENTS_MAX;
 use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, nbd_flags};
+use crate::tls::ClientTlsArguments;
 use crate::units::show_size;
 
 /// The class of the tokens of the one client here.
@@ -24,6 +25,9 @@ const FRAME_BYTES: usize = 8 << 20;
 pub struct LsArguments {
     /// The server: byway://HOST[:PORT], nbd://HOST[:PORT] or nbd+unix:///?socket=PATH
     pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// What the event loop stands on: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
     pub io: IoChoice,
@@ -37,6 +41,9 @@ pub struct LsArguments {
 pub struct InfoArguments {
     /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
     pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// What the event loop stands on: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
     pub io: IoChoice,
@@ -102,8 +109,9 @@ pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
     if uri.volume().is_some_and(|name| !name.is_empty()) {
         return Err(InspectError::OneVolume(uri.to_string()));
     }
+    arguments.tls.check(uri.wants_tls()).map_err(RemoteError::from)?;
     let reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
-    let entries = list(reactor, uri)?;
+    let entries = list(reactor, uri, &arguments.tls)?;
     let mut out = std::io::stdout().lock();
     if arguments.json {
         writeln!(out, "{}", serde_json::json!(entries))?;
@@ -113,13 +121,14 @@ pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
     Ok(())
 }
 
-fn list(reactor: Reactor, uri: &RemoteUri) -> Result<Vec<Entry>, InspectError> {
+fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<Vec<Entry>, InspectError> {
     let address = uri.resolve().map_err(RemoteError::from)?;
+    let tls = uri.wants_tls().then(|| tls.client(uri.host())).transpose().map_err(RemoteError::from)?;
     let named = |name: &str| uri.with_volume(name).map_or_else(|_| name.to_owned(), |uri| uri.to_string());
     Ok(match uri {
         RemoteUri::Native(_) => {
             let failed = |source| RemoteError::Native { uri: uri.to_string(), source };
-            let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), None).map_err(failed)?;
+            let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), tls).map_err(failed)?;
             listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect()
         }
         RemoteUri::Nbd(_) => {
@@ -189,7 +198,9 @@ fn printable(text: &str) -> String {
 pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
     let mut reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
     // A node tells whoever says that nothing will be written that nothing can be: then that flag would say nothing.
-    let options = RemoteOptions { class: CLASS, connections: 1, read_only: false, unflushed_bytes_max: 1 << 20 };
+    let tls = &arguments.tls;
+    tls.check(arguments.uri.wants_tls()).map_err(RemoteError::from)?;
+    let options = RemoteOptions { class: CLASS, connections: 1, read_only: false, tls, unflushed_bytes_max: 1 << 20 };
     let mut remote = Remote::connect(&mut reactor, &arguments.uri, options)?;
     remote::open(&mut reactor, &mut [&mut remote])?;
     let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.to_string()))?;
@@ -206,7 +217,7 @@ pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
     };
     if let (RemoteUri::Native(_), Some(name)) = (&arguments.uri, arguments.uri.volume()) {
         // Opening does not tell the description; the list does.
-        let listed = list(reactor, &arguments.uri)?.into_iter().find(|entry| entry.name == name);
+        let listed = list(reactor, &arguments.uri, &arguments.tls)?.into_iter().find(|entry| entry.name == name);
         described.description = listed.map(|entry| entry.description).unwrap_or_default();
     }
     let mut out = std::io::stdout().lock();

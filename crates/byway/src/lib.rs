@@ -28,4 +28,5 @@ pub mod remote;
 pub mod serve;
 pub mod spec;
 pub mod supervisor;
+pub mod tls;
 pub mod units;

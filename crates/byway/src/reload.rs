@@ -55,8 +55,8 @@ pub enum ReloadError {
     #[error("the configuration names no volume; to stop serving, stop the node")]
     Nothing,
     /// Certificates.
-    #[error("{0}")]
-    Tls(String),
+    #[error("TLS: {0}")]
+    Tls(#[from] byway_fabric::tls::TlsSetupError),
 }
 
 /// What the volumes will be. Nothing has changed yet but what can be let go of without a trace.
@@ -107,6 +107,7 @@ fn options_of(spec: &VolumeSpec) -> VolumeOptions {
 /// # Errors
 /// [`ReloadError::Fixed`].
 pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), ReloadError> {
+    let mode = |configuration: &Configuration| configuration.tls.as_ref().map(|tls| tls.mode);
     let fixed = [
         (old.listen == new.listen, "listen"),
         (old.nbd == new.nbd, "nbd"),
@@ -117,7 +118,7 @@ pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), Reloa
         (old.threads == new.threads, "threads"),
         (old.user == new.user, "user"),
         (old.slow_us == new.slow_us, "slow_us"),
-        (old.tls.is_some() == new.tls.is_some(), "whether there is TLS"),
+        (mode(old) == mode(new), "whether there is TLS, and whether it is required"),
         (old.authentication() == new.authentication(), "whether clients show certificates"),
     ];
     fixed.into_iter().find(|(same, _)| !same).map_or(Ok(()), |(_, what)| Err(ReloadError::Fixed(what)))

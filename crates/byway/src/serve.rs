@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
+use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_reactor::Address;
 use byway_reactor::privilege::{User, become_user, find_user};
 use byway_service::block::OpenHere;
@@ -23,6 +24,7 @@ use crate::node::{Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::reload::{self, ReloadError, Served, Summary};
 use crate::supervisor::Supervisor;
+use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
@@ -42,9 +44,6 @@ pub enum ServeError {
     /// Nothing to serve, or nobody to serve it to.
     #[error("{0}")]
     Nothing(&'static str),
-    /// Asked for, and not in this version. Serving without it would be worse than not serving.
-    #[error("{0} is not in this version yet; leave it out")]
-    NotYet(&'static str),
     /// The user of `--user`.
     #[error("--user {name}: {source}; name a user of this machine other than root, and start as root")]
     User {
@@ -62,6 +61,9 @@ pub enum ServeError {
     /// The service manager's environment is damaged.
     #[error("the service manager's environment (NOTIFY_SOCKET, LISTEN_FDS): {0}")]
     Manager(std::io::Error),
+    /// A certificate or a key.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsSetupError),
     /// A loop or a listener.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -83,6 +85,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let user = configuration.user.as_deref().map(found_user).transpose()?;
     let addresses = addresses(&configuration, inherited)?;
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
+    let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
     let files: Box<dyn Files> = if user.is_some() {
         // Started before anything is confined: it keeps root, for reloads.
@@ -95,7 +98,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     };
     let (events, happened) = channel();
     watch_signals(events.clone())?;
-    let node = Node::start(node_options(&configuration, addresses, &plan.served))?;
+    let node = Node::start(node_options(&configuration, addresses, &plan.served, tls.clone()))?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let http = http.map(|at| HttpDoor::open(at, Arc::clone(&report)).map_err(|source| listen_error(at, source)));
@@ -113,7 +116,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     announce(&node, http.as_ref().map(HttpDoor::address), ctl.as_deref());
-    let mut serving = Serving { arguments, configuration, files, served: plan.served, node };
+    let mut serving = Serving { arguments, configuration, files, served: plan.served, tls, node };
     tell(supervisor.ready(&serving.status()));
     while let Ok(Event::Reload(asker)) = happened.recv() {
         tell(supervisor.reloading());
@@ -165,6 +168,8 @@ struct Serving<'a> {
     configuration: Configuration,
     files: Box<dyn Files>,
     served: Vec<Served>,
+    /// Shared with the node's doors.
+    tls: ServerTls,
     node: Node,
 }
 
@@ -196,7 +201,11 @@ impl Serving<'_> {
         }
         configuration.admitted(&configuration.listen)?;
         configuration.admitted(&configuration.nbd)?;
+        let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
         let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
+            old.replace(new);
+        }
         let volumes: Vec<_> = plan.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         self.node.replace_volumes(&volumes);
         self.node.replace_allowed(&configuration.allow);
@@ -213,9 +222,6 @@ struct Addresses {
 }
 
 fn addresses(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Addresses, ServeError> {
-    if configuration.tls.is_some() {
-        return Err(ServeError::NotYet("TLS"));
-    }
     if configuration.volumes.is_empty() {
         return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH"));
     }
@@ -232,7 +238,7 @@ fn addresses(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<A
     Ok(Addresses { native, nbd, inherited })
 }
 
-fn node_options(configuration: &Configuration, addresses: Addresses, served: &[Served]) -> NodeOptions {
+fn node_options(configuration: &Configuration, addresses: Addresses, served: &[Served], tls: ServerTls) -> NodeOptions {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     NodeOptions {
         io: configuration.io,
@@ -243,6 +249,7 @@ fn node_options(configuration: &Configuration, addresses: Addresses, served: &[S
         nbd: addresses.nbd,
         nbd_inherited: addresses.inherited,
         nbd_options: NbdOptions::default(),
+        tls,
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
     }

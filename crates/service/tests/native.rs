@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_fabric::tls::{ClientCertificates, TlsClient, TlsServer};
+use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer};
 use byway_fabric::{Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor, Wait};
 use byway_service::block::client::{
@@ -267,7 +267,7 @@ fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
     each_io(|io| {
         let required = Served { tls_required: true, ..Served::default() };
         let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
-        let tls = Some(tls_server.clone());
+        let tls = ServerTls::Required(tls_server.clone());
         let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![volume]);
         let open = |tls: Option<TlsClient>| {
             let reactor = Reactor::open(io, FRAMES).unwrap();

@@ -10,11 +10,12 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::engine::{Copied, CopyError, CopyOptions, copy};
-use super::place::{self, Opened, Place, PlaceError};
+use super::place::{self, Opened, Place, PlaceError, Reach};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
-use crate::remote;
+use crate::remote::{self, RemoteError};
+use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
 /// What connections need for themselves of the loop's memory, at most.
@@ -43,6 +44,9 @@ pub struct CopyArguments {
     /// Streams to each server, 1 to 8; an NBD server may allow only one
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub connections: u8,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// Where to write down what is done, to go on from it [default: beside the file, or in the user's state folder]
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
@@ -106,7 +110,10 @@ fn place_parser() -> impl TypedValueParser<Value = Place> {
 /// Says what to do.
 pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
-    let (chunk_bytes, connections) = (arguments.chunk as usize, usize::from(arguments.connections));
+    let chunk_bytes = arguments.chunk as usize;
+    let wants_tls = [from, to].into_iter().any(|place| matches!(place, Place::Remote(uri) if uri.wants_tls()));
+    arguments.tls.check(wants_tls).map_err(|error| PlaceError::from(RemoteError::from(error)))?;
+    let reach = Reach { connections: usize::from(arguments.connections), tls: &arguments.tls };
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
     let mut frame_bytes = depth * chunk_bytes;
     if let (Place::Remote(_), _) | (_, Place::Remote(_)) = (from, to) {
@@ -114,8 +121,8 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
         frame_bytes += LANE_BYTES * 2 + COPY_UNFLUSHED_BYTES_MAX * 2;
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
-    let mut source = place::open_source(&mut reactor, from, connections)?;
-    let found = place::find_destination(&mut reactor, to, (from, &mut source), connections)?;
+    let mut source = place::open_source(&mut reactor, from, reach)?;
+    let found = place::find_destination(&mut reactor, to, (from, &mut source), reach)?;
     let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
     let resume_path = resume_path(arguments)?;
     let resume = |source| CopyCommandError::Resume { path: resume_path.clone(), source };

@@ -14,6 +14,7 @@ use super::file::FileEndpoint;
 use super::remote::RemoteEndpoint;
 use crate::limits::{COPY_UNFLUSHED_BYTES_MAX, RESUME_NAME_CHARS_MAX};
 use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, RemoteUriError};
+use crate::tls::ClientTlsArguments;
 
 /// The source's token class, and the destination's.
 const SOURCE_CLASS: u8 = 0x30;
@@ -155,14 +156,23 @@ impl Found {
     }
 }
 
+/// How volumes are reached: streams for payloads, certificates.
+#[derive(Clone, Copy)]
+pub(super) struct Reach<'a> {
+    pub(super) connections: usize,
+    pub(super) tls: &'a ClientTlsArguments,
+}
+
 /// Connects to a volume; `others` are volumes of the same loop.
 fn connect(
     reactor: &mut Reactor,
     uri: &RemoteUri,
-    (class, connections, read_only): (u8, usize, bool),
+    (class, read_only): (u8, bool),
+    Reach { connections, tls }: Reach<'_>,
     other: Option<&mut Remote>,
 ) -> Result<(Remote, RemoteInfo), RemoteError> {
-    let options = RemoteOptions { class, connections, read_only, unflushed_bytes_max: COPY_UNFLUSHED_BYTES_MAX };
+    let unflushed_bytes_max = COPY_UNFLUSHED_BYTES_MAX;
+    let options = RemoteOptions { class, connections, read_only, tls, unflushed_bytes_max };
     let mut remote = Remote::connect(reactor, uri, options)?;
     let mut all = vec![&mut remote];
     all.extend(other);
@@ -172,13 +182,13 @@ fn connect(
 }
 
 /// Opens what is copied from.
-pub(super) fn open_source(reactor: &mut Reactor, place: &Place, connections: usize) -> Result<Opened, PlaceError> {
+pub(super) fn open_source(reactor: &mut Reactor, place: &Place, reach: Reach<'_>) -> Result<Opened, PlaceError> {
     match place {
         Place::Path(path) => FileEndpoint::source(reactor, path, SOURCE_CLASS)
             .map(|file| Opened::File(Box::new(file)))
             .map_err(|source| PlaceError::Source { path: path.clone(), source }),
         Place::Remote(uri) => {
-            let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, connections, true), None)?;
+            let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, true), reach, None)?;
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(remote, info, false))))
         }
     }
@@ -189,7 +199,7 @@ pub(super) fn find_destination(
     reactor: &mut Reactor,
     place: &Place,
     (from, source): (&Place, &mut Opened),
-    connections: usize,
+    reach: Reach<'_>,
 ) -> Result<Option<Found>, PlaceError> {
     let bytes = source.endpoint().bytes();
     match place {
@@ -204,8 +214,8 @@ pub(super) fn find_destination(
                 Opened::Remote(remote) => Some(remote.remote()),
             };
             let mut other = other;
-            let how = (DESTINATION_CLASS, connections, false);
-            let (mut remote, info) = connect(reactor, uri, how, other.as_deref_mut())?;
+            let how = (DESTINATION_CLASS, false);
+            let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
             fits(place, &info, bytes)?;
             let occupied = !is_blank(reactor, &mut remote, other, &info)?;
             Ok(Some(Found::Remote { remote: Box::new(remote), info, occupied }))

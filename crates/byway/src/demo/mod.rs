@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use byway_door::http::Report;
 use byway_door::nbd::server::NbdOptions;
+use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Reactor};
 use byway_service::block::spec::{StoreSpec, VolumeName, VolumeNameError, VolumeSpec};
 use byway_service::block::{OpenError, OpenHere};
@@ -24,6 +25,7 @@ use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint
 use crate::node::{Node, NodeOptions, StartError};
 use crate::reload::open_volume;
 use crate::remote::{self, Remote, RemoteError, RemoteOptions, RemoteUri};
+use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
 /// The class of the client's tokens.
@@ -173,6 +175,7 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
         nbd: vec![loopback, Address::Unix(workplace.folder().join("nbd"))],
         nbd_inherited: Vec::new(),
         nbd_options: NbdOptions::default(),
+        tls: ServerTls::Off,
         allow: Vec::new(),
         slow_us: u64::MAX,
     };
@@ -229,7 +232,8 @@ fn measure_one(
         let mut source = FileEndpoint::source(&mut reactor, file, CLASS).map_err(failed)?;
         return measure_copy(path, &mut reactor, &mut source, node);
     };
-    let options = RemoteOptions { class: CLASS, connections: 2, read_only: true, unflushed_bytes_max: 1 << 20 };
+    let tls = &ClientTlsArguments::default();
+    let options = RemoteOptions { class: CLASS, connections: 2, read_only: true, tls, unflushed_bytes_max: 1 << 20 };
     let mut volume = Remote::connect(&mut reactor, uri, options)?;
     remote::open(&mut reactor, &mut [&mut volume])?;
     let info = volume.info().ok_or_else(|| RemoteError::Silent(uri.to_string()))?;

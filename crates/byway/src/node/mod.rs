@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::Registry;
+use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 
@@ -40,7 +41,9 @@ pub struct NodeOptions {
     pub nbd: Vec<Address>,
     /// Listening sockets that somebody else opened (socket activation).
     pub nbd_inherited: Vec<OwnedFd>,
-    /// How NBD is served.
+    /// What both doors do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
+    pub tls: ServerTls,
+    /// How NBD is served, but for TLS.
     pub nbd_options: NbdOptions,
     /// Who may connect by TCP, besides this machine; empty: everybody.
     pub allow: Vec<Cidr>,

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use byway_door::http::DoorSnapshot;
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor};
+use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{Address, Completion, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
 use byway_service::block::server::Server;
@@ -78,6 +78,7 @@ impl Worker {
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
         let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));
+        native.set_tls(options.tls.clone());
         for fd in native_listeners {
             let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
             native.accept_from(&mut reactor, listener);
@@ -90,7 +91,7 @@ impl Worker {
             reactor,
             engine,
             catalog,
-            nbd: NbdDoor::new(options.nbd_options),
+            nbd: NbdDoor::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
             native,
             listeners: Vec::new(),
             peers,

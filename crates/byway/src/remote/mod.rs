@@ -14,18 +14,22 @@ use byway_service::block::client::{Answer, ConnectError, Done, Notice, Request, 
 
 pub use uri::{RemoteUri, RemoteUriError};
 
+use crate::tls::{ClientTlsArguments, ClientTlsError};
+
 /// How long a volume may take to open.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
 
 /// How a volume is used.
 #[derive(Clone, Copy, Debug)]
-pub struct RemoteOptions {
+pub struct RemoteOptions<'a> {
     /// The class of its tokens, 0x30 to 0x3f.
     pub class: u8,
     /// Streams for payloads, at least 1.
     pub connections: usize,
     /// Nothing will be written.
     pub read_only: bool,
+    /// Certificates, for addresses that want TLS.
+    pub tls: &'a ClientTlsArguments,
     /// Bytes of unflushed writes that a native volume keeps, to send them again to a server that was restarted.
     pub unflushed_bytes_max: usize,
 }
@@ -79,6 +83,9 @@ pub enum RemoteError {
     /// Its name or its host.
     #[error(transparent)]
     Name(#[from] RemoteUriError),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
     /// A volume must be named.
     #[error("{0} names no volume; add its name, and see byway ls {0}")]
     NoVolume(String),
@@ -133,7 +140,7 @@ impl Remote {
     ///
     /// # Errors
     /// The name or the host.
-    pub fn connect(reactor: &mut Reactor, uri: &RemoteUri, options: RemoteOptions) -> Result<Self, RemoteError> {
+    pub fn connect(reactor: &mut Reactor, uri: &RemoteUri, options: RemoteOptions<'_>) -> Result<Self, RemoteError> {
         let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.to_string()))?;
         let address = uri.resolve()?;
         let class = options.class;
@@ -144,7 +151,11 @@ impl Remote {
                 own.fabric.terms.bulk_lanes = lanes as u16;
                 own.read_only = options.read_only;
                 own.bounds.unflushed_bytes_max = options.unflushed_bytes_max;
-                Wire::Native(Box::new(Volume::connect(reactor, address, name, own)))
+                let mut volume = Volume::connect(reactor, address, name, own);
+                if uri.wants_tls() {
+                    volume.set_tls(options.tls.client(uri.host())?);
+                }
+                Wire::Native(Box::new(volume))
             }
             RemoteUri::Nbd(_) => {
                 let config = ClientConfig { export: name.to_owned(), ..ClientConfig::default() };

@@ -26,7 +26,9 @@ pub enum RemoteUri {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteUriError {
     /// None of the schemes.
-    #[error("`{0}` names no volume; write byway://HOST/NAME, nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    #[error(
+        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH"
+    )]
     Scheme(String),
     /// A bad native address.
     #[error(transparent)]
@@ -64,6 +66,23 @@ impl RemoteUri {
             Self::Native(name) => tcp(&name.host, name.port),
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, port }, .. }) => tcp(host, *port),
             Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. }) => Ok(Address::Unix(path.clone())),
+        }
+    }
+
+    /// Whether it is to be reached over TLS.
+    pub fn wants_tls(&self) -> bool {
+        match self {
+            Self::Native(name) => name.tls,
+            Self::Nbd(uri) => uri.tls,
+        }
+    }
+
+    /// The name that the server's certificate is for.
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Native(name) => &name.host,
+            Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, .. }, .. }) => host,
+            Self::Nbd(NbdUri { address: NbdAddress::Unix(_), .. }) => "localhost",
         }
     }
 
@@ -106,7 +125,7 @@ impl FromStr for RemoteUri {
     fn from_str(text: &str) -> Result<Self, RemoteUriError> {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).unwrap_or_default();
         match scheme.as_str() {
-            "byway" => Ok(Self::Native(text.parse()?)),
+            "byway" | "byways" => Ok(Self::Native(text.parse()?)),
             "nbd" | "nbds" | "nbd+unix" | "nbds+unix" => {
                 let uri: NbdUri = text.parse()?;
                 if uri.tls { Err(RemoteUriError::Tls) } else { Ok(Self::Nbd(uri)) }
@@ -131,7 +150,9 @@ mod tests {
 
     #[test]
     fn each_wire_has_its_scheme() {
-        for text in ["byway://h/disk", "nbd://h/disk", "nbd://[::1]:7/", "nbd+unix:///disk?socket=/run/x"] {
+        for text in
+            ["byway://h/disk", "byways://h/disk", "nbd://h/disk", "nbd://[::1]:7/", "nbd+unix:///disk?socket=/run/x"]
+        {
             assert_eq!(text.parse::<RemoteUri>().unwrap().to_string(), text);
             assert!(RemoteUri::is_uri(text));
         }

@@ -22,7 +22,7 @@ use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
 use crate::slots::{Slot, Slots};
-use crate::tls::{TlsClient, TlsServer};
+use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::{WindowError, Windows};
 use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
 
@@ -107,6 +107,8 @@ struct Session {
     identity: Identity,
     terms: Terms,
     agreed: Agreed,
+    /// Who a server's client is by TLS, on every lane.
+    tls_peer: PeerIdentity,
     remote: Option<Address>,
     peer: Option<SocketAddr>,
     lanes: Vec<Option<Slot>>,
@@ -133,7 +135,7 @@ pub struct Fabric {
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
-    tls_server: Option<TlsServer>,
+    tls_server: ServerTls,
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
@@ -157,7 +159,7 @@ impl Fabric {
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
             server: None,
-            tls_server: None,
+            tls_server: ServerTls::Off,
             tls_client: None,
             listeners: Vec::new(),
             dirty: Vec::new(),
@@ -171,8 +173,8 @@ impl Fabric {
         }
     }
 
-    /// Connections that are accepted from now on must speak TLS, or none if `None`.
-    pub fn set_tls_server(&mut self, tls: Option<TlsServer>) {
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls_server(&mut self, tls: ServerTls) {
         self.tls_server = tls;
     }
 
@@ -420,7 +422,13 @@ impl Fabric {
 
     /// A lane broke, and its session with it.
     fn lane_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
-        let session = self.lanes.get(slot).and_then(|lane| lane.session);
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let session = lane.session;
+        if matches!(reason, CloseReason::Tls(_)) {
+            // The operator's files are at fault more often than an attacker, so it is said aloud.
+            let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
+            tracing::info!(?peer, %reason, "native connection ended");
+        }
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
             self.note_closed(reason);

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use byway_fabric::tls::TlsServer;
+use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, FabricCounters, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Listener, Reactor};
@@ -106,8 +106,8 @@ impl Server {
         self.fabric.accept_from(reactor, listener);
     }
 
-    /// Connections that are accepted from now on must speak TLS, or none if `None`.
-    pub fn set_tls(&mut self, tls: Option<TlsServer>) {
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls(&mut self, tls: ServerTls) {
         self.fabric.set_tls_server(tls);
     }
 
