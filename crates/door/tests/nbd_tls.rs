@@ -453,3 +453,27 @@ fn a_plain_client_that_goes_in_the_middle_of_a_write_is_gone() {
         }
     });
 }
+
+#[test]
+fn a_certificate_is_replaced_for_new_connections_and_old_ones_go_on() {
+    let (old, new) = (Files::new(), Files::new());
+    each_io(|io| {
+        let certificate = old.server(ClientCertificates::Required);
+        let server = Running::start(io, ServerTls::Required(certificate.clone()));
+        let mut before = server.connect_over(&old.client(Some("client")));
+        before.choose_disk();
+        certificate.replace(&new.server(ClientCertificates::Required));
+        // Another authority signs clients now, so that the old one's are strangers; they would not trust the server either.
+        let mut refused = server.connect_over(&old.client(Some("client")));
+        refused.push(LIST);
+        assert_eq!(refused.rest(), b"");
+        drop(refused);
+        assert_eq!(server.end(), End::Tls(TlsError::GaveUp));
+        let mut after = server.connect_over(&new.client(Some("client")));
+        after.choose_disk();
+        for client in [&mut before, &mut after] {
+            client.request(READ, 3, (4096, 4096), &[]);
+            assert_eq!(client.answer(4096), (3, vec![0; 4096]));
+        }
+    });
+}

@@ -46,7 +46,7 @@ impl Fabric {
         }
     }
 
-    /// Starts a session with a server. [`Handler::up`](super::Handler::up) or [`Handler::down`](super::Handler::down) tells
+    /// Starts a session with a server. [`Handler::up`] or [`Handler::down`] tells
     /// what came of it.
     pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
         let agreed = Agreed { features: 0, instance: 0, credits: 0 };
