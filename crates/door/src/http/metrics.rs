@@ -45,6 +45,7 @@ fn moved(page: &mut Page, node: &Snapshot) {
     page.head(name, "counter", "Bytes moved, by path and by whether a CPU copied them.");
     let paths = [
         ("send", "copied", counters.sent_copied_bytes),
+        ("send", "spliced", counters.sent_spliced_bytes),
         ("send", "zero_copy", counters.sent_zero_copy_bytes),
         ("receive", "copied", counters.received_bytes),
         ("read", "copied", counters.read_copied_bytes),
