@@ -23,9 +23,9 @@ pub const EXTENTS_MAX: usize = 4096;
 /// Stripes of a request that asks for extents; the answer ends there.
 pub const EXTENT_PIECES_MAX: usize = 64;
 
-/// Files of earlier sizes that a loop keeps for replies that are on their way; a reply from before the one that is then
-/// dropped ends its connection.
-pub const RETIRED_FILES_MAX: usize = 8 * STRIPE_PATHS_MAX;
+/// Earlier sizes of a volume whose files a loop keeps for replies that are on their way; a reply of an older size ends its
+/// connection.
+pub const RETIRED_SIZES_MAX: usize = 8;
 
 /// Slow requests that a loop keeps until they are taken; then the oldest goes.
 pub const SLOW_MAX: usize = 64;

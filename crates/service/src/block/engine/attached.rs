@@ -9,7 +9,7 @@ use super::{Engine, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::block::volume::Volume;
-use crate::limits::RETIRED_FILES_MAX;
+use crate::limits::RETIRED_SIZES_MAX;
 
 /// A volume on this loop.
 pub(super) struct Attached {
@@ -43,7 +43,7 @@ impl Engine {
         attached.retired.append(&mut attached.files);
         attached.files = files;
         attached.volume = volume;
-        let excess = attached.retired.len().saturating_sub(RETIRED_FILES_MAX);
+        let excess = attached.retired.len().saturating_sub(RETIRED_SIZES_MAX * attached.files.len());
         for file in attached.retired.drain(..excess) {
             reactor.remove_file(file);
         }
