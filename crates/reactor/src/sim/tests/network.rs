@@ -184,6 +184,7 @@ fn a_reset_breaks_both_ends() {
     rig.loops[1].close(server);
     assert!(!rig.world.reset_random_connection(), "it is forgotten");
     assert_eq!(rig.send(0, client, b"x"), Err(Errno::BADF));
+    rig.assert_pools_full();
 }
 
 #[test]

@@ -332,3 +332,22 @@ fn a_world_at_rest_comes_to_an_end() {
     rig.settle();
     assert!(rig.world.now().since(before) < Duration::from_secs(1), "nothing of the past is left over");
 }
+
+#[test]
+fn bytes_pass_a_buffer_that_became_small_after_the_stream_was_made() {
+    for seed in 0..20 {
+        let mut rig = Rig::new(seed, 2);
+        let (client, server) = rig.connect(0, 1);
+        rig.world.link(ip(0), ip(1), LinkProfile { buffer_bytes: 5000, ..LinkProfile::default() });
+        let bytes = pattern(seed, 300_000);
+        let send = rig.start_send(0, client, &bytes);
+        let mut got = Vec::new();
+        while got.len() < bytes.len() {
+            let part = rig.receive(1, server, (bytes.len() - got.len()).min(100_000), 1).expect("the stream is whole");
+            assert!(!part.is_empty(), "the stream ended early");
+            got.extend(part);
+        }
+        assert!(got == bytes, "seed {seed}");
+        assert_eq!(rig.sent(0, send), Ok(bytes.len()));
+    }
+}

@@ -41,7 +41,8 @@ pub(super) struct Zeroing {
     pub(super) ranges: Vec<Run>,
     /// The range in progress is being written, up to here.
     pub(super) written: Option<u64>,
-    pub(super) syncing: bool,
+    /// Files that are to be made durable when the last range is done.
+    pub(super) unsynced: Vec<usize>,
 }
 
 /// One operation of a job: which, and which part of it.
@@ -87,16 +88,29 @@ impl Job {
         }
     }
 
-    pub(super) fn end(self, volume: &Volume) -> Done {
-        let tag = self.tag;
-        let mut failed = self.error;
-        let durable = match &self.kind {
+    /// Whether its answer says that something is durable.
+    fn is_durable(&self) -> bool {
+        match &self.kind {
             JobKind::Flush | JobKind::Write { durable: true } => true,
             JobKind::Zero(zeroing) => zeroing.flags.durable,
             _ => false,
-        };
-        if failed.is_some() && durable {
+        }
+    }
+
+    /// One of its operations has failed. The others that are under way, also of other jobs, must know that at once: the
+    /// end of this job may come after theirs.
+    pub(super) fn note_failure(&self, volume: &Volume) {
+        if self.is_durable() {
             volume.note_failed_flush();
+        }
+    }
+
+    pub(super) fn end(self, volume: &Volume) -> Done {
+        let tag = self.tag;
+        let mut failed = self.error;
+        let durable = self.is_durable();
+        if failed.is_some() {
+            self.note_failure(volume);
         }
         // The kernel reports a failure to one of the syncs that are under way: the others' data may be lost as well.
         if failed.is_none() && durable && volume.flush_failed() {

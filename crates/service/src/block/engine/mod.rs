@@ -194,6 +194,7 @@ impl Engine {
             job.left -= 1;
             if let Err(error) = injected.and_then(|()| job.take(&run, completion.outcome)) {
                 job.error.get_or_insert(error);
+                job.note_failure(&self.volumes[job.volume.index as usize].volume);
             }
         }
         if self.jobs[at].left == 0 {

@@ -41,19 +41,20 @@ impl Engine {
             return Ok(Step::Now(()));
         }
         let ranges = layout.ranges(offset, len);
-        let zeroing = Zeroing { flags, ranges, written: None, syncing: false };
+        let unsynced = if flags.durable { ranges.iter().map(|range| range.file).collect() } else { Vec::new() };
+        let zeroing = Zeroing { flags, ranges, written: None, unsynced };
         let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);
         Ok(Step::Later)
     }
 
-    /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the sync.
+    /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the next file's sync.
     fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
         let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
         let files = &self.volumes[volume.index as usize].files;
         let Some(run) = zeroing.ranges.last().copied() else {
-            zeroing.syncing = true;
-            let file = files[0];
+            // Without a file to sync it has ended already.
+            let Some(file) = zeroing.unsynced.last().map(|file| files[*file]) else { return };
             return self.start_run(reactor, job, 0, 0, Op::Sync { file });
         };
         let file = files[run.file];
@@ -85,13 +86,14 @@ impl Engine {
             (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
                 zeroing.written = Some(at + len as u64);
             }
-            (Ok(()), _, _) => {
+            (Ok(()), _, Some(_)) => {
                 zeroing.ranges.pop();
                 zeroing.written = None;
-                if zeroing.ranges.is_empty() && (!zeroing.flags.durable || zeroing.syncing) {
-                    return self.end_zeroing(reactor, job, Ok(()));
-                }
             }
+            (Ok(()), _, None) => drop(zeroing.unsynced.pop()),
+        }
+        if zeroing.ranges.is_empty() && zeroing.unsynced.is_empty() {
+            return self.end_zeroing(reactor, job, Ok(()));
         }
         self.zero_next(reactor, job);
     }
