@@ -27,7 +27,9 @@ pub enum AddressError {
     #[error("`{0}` is no path of a socket; write unix:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
     /// Not `byway://HOST[:PORT]/NAME`.
-    #[error("`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk")]
+    #[error(
+        "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or byways:// for TLS"
+    )]
     Resource(String),
     /// The name in a resource is none.
     #[error("{0}")]
@@ -141,7 +143,7 @@ pub enum Via {
     Tcp,
 }
 
-/// `byway://HOST[:PORT]/NAME[?via=tcp]`: a volume of another node.
+/// `byway://HOST[:PORT]/NAME[?via=tcp]`: a volume of another node; `byways://` the same over TLS.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ResourceName {
     /// Name or address; IPv6 without brackets.
@@ -150,6 +152,8 @@ pub struct ResourceName {
     pub port: u16,
     /// The volume; `None` only where a whole node is named (`byway ls`).
     pub volume: Option<VolumeName>,
+    /// Over TLS, or not at all.
+    pub tls: bool,
     /// The wire, if one was forced.
     pub via: Option<Via>,
 }
@@ -159,7 +163,10 @@ impl FromStr for ResourceName {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let bad = || AddressError::Resource(text.to_owned());
-        let rest = text.strip_prefix("byway://").ok_or_else(bad)?;
+        let (tls, rest) = match text.strip_prefix("byways://") {
+            Some(rest) => (true, rest),
+            None => (false, text.strip_prefix("byway://").ok_or_else(bad)?),
+        };
         let (rest, via) = match rest.split_once('?') {
             None => (rest, None),
             Some((rest, "via=tcp")) => (rest, Some(Via::Tcp)),
@@ -168,16 +175,17 @@ impl FromStr for ResourceName {
         let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
         let volume = if name.is_empty() { None } else { Some(VolumeName::new(name)?) };
-        Ok(Self { host, port, volume, via })
+        Ok(Self { host, port, volume, tls, via })
     }
 }
 
 impl fmt::Display for ResourceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "byways" } else { "byway" };
         if self.host.contains(':') {
-            write!(f, "byway://[{}]", self.host)?;
+            write!(f, "{scheme}://[{}]", self.host)?;
         } else {
-            write!(f, "byway://{}", self.host)?;
+            write!(f, "{scheme}://{}", self.host)?;
         }
         if self.port != BYWAY_PORT {
             write!(f, ":{}", self.port)?;

@@ -6,20 +6,18 @@ use byway_reactor::Address;
 
 use crate::address::Cidr;
 
-/// How a listener speaks TLS.
+/// Whether clients show certificates, over TLS.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, serde::Deserialize, serde::Serialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum ClientAuthentication {
-    /// No TLS.
+    /// They are not asked.
     #[default]
     Off,
-    /// TLS; clients show no certificate.
-    Anonymous,
-    /// TLS; clients may show a certificate.
+    /// They may; a wrong one is refused.
     Optional,
-    /// TLS; clients must show a certificate.
+    /// They must.
     Required,
 }
 
@@ -43,14 +41,14 @@ pub enum Refusal {
     InsecureAlone(Address),
 }
 
-/// Whether a listener may be opened. Loopback and unix sockets may always; a wider address needs TLS with client
-/// certificates, or `--allow` together with `--insecure`.
+/// Whether a listener may be opened, if clients there show `clients`. Loopback and unix sockets may always; a wider
+/// address needs TLS with client certificates, or `--allow` together with `--insecure`.
 ///
 /// # Errors
 /// The reason for the refusal.
 pub fn admissible(
     listener: &Address,
-    tls: ClientAuthentication,
+    clients: ClientAuthentication,
     allow: &[Cidr],
     insecure: bool,
 ) -> Result<(), Refusal> {
@@ -58,7 +56,7 @@ pub fn admissible(
         Address::Unix(_) => true,
         Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
     };
-    if local || tls == ClientAuthentication::Required {
+    if local || clients == ClientAuthentication::Required {
         return Ok(());
     }
     match (allow.is_empty(), insecure) {
@@ -98,7 +96,7 @@ mod tests {
         let allow = ["10.0.0.0/8".parse().unwrap()];
         for wide in [tcp("0.0.0.0:1"), tcp("[::]:1"), tcp("192.0.2.1:1")] {
             let ask = |tls, allow: &[Cidr], insecure| admissible(&wide, tls, allow, insecure);
-            for tls in [ClientAuthentication::Off, ClientAuthentication::Anonymous, ClientAuthentication::Optional] {
+            for tls in [ClientAuthentication::Off, ClientAuthentication::Optional] {
                 assert_eq!(ask(tls, &[], false), Err(Refusal::Open(wide.clone())));
                 assert_eq!(ask(tls, &allow, false), Err(Refusal::AllowAlone(wide.clone())));
                 assert_eq!(ask(tls, &[], true), Err(Refusal::InsecureAlone(wide.clone())));

@@ -1,40 +1,46 @@
 //! `byway bench volume`: how fast a volume is, as its own client sees it.
 
-use std::net::ToSocketAddrs;
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_reactor::{Address, Completion, Counters, Frame, Instant, IoChoice, Reactor, Wait};
-use byway_service::block::client::{Done, Notice, Request, Volume, VolumeError, VolumeOptions};
+use byway_reactor::{Counters, Frame, Instant, IoChoice, Reactor, Wait};
+use byway_service::block::client::Request;
 use clap::{Args, Subcommand, ValueEnum};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::address::{AddressError, ResourceName};
 use crate::config::parse_io;
+use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
+use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
 /// The class of the first connection's tokens; the others follow.
 const CLASS: u8 = 0x30;
 /// Longest transfer of one call of the native wire.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
-/// How long the volumes may take to open.
-const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// Streams for payloads of a native session, as its client has by default. An NBD client here is one connection.
+const LANES: usize = 2;
+/// Unflushed writes that a native volume keeps, as its client does by default.
+const UNFLUSHED_BYTES_MAX: usize = byway_service::limits::CLIENT_UNFLUSHED_BYTES;
 /// Latencies are kept to three digits up to a minute, in nanoseconds.
 const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
-    /// Read or write a volume of a node and print rate, latencies and cost
+    /// Read or write a volume of a node or an NBD server and print rate, latencies and cost
     Volume(BenchArguments),
 }
 
 /// The flags of `byway bench volume`.
 #[derive(Args, Debug)]
 pub struct BenchArguments {
-    /// The volume: byway://HOST[:PORT]/NAME. Writing overwrites what it holds
-    pub uri: String,
+    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH. Writing
+    /// overwrites what it holds
+    pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// What to do
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Pattern,
@@ -44,7 +50,7 @@ pub struct BenchArguments {
     /// Requests in flight on each connection, 1 to 256
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub depth: u16,
-    /// Sessions, 1 to 16
+    /// Sessions (NBD: connections), 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: u8,
     /// How long, in seconds
@@ -76,38 +82,21 @@ pub enum Pattern {
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The name of the volume.
+    /// The volume.
     #[error(transparent)]
-    Name(#[from] AddressError),
-    /// A volume must be named.
-    #[error("{0} names no volume; write byway://HOST/NAME")]
-    NoVolume(String),
+    Remote(#[from] RemoteError),
     /// The request's size.
     #[error("--bs {0}: give 512 to 1M, a multiple of 512")]
     Block(u64),
-    /// The host.
-    #[error("{host}: {source}")]
-    Resolve {
-        /// Which.
-        host: String,
-        /// Why not.
-        source: std::io::Error,
-    },
     /// The loop.
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
-    /// The server refused the volume.
-    #[error("the server does not open the volume: {0}")]
-    Refused(String),
-    /// Nobody answers.
-    #[error("no answer within {} s; check the address and that a node serves there (byway serve --listen)", OPEN_LIMIT.as_secs())]
-    Silent,
     /// The volume is too small for one request.
     #[error("the volume is smaller than one request; give a smaller --bs")]
     Small,
     /// A request failed.
     #[error("a request failed: {0}")]
-    Request(#[from] VolumeError),
+    Request(#[from] TransferError),
 }
 
 /// What was measured.
@@ -132,7 +121,7 @@ struct Latencies {
 
 /// One session and its requests.
 struct Lane {
-    volume: Volume,
+    volume: Remote,
     /// By tag: when the request was begun.
     begun: Vec<Instant>,
     payload: Rc<Frame>,
@@ -188,77 +177,37 @@ fn own_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn address_of(name: &ResourceName) -> Result<Address, BenchError> {
-    let failed = |source| BenchError::Resolve { host: name.host.clone(), source };
-    let mut addresses = (name.host.as_str(), name.port).to_socket_addrs().map_err(failed)?;
-    let none = || failed(std::io::Error::from(std::io::ErrorKind::NotFound));
-    Ok(Address::Tcp(addresses.next().ok_or_else(none)?))
-}
-
 impl Bench {
     fn open(arguments: &BenchArguments) -> Result<Self, BenchError> {
-        let name: ResourceName = arguments.uri.parse()?;
-        let volume = name.volume.as_ref().ok_or_else(|| BenchError::NoVolume(arguments.uri.clone()))?;
-        let address = address_of(&name)?;
+        arguments.tls.check(arguments.uri.wants_tls()).map_err(RemoteError::from)?;
         let frames = usize::from(arguments.depth) * usize::from(arguments.connections) * arguments.bs as usize;
-        let reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
+        let mut reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
         let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
         let mut lanes = Vec::new();
         for index in 0..arguments.connections {
-            let options = VolumeOptions::new(CLASS + index);
-            let volume = Volume::connect(&reactor, address.clone(), volume.as_str(), options);
+            let (class, unflushed_bytes_max) = (CLASS + index, UNFLUSHED_BYTES_MAX);
+            let connections = if matches!(arguments.uri, RemoteUri::Native(_)) { LANES } else { 1 };
+            let tls = &arguments.tls;
+            let options = RemoteOptions { class, connections, read_only: false, tls, unflushed_bytes_max };
+            let volume = Remote::connect(&mut reactor, &arguments.uri, options)?;
             let mut payload = reactor.frames().alloc(arguments.bs as usize).ok_or_else(no_memory)?;
             payload.fill(0x5a);
             let begun = vec![Instant::ZERO; arguments.depth.into()];
             lanes.push(Lane { volume, begun, payload: Rc::new(payload), next: 0 });
         }
-        let limit = reactor.now() + OPEN_LIMIT;
+        let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
+        remote::open(&mut reactor, &mut remotes)?;
         let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
         let (pattern, block) = (arguments.rw, arguments.bs);
-        let mut bench = Self { reactor, lanes, pattern, block, blocks: 0, random: 1, latencies };
-        while bench.lanes.iter().any(|lane| lane.volume.info().is_none()) {
-            bench.turn(Wait::Until(limit))?;
-            bench.refusals()?;
-            if bench.reactor.now() >= limit {
-                return Err(BenchError::Silent);
-            }
-        }
-        let bytes = bench.lanes[0].volume.info().map_or(0, |info| info.len);
-        bench.blocks = bytes / block;
-        if bench.blocks == 0 { Err(BenchError::Small) } else { Ok(bench) }
-    }
-
-    fn refusals(&mut self) -> Result<(), BenchError> {
-        let mut notices = Vec::new();
-        for lane in &mut self.lanes {
-            lane.volume.take_notices(&mut notices);
-        }
-        for notice in notices {
-            match notice {
-                Notice::Refused(error) => return Err(BenchError::Refused(error.to_string())),
-                Notice::Disconnected(reason) => return Err(BenchError::Refused(reason.to_string())),
-                _ => {}
-            }
-        }
-        Ok(())
+        let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
+        let blocks = bytes / block;
+        let bench = Self { reactor, lanes, pattern, block, blocks, random: 1, latencies };
+        if blocks == 0 { Err(BenchError::Small) } else { Ok(bench) }
     }
 
     fn turn(&mut self, wait: Wait) -> Result<(), BenchError> {
-        let mut completions: Vec<Completion> = Vec::new();
-        for lane in &mut self.lanes {
-            lane.volume.flush(&mut self.reactor);
-        }
-        self.reactor.reap(&mut completions, wait).map_err(BenchError::Loop)?;
-        for completion in completions {
-            let lane = completion.token.class().wrapping_sub(CLASS);
-            if let Some(lane) = self.lanes.get_mut(usize::from(lane)) {
-                lane.volume.handle(&mut self.reactor, completion);
-            }
-        }
-        for lane in &mut self.lanes {
-            lane.volume.flush(&mut self.reactor);
-        }
-        Ok(())
+        let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
+        Ok(remote::turn(&mut self.reactor, &mut remotes, wait)?)
     }
 
     /// Keeps `depth` requests in flight on each session until `end`, then takes the last answers.
@@ -269,7 +218,7 @@ impl Bench {
                 self.begin(lane, tag as u64, frame)?;
             }
         }
-        let mut done: Vec<Done<Frame>> = Vec::new();
+        let mut done: Vec<RemoteDone> = Vec::new();
         while self.lanes.iter().any(|lane| lane.volume.pending() > 0) {
             let mut answered = false;
             for lane in 0..self.lanes.len() {

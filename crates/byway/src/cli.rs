@@ -10,9 +10,13 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
-use crate::config::{http_address, parse_io};
+use crate::config::{TlsMode, http_address, parse_io};
+use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
+use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::inspect::{self, InfoArguments, LsArguments};
+use crate::opener;
 use crate::serve;
 use crate::units::parse_size;
 
@@ -28,15 +32,26 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Show what byway does, on this machine alone and without any set-up
+    Demo(DemoArguments),
     /// Serve volumes until SIGTERM
     Serve(Box<ServeArguments>),
-    /// Copy an image: in parallel, holes as holes; goes on where it stopped
+    /// Copy an image from and to files and volumes: in parallel, holes as holes; goes on where it stopped
     Copy(CopyArguments),
+    /// Ask a running node: reload, status
+    Ctl(ControlArguments),
+    /// List the volumes of a server
+    Ls(LsArguments),
+    /// Describe a volume: its size, its block, its flags, how much of it is data
+    Info(InfoArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Say what this machine can do, and what to do about the rest
     Doctor(DoctorArguments),
+    /// The privileged part of a node with --user; started by the node itself
+    #[command(hide = true)]
+    Opener(Box<ServeArguments>),
     /// Print completions for a shell to standard output
     Completions {
         /// Which shell.
@@ -68,6 +83,9 @@ pub struct ServeArguments {
     /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]
     #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
     pub http: Option<SocketAddr>,
+    /// The control socket, for `byway ctl` [default: nowhere]
+    #[arg(long, value_name = "PATH")]
+    pub ctl: Option<PathBuf>,
     /// What the event loops stand on: auto, uring or epoll [default: auto]
     #[arg(long, value_name = "BACKEND", value_parser = parse_io)]
     pub io: Option<IoChoice>,
@@ -89,7 +107,11 @@ pub struct ServeArguments {
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Whether clients show certificates [default: required with --tls-client-ca, else anonymous]
+    /// Whether connections must be over TLS, or only those that ask for it and those of volumes with tls=required
+    /// [default: required]
+    #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
+    pub tls: Option<TlsMode>,
+    /// Whether clients show certificates [default: required with --tls-client-ca, else off]
     #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
     pub tls_clients: Option<ClientAuthentication>,
     /// Let only these addresses connect, ADDRESS/BITS; may be repeated. Loopback is always let in
@@ -101,7 +123,7 @@ pub struct ServeArguments {
     /// Become this user once everything is open
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// Log operations that take longer than this, in microseconds [default: 100000]
+    /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
 }
@@ -112,7 +134,12 @@ pub fn run() -> ExitCode {
     log_to_stderr();
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Ctl(arguments) => control::run(&arguments).map_err(Failure::from),
+        Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
@@ -122,9 +149,14 @@ pub fn run() -> ExitCode {
         Command::Man { directory } => man(&directory).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("byway: {error}");
+        eprintln!("byway: {}", harmless(&error.to_string()));
         ExitCode::FAILURE
     })
+}
+
+/// An error for a terminal: it may quote a server, and nothing in it shall move the cursor.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// Warnings and worse, or what `RUST_LOG` asks for, on standard error.
@@ -150,6 +182,11 @@ fn man(directory: &std::path::Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_server_says_cannot_steer_the_terminal() {
+        assert_eq!(harmless("a\u{1b}[2Jb\nc\u{9b}"), "a\u{fffd}[2Jb\nc\u{fffd}");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -7,6 +7,7 @@
 //! listen = ["tcp://127.0.0.1:4711"]
 //! nbd = ["unix:///run/byway/nbd.sock"]
 //! http = "127.0.0.1:4712"
+//! ctl = "/run/byway/ctl.sock"
 //! frames = "64M"
 //! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
 //!
@@ -19,6 +20,7 @@
 //! key = "/etc/byway/node.key"
 //! client_ca = "/etc/byway/ca.pem"
 //! clients = "required"
+//! mode = "required"
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +48,8 @@ pub struct Configuration {
     pub nbd: Vec<Listen>,
     /// Where `/metrics`, `/healthz` and `/slow` are served; `None`: nowhere.
     pub http: Option<SocketAddr>,
+    /// The control socket; `None`: none.
+    pub ctl: Option<PathBuf>,
     /// Which backend the loops use.
     pub io: IoChoice,
     /// Bytes of all frame pools together.
@@ -78,15 +82,29 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
     /// Whether clients show one; required if `client_ca` is given and this is not.
     pub clients: Option<ClientAuthentication>,
+    /// Whether there are plain connections as well.
+    #[serde(default)]
+    pub mode: TlsMode,
+}
+
+/// Whether connections to a node that has a certificate are over TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsMode {
+    /// Those that ask for it, and those of volumes that require it.
+    Optional,
+    /// All.
+    #[default]
+    Required,
 }
 
 impl Tls {
-    /// What clients must show.
+    /// What clients must show over TLS.
     pub fn authentication(&self) -> ClientAuthentication {
         match (self.clients, &self.client_ca) {
             (Some(said), _) => said,
             (None, Some(_)) => ClientAuthentication::Required,
-            (None, None) => ClientAuthentication::Anonymous,
+            (None, None) => ClientAuthentication::Off,
         }
     }
 }
@@ -100,6 +118,7 @@ struct FileForm {
     #[serde(default)]
     nbd: Vec<String>,
     http: Option<String>,
+    ctl: Option<PathBuf>,
     io: Option<String>,
     frames: Option<String>,
     threads: Option<u16>,
@@ -171,8 +190,19 @@ impl Configuration {
     /// # Errors
     /// Names the flag, or the file and the key.
     pub fn load(arguments: &ServeArguments) -> Result<Self, ConfigError> {
+        Self::load_by(arguments, &|file| std::fs::File::open(file))
+    }
+
+    /// As [`Configuration::load`], with the file opened by `open`: by somebody else, once root is given up.
+    ///
+    /// # Errors
+    /// Names the flag, or the file and the key.
+    pub fn load_by(
+        arguments: &ServeArguments,
+        open: &dyn Fn(&Path) -> std::io::Result<std::fs::File>,
+    ) -> Result<Self, ConfigError> {
         let (form, place) = match &arguments.config {
-            Some(file) => (read_form(file)?, format!("{}: ", file.display())),
+            Some(file) => (read_form(file, open)?, format!("{}: ", file.display())),
             None => (FileForm::default(), String::new()),
         };
         let mut merged = Self::from_form(&form, &place)?;
@@ -206,6 +236,7 @@ impl Configuration {
             listen,
             nbd,
             http,
+            ctl: form.ctl.clone(),
             io,
             frame_bytes,
             threads: form.threads,
@@ -225,6 +256,7 @@ impl Configuration {
         self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
         self.nbd.extend(listeners(&flags.nbd, NBD_PORT, "--nbd")?);
         self.http = flags.http.or(self.http);
+        self.ctl = flags.ctl.clone().or(self.ctl.take());
         self.io = flags.io.unwrap_or(self.io);
         self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
         self.threads = flags.threads.or(self.threads);
@@ -238,6 +270,7 @@ impl Configuration {
                 key: key.clone(),
                 client_ca: flags.tls_client_ca.clone(),
                 clients: flags.tls_clients,
+                mode: flags.tls.unwrap_or_default(),
             });
         }
         Ok(())
@@ -280,9 +313,10 @@ impl Configuration {
         }
     }
 
-    /// What clients must show.
+    /// What every client must show: nothing, where there are plain connections.
     pub fn authentication(&self) -> ClientAuthentication {
-        self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication)
+        let always = self.tls.as_ref().filter(|tls| tls.mode == TlsMode::Required);
+        always.map_or(ClientAuthentication::Off, Tls::authentication)
     }
 
     /// The addresses of some of its listeners, resolved now and checked against [`admissible`].
@@ -348,10 +382,10 @@ fn value(at: String, message: impl ToString) -> ConfigError {
     ConfigError::Value { at, message: message.to_string() }
 }
 
-fn read_form(file: &Path) -> Result<FileForm, ConfigError> {
+fn read_form(file: &Path, open: &dyn Fn(&Path) -> std::io::Result<std::fs::File>) -> Result<FileForm, ConfigError> {
     let fail = |source| ConfigError::Read { file: file.to_owned(), source };
     let mut text = String::new();
-    let open = std::fs::File::open(file).map_err(fail)?;
+    let open = open(file).map_err(fail)?;
     open.take(limits::CONFIG_BYTES_MAX + 1).read_to_string(&mut text).map_err(fail)?;
     let syntax = |message: String| ConfigError::Syntax { file: file.to_owned(), message };
     if text.len() as u64 > limits::CONFIG_BYTES_MAX {

@@ -12,11 +12,21 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod confinement;
+pub mod control;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod copy;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod demo;
 pub mod doctor;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod inspect;
 pub mod limits;
 pub mod node;
+pub mod opener;
+pub mod reload;
+pub mod remote;
 pub mod serve;
 pub mod spec;
 pub mod supervisor;
+pub mod tls;
 pub mod units;

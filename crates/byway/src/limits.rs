@@ -1,5 +1,7 @@
 //! The bounds of what the program reads from people, and what happens at each.
 
+use std::time::Duration;
+
 /// Bytes of one volume specification; a longer one is refused before it is parsed.
 pub const SPEC_BYTES_MAX: usize = 64 << 10;
 
@@ -48,5 +50,27 @@ pub const FRAME_BYTES_MIN: u64 = 4 << 20;
 /// Bytes that a copy holds in memory at once, whatever `--depth` and `--chunk` say: the depth is cut to fit.
 pub const COPY_BYTES_MAX: u64 = 256 << 20;
 
+/// Extents that `byway info` counts; then it says that there are more.
+pub const INFO_EXTENTS_MAX: u64 = 1 << 22;
+
+/// Bytes of unflushed writes that a copy to a native volume keeps, to send them again to a server that was restarted. At
+/// half of it the client flushes by itself.
+pub const COPY_UNFLUSHED_BYTES_MAX: usize = 64 << 20;
+
+/// Characters of a volume's name in the name of its resume file; a longer name is cut, and told apart by a checksum.
+pub const RESUME_NAME_CHARS_MAX: usize = 160;
+
 /// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
 pub const RESUME_BYTES_MAX: u64 = 1 << 30;
+
+/// How long an address that is in use is waited for; then it is an error.
+pub const LISTEN_WAIT: Duration = Duration::from_secs(3);
+
+/// Slow operations that a node remembers; then the oldest goes.
+pub const SLOW_OPERATIONS_MAX: usize = 256;
+
+/// Bytes of a message between a node and its privileged opener: a path, and what JSON adds.
+pub const OPENER_MESSAGE_BYTES_MAX: usize = 32 << 10;
+
+/// Bytes of a request on the control socket; a longer one ends its connection.
+pub const CONTROL_REQUEST_BYTES_MAX: u64 = 4 << 10;

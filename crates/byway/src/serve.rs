@@ -1,22 +1,30 @@
 //! `byway serve`: opens the volumes, starts the node, says when it is ready, and ends it in good order.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
+use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_reactor::Address;
 use byway_reactor::privilege::{User, become_user, find_user};
-use byway_service::block::spec::{StoreSpec, VolumeSpec};
-use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
+use byway_service::block::OpenHere;
 
 use crate::address::Listen;
 use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration};
 use crate::confinement::{confine, raise_limits};
+use crate::control::{self, ReloadRequest};
 use crate::node::{Node, NodeOptions, StartError};
+use crate::opener::{Files, PrivilegedOpener};
+use crate::reload::{self, ReloadError, Served, Summary};
 use crate::supervisor::Supervisor;
+use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
@@ -30,20 +38,12 @@ pub enum ServeError {
     /// The command line or the file.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A volume.
-    #[error("volume `{name}`: {source}")]
-    Volume {
-        /// Which.
-        name: String,
-        /// Why.
-        source: OpenError,
-    },
+    /// The volumes.
+    #[error(transparent)]
+    Volumes(#[from] ReloadError),
     /// Nothing to serve, or nobody to serve it to.
     #[error("{0}")]
     Nothing(&'static str),
-    /// Asked for, and not in this version. Serving without it would be worse than not serving.
-    #[error("{0} is not in this version yet; leave it out")]
-    NotYet(&'static str),
     /// The user of `--user`.
     #[error("--user {name}: {source}; name a user of this machine other than root, and start as root")]
     User {
@@ -52,12 +52,18 @@ pub enum ServeError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The process that opens files for reloads.
+    #[error("cannot start the privileged opener: {0}")]
+    Opener(std::io::Error),
     /// Landlock.
     #[error(transparent)]
     Confinement(#[from] crate::confinement::ConfinementError),
     /// The service manager's environment is damaged.
     #[error("the service manager's environment (NOTIFY_SOCKET, LISTEN_FDS): {0}")]
     Manager(std::io::Error),
+    /// A certificate or a key.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsSetupError),
     /// A loop or a listener.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -66,29 +72,8 @@ pub enum ServeError {
     Signals(std::io::Error),
 }
 
-/// Opens a volume as its specification says.
-///
-/// # Errors
-/// See [`OpenError`].
-pub fn open_volume(spec: &VolumeSpec) -> Result<Volume, OpenError> {
-    let options = StoreOptions { read_only: spec.read_only, direct: spec.direct, shared: spec.shared };
-    let store = match &spec.store {
-        StoreSpec::Path(path) => Store::path(path, options)?,
-        StoreSpec::Memory { bytes } => Store::memory(spec.name.as_str(), *bytes)?,
-        StoreSpec::Null { bytes } => Store::null(*bytes),
-        StoreSpec::Stripe { chunk_bytes, paths } => Store::stripe(paths, *chunk_bytes, options)?,
-        StoreSpec::Fault { .. } => return Err(OpenError::Fault),
-    };
-    let options = VolumeOptions {
-        read_only: spec.read_only,
-        tls_required: spec.tls_required,
-        description: spec.description.clone().unwrap_or_default(),
-        volatile: matches!(spec.store, StoreSpec::Memory { .. }),
-    };
-    Ok(Volume::new(spec.name.as_str(), store, options))
-}
-
-/// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1.
+/// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1. SIGHUP and `byway ctl reload`
+/// read the configuration again.
 ///
 /// # Errors
 /// See [`ServeError`].
@@ -98,46 +83,145 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
     let inherited = byway_reactor::activation::inherited_listeners().map_err(ServeError::Manager)?;
     let user = configuration.user.as_deref().map(found_user).transpose()?;
-    let options = node_options(&configuration, inherited)?;
-    if user.is_some() {
+    let addresses = addresses(&configuration, inherited)?;
+    let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
+    let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
+    let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
+    let files: Box<dyn Files> = if user.is_some() {
+        // Started before anything is confined: it keeps root, for reloads.
+        let arguments: Vec<_> = std::env::args_os().skip(2).collect();
+        let opener = PrivilegedOpener::start(&arguments).map_err(ServeError::Opener)?;
         confine_to(&configuration)?;
-    }
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
-        .map_err(ServeError::Signals)?;
-    let node = Node::start(options)?;
+        Box::new(opener)
+    } else {
+        Box::new(OpenHere)
+    };
+    let (events, happened) = channel();
+    watch_signals(events.clone())?;
+    let node = Node::start(node_options(&configuration, addresses, &plan.served, tls.clone()))?;
     tracing::info!(io = node.io(), "event loops");
+    let report: Arc<dyn Report> = Arc::new(node.report().clone());
+    let http = http.map(|at| HttpDoor::open(at, Arc::clone(&report)).map_err(|source| listen_error(at, source)));
+    let http = http.transpose()?;
+    if let Some(path) = &ctl {
+        let reload = move |answer| {
+            // Nobody listens only when the node is ending, and then the asker is told so.
+            let _ = events.send(Event::Reload(Some(answer)));
+        };
+        let failed = |source| StartError::Listen { address: Address::Unix(path.clone()), source };
+        control::open(path, report, reload).map_err(failed)?;
+    }
     if let Some(user) = user {
         let name = configuration.user.clone().unwrap_or_default();
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
-    announce(&node);
-    tell(supervisor.ready("serving"));
-    signals.forever().next();
-    // Whoever asks twice does not want to wait.
+    announce(&node, http.as_ref().map(HttpDoor::address), ctl.as_deref());
+    let mut serving = Serving { arguments, configuration, files, served: plan.served, tls, node };
+    tell(supervisor.ready(&serving.status()));
+    while let Ok(Event::Reload(asker)) = happened.recv() {
+        tell(supervisor.reloading());
+        serving.reload(asker);
+        tell(supervisor.ready(&serving.status()));
+    }
     std::thread::spawn(move || {
-        signals.forever().next();
+        // Whoever asks twice does not want to wait.
+        while !matches!(happened.recv(), Ok(Event::End) | Err(_)) {}
         std::process::exit(1);
     });
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
-    if !node.stop(DRAIN_LIMIT) {
+    if !serving.node.stop(DRAIN_LIMIT) {
         tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests were still in flight; ended anyway");
+    }
+    if let Some(path) = ctl {
+        let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// What the command line knows and the node does not do yet.
-fn check_built(configuration: &Configuration) -> Result<(), ServeError> {
-    let asked = [
-        (configuration.http.is_some(), "--http"),
-        (configuration.tls.is_some(), "TLS"),
-        (configuration.volumes.iter().any(|volume| volume.rate_bytes_per_second.is_some()), "a volume's rate"),
-    ];
-    asked.into_iter().find(|(asked, _)| *asked).map_or(Ok(()), |(_, what)| Err(ServeError::NotYet(what)))
+/// What the main thread waits for.
+enum Event {
+    /// SIGTERM, SIGINT.
+    End,
+    /// SIGHUP, or somebody who waits for what comes of it.
+    Reload(Option<ReloadRequest>),
 }
 
-fn node_options(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<NodeOptions, ServeError> {
-    check_built(configuration)?;
+fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Signals)?;
+    let watch = move || {
+        for signal in signals.forever() {
+            let event = if signal == SIGHUP { Event::Reload(None) } else { Event::End };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(ServeError::Signals)?;
+    Ok(())
+}
+
+/// A node that serves, and what it was made from.
+struct Serving<'a> {
+    arguments: &'a ServeArguments,
+    configuration: Configuration,
+    files: Box<dyn Files>,
+    served: Vec<Served>,
+    /// Shared with the node's doors.
+    tls: ServerTls,
+    node: Node,
+}
+
+impl Serving<'_> {
+    fn status(&self) -> String {
+        format!("serving {} volumes", self.served.len())
+    }
+
+    /// Reads the configuration again, and tells the asker, or the log, what came of it.
+    fn reload(&mut self, asker: Option<ReloadRequest>) {
+        let outcome = self.try_reload();
+        match &outcome {
+            Ok(summary) => {
+                let Summary { added, dropped, resized, changed } = summary;
+                tracing::info!(?added, ?dropped, ?resized, ?changed, "reloaded");
+            }
+            Err(error) => tracing::error!(%error, "the reload changed nothing"),
+        }
+        if let Some(asker) = asker {
+            let _ = asker.send(outcome.map_err(|error| error.to_string()));
+        }
+    }
+
+    fn try_reload(&mut self) -> Result<Summary, ReloadError> {
+        let configuration = Configuration::load_by(self.arguments, &|file| self.files.read(file))?;
+        reload::check_fixed(&self.configuration, &configuration)?;
+        if configuration.volumes.is_empty() {
+            return Err(ReloadError::Nothing);
+        }
+        configuration.admitted(&configuration.listen)?;
+        configuration.admitted(&configuration.nbd)?;
+        let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
+        let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
+            old.replace(new);
+        }
+        let volumes: Vec<_> = plan.served.iter().map(|served| Arc::clone(&served.volume)).collect();
+        self.node.replace_volumes(&volumes);
+        self.node.replace_allowed(&configuration.allow);
+        (self.served, self.configuration) = (plan.served, configuration);
+        Ok(plan.summary)
+    }
+}
+
+/// Where a node listens.
+struct Addresses {
+    native: Vec<Address>,
+    nbd: Vec<Address>,
+    inherited: Vec<OwnedFd>,
+}
+
+fn addresses(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Addresses, ServeError> {
     if configuration.volumes.is_empty() {
         return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH"));
     }
@@ -151,27 +235,28 @@ fn node_options(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Resul
              --nbd unix:///PATH",
         ));
     }
-    let is_local =
-        |at: &Address| matches!(at, Address::Tcp(at) if at.ip().is_loopback()) || matches!(at, Address::Unix(_));
-    if !native.iter().all(is_local) {
-        return Err(ServeError::NotYet("--listen on other than loopback and unix sockets"));
-    }
-    let open = |spec: &VolumeSpec| {
-        let failed = |source| ServeError::Volume { name: spec.name.to_string(), source };
-        open_volume(spec).map(Arc::new).map_err(failed)
-    };
+    Ok(Addresses { native, nbd, inherited })
+}
+
+fn node_options(configuration: &Configuration, addresses: Addresses, served: &[Served], tls: ServerTls) -> NodeOptions {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(NodeOptions {
+    NodeOptions {
         io: configuration.io,
         threads: configuration.threads.map_or(cores, usize::from),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
-        volumes: configuration.volumes.iter().map(open).collect::<Result<_, _>>()?,
-        native,
-        nbd,
-        nbd_inherited: inherited,
+        volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
+        native: addresses.native,
+        nbd: addresses.nbd,
+        nbd_inherited: addresses.inherited,
         nbd_options: NbdOptions::default(),
+        tls,
         allow: configuration.allow.clone(),
-    })
+        slow_us: configuration.slow_us,
+    }
+}
+
+fn listen_error(at: SocketAddr, source: std::io::Error) -> StartError {
+    StartError::Listen { address: Address::Tcp(at), source }
 }
 
 fn found_user(name: &str) -> Result<User, ServeError> {
@@ -203,11 +288,17 @@ fn tell(told: std::io::Result<()>) {
 }
 
 /// One line for each door, for whoever waits for it.
-fn announce(node: &Node) {
+fn announce(node: &Node, http: Option<SocketAddr>, ctl: Option<&Path>) {
     let mut out = std::io::stdout().lock();
+    // Nobody need read it: a closed pipe is no reason to stop serving.
     for ready in node.ready() {
-        // Nobody need read it: a closed pipe is no reason to stop serving.
         let _ = writeln!(out, "ready {} {}", ready.door, ready.address);
+    }
+    if let Some(at) = http {
+        let _ = writeln!(out, "ready http http://{at}");
+    }
+    if let Some(path) = ctl {
+        let _ = writeln!(out, "ready ctl {}", path.display());
     }
     let _ = out.flush();
 }

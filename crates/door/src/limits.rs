@@ -33,6 +33,37 @@ pub const EXTENTS_PER_REPLY_MAX: usize = 4096;
 /// has come.
 pub const CLIENT_IN_FLIGHT_MAX: usize = 1024;
 
+/// Requests that a client takes before it has answered; more are handed back.
+pub const CLIENT_REQUESTS_MAX: usize = 4096;
+
+/// Commands of one client connection in flight; more wait in the client.
+pub const CLIENT_CONNECTION_DEPTH: usize = 256;
+
+/// Most connections of one client; asked for more, it makes so many.
+pub const CLIENT_CONNECTIONS_MAX: usize = 16;
+
+/// What a client connection receives heads and small payloads into, in bytes. The longest head fits.
+pub const CLIENT_INPUT_BYTES: usize = 64 << 10;
+
+/// The longest read whose payload a client receives together with heads, and copies; a longer one's is received where
+/// it belongs.
+pub const SMALL_READ_BYTES_MAX: u64 = 16 << 10;
+
+/// The pieces in which the waiting client moves long ranges, in bytes.
+pub const CLIENT_PIECE_BYTES: usize = 256 << 10;
+
+/// How long a client waits for a connection and its handshake, in seconds; then it gives up.
+pub const CLIENT_HANDSHAKE_SECONDS_MAX: u64 = 10;
+
+/// How long a server may owe an answer and say nothing, in seconds; then the client gives up. A flush may write much.
+pub const CLIENT_SILENCE_SECONDS_MAX: u64 = 120;
+
+/// A TCP server that is gone is noticed by a client within about this time, in seconds.
+pub const CLIENT_KEEP_ALIVE_SECONDS: u64 = 30;
+
+/// How long a client that leaves waits for its last bytes to go out, in seconds.
+pub const CLIENT_CLOSE_SECONDS_MAX: u64 = 2;
+
 /// Longest option reply that the client accepts, in bytes: a name, a description and their
 /// lengths. A longer one ends the connection.
 pub const OPTION_REPLY_BYTES_MAX: usize = 4 + 2 * NAME_BYTES_MAX;
@@ -79,4 +110,12 @@ pub const CONNECTIONS_MAX: usize = 16 << 10;
 pub const HANDSHAKE_SECONDS_MAX: u64 = 10;
 
 const _: () = assert!(SMALL_WRITE_BYTES_MAX + 32 <= INPUT_BYTES_MAX);
+const _: () = assert!(REPLY_HEAD_BYTES_MAX < CLIENT_INPUT_BYTES && CLIENT_CONNECTION_DEPTH <= CLIENT_IN_FLIGHT_MAX);
 const _: () = assert!(REQUEST_BYTES_MAX as u64 <= CONNECTION_IN_FLIGHT_BYTES_MAX);
+
+/// Connections of the HTTP door at once; the next ones wait in the kernel's queue until one has ended.
+pub const HTTP_CONNECTIONS_MAX: usize = 16;
+
+/// How long an HTTP connection may be silent, or not take what is sent, before it is closed, in seconds. Longer than the
+/// pauses of most scrapers would only keep connections for them that cost as much to keep as to open.
+pub const HTTP_IDLE_SECONDS_MAX: u64 = 10;

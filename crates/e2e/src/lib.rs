@@ -4,8 +4,12 @@
 //! says so with [`skip`] and returns: `cargo xtask test` prints every such line.
 #![forbid(unsafe_code)]
 
+mod certificates;
+mod foreign;
 mod server;
 
+pub use certificates::Certificates;
+pub use foreign::{ForeignServer, noise};
 pub use server::{LIBNBD_PRELUDE, LIMIT, Server, binary, libnbd_python, run, run_well, until};
 
 use std::fmt;

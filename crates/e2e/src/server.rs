@@ -73,7 +73,9 @@ impl Server {
         self.ready
             .iter()
             .filter(|(name, _)| name == door)
-            .find_map(|(_, address)| address.strip_prefix("tcp://")?.rsplit_once(':')?.1.parse().ok())
+            .find_map(|(_, address)| {
+                address.strip_prefix("tcp://").or(address.strip_prefix("http://"))?.rsplit_once(':')?.1.parse().ok()
+            })
             .expect("a TCP listener")
     }
 

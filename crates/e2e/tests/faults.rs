@@ -35,7 +35,7 @@ fn what_cannot_be_served_is_refused_by_name() {
     let at = ["--nbd", "tcp://127.0.0.1:0"];
     let with = |volume: &str, want: &str| refuses(&[&["--volume", volume], &at[..]].concat(), want);
     with("v=/nowhere/at/all", "create it first");
-    with(&format!("v={}", folder.path().display()), "Is a directory");
+    with(&format!("v={}", folder.path().display()), "neither a regular file nor a block device");
     with(&format!("v={}", file(folder.path(), "empty", 0)), "is empty");
     with("no equals sign", "=");
     with("bad/name=mem:1M", "use only");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, find_tool, libnbd_python, run, run_well, skip};
+use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, find_tool, libnbd_python, noise, run, run_well, skip};
 
 const BACKENDS: [&str; 2] = ["uring", "epoll"];
 
@@ -14,18 +14,6 @@ macro_rules! tool {
             None => return skip($test, SkipReason::MissingTool($name)),
         }
     };
-}
-
-/// Bytes without a pattern that a mistake could reproduce.
-fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
 }
 
 struct Rig {
@@ -271,5 +259,17 @@ fn fio_verifies_what_it_wrote() {
             ],
         );
         assert!(said.contains(";verify;0;0;"), "fio found no error: {said}");
+    }
+}
+
+#[test]
+fn nbddump_shows_the_bytes() {
+    let nbddump = tool!("nbddump_shows_the_bytes", "nbddump");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[4096..4112].copy_from_slice(b"sixteen letters!");
+    let rig = rig("uring", &bytes);
+    for uri in [rig.tcp("disk"), rig.unix("disk")] {
+        let dump = run_well(&nbddump, &[&uri]);
+        assert!(dump.lines().any(|line| line.starts_with("0000001000") && line.contains("sixteen letters!")), "{dump}");
     }
 }

@@ -18,5 +18,5 @@ pub mod wire;
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
 pub use slots::{Slot, Slots};
-pub use tcp::{Fabric, Handler, Options};
+pub use tcp::{Fabric, FabricCounters, Handler, Options};
 pub use windows::{Closed, WindowError, WindowKey, Windows};

@@ -46,6 +46,9 @@ pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
 /// Bytes that a TLS stream holds for sending; more plaintext is taken when the ciphertext has been.
 pub const TLS_QUEUE_BYTES: usize = 256 << 10;
 
+/// The longest PEM file, in bytes; a longer one is refused. A bundle of all public authorities has a quarter of it.
+pub const PEM_BYTES_MAX: u64 = 1 << 20;
+
 /// Clients that the registry remembers after their last session ended; the longest gone are forgotten first.
 pub const CLIENTS_REMEMBERED_MAX: usize = 4096;
 

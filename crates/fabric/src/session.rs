@@ -11,6 +11,7 @@ use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::limits::{BULK_LANES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::tls::TlsError;
 use crate::wire::{
     FEATURE_PAYLOAD_CHECKSUM, FEATURES, Header, HeaderError, Hello, Kind, MAGIC, Refuse, RefuseCode, VERSIONS, Welcome,
 };
@@ -31,8 +32,8 @@ pub enum CloseReason {
     #[error("the peer does not speak byway's wire; check the address, and whether it wants TLS")]
     NotByway,
     /// TLS failed: no certificate that both sides accept, or somebody on the way.
-    #[error("TLS failed; check the certificates, and whether the peer wants TLS")]
-    Tls,
+    #[error("TLS: {0}")]
+    Tls(TlsError),
     /// A header cannot be trusted.
     #[error("bad header: {0}")]
     Header(HeaderError),
@@ -66,6 +67,19 @@ pub enum CloseReason {
     /// The owner closed it.
     #[error("closed")]
     Closed,
+}
+
+impl CloseReason {
+    /// Whether something went wrong: what both sides meant to do is no fault.
+    pub fn is_fault(self) -> bool {
+        !matches!(
+            self,
+            Self::PeerClosed
+                | Self::Closed
+                | Self::Refused(_)
+                | Self::WeRefused(RefuseCode::ShuttingDown | RefuseCode::Busy | RefuseCode::Superseded)
+        )
+    }
 }
 
 /// Whether payloads carry a checksum.

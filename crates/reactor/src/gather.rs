@@ -36,7 +36,19 @@ impl Deref for Held {
     }
 }
 
+/// Memory for heads that a cleared gather keeps, in bytes: more than the replies of a full batch of small requests.
+const HEAD_BYTES_KEPT: usize = 64 << 10;
+
 impl Segment {
+    /// Forgets the first `n` bytes, fewer than there are.
+    fn skip(&mut self, n: u32) {
+        match self {
+            Self::Head { start, len } | Self::Frame { start, len, .. } => (*start, *len) = (*start + n, *len - n),
+            Self::Map { offset, len, .. } => (*offset, *len) = (*offset + u64::from(n), *len - n),
+            Self::Zero { len } => *len -= n,
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Head { len, .. } | Self::Frame { len, .. } | Self::Map { len, .. } | Self::Zero { len } => {
@@ -147,28 +159,61 @@ impl Gather {
         }
     }
 
-    /// Appends all bytes to `into`, for a stream that encrypts them. False, and nothing is appended, if some lie in a
-    /// mapped file: those are never read by us.
-    pub fn copy_to(&self, into: &mut Vec<u8>) -> bool {
-        if self.segments.iter().any(|segment| matches!(segment, Segment::Map { .. })) {
-            return false;
-        }
-        for segment in &self.segments {
-            match segment {
-                Segment::Head { start, len } => into.extend_from_slice(&self.heads[*start as usize..][..*len as usize]),
-                Segment::Frame { frame, start, len } => {
-                    into.extend_from_slice(&frame[*start as usize..][..*len as usize]);
-                }
-                Segment::Zero { len } => into.resize(into.len() + *len as usize, 0),
-                Segment::Map { .. } => {}
+    /// Gives the bytes at the front to `take`, piece by piece, for a stream that encrypts them. `take` says how many it
+    /// took; less than it was given is the end, and so is a range of a mapped file: those are never read by us. What was
+    /// taken is forgotten, and frames of which nothing is left go back to their pool. Gives how many bytes were taken.
+    pub fn take_front(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> usize {
+        const ZEROES: [u8; 4096] = [0; 4096];
+        let (mut whole, mut total) = (0, 0);
+        while let Some(segment) = self.segments.get_mut(whole) {
+            let bytes = match segment {
+                Segment::Head { start, len } => &self.heads[*start as usize..][..*len as usize],
+                Segment::Frame { frame, start, len } => &frame[*start as usize..][..*len as usize],
+                Segment::Zero { len } => &ZEROES[..ZEROES.len().min(*len as usize)],
+                Segment::Map { .. } => break,
+            };
+            let (given, taken) = (bytes.len(), take(bytes));
+            total += taken;
+            if taken == segment.len() {
+                whole += 1;
+                continue;
+            }
+            segment.skip(taken as u32);
+            if taken < given {
+                break;
             }
         }
-        true
+        self.segments.drain(..whole);
+        self.len -= total;
+        self.forget_taken_heads();
+        total
     }
 
-    /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists.
+    /// Lets go of the memory of heads that were taken off the front, once that is most of it.
+    fn forget_taken_heads(&mut self) {
+        let mut first = None;
+        for segment in &self.segments {
+            if let Segment::Head { start, .. } = segment {
+                first = Some(*start);
+                break;
+            }
+        }
+        let Some(first) = first else { return self.heads.clear() };
+        if first as usize <= HEAD_BYTES_KEPT.max(self.heads.len() / 2) {
+            return;
+        }
+        self.heads.drain(..first as usize);
+        for segment in &mut self.segments {
+            if let Segment::Head { start, .. } = segment {
+                *start -= first;
+            }
+        }
+    }
+
+    /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists, unless it is unusually much.
     pub fn clear(&mut self) {
         self.heads.clear();
+        self.heads.shrink_to(HEAD_BYTES_KEPT);
         self.segments.clear();
         self.len = 0;
     }
@@ -226,5 +271,61 @@ impl Scatter {
     pub fn drain(&mut self) -> impl Iterator<Item = Piece> + '_ {
         self.len = 0;
         self.pieces.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FramePool;
+
+    #[test]
+    fn the_front_is_taken_in_any_pieces_and_frames_go_back() {
+        let pool = FramePool::new(1 << 20).unwrap();
+        for step in [1, 3, 7, 4096, 100_000] {
+            let free = pool.free_bytes();
+            let mut gather = Gather::new();
+            let mut expected = Vec::new();
+            for round in 0..5u8 {
+                let mut frame = pool.alloc(4096).unwrap();
+                frame.fill(round);
+                gather.push_head(&[round + 100; 20_000]);
+                gather.push_frame(frame, 10, 3000);
+                gather.push_zeroes(5000);
+                expected.extend([round + 100; 20_000]);
+                expected.extend([round; 3000]);
+                expected.extend([0; 5000]);
+            }
+            let mut taken = Vec::new();
+            while !gather.is_empty() {
+                let mut room = step;
+                let n = gather.take_front(|bytes| {
+                    let n = room.min(bytes.len());
+                    taken.extend_from_slice(&bytes[..n]);
+                    room -= n;
+                    n
+                });
+                assert_eq!(n, step.min(n + gather.len()));
+                if taken.len() == 28_000 {
+                    gather.push_head(b"behind");
+                    expected.extend(b"behind");
+                }
+            }
+            assert!(taken == expected);
+            assert_eq!((pool.free_bytes(), gather.heads.len()), (free, 0));
+        }
+    }
+
+    #[test]
+    fn heads_of_a_gather_that_never_runs_empty_do_not_grow() {
+        let mut gather = Gather::new();
+        for round in 0..10_000 {
+            gather.push_head(&[7; 100]);
+            if round > 10 {
+                let mut room = 100;
+                gather.take_front(|bytes| std::mem::replace(&mut room, 0).min(bytes.len()));
+            }
+        }
+        assert!(gather.heads.capacity() <= 8 * HEAD_BYTES_KEPT, "{}", gather.heads.capacity());
     }
 }

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Instant;
 
@@ -26,10 +26,14 @@ pub(crate) struct Mapping {
     blocks: Vec<Block>,
 }
 
-/// What is known of 64 pages: a bit each, good while `period` is the present one.
+/// Blocks of which something is known at once: 16 GiB in 1 MiB of memory, however large the file. Of two blocks that
+/// share a place the one that was asked about last is known.
+const BLOCKS_MAX: u64 = 1 << 16;
+
+/// What is known of 64 pages: a bit each, good while `key` is that of the block in the present period.
 #[derive(Debug, Default)]
 struct Block {
-    period: AtomicU32,
+    key: AtomicU64,
     pages: AtomicU64,
 }
 
@@ -51,7 +55,7 @@ impl Mapping {
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         let mut blocks = Vec::new();
-        blocks.resize_with(len.div_ceil(BLOCK) as usize, Block::default);
+        blocks.resize_with(len.div_ceil(BLOCK).min(BLOCKS_MAX).next_power_of_two() as usize, Block::default);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
         Ok(Self { base, len, writable, blocks })
     }
@@ -76,24 +80,31 @@ impl Mapping {
         if len == 0 || offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
             return false;
         }
-        let period = (now.nanos() >> PERIOD_SHIFT) as u32 | 1 << 31;
+        let period = now.nanos() >> PERIOD_SHIFT | 1 << 31;
         let first_page = offset / PAGE;
         let last_page = (offset + len as u64 - 1) / PAGE;
         (first_page / PAGES_PER_BLOCK..=last_page / PAGES_PER_BLOCK).all(|block| {
             let from = first_page.max(block * PAGES_PER_BLOCK) % PAGES_PER_BLOCK;
             let to = last_page.min(block * PAGES_PER_BLOCK + PAGES_PER_BLOCK - 1) % PAGES_PER_BLOCK;
             let wanted = u64::MAX << from & u64::MAX >> (PAGES_PER_BLOCK - 1 - to);
-            let known = &self.blocks[block as usize];
-            if known.period.load(Ordering::Acquire) == period && known.pages.load(Ordering::Relaxed) & wanted == wanted
-            {
+            let (known, key) = self.place(block, period);
+            if known.key.load(Ordering::Acquire) == key && known.pages.load(Ordering::Relaxed) & wanted == wanted {
                 return true;
             }
             self.ask(block, period) & wanted == wanted
         })
     }
 
+    /// Where it is written down what is known of a block, and by which key in this period. Two threads that write down
+    /// two blocks in one place may mix them up: that costs a wait for a disk, no more.
+    fn place(&self, block: u64, period: u64) -> (&Block, u64) {
+        let places = self.blocks.len();
+        let tag = block >> places.trailing_zeros();
+        (&self.blocks[block as usize & (places - 1)], (period & 0xffff_ffff) << 32 | tag & 0xffff_ffff)
+    }
+
     /// Asks the kernel which pages of a block are in memory (`mincore(2)`).
-    fn ask(&self, block: u64, period: u32) -> u64 {
+    fn ask(&self, block: u64, period: u64) -> u64 {
         let start = block * BLOCK;
         let bytes = (self.len - start).min(BLOCK) as usize;
         let mut present = [0u8; PAGES_PER_BLOCK as usize];
@@ -103,17 +114,18 @@ impl Mapping {
             return 0;
         }
         let pages = present.iter().enumerate().fold(0, |bits, (page, byte)| bits | u64::from(byte & 1) << page);
-        let known = &self.blocks[block as usize];
+        let (known, key) = self.place(block, period);
         known.pages.store(pages, Ordering::Relaxed);
-        known.period.store(period, Ordering::Release);
+        known.key.store(key, Ordering::Release);
         pages
     }
 
     /// Forgets what is known of a range: its pages were given back.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let last = offset.saturating_add(len).min(self.len).div_ceil(BLOCK);
-        for block in offset / BLOCK..last {
-            self.blocks[block as usize].period.store(0, Ordering::Release);
+        let first = offset / BLOCK;
+        for block in first..last.min(first.saturating_add(self.blocks.len() as u64)) {
+            self.place(block, 0).0.key.store(0, Ordering::Release);
         }
     }
 }
@@ -122,5 +134,28 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this length; a loop drops a file only when no operation uses it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn blocks_that_share_a_place_are_told_apart() {
+        let far = BLOCKS_MAX * BLOCK;
+        let file = rustix::fs::memfd_create("far", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, far + BLOCK).unwrap();
+        rustix::io::pwrite(&file, b"here", 0).unwrap();
+        let mapping = Mapping::new(file.as_fd(), far + BLOCK, false).unwrap();
+        let now = Instant::from_nanos(5);
+        let near_then_far = || (mapping.resident(0, 4096, now), mapping.resident(far, 4096, now));
+        assert_eq!((near_then_far(), near_then_far()), ((true, false), (true, false)));
+        rustix::io::pwrite(&file, b"and there", far).unwrap();
+        assert_eq!((near_then_far(), near_then_far()), ((true, true), (true, true)));
+        mapping.forget(0, far + BLOCK);
+        assert_eq!(near_then_far(), (true, true));
     }
 }

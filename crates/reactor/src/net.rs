@@ -99,3 +99,8 @@ pub(crate) fn keep_alive(fd: &OwnedFd, idle: Duration) -> std::io::Result<()> {
     sockopt::set_tcp_user_timeout(fd, u32::try_from(idle.as_millis()).unwrap_or(u32::MAX))?;
     Ok(())
 }
+
+/// Gives up what is sent and not acknowledged for that long. Nothing on a unix socket.
+pub(crate) fn abandon_after(fd: &OwnedFd, limit: Duration) -> std::io::Result<()> {
+    Ok(sockopt::set_tcp_user_timeout(fd, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?)
+}

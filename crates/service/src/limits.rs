@@ -23,9 +23,9 @@ pub const EXTENTS_MAX: usize = 4096;
 /// Stripes of a request that asks for extents; the answer ends there.
 pub const EXTENT_PIECES_MAX: usize = 64;
 
-/// Files of earlier sizes that a loop keeps for replies that are on their way; a reply from before the one that is then
-/// dropped ends its connection.
-pub const RETIRED_FILES_MAX: usize = 8 * STRIPE_PATHS_MAX;
+/// Earlier sizes of a volume whose files a loop keeps for replies that are on their way; a reply of an older size ends its
+/// connection.
+pub const RETIRED_SIZES_MAX: usize = 8;
 
 /// Slow requests that a loop keeps until they are taken; then the oldest goes.
 pub const SLOW_MAX: usize = 64;
@@ -49,6 +49,12 @@ pub const CLIENT_LOST_AFTER: Duration = Duration::from_mins(1);
 
 /// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.
 pub const CALL_TIME_MAX: Duration = Duration::from_mins(2);
+
+/// How long a client waits for the list of a server's volumes.
+pub const LIST_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Volumes that a client lists; the list ends there.
+pub const LISTED_VOLUMES_MAX: usize = 4096;
 
 /// The first pause before a client connects again; each next one is twice as long.
 pub const RECONNECT_MIN: Duration = Duration::from_millis(5);

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_fabric::tls::{ClientCertificates, TlsClient, TlsServer};
+use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer};
 use byway_fabric::{Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor, Wait};
 use byway_service::block::client::{
-    BlockingVolume, ConnectError, Done, Request, Volume as Client, VolumeError, VolumeOptions,
+    BlockingVolume, ConnectError, Done, Request, Volume as Client, VolumeError, VolumeOptions, list,
 };
 use byway_service::block::wire::CallError;
 use byway_service::block::{BlockError, Store, Volume, VolumeOptions as Served};
@@ -34,6 +34,37 @@ fn what_is_written_is_read_at_every_size() {
         volume.flush().unwrap();
         assert_eq!(volume.volume().unflushed_bytes(), 0);
     });
+}
+
+#[test]
+fn a_list_longer_than_one_answer_is_whole() {
+    each_io(|io| {
+        let made = |index: usize| {
+            let options = Served {
+                read_only: index == 1,
+                tls_required: index == 2,
+                description: "d".repeat(if index == 3 { 0 } else { 1000 }),
+                ..Served::default()
+            };
+            Arc::new(Volume::new(format!("v{index}"), Store::null(512 * (index as u64 + 1)), options))
+        };
+        let server = Running::start(io, None, 1, Options::new(SERVER), (0..40).map(made).collect());
+        let reactor = Reactor::open(io, FRAMES).unwrap();
+        let listed = list(reactor, Address::Tcp(server.address), Options::new(0x30), None).unwrap();
+        let sizes: Vec<_> = listed.iter().map(|volume| (volume.name.clone(), volume.len)).collect();
+        assert_eq!(sizes, (0..40).map(|index| (format!("v{index}"), 512 * (index + 1))).collect::<Vec<_>>());
+        let flags: Vec<_> = listed.iter().take(3).map(|volume| (volume.read_only, volume.tls_required)).collect();
+        assert_eq!(flags, [(false, false), (true, false), (false, true)]);
+        assert_eq!((listed[3].description.as_str(), listed[4].description.len()), ("", 1000));
+    });
+}
+
+#[test]
+fn a_list_of_nobody_is_an_error() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let reactor = Reactor::open(byway_reactor::IoChoice::Auto, FRAMES).unwrap();
+    let refused = list(reactor, Address::Tcp(nobody), Options::new(0x30), None).unwrap_err();
+    assert!(matches!(refused, ConnectError::Session(_)), "{refused}");
 }
 
 /// Drives a client until `until` says so, or a deadline fails the test.
@@ -236,7 +267,7 @@ fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
     each_io(|io| {
         let required = Served { tls_required: true, ..Served::default() };
         let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
-        let tls = Some(tls_server.clone());
+        let tls = ServerTls::Required(tls_server.clone());
         let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![volume]);
         let open = |tls: Option<TlsClient>| {
             let reactor = Reactor::open(io, FRAMES).unwrap();

@@ -5,11 +5,15 @@
 //! all, known, and those of nobody else on this machine.
 
 mod cases;
+mod contest;
 mod cpu;
 mod fio;
+mod idle;
+mod native;
 mod network;
 mod report;
 mod servers;
+mod stub;
 
 use crate::process;
 use anyhow::{Context, Result, bail};
@@ -18,6 +22,7 @@ use clap::{Args, Subcommand};
 use cpu::CpuClock;
 use serde::Serialize;
 use servers::{Endpoint, Kind, Server};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,8 +34,60 @@ const IDLE_SECONDS: u64 = 2;
 
 #[derive(Subcommand)]
 pub enum Task {
-    /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client.
+    /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client, beside a stub that only answers.
     Block(Options),
+    /// byway's own wire beside nbdkit and iperf3.
+    Native(ContestOptions),
+    /// Direct volumes over byway's own wire beside fio on the same file; `--file` on the disk to be measured.
+    Direct(DirectOptions),
+    /// What idle connections cost.
+    Idle(IdleOptions),
+    /// A server that only answers.
+    #[command(hide = true)]
+    Stub(StubOptions),
+}
+
+#[derive(Args)]
+pub struct ContestOptions {
+    /// How often each runs; medians are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long each time.
+    #[arg(long, default_value_t = 3)]
+    seconds: u32,
+    /// Also write everything as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The byway binary; without it a release build of this workspace.
+    #[arg(long)]
+    byway: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct DirectOptions {
+    /// A file of 1 GiB is made there, and removed.
+    #[arg(long, default_value = "/var/tmp")]
+    folder: PathBuf,
+    #[command(flatten)]
+    contest: ContestOptions,
+}
+
+#[derive(Args)]
+pub struct IdleOptions {
+    /// Connections.
+    #[arg(long, default_value_t = 1024)]
+    connections: usize,
+    /// The byway binary; without it a release build of this workspace.
+    #[arg(long)]
+    byway: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct StubOptions {
+    #[arg(long)]
+    port: Option<u16>,
+    #[arg(long)]
+    unix: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -45,7 +102,7 @@ pub struct Options {
     #[arg(long)]
     only: Option<String>,
     /// The servers, in the order in which they take turns.
-    #[arg(long, value_delimiter = ',', default_value = "byway,nbdkit,qemu-nbd,nbd-server")]
+    #[arg(long, value_delimiter = ',', default_value = "byway,nbdkit,qemu-nbd,nbd-server,stub")]
     servers: Vec<Kind>,
     /// Also write everything, each round too, as JSON.
     #[arg(long)]
@@ -81,11 +138,59 @@ pub struct Idle {
 
 /// Runs the task, first of all in a network namespace of its own.
 pub fn run(task: &Task) -> Result<()> {
-    let Task::Block(options) = task;
+    if let Task::Stub(options) = task {
+        return stub::serve(options.port, options.unix.clone());
+    }
     if !network::is_isolated() {
         return network::run_again_isolated();
     }
     let settings = network::prepare()?;
+    match task {
+        Task::Block(options) => block(options, settings),
+        Task::Native(options) => contests(options, &settings, Path::new("/dev/shm"), native::native),
+        Task::Direct(options) => contests(&options.contest, &settings, &options.folder, native::direct),
+        Task::Idle(options) => watch_connections(options),
+        Task::Stub(_) => Ok(()),
+    }
+}
+
+/// Runs contests: byway, the file of 1 GiB, a folder for sockets and logs, rounds, seconds.
+type Contests = fn(&Path, &Path, &Path, usize, u32) -> Result<Vec<contest::Outcome>>;
+
+fn contests(
+    options: &ContestOptions,
+    settings: &BTreeMap<String, String>,
+    place: &Path,
+    contests: Contests,
+) -> Result<()> {
+    let byway = provide_byway(options.byway.as_deref())?;
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in(place)?;
+    let file = folder.path().join("volume.img");
+    write_file(&file)?;
+    let outcomes = contests(&byway, &file, folder.path(), options.rounds, options.seconds)?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", contest::markdown(&outcomes));
+    if let Some(path) = &options.json {
+        std::fs::write(path, serde_json::to_string_pretty(&outcomes)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn watch_connections(options: &IdleOptions) -> Result<()> {
+    let byway = provide_byway(options.byway.as_deref())?;
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let file = folder.path().join("volume.img");
+    std::fs::File::create(&file)?.set_len(FILE_BYTES)?;
+    let endpoint = Endpoint::Tcp(Kind::Byway.port());
+    let server = Server::start(Kind::Byway, &byway, &file, folder.path(), endpoint)?;
+    println!("{}", idle::nbd(&server, options.connections)?);
+    Ok(())
+}
+
+fn block(options: &Options, settings: BTreeMap<String, String>) -> Result<()> {
     let cases: Vec<&Case> = CASES
         .iter()
         .filter(|case| options.only.as_ref().is_none_or(|part| case.name.contains(part.as_str())))
@@ -94,7 +199,7 @@ pub fn run(task: &Task) -> Result<()> {
         let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
         bail!("nothing to measure: the cases are {}", names.join(", "));
     }
-    let byway = provide_byway(options)?;
+    let byway = provide_byway(options.byway.as_deref())?;
     let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
     let file = folder.path().join("volume.img");
     write_file(&file)?;
@@ -116,13 +221,11 @@ pub fn run(task: &Task) -> Result<()> {
     Ok(())
 }
 
-fn provide_byway(options: &Options) -> Result<PathBuf> {
-    if let Some(path) = &options.byway {
+fn provide_byway(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = given {
         return path.canonicalize().with_context(|| format!("cannot find {}", path.display()));
     }
-    if options.servers.contains(&Kind::Byway) {
-        process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
-    }
+    process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
     Ok(process::target_directory()?.join("release/byway"))
 }
 

@@ -93,7 +93,7 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(C
             .env("BYWAY_SKIP_LOG", skip_log)
             .stdin(Stdio::null());
         if options.long {
-            command.env("BYWAY_SIM_SEEDS", LONG_SIMULATION_SEEDS.to_string());
+            command.env("BYWAY_SIM_SEEDS", LONG_SIMULATION_SEEDS.to_string()).env("BYWAY_LONG", "1");
         }
         command
     };

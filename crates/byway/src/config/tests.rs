@@ -88,6 +88,10 @@ fn wide_listeners_are_refused_without_a_guard() {
     let (nbd, http) = wide(&tls);
     assert_eq!(nbd.unwrap().len(), 1);
     assert!(http.is_err(), "HTTP has no TLS");
+    let (nbd, _) = wide(&[&tls[..], &["--tls", "optional"]].concat());
+    assert!(nbd.unwrap_err().contains("can be reached"), "plain clients show no certificate");
+    let (nbd, _) = wide(&[&tls[..], &["--tls-clients", "optional"]].concat());
+    assert!(nbd.unwrap_err().contains("can be reached"));
     let (nbd, http) = wide(&["--allow", "10.0.0.0/8", "--insecure"]);
     assert!(nbd.is_ok() && http.is_ok());
 }

@@ -1,29 +1,38 @@
 //! `byway copy` as the command line sees it.
 
+use std::ffi::OsString;
 use std::fmt::Write;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use byway_reactor::{IoChoice, Reactor, limits::FRAME_BYTES_MAX};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::endpoint::Endpoint;
 use super::engine::{Copied, CopyError, CopyOptions, copy};
-use super::file::FileEndpoint;
+use super::place::{self, Opened, Place, PlaceError, Reach};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
-use crate::limits::COPY_BYTES_MAX;
+use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
+use crate::remote::{self, RemoteError};
+use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
+
+/// What connections need for themselves of the loop's memory, at most.
+const LANE_BYTES: usize = 8 << 20;
 
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
-    /// What to copy: a file or block device
-    pub source: PathBuf,
-    /// Where to: a file (made if it is not there) or a block device
-    pub destination: PathBuf,
-    /// Read the destination back and compare its checksums (CRC32C) with the source's
+    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, nbd://HOST/EXPORT,
+    /// nbd+unix:///EXPORT?socket=PATH)
+    #[arg(value_parser = place_parser())]
+    pub source: Place,
+    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough
+    #[arg(value_parser = place_parser())]
+    pub destination: Place,
+    /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the
+    /// source's
     #[arg(long)]
     pub verify: bool,
     /// Overwrite a destination that has something in it
@@ -32,6 +41,15 @@ pub struct CopyArguments {
     /// Pieces in flight, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
+    /// Streams to each server, 1 to 8; an NBD server may allow only one
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub connections: u8,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
+    /// Where to write down what is done, to go on from it [default: beside the file, or in the user's state folder]
+    #[arg(long, value_name = "FILE")]
+    pub resume: Option<PathBuf>,
     /// Bytes of a piece, a power of two from 4K to 1M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_chunk)]
     pub chunk: u64,
@@ -46,28 +64,15 @@ pub struct CopyArguments {
 /// Why `byway copy` failed. Says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyCommandError {
-    /// The source cannot be opened.
-    #[error("copy: {}: {source}; name a file or block device that can be read", path.display())]
-    OpenSource {
-        /// Its path.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The destination cannot be opened.
-    #[error("copy: {}: {source}; name a file or block device that can be written and is large enough", path.display())]
-    OpenDestination {
-        /// Its path.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    /// An end cannot be opened.
+    #[error("copy: {0}")]
+    Place(#[from] PlaceError),
     /// It would be lost.
-    #[error("copy: {} has something in it; name another destination, or add --overwrite to lose it", .0.display())]
-    Exists(PathBuf),
+    #[error("copy: {0} has something in it; name another destination, or add --overwrite to lose it")]
+    Exists(String),
     /// Source and destination are one.
-    #[error("copy: {} is both source and destination; name another destination", .0.display())]
-    Same(PathBuf),
+    #[error("copy: {0} is both source and destination; name another destination")]
+    Same(String),
     /// The resume file cannot be used.
     #[error("copy: {}: {source}", path.display())]
     Resume {
@@ -95,62 +100,88 @@ fn parse_chunk(text: &str) -> Result<u64, String> {
     if good { Ok(bytes) } else { Err(format!("{bytes} bytes is no piece; write a power of two from 4K to 1M")) }
 }
 
-/// Copies, shows progress on a terminal, and prints what was done.
+fn place_parser() -> impl TypedValueParser<Value = Place> {
+    OsStringValueParser::new().try_map(|text: OsString| Place::parse(text))
+}
+
+/// Copies, shows progress on a terminal, and prints what was done. It says done when the destination was flushed.
 ///
 /// # Errors
 /// Says what to do.
 pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
     let chunk_bytes = arguments.chunk as usize;
+    let wants_tls = [from, to].into_iter().any(|place| matches!(place, Place::Remote(uri) if uri.wants_tls()));
+    arguments.tls.check(wants_tls).map_err(|error| PlaceError::from(RemoteError::from(error)))?;
+    let reach = Reach { connections: usize::from(arguments.connections), tls: &arguments.tls };
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
-    let mut reactor = Reactor::open(arguments.io, depth * chunk_bytes).map_err(CopyCommandError::Loop)?;
-    let open_source = |source| CopyCommandError::OpenSource { path: from.clone(), source };
-    let open_destination = |source| CopyCommandError::OpenDestination { path: to.clone(), source };
-    let mut source = FileEndpoint::source(&mut reactor, from, 1).map_err(open_source)?;
-    let occupied =
-        is_occupied(from, to).map_err(open_destination)?.ok_or_else(|| CopyCommandError::Same(to.clone()))?;
-    let resume_path = resume_path(to);
+    let mut frame_bytes = depth * chunk_bytes;
+    if let (Place::Remote(_), _) | (_, Place::Remote(_)) = (from, to) {
+        // A kept write of odd length takes up to twice its bytes.
+        frame_bytes += LANE_BYTES * 2 + COPY_UNFLUSHED_BYTES_MAX * 2;
+    }
+    let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
+    let mut source = place::open_source(&mut reactor, from, reach)?;
+    let found = place::find_destination(&mut reactor, to, (from, &mut source), reach)?;
+    let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
+    let resume_path = resume_path(arguments)?;
     let resume = |source| CopyCommandError::Resume { path: resume_path.clone(), source };
-    if occupied && !arguments.overwrite && !resume_path.exists() {
-        return Err(CopyCommandError::Exists(to.clone()));
+    let may_overwrite = arguments.overwrite || !found.is_occupied();
+    if !may_overwrite && !resume_path.exists() {
+        return Err(CopyCommandError::Exists(to.to_string()));
     }
     let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
-    let goes_on = log.is_of(&source.identity(), source.bytes()).map_err(resume)?;
-    if occupied && !goes_on && !arguments.overwrite {
-        return Err(CopyCommandError::Exists(to.clone()));
+    let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
+    let goes_on = log.is_of(&identity, bytes).map_err(resume)?;
+    if !may_overwrite && !goes_on {
+        return Err(CopyCommandError::Exists(to.to_string()));
     }
-    let bytes = source.bytes();
-    let mut destination = FileEndpoint::destination(&mut reactor, to, 2, bytes, goes_on).map_err(open_destination)?;
+    let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
+    note_larger(to, &mut destination, bytes);
     let bar = progress_bar(if arguments.verify { bytes * 2 } else { bytes });
     let options = CopyOptions { depth, chunk_bytes, verify: arguments.verify };
     let mut progress = |done| bar.set_position(done);
     let started = reactor.now();
-    let copied = copy(&mut reactor, &mut source, &mut destination, options, Some(&mut log), &mut progress);
+    let (one, other) = (source.endpoint(), destination.endpoint());
+    let copied = copy(&mut reactor, one, other, options, Some(&mut log), &mut progress);
     bar.finish_and_clear();
     let copied = copied.map_err(|error| CopyCommandError::Copy { error, resume: resume_path.clone() })?;
     log.remove().map_err(resume)?;
-    report(&copied, reactor.now().since(started).as_secs_f64(), arguments.json);
+    let seconds = reactor.now().since(started).as_secs_f64();
+    let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
+    remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
+    report(&copied, seconds, arguments.json);
     Ok(())
 }
 
-/// Whether something would be lost at the destination; `None` if it is the source itself.
-fn is_occupied(from: &Path, to: &Path) -> io::Result<Option<bool>> {
-    let there = match std::fs::metadata(to) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(false)),
-        there => there?,
-    };
-    let here = std::fs::metadata(from)?;
-    let device = there.file_type().is_block_device();
-    let same = (here.dev(), here.ino()) == (there.dev(), there.ino())
-        || device && here.file_type().is_block_device() && here.rdev() == there.rdev();
-    Ok(if same { None } else { Some(device || there.len() > 0) })
+/// The resume file: as asked, or by the destination.
+fn resume_path(arguments: &CopyArguments) -> Result<PathBuf, CopyCommandError> {
+    if let Some(path) = &arguments.resume {
+        return Ok(path.clone());
+    }
+    let state = state_folder();
+    let path = arguments.destination.resume_path(&state);
+    if path.starts_with(&state) {
+        let made = std::fs::create_dir_all(&state);
+        made.map_err(|source| CopyCommandError::Resume { path: state, source })?;
+    }
+    Ok(path)
 }
 
-/// `DEST.byway-resume`, beside the destination.
-fn resume_path(destination: &Path) -> PathBuf {
-    let mut path = destination.as_os_str().to_owned();
-    path.push(".byway-resume");
-    path.into()
+/// The folder for what outlives a run (XDG Base Directory Specification): `$XDG_STATE_HOME/byway`, by default in the
+/// user's home.
+fn state_folder() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || absolute("HOME").map(|home| home.join(".local/state"));
+    absolute("XDG_STATE_HOME").or_else(home).unwrap_or_else(std::env::temp_dir).join("byway")
+}
+
+/// A destination that is larger keeps what is behind the copy: nobody should think otherwise.
+fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
+    let larger = destination.endpoint().bytes();
+    if larger > bytes {
+        eprintln!("byway: {to} is larger by {} bytes, which stay as they are", larger - bytes);
+    }
 }
 
 /// A bar on standard error, if that is a terminal.

@@ -2,6 +2,8 @@
 
 use byway_reactor::{Completion, Errno, Extent, Frame, Reactor};
 
+use crate::remote::TransferError;
+
 /// One end of a copy, driven by completions of the loop that it shares with the other end.
 ///
 /// An endpoint gets a token class of its own when it is made; every completion of that class is handed to
@@ -9,6 +11,11 @@ use byway_reactor::{Completion, Errno, Extent, Frame, Reactor};
 pub trait Endpoint {
     /// Size in bytes.
     fn bytes(&self) -> u64;
+
+    /// What offsets and lengths must be multiples of, except at the very end; a power of two.
+    fn block_bytes(&self) -> u32 {
+        1
+    }
 
     /// What was never written through this endpoint reads as zeroes, so that holes need nothing.
     fn is_blank(&self) -> bool;
@@ -22,6 +29,10 @@ pub trait Endpoint {
 
     /// Takes a completion of its class and appends the answers that it makes.
     fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>);
+
+    /// Sends what was submitted since the last turn and appends answers that have come meanwhile. Called after requests
+    /// were submitted and after completions were handed over, before the loop waits.
+    fn turn(&mut self, _reactor: &mut Reactor, _done: &mut Vec<Done>) {}
 
     /// The token class of its operations.
     fn class(&self) -> u8;
@@ -71,18 +82,24 @@ pub struct Done {
     pub answer: Answer,
 }
 
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// The kernel's.
+    #[error("{0}")]
+    File(Errno),
+    /// A server's, or of the way to it.
+    #[error("{0}")]
+    Remote(TransferError),
+}
+
 /// What came of a request.
 #[derive(Debug)]
 pub enum Answer {
-    /// A read or write; all of it, or an error. The memory comes back.
-    Moved {
-        /// The memory.
-        frame: Frame,
-        /// An error says nothing about how much was moved.
-        result: Result<(), Errno>,
-    },
-    /// A zero or a flush.
-    Changed(Result<(), Errno>),
+    /// A read: all of it, or an error.
+    Read(Result<Frame, EndpointError>),
+    /// A write, a zero or a flush.
+    Changed(Result<(), EndpointError>),
     /// In order from the offset, without gaps; may cover less than asked, never nothing.
-    Extents(Result<Vec<Extent>, Errno>),
+    Extents(Result<Vec<Extent>, EndpointError>),
 }

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
+use byway_reactor::{Completion, Extent, Frame, Instant, Reactor, Wait};
 
-use super::endpoint::{Answer, Done, Endpoint, Request};
+use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
+use super::pieces::{align_extents, whole_crc};
 use super::resume::{Record, ResumeLog, supersede};
 
 /// How much of the source is asked for extents at once; also the longest hole that is one piece.
@@ -22,7 +23,7 @@ const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
 pub struct CopyOptions {
     /// Pieces in flight, at least 1.
     pub depth: usize,
-    /// The largest piece, at most a frame (1 MiB). Pieces end at its multiples.
+    /// The largest piece, at most a frame (1 MiB); at least a block of both ends is taken. Pieces end at its multiples.
     pub chunk_bytes: usize,
     /// Read everything back from the destination and compare it.
     pub verify: bool,
@@ -49,24 +50,24 @@ pub struct Copied {
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The source failed.
-    #[error("reading the source at byte {offset}: {errno}")]
+    #[error("reading the source at byte {offset}: {error}")]
     Source {
         /// Where.
         offset: u64,
         /// How.
-        errno: Errno,
+        error: EndpointError,
     },
     /// The destination failed.
-    #[error("writing the destination at byte {offset}: {errno}")]
+    #[error("writing the destination at byte {offset}: {error}")]
     Destination {
         /// Where.
         offset: u64,
         /// How.
-        errno: Errno,
+        error: EndpointError,
     },
     /// What was flushed is not there.
     #[error("flushing the destination: {0}; what was written since the last flush may be lost")]
-    Flush(Errno),
+    Flush(EndpointError),
     /// The destination does not hold what the source gave.
     #[error("the destination differs from the source in the {len} bytes at {offset}; do not trust it")]
     Differs {
@@ -108,11 +109,14 @@ pub fn copy(
         None => BTreeMap::new(),
     };
     let last_checkpoint = reactor.now();
+    let block_bytes = u64::from(source.block_bytes().max(destination.block_bytes()));
+    let options = CopyOptions { chunk_bytes: options.chunk_bytes.max(block_bytes as usize), ..options };
     let mut engine = Engine {
         reactor,
         source,
         destination,
         options,
+        block_bytes,
         resume,
         progress,
         slots: Vec::new(),
@@ -160,6 +164,8 @@ struct Engine<'a> {
     source: &'a mut dyn Endpoint,
     destination: &'a mut dyn Endpoint,
     options: CopyOptions,
+    /// What pieces are multiples of.
+    block_bytes: u64,
     resume: Option<&'a mut ResumeLog>,
     progress: &'a mut dyn FnMut(u64),
     slots: Vec<Option<Slot>>,
@@ -217,7 +223,9 @@ impl Engine<'_> {
                 let starved = || CopyError::Loop(std::io::ErrorKind::OutOfMemory.into());
                 return if self.work.is_empty() { Ok(()) } else { Err(starved()) };
             }
-            self.reactor.reap(&mut completions, Wait::Block).map_err(CopyError::Loop)?;
+            self.turn(&mut done);
+            let wait = if done.is_empty() { Wait::Block } else { Wait::Poll };
+            self.reactor.reap(&mut completions, wait).map_err(CopyError::Loop)?;
             for completion in completions.drain(..) {
                 if completion.token.class() == self.source.class() {
                     self.source.complete(self.reactor, completion, &mut done);
@@ -225,6 +233,7 @@ impl Engine<'_> {
                     self.destination.complete(self.reactor, completion, &mut done);
                 }
             }
+            self.turn(&mut done);
             for Done { id, answer } in done.drain(..) {
                 let slot = self.slots.get_mut(id as usize).and_then(Option::take).ok_or(CopyError::Confused)?;
                 self.free.push(id);
@@ -238,6 +247,11 @@ impl Engine<'_> {
             }
             (self.progress)(self.done_bytes);
         }
+    }
+
+    fn turn(&mut self, done: &mut Vec<Done>) {
+        self.source.turn(self.reactor, done);
+        self.destination.turn(self.reactor, done);
     }
 
     fn start_some(&mut self) {
@@ -303,20 +317,20 @@ impl Engine<'_> {
     fn finish(&mut self, slot: Slot, answer: Answer) -> Result<(), CopyError> {
         match (slot, answer) {
             (Slot::Planning { offset }, Answer::Extents(extents)) => {
-                let extents = extents.map_err(|errno| CopyError::Source { offset, errno })?;
+                let extents = extents.map_err(|error| CopyError::Source { offset, error })?;
                 self.plan(offset, &extents);
             }
-            (Slot::Reading { offset }, Answer::Moved { frame, result }) => {
-                result.map_err(|errno| CopyError::Source { offset, errno })?;
+            (Slot::Reading { offset }, Answer::Read(result)) => {
+                let frame = result.map_err(|error| CopyError::Source { offset, error })?;
                 self.work.push_front(Work::Write { offset, frame });
             }
-            (Slot::Writing { offset, record }, Answer::Moved { result, .. }) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+            (Slot::Writing { offset, record }, Answer::Changed(result)) => {
+                result.map_err(|error| CopyError::Destination { offset, error })?;
                 self.copied.moved_bytes += record.len;
                 self.record(offset, record);
             }
             (Slot::Zeroing { offset, len }, Answer::Changed(result)) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+                result.map_err(|error| CopyError::Destination { offset, error })?;
                 self.copied.zero_bytes += len;
                 self.record(offset, Record { len, crc: None });
             }
@@ -328,8 +342,8 @@ impl Engine<'_> {
                     log.append(&records).map_err(CopyError::Resume)?;
                 }
             }
-            (Slot::Checking { offset, record }, Answer::Moved { frame, result }) => {
-                result.map_err(|errno| CopyError::Destination { offset, errno })?;
+            (Slot::Checking { offset, record }, Answer::Read(result)) => {
+                let frame = result.map_err(|error| CopyError::Destination { offset, error })?;
                 let same = match record.crc {
                     Some(crc) => crc32c::crc32c(&frame) == crc,
                     None => frame.iter().all(|&byte| byte == 0),
@@ -340,7 +354,7 @@ impl Engine<'_> {
                 self.done_bytes += record.len;
             }
             (Slot::Finding { offset, len }, Answer::Extents(extents)) => {
-                let extents = extents.map_err(|errno| CopyError::Destination { offset, errno })?;
+                let extents = extents.map_err(|error| CopyError::Destination { offset, error })?;
                 self.check_zeroes(offset, len, &extents);
             }
             _ => return Err(CopyError::Confused),
@@ -350,11 +364,11 @@ impl Engine<'_> {
 
     /// Cuts extents of the source, from `offset` on, into pieces, and plans on behind them.
     fn plan(&mut self, mut offset: u64, extents: &[Extent]) {
-        for extent in extents {
-            let end = (offset + extent.len).min(self.copied.bytes);
+        for run in align_extents(offset, extents, self.block_bytes, self.copied.bytes) {
+            let end = offset + run.len;
             while offset < end {
-                let len = if extent.hole { end - offset } else { self.chunk_at(offset, end) };
-                self.add_piece(offset, len, extent.hole);
+                let len = if run.hole { end - offset } else { self.chunk_at(offset, end) };
+                self.add_piece(offset, len, run.hole);
                 offset += len;
             }
         }
@@ -400,11 +414,11 @@ impl Engine<'_> {
     /// Has what the destination says is data within a range of zeroes read and checked.
     fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
         let end = offset + len;
-        for extent in extents {
-            let extent_end = (offset + extent.len).min(end);
-            while offset < extent_end {
-                let len = if extent.hole { extent_end - offset } else { self.chunk_at(offset, extent_end) };
-                if extent.hole {
+        for run in align_extents(offset, extents, self.block_bytes, end) {
+            let run_end = offset + run.len;
+            while offset < run_end {
+                let len = if run.hole { run_end - offset } else { self.chunk_at(offset, run_end) };
+                if run.hole {
                     self.done_bytes += len;
                 } else {
                     self.work.push_back(Work::Check { offset, record: Record { len, crc: None } });
@@ -416,28 +430,4 @@ impl Engine<'_> {
             self.work.push_back(Work::FindData { offset, len: end - offset });
         }
     }
-}
-
-/// The CRC32C of all pieces in order.
-fn whole_crc(records: &BTreeMap<u64, Record>) -> u32 {
-    records.values().fold(0, |crc, record| {
-        let piece = record.crc.unwrap_or_else(|| zeroes_crc(record.len));
-        crc32c::crc32c_combine(crc, piece, record.len as usize)
-    })
-}
-
-/// The CRC32C of `len` zeroes, by doubling.
-fn zeroes_crc(len: u64) -> u32 {
-    let (mut crc, mut power_crc, mut power, mut rest) = (0, crc32c::crc32c(&[0]), 1usize, len);
-    while rest > 0 {
-        if rest & 1 == 1 {
-            crc = crc32c::crc32c_combine(crc, power_crc, power);
-        }
-        rest >>= 1;
-        if rest > 0 {
-            power_crc = crc32c::crc32c_combine(power_crc, power_crc, power);
-            power *= 2;
-        }
-    }
-    crc
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use byway_reactor::{Allocate, Completion, Errno, File, FileOptions, Op, OpenFile, Outcome, Reactor, Token};
 
-use super::endpoint::{Answer, Done, Endpoint, Request};
+use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 
 /// Extents asked for at once.
 const EXTENTS_MAX: usize = 256;
@@ -117,15 +117,14 @@ impl Endpoint for FileEndpoint {
         let answer = match completion.outcome {
             Outcome::Read { into: frame, result } => {
                 // Short only at the end of the file: somebody cut it while it was copied.
-                let all = |count| {
-                    if count == frame.len() { Ok(()) } else { Err(Errno::IO) }
-                };
-                let result = result.and_then(all);
-                Answer::Moved { frame, result }
+                let all = |count| if count == frame.len() { Ok(frame) } else { Err(Errno::IO) };
+                Answer::Read(result.and_then(all).map_err(EndpointError::File))
             }
-            Outcome::Written { from: frame, result } => Answer::Moved { frame, result: result.map(|_| ()) },
-            Outcome::Allocated(result) | Outcome::Synced(result) => Answer::Changed(result),
-            Outcome::Extents(extents) => Answer::Extents(extents),
+            Outcome::Written { result, .. } => Answer::Changed(result.map(|_| ()).map_err(EndpointError::File)),
+            Outcome::Allocated(result) | Outcome::Synced(result) => {
+                Answer::Changed(result.map_err(EndpointError::File))
+            }
+            Outcome::Extents(extents) => Answer::Extents(extents.map_err(EndpointError::File)),
             // No other operation carries this class.
             _ => return,
         };

@@ -1,4 +1,5 @@
-//! `byway copy`: moves an image from one endpoint to another, many pieces at a time, holes as holes.
+//! `byway copy`: moves an image from one endpoint to another, many pieces at a time, holes as holes. An endpoint is a file,
+//! a block device, or a volume of another machine over either wire.
 //!
 //! The engine (`engine.rs`) knows no wire: it submits requests to two [`Endpoint`]s that share one loop, and reaps.
 //! What is done is written to a resume file (`resume.rs`) only after the destination was flushed, so that a copy that
@@ -8,13 +9,18 @@ mod command;
 mod endpoint;
 mod engine;
 mod file;
+mod pieces;
+mod place;
+mod remote;
 mod resume;
 
 #[cfg(test)]
 mod tests;
 
 pub use command::{CopyArguments, run};
-pub use endpoint::{Answer, Done, Endpoint, Request};
+pub use endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 pub use engine::{Copied, CopyError, CopyOptions, copy};
 pub use file::FileEndpoint;
+pub use place::{Place, PlaceError};
+pub use remote::RemoteEndpoint;
 pub use resume::{Record, ResumeLog};

@@ -8,7 +8,7 @@ use byway_reactor::{Completion, Errno, IoChoice, Reactor};
 use super::*;
 
 /// What a faulty endpoint answers.
-const FAULT: Errno = Errno::NOSPC;
+const FAULT: EndpointError = EndpointError::File(Errno::NOSPC);
 
 const CHUNK: usize = 64 << 10;
 const OPTIONS: CopyOptions = CopyOptions { depth: 4, chunk_bytes: CHUNK, verify: true };
@@ -95,11 +95,13 @@ impl Endpoint for Faulty {
     fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
         self.inner.complete(reactor, completion, done);
         for done in done {
-            if let Answer::Moved { result, .. } = &mut done.answer
-                && self.failing == Some(done.id)
-            {
+            if self.failing == Some(done.id) {
                 self.failing = None;
-                *result = Err(FAULT);
+                match &mut done.answer {
+                    Answer::Read(result) => *result = Err(FAULT),
+                    Answer::Changed(result) => *result = Err(FAULT),
+                    Answer::Extents(_) => {}
+                }
             }
         }
     }
@@ -151,7 +153,7 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let mut source = Faulty { inner, bad, lie: false, failing: None };
     let mut log = ResumeLog::open(&bench.path("log")).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {});
-    assert!(matches!(failed, Err(CopyError::Source { offset, errno: FAULT }) if offset == bad), "{failed:?}");
+    assert!(matches!(failed, Err(CopyError::Source { offset, error: FAULT }) if offset == bad), "{failed:?}");
     drop(log);
 
     let copied = bench.copy(true, |file| Box::new(file)).unwrap();
@@ -166,7 +168,7 @@ fn a_full_destination_is_named_and_nothing_is_recorded_after_it() {
     let mut bench = Bench::new();
     bench.make_source();
     let error = bench.copy(false, |inner| Box::new(Faulty { inner, bad: 0, lie: false, failing: None })).unwrap_err();
-    assert!(matches!(error, CopyError::Destination { offset: 0, errno: Errno::NOSPC }), "{error}");
+    assert!(matches!(error, CopyError::Destination { offset: 0, error: FAULT }), "{error}");
     let log = std::fs::read_to_string(bench.path("log")).unwrap();
     assert!(!log.lines().any(|line| line.starts_with("data ")), "{log}");
 }

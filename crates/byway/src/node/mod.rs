@@ -3,6 +3,7 @@
 //! The first loop accepts; a new stream goes to the loop with the fewest connections and stays there. Loops share
 //! nothing but the volumes; the node talks to them by messages.
 
+mod report;
 mod worker;
 
 use std::net::SocketAddr;
@@ -14,11 +15,15 @@ use std::time::{Duration, Instant};
 
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::Registry;
-use byway_reactor::{Address, Counters, IoChoice, Waker};
+use byway_fabric::tls::ServerTls;
+use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 
+pub use self::report::NodeReport;
+use self::report::SlowOperations;
 use self::worker::{Message, Worker};
 use crate::address::Cidr;
+use crate::limits::LISTEN_WAIT;
 
 /// What a node serves, and with what.
 pub struct NodeOptions {
@@ -36,10 +41,14 @@ pub struct NodeOptions {
     pub nbd: Vec<Address>,
     /// Listening sockets that somebody else opened (socket activation).
     pub nbd_inherited: Vec<OwnedFd>,
-    /// How NBD is served.
+    /// What both doors do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
+    pub tls: ServerTls,
+    /// How NBD is served, but for TLS.
     pub nbd_options: NbdOptions,
     /// Who may connect by TCP, besides this machine; empty: everybody.
     pub allow: Vec<Cidr>,
+    /// Operations that take longer at the store are remembered, in microseconds.
+    pub slow_us: u64,
 }
 
 /// Why a node did not start.
@@ -71,6 +80,7 @@ fn listen_hint(source: &std::io::Error) -> &'static str {
 pub struct Node {
     loops: Vec<Loop>,
     ready: Vec<Ready>,
+    report: NodeReport,
     io: String,
 }
 
@@ -106,6 +116,7 @@ struct Assignment {
     native: Vec<OwnedFd>,
     registry: Arc<Registry>,
     loads: Arc<Vec<AtomicUsize>>,
+    slow: Arc<SlowOperations>,
     receiver: Receiver<Message>,
 }
 
@@ -121,7 +132,8 @@ impl Node {
         let registry = Arc::new(Registry::new(instance_id()?));
         let (native, bound) = listen_native(&options.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
-        let mut node = Self { loops: Vec::new(), ready: Vec::new(), io: String::new() };
+        let slow = Arc::new(SlowOperations::default());
+        let (mut loops, mut ready, mut io) = (Vec::new(), Vec::new(), String::new());
         // The accepting loop starts last: it must know the others.
         let mut peers = Vec::new();
         for index in (0..threads).rev() {
@@ -137,16 +149,18 @@ impl Node {
                 native: native.map_err(StartError::Loop)?,
                 registry: Arc::clone(&registry),
                 loads: Arc::clone(&loads),
+                slow: Arc::clone(&slow),
                 receiver,
             };
             let (started, one) = start_loop(assignment, sender, peers.clone())?;
             peers.insert(0, (one.sender.clone(), one.waker.clone()));
-            node.ready.extend(started.ready);
-            node.io = started.io;
-            node.loops.push(one);
+            ready.extend(started.ready);
+            io = started.io;
+            loops.push(one);
         }
-        node.ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
-        Ok(node)
+        ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
+        let report = NodeReport::new(peers, slow, io.clone());
+        Ok(Self { loops, ready, report, io })
     }
 
     /// The doors that are open.
@@ -167,37 +181,35 @@ impl Node {
         &self.io
     }
 
-    /// Makes `volumes` the list that is served. Connections of volumes that are gone end.
+    /// Makes `volumes` the list that is served. Volumes that are the same, perhaps in another size, go on; connections of
+    /// those that are gone end.
     pub fn replace_volumes(&self, volumes: &[Arc<Volume>]) {
+        self.tell_all(|| Message::Volumes(volumes.to_vec()));
+    }
+
+    /// Lets only these addresses connect from now on, besides this machine's; empty: everybody.
+    pub fn replace_allowed(&self, allow: &[Cidr]) {
+        self.tell_all(|| Message::Allow(allow.to_vec()));
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Message) {
         for one in &self.loops {
-            let _ = one.sender.send(Message::Volumes(volumes.to_vec()));
+            let _ = one.sender.send(message());
             one.waker.wake();
         }
     }
 
-    /// What all loops have moved so far.
-    pub fn counters(&self) -> Counters {
-        let mut sum = Counters::default();
-        for one in &self.loops {
-            let (sender, receiver) = channel();
-            if one.sender.send(Message::Counters(sender)).is_ok() {
-                one.waker.wake();
-                if let Ok(counters) = receiver.recv_timeout(Duration::from_secs(5)) {
-                    sum = sum.plus(&counters);
-                }
-            }
-        }
-        sum
+    /// Who can be asked how the node is.
+    pub fn report(&self) -> &NodeReport {
+        &self.report
     }
 
     /// Stops: accepts nothing more, answers what is in flight, then ends. After `limit` it ends anyway. Says whether
     /// everything had been answered.
     pub fn stop(self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        for one in &self.loops {
-            let _ = one.sender.send(Message::Drain);
-            one.waker.wake();
-        }
+        self.report.note_draining();
+        self.tell_all(|| Message::Drain);
         let mut clean = true;
         for one in &self.loops {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -221,12 +233,27 @@ fn instance_id() -> Result<u64, StartError> {
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
+/// Listens, for a while also where somebody else still does: a node that was killed keeps its ports until the kernel has
+/// ended its I/O, and its successor starts at once.
+fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let deadline = Instant::now() + LISTEN_WAIT;
+    loop {
+        match listen() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            listened => return listened,
+        }
+    }
+}
+
 /// Opens the listeners of the native wire; says where they are.
 fn listen_native(addresses: &[Address]) -> Result<(Vec<OwnedFd>, Vec<Address>), StartError> {
     let (mut listeners, mut bound) = (Vec::new(), Vec::new());
     for address in addresses {
         let failed = |source| StartError::Listen { address: address.clone(), source };
-        let (fd, at) = byway_reactor::listen(address).map_err(failed)?;
+        let (fd, at) = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
         listeners.push(fd);
         bound.push(at);
     }

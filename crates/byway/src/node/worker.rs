@@ -4,13 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor};
+use byway_door::http::DoorSnapshot;
+use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
-use byway_reactor::{Address, Completion, Counters, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_reactor::{Address, Completion, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
+use super::report::{LoopReport, SlowOperations};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
@@ -18,6 +21,8 @@ use crate::admission::peer_allowed;
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
 const TAG_ACCEPT: u8 = 1;
+/// Requests that were held back by their volume's rate may go on.
+const TAG_THROTTLE: u8 = 2;
 /// The class of the native server's tokens and tags.
 const NATIVE_CLASS: u8 = 0x20;
 
@@ -27,8 +32,10 @@ pub(super) enum Message {
     Stream(OwnedFd),
     /// The volumes from now on.
     Volumes(Vec<Arc<Volume>>),
-    /// Tell what was moved.
-    Counters(Sender<Counters>),
+    /// Who may connect from now on.
+    Allow(Vec<Cidr>),
+    /// Tell what was done.
+    Report(Sender<LoopReport>),
     /// Answer what is in flight, then end.
     Drain,
     /// End now.
@@ -47,6 +54,11 @@ pub(super) struct Worker {
     loads: Arc<Vec<AtomicUsize>>,
     receiver: Receiver<Message>,
     allow: Vec<Cidr>,
+    slow: Arc<SlowOperations>,
+    /// Connections refused by address.
+    refused: u64,
+    /// A timer of [`TAG_THROTTLE`] is set.
+    throttled: bool,
     draining: bool,
     stopped: bool,
 }
@@ -57,13 +69,16 @@ impl Worker {
         assignment: Assignment,
         peers: Vec<(Sender<Message>, Waker)>,
     ) -> Result<(Self, Started), StartError> {
-        let Assignment { index, options, inherited, native: native_listeners, registry, loads, receiver } = assignment;
+        let Assignment { index, options, inherited, native: native_listeners, registry, loads, slow, receiver } =
+            assignment;
         let frames = options.frame_bytes / options.threads.max(1);
         let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
         let mut engine = Engine::default();
+        engine.note_slow(Duration::from_micros(options.slow_us));
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
         let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));
+        native.set_tls(options.tls.clone());
         for fd in native_listeners {
             let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
             native.accept_from(&mut reactor, listener);
@@ -76,16 +91,20 @@ impl Worker {
             reactor,
             engine,
             catalog,
-            nbd: NbdDoor::new(options.nbd_options),
+            nbd: NbdDoor::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
             native,
             listeners: Vec::new(),
             peers,
             loads,
             receiver,
-            allow: options.allow.clone(),
+            allow: Vec::new(),
+            slow,
+            refused: 0,
+            throttled: false,
             draining: false,
             stopped: false,
         };
+        worker.take_allowed(options.allow.clone());
         let mut ready = Vec::new();
         if index == 0 {
             worker.listen(&options.nbd, inherited)?;
@@ -99,7 +118,7 @@ impl Worker {
     fn listen(&mut self, addresses: &[Address], inherited: Vec<OwnedFd>) -> Result<(), StartError> {
         for address in addresses {
             let failed = |source| StartError::Listen { address: address.clone(), source };
-            let listener = self.reactor.listen(address).map_err(failed)?;
+            let listener = super::patiently(|| self.reactor.listen(address)).map_err(failed)?;
             let bound = self.reactor.local_address(listener).map_or_else(|| address.clone(), Address::Tcp);
             self.add_listener(listener, bound);
         }
@@ -123,6 +142,7 @@ impl Worker {
         let mut done = Vec::new();
         while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.native.is_idle()) {
             self.native.flush(&mut self.reactor, &mut self.engine);
+            self.wait_for_rates();
             if let Err(error) = self.reactor.reap(&mut completions, Wait::Block) {
                 tracing::error!(%error, "the event loop failed; its connections end");
                 return;
@@ -140,6 +160,16 @@ impl Worker {
         }
     }
 
+    /// Sets a timer for requests that are held back by their volume's rate: each turn lets them try again.
+    fn wait_for_rates(&mut self) {
+        if let Some(at) = self.engine.throttled_until()
+            && !self.throttled
+        {
+            self.throttled = true;
+            self.reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, TAG_THROTTLE, 0, 0));
+        }
+    }
+
     fn dispatch(&mut self, completion: Completion, done: &mut Vec<Done>) {
         match completion.token.class() {
             NBD_CLASS => {
@@ -148,6 +178,7 @@ impl Worker {
             }
             NATIVE_CLASS => self.native.handle(&mut self.reactor, &mut self.engine, completion),
             ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
+            NODE_CLASS if completion.token.tag() == TAG_THROTTLE => self.throttled = false,
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
@@ -165,6 +196,7 @@ impl Worker {
 
     /// Hands ended requests to their doors, and lets those that wait for memory try again.
     fn finish_turn(&mut self, done: &mut Vec<Done>) {
+        self.note_slow();
         for one in done.drain(..) {
             if (one.tag.0 >> 56) as u8 == NATIVE_CLASS {
                 self.native.done(&mut self.reactor, &mut self.engine, one);
@@ -179,12 +211,26 @@ impl Worker {
         self.loads[self.index].store(load, Ordering::Relaxed);
     }
 
+    /// Hands on what took long, while its asker is still known.
+    fn note_slow(&mut self) {
+        while let Some(slow) = self.engine.take_slow() {
+            let peer = if (slow.tag.0 >> 56) as u8 == NATIVE_CLASS {
+                self.native.peer_of(slow.tag)
+            } else {
+                self.nbd.peer_of(&self.reactor, slow.tag)
+            };
+            let volume = self.engine.volume(slow.volume).map_or("", |volume| volume.name());
+            self.slow.push(&slow, volume, peer);
+        }
+    }
+
     fn accepted(&mut self, completion: Completion) {
         let listener = self.listeners.get(completion.token.index() as usize).map(|(listener, _)| *listener);
         match completion.outcome {
             Outcome::Accepted(Ok(socket)) => {
                 let peer = self.reactor.peer_address(socket);
                 if !peer_allowed(peer.map(|peer| peer.ip()), &self.allow) {
+                    self.refused += 1;
                     tracing::warn!(?peer, "connection refused: not in an --allow range");
                     return self.reactor.close(socket);
                 }
@@ -222,20 +268,10 @@ impl Worker {
                     }
                     Err(error) => tracing::error!(%error, "cannot take over a connection"),
                 },
-                Message::Volumes(volumes) => {
-                    let before: Vec<_> = self.catalog.ids().collect();
-                    let gone = self.catalog.replace(&mut self.engine, &mut self.reactor, &volumes);
-                    for id in &gone {
-                        self.native.withdraw(*id);
-                    }
-                    for id in self.catalog.ids().filter(|id| !before.contains(id)) {
-                        self.native.offer(id);
-                    }
-                    let (nbd, mut floor) = self.door();
-                    nbd.drop_volumes(&mut floor, &gone);
-                }
-                Message::Counters(sender) => {
-                    let _ = sender.send(self.reactor.counters());
+                Message::Volumes(volumes) => self.take_volumes(&volumes),
+                Message::Allow(allow) => self.take_allowed(allow),
+                Message::Report(sender) => {
+                    let _ = sender.send(self.report());
                 }
                 Message::Drain => {
                     self.draining = true;
@@ -248,6 +284,58 @@ impl Worker {
                 }
                 Message::Stop => self.stopped = true,
             }
+        }
+    }
+
+    fn take_volumes(&mut self, volumes: &[Arc<Volume>]) {
+        let changes = self.catalog.replace(&mut self.engine, &mut self.reactor, volumes);
+        for id in &changes.gone {
+            self.native.withdraw(*id);
+        }
+        for id in changes.new {
+            self.native.offer(id);
+        }
+        for (id, len) in changes.resized {
+            self.native.resized(id, len);
+        }
+        let (nbd, mut floor) = self.door();
+        nbd.drop_volumes(&mut floor, &changes.gone);
+    }
+
+    fn take_allowed(&mut self, allow: Vec<Cidr>) {
+        let admitted = allow.clone();
+        self.native.admit(move |peer| peer_allowed(Some(peer.ip()), &admitted));
+        self.allow = allow;
+    }
+
+    fn report(&self) -> LoopReport {
+        let nbd = self.nbd.counters();
+        let native = self.native.counters();
+        let door = |name: &str| DoorSnapshot { name: name.to_owned(), ..DoorSnapshot::default() };
+        let nbd = DoorSnapshot {
+            connections: self.nbd.connection_count() as u64,
+            accepted: nbd.connections,
+            refused: nbd.refused + self.refused,
+            misbehaved: nbd.faults,
+            ..door("nbd")
+        };
+        let native = DoorSnapshot {
+            connections: self.native.session_count() as u64,
+            accepted: native.sessions,
+            refused: native.refused,
+            misbehaved: native.faults,
+            ..door("byway")
+        };
+        let volumes = self.catalog.entries().map(|(volume, id)| {
+            let counters = self.engine.counters(id);
+            (volume.name().to_owned(), volume.len(), counters)
+        });
+        LoopReport {
+            counters: self.reactor.counters(),
+            frame_bytes: self.reactor.frames().bytes() as u64,
+            frame_free_bytes: self.reactor.frames().free_bytes() as u64,
+            doors: vec![nbd, native],
+            volumes: volumes.collect(),
         }
     }
 }

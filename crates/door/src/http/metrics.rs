@@ -23,11 +23,19 @@ fn node(page: &mut Page, node: &Snapshot) {
         ("byway_loops", "Event loops.", node.loops),
         ("byway_frames_bytes", "Bytes of all frame pools.", node.frame_bytes),
         ("byway_frames_free_bytes", "Bytes of the frame pools not in use.", node.frame_free_bytes),
-        ("byway_mapped_bytes", "Bytes of mapped files that sends hold.", node.mapped_bytes),
     ];
     for (name, help, value) in gauges {
         page.head(name, "gauge", help);
         page.line(name, &[], value);
+    }
+    let name = "byway_memory_bytes";
+    page.head(name, "gauge", "Resident memory of the process, by kind.");
+    let memory = &node.memory;
+    let kinds = [("anonymous", memory.anonymous_bytes), ("file", memory.file_bytes), ("shared", memory.shared_bytes)];
+    for (kind, bytes) in kinds {
+        if let Some(bytes) = bytes {
+            page.line(name, &[("kind", kind)], bytes);
+        }
     }
 }
 
@@ -37,6 +45,7 @@ fn moved(page: &mut Page, node: &Snapshot) {
     page.head(name, "counter", "Bytes moved, by path and by whether a CPU copied them.");
     let paths = [
         ("send", "copied", counters.sent_copied_bytes),
+        ("send", "spliced", counters.sent_spliced_bytes),
         ("send", "zero_copy", counters.sent_zero_copy_bytes),
         ("receive", "copied", counters.received_bytes),
         ("read", "copied", counters.read_copied_bytes),

@@ -3,6 +3,7 @@
 //! It runs on a thread of its own, off the data path: a scrape asks the node for a [`Snapshot`], which the node sums
 //! over its loops then.
 
+mod listener;
 mod metrics;
 mod snapshot;
 
@@ -19,8 +20,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get};
 use tokio::sync::oneshot;
 
+use self::listener::Bounded;
 pub use metrics::render;
-pub use snapshot::{DoorSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+pub use snapshot::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
 
 /// The door, open until [`HttpDoor::close`] or drop.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ impl HttpDoor {
                 };
                 // Not a graceful end: a scraper that keeps its connection must not keep the node.
                 tokio::select! {
-                    served = axum::serve(listener, router(report)) => {
+                    served = axum::serve(Bounded::new(listener), router(report)) => {
                         tracing::error!(?served, "the HTTP door ended");
                     }
                     _ = stopped => {}

@@ -1,7 +1,7 @@
 //! What a node tells about itself, at one moment.
 
 use byway_reactor::Counters;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Who can be asked for a [`Snapshot`]. Called from the HTTP thread, once per request.
 pub trait Report: Send + Sync + 'static {
@@ -28,8 +28,8 @@ pub struct Snapshot {
     pub frame_bytes: u64,
     /// Of these, not in use.
     pub frame_free_bytes: u64,
-    /// Bytes of mapped files that sends hold.
-    pub mapped_bytes: u64,
+    /// What the process has in memory.
+    pub memory: Memory,
     /// Each door (`nbd`, `byway`).
     pub doors: Vec<DoorSnapshot>,
     /// Each volume.
@@ -38,8 +38,19 @@ pub struct Snapshot {
     pub slow: Vec<SlowOperation>,
 }
 
+/// Resident memory of a process by kind, in bytes; `None` where the system does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Its own: frames, buffers, tables.
+    pub anonymous_bytes: Option<u64>,
+    /// Pages of mapped files. They belong to the page cache, and go when the system wants them.
+    pub file_bytes: Option<u64>,
+    /// Volumes in memory, and mapped files of tmpfs.
+    pub shared_bytes: Option<u64>,
+}
+
 /// One door.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoorSnapshot {
     /// Its name.
     pub name: String,
@@ -54,7 +65,7 @@ pub struct DoorSnapshot {
 }
 
 /// One volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSnapshot {
     /// Its name.
     pub name: String,

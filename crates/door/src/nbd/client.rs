@@ -2,11 +2,13 @@
 //!
 //! [`ClientHandshake`] negotiates the best that both sides have; [`ClientTransmission`] then writes
 //! requests and reads replies. As on the server's side, payloads pass by: a read's data are moved by
-//! the driver straight to where they belong.
+//! the driver straight to where they belong: [`Client`], or [`BlockingClient`] for code that waits.
 
+mod driver;
 mod handshake;
 mod transmission;
 
+pub use driver::{BlockingClient, Client, ClientError, ClientOptions, Completed, RequestError, list};
 pub use handshake::{
     ClientConfig, ClientHandshake, ClientHandshakeError, ClientStep, Encryption, ListedExport, Purpose, Session,
 };

@@ -68,8 +68,9 @@ pub enum Step {
     NeedMore,
     /// There is much to send: send the output, then call again with the bytes left over.
     Flush,
-    /// Send the output, then do the TLS handshake (the bytes left over are its first), then call
-    /// [`Handshake::tls_established`]. If TLS fails, close.
+    /// Send the output, then do the TLS handshake, then call [`Handshake::tls_established`]. If TLS
+    /// fails, close. Bytes left over came before the client could know the answer: nobody may take
+    /// them for what was said over TLS.
     StartTls,
     /// Send the output; the bytes left over are requests.
     Transmission(Box<Negotiated>),
@@ -153,6 +154,8 @@ pub struct Handshake {
     pub(super) fixed_newstyle: bool,
     pub(super) no_zeroes: bool,
     pub(super) tls: bool,
+    /// Something was refused for want of TLS.
+    pub(super) refused_plain: bool,
     pub(super) shutting_down: bool,
 }
 
@@ -174,6 +177,7 @@ impl Handshake {
             fixed_newstyle: false,
             no_zeroes: false,
             tls: false,
+            refused_plain: false,
             shutting_down: false,
         }
     }
@@ -185,7 +189,13 @@ impl Handshake {
             self.phase = Phase::OptionHeader;
             self.negotiation = Negotiation::default();
             self.tls = true;
+            self.refused_plain = false;
         }
+    }
+
+    /// Whether something was refused because the connection is not encrypted, and it still is not.
+    pub fn refused_plain(&self) -> bool {
+        self.refused_plain
     }
 
     /// From now on every option but ABORT is answered with `NBD_REP_ERR_SHUTDOWN`.

@@ -57,7 +57,7 @@ pub(super) fn run_option(
         },
         Err(denial) => Err(denial),
     };
-    Ok(answer.unwrap_or_else(|denial| deny(out, option, &denial)))
+    Ok(answer.unwrap_or_else(|denial| deny(handshake, out, option, &denial)))
 }
 
 /// Answers an option whose body was skipped for its length.
@@ -74,7 +74,7 @@ pub(super) fn option_too_long(handshake: &mut Handshake, option: u32, out: &mut 
         }
         _ => Err(Denial(REP_ERR_UNSUP, "this server does not know the option")),
     };
-    answer.unwrap_or_else(|denial| deny(out, option, &denial))
+    answer.unwrap_or_else(|denial| deny(handshake, out, option, &denial))
 }
 
 /// Whether the option may be looked at at all.
@@ -312,7 +312,8 @@ fn ack(out: &mut Vec<u8>, option: u32) {
     reply_header(out, option, REP_ACK, 0);
 }
 
-fn deny(out: &mut Vec<u8>, option: u32, denial: &Denial) -> Outcome {
+fn deny(handshake: &mut Handshake, out: &mut Vec<u8>, option: u32, denial: &Denial) -> Outcome {
+    handshake.refused_plain |= denial.0 == REP_ERR_TLS_REQD;
     reply_header(out, option, denial.0, denial.1.len());
     out.extend_from_slice(denial.1.as_bytes());
     Outcome::Answered

@@ -8,11 +8,12 @@ use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::{CIPHERTEXT_FRAME_BYTES, Secure};
-use super::{ACCEPT, CONNECT, Event, Fabric, Role, Session, token};
+use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
 use crate::limits::{BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
 use crate::slots::Slot;
+use crate::tls::{PeerIdentity, ServerTls};
 use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
 impl Fabric {
@@ -46,7 +47,7 @@ impl Fabric {
         }
     }
 
-    /// Starts a session with a server. [`Handler::up`](super::Handler::up) or [`Handler::down`](super::Handler::down) tells
+    /// Starts a session with a server. [`Handler::up`] or [`Handler::down`] tells
     /// what came of it.
     pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
         let agreed = Agreed { features: 0, instance: 0, credits: 0 };
@@ -56,6 +57,7 @@ impl Fabric {
             identity,
             terms: self.options.terms,
             agreed,
+            tls_peer: PeerIdentity::Plain,
             remote: Some(to),
             peer: None,
             lanes: vec![None; lanes],
@@ -110,7 +112,7 @@ impl Fabric {
                 let header = session::hello(&state.identity, &state.terms, number);
                 match self.tls_client.as_ref().map(crate::tls::TlsClient::connect) {
                     Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
-                    Some(Err(_)) => return self.lane_failed(reactor, slot, CloseReason::Tls),
+                    Some(Err(error)) => return self.lane_failed(reactor, slot, CloseReason::Tls(error)),
                     None => {}
                 }
                 reactor.keep_alive(socket, self.options.keep_alive * 2);
@@ -138,7 +140,13 @@ impl Fabric {
                 return;
             }
         };
-        if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+        let stranger = match (&self.admits, reactor.peer_address(socket)) {
+            (Some(admits), Some(peer)) if !admits(peer) => Some(peer),
+            _ => None,
+        };
+        if stranger.is_some() || self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+            tracing::warn!(?stranger, "connection refused: not in an --allow range, or too many");
+            self.counters.refused += 1;
             self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
             return reactor.close(socket);
         }
@@ -146,10 +154,13 @@ impl Fabric {
             reactor.keep_alive(socket, self.options.keep_alive * 2);
         }
         let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-        match self.tls_server.as_ref().map(crate::tls::TlsServer::accept) {
-            Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
-            Some(Err(_)) => return reactor.close(socket),
-            None => {}
+        match &self.tls_server {
+            ServerTls::Off => {}
+            ServerTls::Optional(server) => lane.tls_offered = Some(server.clone()),
+            ServerTls::Required(server) => match server.accept() {
+                Ok(stream) => lane.secure = Some(Box::new(Secure::new(stream))),
+                Err(_) => return reactor.close(socket),
+            },
         }
         let slot = self.lanes.insert(lane);
         self.handshakes += 1;
@@ -159,11 +170,19 @@ impl Fabric {
     }
 
     /// Bytes of a handshake have come: all of it, or the stream has ended.
-    pub(super) fn handshake_came(&mut self, reactor: &mut Reactor, slot: Slot, n: usize) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
+    pub(super) fn handshake_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
         if n < HEADER_BYTES {
-            return self.lane_failed(reactor, slot, CloseReason::Truncated);
+            // A server that answers less than this speaks something else: TLS, most likely.
+            let asked = self.lanes.get(slot).is_some_and(|lane| lane.phase == Phase::AwaitWelcome);
+            let reason = if asked { CloseReason::NotByway } else { CloseReason::Truncated };
+            return self.lane_failed(reactor, slot, reason);
         }
+        match self.try_tls(reactor, slot, n, handler) {
+            Ok(false) => {}
+            Ok(true) => return,
+            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
         let Some(&bytes) = lane.frame.as_ref().and_then(|frame| frame.first_chunk::<HEADER_BYTES>()) else { return };
         let step = self.handshake_message(reactor, slot, &bytes);
         if let Err(reason) = step {
@@ -242,11 +261,13 @@ impl Fabric {
         let instance = registry.instance();
         let agreed = Agreed { features, instance, credits: self.options.terms.credits };
         let lanes = 1 + usize::from(hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX));
+        self.counters.sessions += 1;
         let session = self.sessions.insert(Session {
             role: Role::Server,
             identity: *identity,
             terms: self.options.terms,
             agreed,
+            tls_peer: lane.peer(),
             remote: None,
             peer: lane.socket.and_then(|socket| reactor.peer_address(socket)),
             lanes: vec![None; lanes],
@@ -285,6 +306,10 @@ impl Fabric {
             .find(|(_, session)| session.role == Role::Server && !session.down && session.identity == *identity);
         if let Some((session, state)) = found {
             let agreed = state.agreed;
+            // The nonce alone does not do: what was shown for the session must be shown for each of its lanes.
+            if self.lanes.get(slot).is_none_or(|lane| lane.peer() != state.tls_peer) {
+                return self.refuse(slot, RefuseCode::Auth);
+            }
             if state.lanes.get(usize::from(number)).is_none_or(Option::is_some) {
                 return self.refuse(slot, RefuseCode::Protocol);
             }
@@ -292,7 +317,14 @@ impl Fabric {
             return self.welcome(slot, hello, &agreed);
         }
         let Some((registry, here)) = self.server.clone() else { return };
-        let socket = self.lanes.get(slot).and_then(|lane| lane.socket);
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let socket = lane.socket;
+        if lane.is_busy() {
+            // TLS's own last words are on their way; the lane moves once they have gone.
+            lane.phase = Phase::Fenced;
+            lane.hello = Some(*header);
+            return;
+        }
         match (registry.home(&identity.nonce).filter(|home| *home != here), socket) {
             (Some(home), Some(socket)) => match reactor.release(socket) {
                 Some(connection) => {

@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 use super::secure::Secure;
 use crate::session::CloseReason;
 use crate::slots::Slot;
+use crate::tls::{PeerIdentity, TlsServer};
 use crate::wire::Header;
 
 /// How far a lane has come.
@@ -48,6 +49,8 @@ pub(super) struct Lane {
     pub(super) close_when_sent: Option<CloseReason>,
     /// TLS, if the lane has it.
     pub(super) secure: Option<Box<Secure>>,
+    /// TLS, which the peer may begin or not: its first bytes tell.
+    pub(super) tls_offered: Option<TlsServer>,
 
     /// What is received into; with the receive while one is in flight.
     pub(super) frame: Option<Frame>,
@@ -76,6 +79,7 @@ impl Lane {
             hello: None,
             close_when_sent: None,
             secure: None,
+            tls_offered: None,
             frame: None,
             filled: 0,
             placing: None,
@@ -93,6 +97,11 @@ impl Lane {
     /// Whether operations are in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.receiving || self.sending.is_some() || self.connecting
+    }
+
+    /// Who the peer is, as far as TLS says.
+    pub(super) fn peer(&self) -> PeerIdentity {
+        self.secure.as_ref().map_or(PeerIdentity::Plain, |secure| secure.peer())
     }
 
     /// Appends a message to what is sent next. True if the lane must be put on the list of dirty ones.
@@ -121,14 +130,15 @@ impl Lane {
         if matches!(self.phase, Phase::Closing | Phase::Connecting) {
             return;
         }
-        if let Some(secure) = &mut self.secure {
-            secure.encrypt(&mut self.pending);
+        let mut gather = self.spare.take().unwrap_or_default();
+        match &mut self.secure {
+            Some(secure) => secure.seal(&mut self.pending, &mut gather, self.close_when_sent.is_some()),
+            None => std::mem::swap(&mut self.pending, &mut gather),
         }
-        if self.pending.is_empty() {
+        if gather.is_empty() {
+            self.spare = Some(gather);
             return;
         }
-        let next = self.spare.take().unwrap_or_default();
-        let gather = std::mem::replace(&mut self.pending, next);
         self.sending = Some(gather.len());
         reactor.submit(Op::Send { socket, gather }, token);
     }

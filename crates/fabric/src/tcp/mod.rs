@@ -23,7 +23,7 @@ use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
 use crate::slots::{Slot, Slots};
-use crate::tls::{TlsClient, TlsServer};
+use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::{WindowError, Windows};
 use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
 
@@ -54,6 +54,19 @@ impl Options {
         Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, seed: None }
     }
 }
+
+/// What has come and gone since the fabric was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricCounters {
+    /// Sessions of clients.
+    pub sessions: u64,
+    /// Connections that were refused: too many, or from an address that is not admitted.
+    pub refused: u64,
+    /// Connections and sessions that ended by a fault ([`CloseReason::is_fault`]).
+    pub faults: u64,
+}
+
+type Admits = Box<dyn Fn(SocketAddr) -> bool + Send>;
 
 /// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
 pub trait Handler {
@@ -95,6 +108,8 @@ struct Session {
     identity: Identity,
     terms: Terms,
     agreed: Agreed,
+    /// Who a server's client is by TLS, on every lane.
+    tls_peer: PeerIdentity,
     remote: Option<Address>,
     peer: Option<SocketAddr>,
     lanes: Vec<Option<Slot>>,
@@ -121,7 +136,7 @@ pub struct Fabric {
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
-    tls_server: Option<TlsServer>,
+    tls_server: ServerTls,
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
@@ -130,6 +145,9 @@ pub struct Fabric {
     owing: usize,
     ticking: bool,
     last_closed: Option<CloseReason>,
+    counters: FabricCounters,
+    /// Which addresses may connect; `None`: all.
+    admits: Option<Admits>,
 }
 
 impl Fabric {
@@ -142,7 +160,7 @@ impl Fabric {
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
             server: None,
-            tls_server: None,
+            tls_server: ServerTls::Off,
             tls_client: None,
             listeners: Vec::new(),
             dirty: Vec::new(),
@@ -151,11 +169,13 @@ impl Fabric {
             owing: 0,
             ticking: false,
             last_closed: None,
+            counters: FabricCounters::default(),
+            admits: None,
         }
     }
 
-    /// Connections that are accepted from now on must speak TLS, or none if `None`.
-    pub fn set_tls_server(&mut self, tls: Option<TlsServer>) {
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls_server(&mut self, tls: ServerTls) {
         self.tls_server = tls;
     }
 
@@ -218,6 +238,24 @@ impl Fabric {
     /// Connections.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// What has come and gone.
+    pub fn counters(&self) -> FabricCounters {
+        self.counters
+    }
+
+    /// Connections of peers that `admits` says no to are closed at once; those without an address (unix sockets) are
+    /// not asked about.
+    pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
+        self.admits = Some(Box::new(admits));
+    }
+
+    fn note_closed(&mut self, reason: CloseReason) {
+        self.last_closed = Some(reason);
+        if reason.is_fault() {
+            self.counters.faults += 1;
+        }
     }
 
     /// Why the connection or session that ended last ended.
@@ -304,8 +342,8 @@ impl Fabric {
             self.owing -= 1;
         }
         tracing::debug!(peer = ?state.peer, %reason, "session ended");
-        self.last_closed = Some(reason);
         let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
+        self.note_closed(reason);
         self.events.push(Event::Down(session, reason));
         if lanes.is_empty() {
             self.note_drained(session);
@@ -385,10 +423,16 @@ impl Fabric {
 
     /// A lane broke, and its session with it.
     fn lane_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
-        let session = self.lanes.get(slot).and_then(|lane| lane.session);
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let session = lane.session;
+        if matches!(reason, CloseReason::Tls(_)) {
+            // The operator's files are at fault more often than an attacker, so it is said aloud.
+            let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
+            tracing::info!(?peer, %reason, "native connection ended");
+        }
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
-            self.last_closed = Some(reason);
+            self.note_closed(reason);
         }
         self.close_lane(reactor, slot);
         if let Some(session) = session {

@@ -52,7 +52,7 @@ impl Fabric {
             (Some(frame), _, _) => self.payload_came(reactor, slot, frame, n, handler),
             (None, Phase::Up, 0) => self.control_came(reactor, slot, n, handler),
             (None, Phase::Up, _) => self.bulk_came(reactor, slot, n, handler),
-            (None, _, _) => self.handshake_came(reactor, slot, n),
+            (None, _, _) => self.handshake_came(reactor, slot, n, handler),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Lanes over TLS: the same messages, received as ciphertext and taken from the plaintext.
 //!
 //! What must be decrypted passes through a buffer anyway, so a payload is copied once more here than on a plain lane.
+//! A stream that ends between two messages is an end like any other, whether or not TLS says so: no session is ever
+//! taken for complete because a stream ended.
 
 use byway_reactor::{Frame, Gather, Reactor};
 
@@ -9,9 +11,9 @@ use super::receive::check_bulk;
 use super::{Fabric, Handler, SEND, token};
 use crate::session::CloseReason;
 use crate::slots::Slot;
-use crate::tls::TlsStream;
+use crate::tls::{PeerIdentity, TlsStream};
 use crate::windows::WindowKey;
-use crate::wire::HEADER_BYTES;
+use crate::wire::{HEADER_BYTES, Header};
 
 /// What a lane receives ciphertext into: two of TLS's longest records.
 pub(super) const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
@@ -22,16 +24,13 @@ pub(super) struct Secure {
     stream: TlsStream,
     /// Plaintext that is no whole message yet.
     plaintext: Vec<u8>,
-    /// Memory for what is encrypted, used again and again.
-    clear: Vec<u8>,
-    ciphertext: Vec<u8>,
     /// What a bulk lane fills: the window's frame, the next byte, the bytes left.
     pub(super) target: Option<(Frame, usize, usize)>,
 }
 
 impl Secure {
     pub(super) fn new(stream: TlsStream) -> Self {
-        Self { stream, plaintext: Vec::new(), clear: Vec::new(), ciphertext: Vec::new(), target: None }
+        Self { stream, plaintext: Vec::new(), target: None }
     }
 
     /// The TLS alone, for a lane that goes to another loop: nothing but its `Hello` has come.
@@ -39,24 +38,18 @@ impl Secure {
         self.stream
     }
 
-    /// Replaces what shall be sent by its ciphertext, and adds what TLS itself has to say.
-    pub(super) fn encrypt(&mut self, pending: &mut Gather) {
-        self.clear.clear();
-        let readable = pending.copy_to(&mut self.clear);
-        debug_assert!(readable, "on a TLS lane nothing is sent from a mapped file");
-        pending.clear();
-        self.ciphertext.clear();
-        let mut at = 0;
-        while at < self.clear.len() {
-            let taken = self.stream.push(&self.clear[at..]);
-            self.stream.take_ciphertext(&mut self.ciphertext);
-            if taken == 0 {
-                break;
-            }
-            at += taken;
+    /// Encrypts a portion of what shall be sent; `last`: if nothing is left then, nothing more will come.
+    pub(super) fn seal(&mut self, pending: &mut Gather, sealed: &mut Gather, last: bool) {
+        self.stream.seal(pending, sealed);
+        if last && pending.is_empty() && !self.stream.is_handshaking() {
+            self.stream.push_end();
+            self.stream.seal(pending, sealed);
         }
-        self.stream.take_ciphertext(&mut self.ciphertext);
-        pending.push_head(&self.ciphertext);
+    }
+
+    /// Who the peer is.
+    pub(super) fn peer(&self) -> PeerIdentity {
+        self.stream.peer()
     }
 }
 
@@ -85,19 +78,24 @@ impl Fabric {
         let plaintext = std::mem::take(&mut secure.plaintext);
         let wants_send = secure.stream.wants_send();
         lane.frame = Some(frame);
+        let ended = secure.stream.has_ended();
         lane.secure = Some(secure);
-        if wants_send {
-            lane.start_send(reactor, token(self.options.class, SEND, slot));
+        if let Err(error) = fed {
+            return self.tls_failed(reactor, slot, CloseReason::Tls(error));
         }
-        if fed.is_err() {
-            return self.lane_failed(reactor, slot, CloseReason::Tls);
-        }
+        // A lane that goes to another loop takes what TLS wants to send along: a send in flight would keep it here.
         let taken = self.take_plaintext(reactor, slot, &plaintext, handler);
         let taken = match taken {
             Ok(taken) => taken,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         };
+        if ended {
+            return self.stream_ended(reactor, slot, taken < plaintext.len());
+        }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if wants_send {
+            lane.start_send(reactor, token(self.options.class, SEND, slot));
+        }
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
         }
@@ -110,6 +108,48 @@ impl Fabric {
         if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
             self.receive_ciphertext_again(reactor, slot);
         }
+    }
+
+    /// TLS failed: the peer is told why if that may help it, then the lane ends.
+    fn tls_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase == Phase::Up {
+            return self.lane_failed(reactor, slot, reason);
+        }
+        lane.close_when_sent = Some(reason);
+        lane.start_send(reactor, token(self.options.class, SEND, slot));
+        if !lane.is_busy() {
+            self.lane_failed(reactor, slot, reason);
+        }
+    }
+
+    /// The peer has said by TLS that it will send no more.
+    fn stream_ended(&mut self, reactor: &mut Reactor, slot: Slot, midway: bool) {
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let midway = midway || lane.placing.is_some();
+        self.lane_failed(reactor, slot, if midway { CloseReason::Truncated } else { CloseReason::PeerClosed });
+    }
+
+    /// Makes a lane whose first bytes, which lie in its frame, are none of ours a TLS lane, if they may be TLS.
+    pub(super) fn try_tls<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        n: usize,
+        handler: &mut H,
+    ) -> Result<bool, CloseReason> {
+        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(false) };
+        let (Some(server), Some(first)) = (lane.tls_offered.take(), lane.frame.as_ref()) else { return Ok(false) };
+        if first.first_chunk::<HEADER_BYTES>().is_some_and(|bytes| Header::open(bytes, 0).is_ok()) {
+            return Ok(false);
+        }
+        let stream = server.accept().map_err(CloseReason::Tls)?;
+        let mut frame = reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES).ok_or(CloseReason::NoFrames)?;
+        frame[..n].copy_from_slice(&first[..n]);
+        lane.frame = Some(frame);
+        lane.secure = Some(Box::new(Secure::new(stream)));
+        self.ciphertext_came(reactor, slot, n, handler);
+        Ok(true)
     }
 
     /// Takes all that is whole from the front of `bytes`; gives how much.

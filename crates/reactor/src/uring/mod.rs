@@ -7,6 +7,7 @@
 
 mod slot;
 mod stream;
+mod zero_copy;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use io_uring::{IoUring, opcode, squeue};
 use rustix::io::Errno;
 
 use self::slot::{Kind, Slot};
+use self::zero_copy::ZeroCopy;
 use crate::blocking::Memory;
 use crate::counters::Counters;
 use crate::file::OpenFile;
@@ -34,6 +36,8 @@ use crate::workers::{Call, Done};
 const SUBMISSIONS: u32 = 1024;
 /// Completions that the kernel keeps before it has to allocate for more.
 const COMPLETIONS: u32 = 8192;
+/// How long an ending loop waits for zero-copy sends to be acknowledged; then their memory is leaked.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
 /// `user_data` of the wake-up poll and of cancellations, which no slot has.
 const DATA_WAKE: u64 = u64::MAX;
 const DATA_CANCEL: u64 = u64::MAX - 1;
@@ -60,6 +64,9 @@ struct Stream {
     receive: Option<u64>,
     send: Option<u64>,
     closing: bool,
+    zero_copy: ZeroCopy,
+    /// Slots whose memory the kernel may still read.
+    pinned: u32,
 }
 
 impl Uring {
@@ -126,6 +133,7 @@ impl Uring {
         slot.kind = kind;
         slot.progress = 0;
         slot.cancelled = false;
+        slot.pinned = 0;
         let (index, generation) = self.slots.insert(slot);
         u64::from(generation) << 32 | u64::from(index)
     }
@@ -177,15 +185,19 @@ impl Uring {
         }
     }
 
+    fn keep_spare(&mut self, slot: Box<Slot>) {
+        if self.spare.len() < 1024 {
+            self.spare.push(slot);
+        }
+    }
+
     /// Ends the operation of `data` and makes its completion ready.
     fn finish(&mut self, data: u64, result: Result<usize, Errno>, extents: Vec<crate::Extent>) {
         let Some(mut slot) = self.slots.remove(data as u32, (data >> 32) as u32) else { return };
         let mut kind = std::mem::take(&mut slot.kind);
         let token = slot.token;
         let progress = slot.progress;
-        if self.spare.len() < 1024 {
-            self.spare.push(slot);
-        }
+        self.keep_spare(slot);
         if let Kind::Receive { socket, .. } = &kind {
             self.leave(*socket, data);
         }
@@ -246,18 +258,8 @@ impl Uring {
             // The socket takes more, or is broken: trying says which.
             Kind::Send { splice: Some(_), .. } if slot.cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
             Kind::Send { splice: Some(_), .. } => self.send_more(data),
-            Kind::Send { gather, .. } => {
-                let total = gather.len();
-                slot.progress += *outcome.as_ref().unwrap_or(&0);
-                let progress = slot.progress;
-                match outcome {
-                    Ok(_) if progress == total => self.finish(data, Ok(total), Vec::new()),
-                    Ok(n) if n > 0 && !slot.cancelled => self.send_more(data),
-                    Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => self.send_more(data),
-                    Ok(_) => self.finish(data, Err(Errno::CANCELED), Vec::new()),
-                    Err(error) => self.finish(data, Err(error), Vec::new()),
-                }
-            }
+            Kind::Send { .. } => self.send_went(data, outcome, more),
+            Kind::Pinned { .. } => {}
             Kind::Accept { listener } => {
                 let listener = *listener;
                 self.accepted(data, listener, result, more);
@@ -265,6 +267,27 @@ impl Uring {
             Kind::Connect { .. } => self.connected(data, outcome),
             _ => self.file_op_went(data, outcome),
         }
+    }
+
+    /// A send has taken some bytes. `more` says that it is a zero-copy one whose memory is released later.
+    fn send_went(&mut self, data: u64, outcome: Result<usize, Errno>, more: bool) {
+        let Some(slot) = self.slot_mut(data) else { return };
+        let Kind::Send { socket, gather, .. } = &slot.kind else { return };
+        let (socket, total) = (*socket, gather.len());
+        slot.pinned += u32::from(more);
+        slot.progress += *outcome.as_ref().unwrap_or(&0);
+        let (progress, cancelled, pinned) = (slot.progress, slot.cancelled, slot.pinned > 0);
+        let result = match outcome {
+            Ok(_) if progress == total => Ok(total),
+            Ok(n) if n > 0 && !cancelled => return self.send_more(data),
+            Err(Errno::INTR | Errno::AGAIN) if !cancelled => return self.send_more(data),
+            Err(error) if zero_copy::asks_for_plain(error) && !cancelled && self.gives_up_zero_copy(socket) => {
+                return self.send_more(data);
+            }
+            Ok(_) => Err(Errno::CANCELED),
+            Err(error) => Err(error),
+        };
+        if pinned { self.finish_pinned(data, result) } else { self.finish(data, result, Vec::new()) }
     }
 
     /// A file transfer may be short without being at the end; the rest is asked for.
@@ -310,6 +333,10 @@ impl Uring {
         let mut reaped = std::mem::take(&mut self.reaped);
         reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
         for (data, result, flags) in reaped.drain(..) {
+            if io_uring::cqueue::notif(flags) {
+                self.released(data, result);
+                continue;
+            }
             self.take_completion(data, result, io_uring::cqueue::more(flags));
         }
         self.reaped = reaped;
@@ -434,13 +461,17 @@ impl Drop for Uring {
             self.push(opcode::AsyncCancel::new(data).build(), DATA_CANCEL);
         }
         let mut ended = Vec::new();
+        let patience = monotonic() + RELEASE_WAIT;
         while self.slots.len() > 0 {
-            if self.reap(&mut ended, Wait::Block).is_err() {
+            // What was sent and not acknowledged stays pinned, perhaps for as long as a peer that is gone is retried.
+            let pinned = self.slots.iter_mut().all(|(_, _, slot)| matches!(slot.kind, Kind::Pinned { .. }));
+            let wait = if pinned { Wait::Until(patience) } else { Wait::Block };
+            if self.reap(&mut ended, wait).is_err() || pinned && monotonic() >= patience {
                 break;
             }
             ended.clear();
         }
-        // Only after a failed wait: leak what the kernel may still touch, rather than free it.
+        // Leak what the kernel may still touch, rather than free it.
         for (index, generation) in self.slots.iter_mut().map(|(i, g, _)| (i, g)).collect::<Vec<_>>() {
             if let Some(slot) = self.slots.remove(index, generation) {
                 Box::leak(slot);

@@ -23,6 +23,8 @@ pub(super) struct Slot {
     /// Bytes done of a transfer.
     pub(super) progress: usize,
     pub(super) cancelled: bool,
+    /// Completions of zero-copy sends that have not said that the memory is ours again.
+    pub(super) pinned: u32,
     pub(super) message: libc::msghdr,
     pub(super) iovecs: Vec<libc::iovec>,
 }
@@ -35,6 +37,7 @@ impl Default for Slot {
             kind: Kind::Free,
             progress: 0,
             cancelled: false,
+            pinned: 0,
             message: crate::epoll::message(&iovecs),
             iovecs,
         }
@@ -54,6 +57,13 @@ pub(super) enum Kind {
         socket: Socket,
         gather: Gather,
         splice: Option<SplicedSend>,
+    },
+    /// A send that has ended for its asker, and whose memory the kernel may still read.
+    Pinned {
+        socket: Socket,
+        /// What it moved.
+        bytes: u64,
+        _memory: Gather,
     },
     Accept {
         listener: Listener,
@@ -129,7 +139,7 @@ impl Kind {
     pub(super) fn outcome(self, result: Result<usize, Errno>, extents: Vec<Extent>) -> Outcome {
         let unit = result.map(|_| ());
         match self {
-            Self::Free => Outcome::Woken,
+            Self::Free | Self::Pinned { .. } => Outcome::Woken,
             Self::Receive { into, .. } => Outcome::Received { into, result },
             Self::Send { gather, .. } => Outcome::Sent { gather, result },
             Self::Accept { .. } => Outcome::Accepted(Err(result.err().unwrap_or(Errno::CANCELED))),

@@ -9,12 +9,16 @@ use io_uring::{opcode, squeue};
 use rustix::io::Errno;
 
 use super::slot::{Kind, SocketAddress};
+use super::zero_copy::{self, ZeroCopy};
 use super::{DATA_CANCEL, Stream, Uring};
 use crate::epoll::{fill_scatter, message};
 use crate::net;
 use crate::op::{Address, Completion, File, Listener, Op, Outcome, Socket, Token};
 use crate::splice::{self, Progress, SplicedSend};
 use crate::{Gather, Scatter};
+
+/// How long a closed stream's last bytes are offered to a peer that does not take them, while they pin frames.
+const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
 impl Uring {
     pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
@@ -85,6 +89,7 @@ impl Uring {
     }
 
     pub(super) fn send_more(&mut self, data: u64) {
+        let zero_copy = self.sends_zero_copy(data);
         let Some(slot) = self.slots.get_mut(data as u32, (data >> 32) as u32) else { return };
         let Kind::Send { socket, gather, splice } = &mut slot.kind else { return };
         let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
@@ -102,7 +107,11 @@ impl Uring {
         self.os.iovecs(gather, slot.progress, &mut slot.iovecs);
         slot.message = message(&slot.iovecs);
         let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
-        let entry = opcode::SendMsg::new(fd, &raw const slot.message).flags(flags).build();
+        let entry = if zero_copy {
+            zero_copy::entry(slot, fd.0, flags)
+        } else {
+            opcode::SendMsg::new(fd, &raw const slot.message).flags(flags).build()
+        };
         self.push(entry, data);
     }
 
@@ -178,13 +187,27 @@ impl Uring {
         if stream.send == Some(data) {
             stream.send = None;
         }
-        if stream.closing && stream.receive.is_none() && stream.send.is_none() {
+        self.drop_if_unused(socket);
+    }
+
+    /// Drops a stream that is closing, once nothing of it is left.
+    pub(super) fn drop_if_unused(&mut self, socket: Socket) {
+        let Some(stream) = self.streams.get(socket.index, socket.generation) else { return };
+        if stream.closing && stream.receive.is_none() && stream.send.is_none() && stream.pinned == 0 {
             self.streams.remove(socket.index, socket.generation);
         }
     }
 
     pub(super) fn insert_stream(&mut self, fd: OwnedFd, tcp: bool) -> Socket {
-        let (index, generation) = self.streams.insert(Stream { fd, tcp, receive: None, send: None, closing: false });
+        let (index, generation) = self.streams.insert(Stream {
+            fd,
+            tcp,
+            receive: None,
+            send: None,
+            closing: false,
+            zero_copy: ZeroCopy::Worth,
+            pinned: 0,
+        });
         Socket { index, generation }
     }
 
@@ -195,7 +218,7 @@ impl Uring {
 
     pub(crate) fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
         let stream = self.streams.get(socket.index, socket.generation)?;
-        if stream.receive.is_some() || stream.send.is_some() || stream.closing {
+        if stream.receive.is_some() || stream.send.is_some() || stream.closing || stream.pinned > 0 {
             return None;
         }
         Some(self.streams.remove(socket.index, socket.generation)?.fd)
@@ -204,11 +227,13 @@ impl Uring {
     pub(crate) fn close(&mut self, socket: Socket) {
         let Some(stream) = self.streams.get_mut(socket.index, socket.generation) else { return };
         let ops = [stream.receive, stream.send];
-        if ops == [None, None] {
+        if ops == [None, None] && stream.pinned == 0 {
             self.streams.remove(socket.index, socket.generation);
             return;
         }
         stream.closing = true;
+        // What is sent and not acknowledged pins frames: a peer that does not take it must not keep them for long.
+        let _ = net::abandon_after(&stream.fd, ABANDON_AFTER);
         // Ends what is in flight, also a send that waits for room.
         let _ = rustix::net::shutdown(&stream.fd, rustix::net::Shutdown::Both);
         for data in ops.into_iter().flatten() {

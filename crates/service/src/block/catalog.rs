@@ -44,8 +44,10 @@ impl Catalog {
                 }
                 Some((old, id)) => {
                     if !Arc::ptr_eq(old, volume) {
-                        engine.resize(reactor, *id, Arc::clone(volume));
-                        changes.resized.push((*id, volume.len()));
+                        engine.succeed(reactor, *id, Arc::clone(volume));
+                        if old.len() != volume.len() {
+                            changes.resized.push((*id, volume.len()));
+                        }
                     }
                     *id
                 }
@@ -74,6 +76,11 @@ impl Catalog {
     /// The ids of all volumes on this loop.
     pub fn ids(&self) -> impl Iterator<Item = VolumeId> + '_ {
         self.entries.iter().map(|(_, id)| *id)
+    }
+
+    /// All volumes with their ids on this loop, in the order in which they were given.
+    pub fn entries(&self) -> impl Iterator<Item = (&Arc<Volume>, VolumeId)> {
+        self.entries.iter().map(|(volume, id)| (volume, *id))
     }
 
     /// All volumes, in the order in which they were given.

@@ -148,6 +148,34 @@ pub enum StoreSpec {
 }
 
 impl StoreSpec {
+    /// The store under all faults.
+    pub fn innermost(&self) -> &Self {
+        match self {
+            Self::Fault { inner, .. } => inner.innermost(),
+            other => other,
+        }
+    }
+
+    /// All faults put in, the outermost first.
+    pub fn faults(&self) -> FaultRules {
+        match self {
+            Self::Fault { inner, rules } => {
+                let mut all = rules.clone();
+                all.0.extend(inner.faults().0);
+                all
+            }
+            _ => FaultRules::default(),
+        }
+    }
+
+    /// The size of memory; `None` for other stores.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        match self.innermost() {
+            Self::Memory { bytes } => Some(*bytes),
+            _ => None,
+        }
+    }
+
     /// The files and devices that it is made of.
     pub fn paths(&self) -> Vec<&std::path::Path> {
         match self {

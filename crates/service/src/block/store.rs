@@ -62,8 +62,8 @@ impl Opener for OpenHere {
     }
 }
 
-/// An open store.
-#[derive(Debug)]
+/// An open store. A clone is over the same open files.
+#[derive(Clone, Debug)]
 pub struct Store {
     pub(super) kind: Kind,
     /// Of its files; empty when they have none.
@@ -72,7 +72,7 @@ pub struct Store {
     block_bytes: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Kind {
     Files { layout: Layout, files: Vec<Arc<OpenFile>> },
     Null,

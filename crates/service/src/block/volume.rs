@@ -32,39 +32,43 @@ pub struct Volume {
     name: String,
     options: VolumeOptions,
     store: Store,
-    shared: Arc<Shared>,
+    health: Arc<Health>,
+    rate: Option<Arc<Rate>>,
+    /// How often each rule of its faults has matched.
+    fault_matches: Arc<Vec<AtomicU64>>,
 }
 
-/// What a volume keeps when it is resized, and by which it is known to be the same.
-#[derive(Debug)]
-struct Shared {
+/// What is known of a volume's store, in any size: it is by this that a volume is the same.
+#[derive(Debug, Default)]
+struct Health {
     /// A flush failed: what it covered may be lost, and the kernel says so only once.
     flush_failed: AtomicBool,
-    /// How often each rule of its faults has matched.
-    fault_matches: Vec<AtomicU64>,
-    rate: Option<Rate>,
 }
 
 impl Volume {
     /// Names a store.
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
-        let shared = Shared {
-            flush_failed: AtomicBool::new(false),
-            fault_matches: options.faults.0.iter().map(|_| AtomicU64::new(0)).collect(),
-            rate: options.rate_bytes_per_second.map(Rate::new),
-        };
-        Self { name: name.into(), options, store, shared: Arc::new(shared) }
+        let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
+        let fault_matches = matches_of(&options);
+        Self { name: name.into(), options, store, health: Arc::default(), rate, fault_matches }
     }
 
-    /// The same volume over its store in another size.
+    /// The same volume with its store in another size, or with other options: its clients go on.
     #[must_use]
-    pub fn resized(&self, store: Store) -> Self {
-        Self { name: self.name.clone(), options: self.options.clone(), store, shared: Arc::clone(&self.shared) }
+    pub fn succeeded_by(&self, store: Store, options: VolumeOptions) -> Self {
+        let rate = if options.rate_bytes_per_second == self.options.rate_bytes_per_second {
+            self.rate.clone()
+        } else {
+            options.rate_bytes_per_second.map(Rate::new).map(Arc::new)
+        };
+        let fault_matches =
+            if options.faults == self.options.faults { Arc::clone(&self.fault_matches) } else { matches_of(&options) };
+        Self { name: self.name.clone(), options, store, health: Arc::clone(&self.health), rate, fault_matches }
     }
 
     /// Whether it is the same volume, perhaps in another size.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        Arc::ptr_eq(&self.health, &other.health)
     }
 
     /// Its name.
@@ -107,7 +111,7 @@ impl Volume {
     }
 
     pub(super) fn rate(&self) -> Option<&Rate> {
-        self.shared.rate.as_ref()
+        self.rate.as_deref()
     }
 
     /// Whether faults are put in: no path may pass the rules by then.
@@ -118,7 +122,7 @@ impl Volume {
     /// What its rules say of one request.
     pub(super) fn fault(&self, operation: Operation, offset: u64, len: u64) -> Option<Fault> {
         let mut fault: Option<Fault> = None;
-        for (rule, matches) in self.options.faults.0.iter().zip(&self.shared.fault_matches) {
+        for (rule, matches) in self.options.faults.0.iter().zip(self.fault_matches.iter()) {
             let about = match rule.operation {
                 FaultOperation::Any => true,
                 FaultOperation::Read => operation == Operation::Read,
@@ -147,10 +151,14 @@ impl Volume {
     }
 
     pub(super) fn flush_failed(&self) -> bool {
-        self.shared.flush_failed.load(Ordering::Acquire)
+        self.health.flush_failed.load(Ordering::Acquire)
     }
 
     pub(super) fn note_failed_flush(&self) {
-        self.shared.flush_failed.store(true, Ordering::Release);
+        self.health.flush_failed.store(true, Ordering::Release);
     }
+}
+
+fn matches_of(options: &VolumeOptions) -> Arc<Vec<AtomicU64>> {
+    Arc::new(options.faults.0.iter().map(|_| AtomicU64::new(0)).collect())
 }

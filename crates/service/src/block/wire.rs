@@ -135,6 +135,36 @@ pub struct ListEntry {
 }
 
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<OpenResult>() == 64 && size_of::<Resized>() == 64);
+const _: () = assert!(size_of::<ListEntry>() == 24);
+
+/// One volume of the answer to `List`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed<'a> {
+    /// Sizes and flags.
+    pub entry: ListEntry,
+    /// Its name.
+    pub name: &'a [u8],
+    /// For people.
+    pub description: &'a [u8],
+}
+
+/// Takes the answer to `List` apart. What is malformed is a `None`, and the last.
+pub fn read_list(payload: &[u8]) -> impl Iterator<Item = Option<Listed<'_>>> {
+    let mut rest = Some(payload);
+    std::iter::from_fn(move || {
+        let bytes = rest.take().filter(|bytes| !bytes.is_empty())?;
+        let listed = read_listed(bytes);
+        rest = listed.map(|(_, rest)| rest);
+        Some(listed.map(|(listed, _)| listed))
+    })
+}
+
+fn read_listed(bytes: &[u8]) -> Option<(Listed<'_>, &[u8])> {
+    let (entry, rest) = ListEntry::read_from_prefix(bytes).ok()?;
+    let (name, rest) = rest.split_at_checked(entry.name_len.get() as usize)?;
+    let (description, rest) = rest.split_at_checked(entry.description_len.get() as usize)?;
+    Some((Listed { entry, name, description }, rest))
+}
 
 /// Why a call failed, or that it did not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,6 +257,27 @@ mod tests {
             reserved: [0; 40],
         };
         assert_eq!(result.as_bytes(), golden);
+    }
+
+    #[test]
+    fn entries_of_a_list_have_these_bytes() {
+        let entry = ListEntry {
+            len: U64::new(0x0807_0605_0403_0201),
+            flags: U32::new(0x0c0b_0a09),
+            block_bytes: U32::new(0x100f_0e0d),
+            name_len: U32::new(3),
+            description_len: U32::new(2),
+        };
+        let golden: Vec<u8> = (1..=16).chain([3, 0, 0, 0, 2, 0, 0, 0]).collect();
+        assert_eq!(entry.as_bytes(), golden);
+        let mut payload = golden.clone();
+        payload.extend(b"abcde");
+        payload.extend_from_within(..);
+        let listed = Some(Listed { entry, name: b"abc", description: b"de" });
+        assert_eq!(read_list(&payload).collect::<Vec<_>>(), [listed, listed]);
+        assert_eq!(read_list(&payload[..payload.len() - 1]).collect::<Vec<_>>(), [listed, None], "cut");
+        assert_eq!(read_list(&golden[..23]).collect::<Vec<_>>(), [None]);
+        assert_eq!(read_list(&[]).count(), 0);
     }
 
     #[test]

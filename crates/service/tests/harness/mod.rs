@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use byway_fabric::tls::TlsServer;
+use byway_fabric::tls::ServerTls;
 use byway_fabric::{CloseReason, Options, Registry};
 use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
@@ -44,14 +44,14 @@ impl Running {
         options: Options,
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
-        Self::start_with(io, at, instance, (options, None), volumes)
+        Self::start_with(io, at, instance, (options, ServerTls::Off), volumes)
     }
 
     pub fn start_with(
         io: IoChoice,
         at: Option<SocketAddr>,
         instance: u64,
-        (options, tls): (Options, Option<TlsServer>),
+        (options, tls): (Options, ServerTls),
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));

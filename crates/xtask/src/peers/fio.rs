@@ -5,6 +5,7 @@ use super::cases::Case;
 use crate::process;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
 
 /// What fio says of one run.
@@ -34,6 +35,20 @@ pub fn run(case: &Case, uri: &str, seconds: u32) -> Result<Outcome> {
             .arg(format!("--runtime={seconds}")),
     )?;
     parse(&text, case.pattern).with_context(|| format!("{} at {uri}", case.name))
+}
+
+/// Random reads of a local file past the page cache.
+pub fn run_local(file: &Path, block_bytes: u32, depth: u32, seconds: u32) -> Result<Outcome> {
+    let text = process::output(
+        Command::new("fio")
+            .args(["--name=local", "--ioengine=io_uring", "--direct=1", "--rw=randread", "--time_based"])
+            .args(["--norandommap", "--randrepeat=1", "--output-format=json"])
+            .arg(format!("--filename={}", file.display()))
+            .arg(format!("--bs={block_bytes}"))
+            .arg(format!("--iodepth={depth}"))
+            .arg(format!("--runtime={seconds}")),
+    )?;
+    parse(&text, "randread")
 }
 
 fn parse(text: &str, pattern: &str) -> Result<Outcome> {

@@ -31,6 +31,10 @@ pub fn run_again_isolated() -> Result<()> {
         std::fs::write(ALLOWED, format!("{} cubic", allowed.trim()))
             .context("cannot let a namespace choose cubic; it needs root and the kernel's tcp_cubic")?;
     }
+    // An interrupt ends the measurement inside; this program stays to put the list back.
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, std::sync::Arc::default())?;
+    }
     let outcome = run_again();
     let _ = std::fs::write(ALLOWED, allowed.trim());
     outcome

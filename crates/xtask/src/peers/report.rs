@@ -160,7 +160,7 @@ fn medians_of(case: &str, samples: &[Sample]) -> Vec<Sample> {
 }
 
 /// Of an even number, the mean of the middle two; 0 of none.
-fn median(mut figures: Vec<f64>) -> f64 {
+pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
     match figures.len() {

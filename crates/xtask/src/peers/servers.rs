@@ -25,6 +25,8 @@ pub enum Kind {
     Nbdkit,
     QemuNbd,
     NbdServer,
+    /// Our own, which only answers: the client's ceiling.
+    Stub,
 }
 
 impl fmt::Display for Kind {
@@ -34,6 +36,7 @@ impl fmt::Display for Kind {
             Self::Nbdkit => "nbdkit",
             Self::QemuNbd => "qemu-nbd",
             Self::NbdServer => "nbd-server",
+            Self::Stub => "stub",
         })
     }
 }
@@ -43,6 +46,7 @@ impl Kind {
     pub fn find(self, byway: &Path) -> Option<PathBuf> {
         match self {
             Self::Byway => byway.is_file().then(|| byway.to_path_buf()),
+            Self::Stub => std::env::current_exe().ok(),
             other => process::find_program(&other.to_string()),
         }
     }
@@ -100,6 +104,7 @@ impl Server {
             Kind::Nbdkit => nbdkit(&mut command, file, &endpoint),
             Kind::QemuNbd => qemu_nbd(&mut command, file, &endpoint),
             Kind::NbdServer => command = nbd_server(program, file, folder, &endpoint)?,
+            Kind::Stub => stub(&mut command, &endpoint),
         }
         let log = folder.join(format!("{kind}-{}.log", endpoint.transport()));
         let mut process = Background::start(&mut command, &log)?;
@@ -125,6 +130,14 @@ fn byway(command: &mut Command, file: &Path, endpoint: &Endpoint) {
     match endpoint {
         Endpoint::Unix(path) => command.arg(format!("unix://{}", path.display())),
         Endpoint::Tcp(port) => command.arg(format!("tcp://127.0.0.1:{port}")),
+    };
+}
+
+fn stub(command: &mut Command, endpoint: &Endpoint) {
+    command.args(["peers", "stub"]);
+    match endpoint {
+        Endpoint::Unix(path) => command.arg("--unix").arg(path),
+        Endpoint::Tcp(port) => command.args(["--port", &port.to_string()]),
     };
 }
 

@@ -1,11 +1,13 @@
 //! A connection before it has chosen an export: moves the bytes of the handshake machine.
 
+use byway_fabric::tls::TlsServer;
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
 use byway_service::block::{Catalog, Volume};
 
 use super::Floor;
 use super::connection::{Connection, End, TAG_RECEIVE, TAG_SEND};
 use super::input::Input;
+use super::secure::Secure;
 use crate::nbd::export::{Export, Exports};
 use crate::nbd::flags::TransmissionFlags;
 use crate::nbd::handshake::{Handshake, HandshakeConfig, Negotiated, Step};
@@ -17,7 +19,12 @@ pub(super) struct Greeting {
     token: Token,
     machine: Handshake,
     input: Input,
-    out: Vec<u8>,
+    out: Gather,
+    /// What to begin TLS with, if it is offered.
+    tls: Option<TlsServer>,
+    /// STARTTLS has been granted; TLS begins when the answer has gone.
+    tls_granted: bool,
+    secure: Option<Box<Secure>>,
     receiving: bool,
     sending: bool,
     /// Operations started and not yet reported.
@@ -31,15 +38,18 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    pub(super) fn new(socket: Socket, token: Token, config: HandshakeConfig) -> Self {
-        let mut out = Vec::new();
-        let machine = Handshake::new(config, &mut out);
+    pub(super) fn new(socket: Socket, token: Token, config: HandshakeConfig, tls: Option<TlsServer>) -> Self {
+        let mut out = Gather::new();
+        let machine = out.push_head_with(|out| Handshake::new(config, out));
         Self {
             socket,
             token,
             machine,
             input: Input::default(),
             out,
+            tls,
+            tls_granted: false,
+            secure: None,
             receiving: false,
             sending: false,
             started: 0,
@@ -52,8 +62,26 @@ impl Greeting {
     pub(super) fn received(&mut self, into: &mut Scatter, n: usize) {
         self.receiving = false;
         for piece in into.drain() {
-            self.input.give(piece.frame, n);
+            match &mut self.secure {
+                Some(secure) => secure.give(piece.frame, n),
+                None => self.input.give(piece.frame, n),
+            }
         }
+    }
+
+    /// The stream ended.
+    pub(super) fn at_end_of_stream(&mut self) {
+        let went = self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up());
+        self.over = Some(went.map_or_else(End::Tls, |()| self.farewell()));
+    }
+
+    /// Why a client goes that goes in good order.
+    fn farewell(&self) -> End {
+        if self.machine.refused_plain() { End::PlainRefused } else { End::Disconnected }
+    }
+
+    pub(super) fn is_secure(&self) -> bool {
+        self.secure.is_some()
     }
 
     pub(super) fn sent(&mut self, gather: Gather) {
@@ -67,7 +95,7 @@ impl Greeting {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        !self.sending && self.out.is_empty()
+        !self.sending && self.out.is_empty() && !self.secure.as_ref().is_some_and(|secure| secure.wants_send())
     }
 
     /// Does what can be done now. Gives the connection once the export is chosen.
@@ -75,31 +103,45 @@ impl Greeting {
         if self.over.is_some() {
             return None;
         }
-        while !self.receiving && self.end.is_none() && self.chosen.is_none() && !self.sending {
-            let before = self.input.bytes().len();
-            let exports = CatalogExports(floor.catalog);
-            let (taken, step) = match self.machine.receive(self.input.bytes(), &exports, &mut self.out) {
-                Ok(went) => went,
-                Err(error) => {
-                    self.over = Some(End::Handshake(error));
-                    return None;
-                }
+        while !self.receiving && !self.sending && self.end.is_none() && self.over.is_none() && self.chosen.is_none() {
+            if self.tls_granted && self.out.is_empty() {
+                self.begin_tls();
+                continue;
+            }
+            let Some(decrypted) = self.decrypt(floor) else { break };
+            let step = if self.tls_granted || self.secure.as_ref().is_some_and(|secure| secure.is_handshaking()) {
+                Step::NeedMore
+            } else {
+                self.negotiate(floor)?
             };
-            self.input.consume(taken);
             match step {
+                Step::NeedMore if decrypted > 0 => {}
                 Step::NeedMore => {
-                    debug_assert_eq!(before, taken);
                     self.send(floor);
-                    self.receive(floor);
+                    if !self.tls_granted {
+                        self.receive(floor);
+                    }
                     break;
                 }
                 Step::Flush => self.send(floor),
-                // Not offered as long as the configuration says that TLS is off.
-                Step::StartTls | Step::Closed => self.end = Some(End::Disconnected),
+                // What came before the answer was not protected, so it must not be taken for what is.
+                Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(End::EarlyBytes),
+                Step::StartTls => self.tls_granted = true,
+                Step::Closed => self.end = Some(self.farewell()),
                 Step::Transmission(negotiated) => self.chosen = Some(negotiated),
             }
         }
+        if self.over.is_some() {
+            return None;
+        }
         self.send(floor);
+        if self.end.is_some()
+            && self.is_idle()
+            && let Some(secure) = &mut self.secure
+        {
+            secure.say_end();
+            self.send(floor);
+        }
         if self.sending || self.receiving {
             return None;
         }
@@ -110,14 +152,67 @@ impl Greeting {
         };
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
-        Some(Connection::new((self.socket, self.token, index), volume, transmission, input))
+        Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
+    }
+
+    /// Hands the input to the machine. `None` if that ended the connection.
+    fn negotiate(&mut self, floor: &Floor<'_>) -> Option<Step> {
+        let exports = CatalogExports(floor.catalog);
+        let Self { machine, input, out, .. } = self;
+        match out.push_head_with(|out| machine.receive(input.bytes(), &exports, out)) {
+            Ok((taken, step)) => {
+                self.input.consume(taken);
+                Some(step)
+            }
+            Err(error) => {
+                self.over = Some(End::Handshake(error));
+                None
+            }
+        }
+    }
+
+    fn begin_tls(&mut self) {
+        self.tls_granted = false;
+        match self.tls.as_ref().map(Secure::accept) {
+            Some(Ok(secure)) => self.secure = Some(Box::new(secure)),
+            Some(Err(error)) => self.over = Some(End::Tls(error)),
+            // Not granted without.
+            None => self.over = Some(End::Disconnected),
+        }
+    }
+
+    /// Decrypts what has come; gives how many bytes of plaintext there were. `None` if the connection is at its end.
+    fn decrypt(&mut self, floor: &Floor<'_>) -> Option<usize> {
+        let Some(secure) = &mut self.secure else { return Some(0) };
+        let was_handshaking = secure.is_handshaking();
+        let Some(went) = secure.decrypt_to(&mut self.input, floor.reactor.frames()) else {
+            self.over = Some(End::NoMemory);
+            return None;
+        };
+        match went {
+            Ok(0) if secure.has_ended() => self.end = Some(self.farewell()),
+            Ok(n) => {
+                if was_handshaking && !secure.is_handshaking() {
+                    self.machine.tls_established();
+                }
+                return Some(n);
+            }
+            // The client is told why.
+            Err(error) => self.end = Some(End::Tls(error)),
+        }
+        None
     }
 
     fn send(&mut self, floor: &mut Floor<'_>) {
-        if !self.sending && !self.out.is_empty() {
-            let mut gather = Gather::new();
-            gather.push_head(&self.out);
-            self.out.clear();
+        if self.sending {
+            return;
+        }
+        let mut gather = Gather::new();
+        match &mut self.secure {
+            Some(secure) => secure.seal(&mut self.out, &mut gather),
+            None => std::mem::swap(&mut self.out, &mut gather),
+        }
+        if !gather.is_empty() {
             self.sending = true;
             self.started += 1;
             floor.reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
@@ -125,7 +220,12 @@ impl Greeting {
     }
 
     fn receive(&mut self, floor: &mut Floor<'_>) {
-        let Some((frame, at)) = self.input.lend(floor.reactor.frames()) else {
+        let frames = floor.reactor.frames();
+        let lent = match &mut self.secure {
+            Some(secure) => secure.lend(frames),
+            None => self.input.lend(frames),
+        };
+        let Some((frame, at)) = lent else {
             self.over = Some(End::NoMemory);
             return;
         };

@@ -6,18 +6,21 @@
 mod connection;
 mod greeting;
 mod input;
+mod secure;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use byway_reactor::{Completion, Op, Outcome, Reactor, Socket, Token};
-use byway_service::block::{Catalog, Done, Engine, VolumeId};
+use byway_fabric::tls::ServerTls;
+use byway_reactor::{Completion, Errno, Op, Outcome, Reactor, Socket, Token};
+use byway_service::block::{Catalog, Done, Engine, Tag, VolumeId};
 use slab::Slab;
 
 pub use self::connection::End;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
 use self::greeting::Greeting;
-use super::handshake::HandshakeConfig;
+use super::handshake::{HandshakeConfig, TlsMode};
 use crate::limits::{CONNECTIONS_MAX, HANDSHAKE_SECONDS_MAX};
 
 /// The class of the door's tokens and tags.
@@ -26,17 +29,19 @@ pub const NBD_CLASS: u8 = 0x40;
 const TAG_TIMEOUT: u8 = 3;
 
 /// How a door serves.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct NbdOptions {
-    /// How connections are negotiated.
+    /// How connections are negotiated, but for TLS.
     pub handshake: HandshakeConfig,
+    /// Encryption, and with which certificate.
+    pub tls: ServerTls,
     /// A TCP client that is gone is noticed within about this time. A silent one is legal.
     pub keep_alive: Duration,
 }
 
 impl Default for NbdOptions {
     fn default() -> Self {
-        Self { handshake: HandshakeConfig::default(), keep_alive: Duration::from_secs(60) }
+        Self { handshake: HandshakeConfig::default(), tls: ServerTls::Off, keep_alive: Duration::from_secs(60) }
     }
 }
 
@@ -71,6 +76,7 @@ pub struct NbdDoor {
     stalled: VecDeque<usize>,
     draining: bool,
     counters: NbdCounters,
+    last_end: Option<End>,
 }
 
 struct Client {
@@ -90,7 +96,12 @@ enum Phase {
 
 impl NbdDoor {
     /// A door without connections.
-    pub fn new(options: NbdOptions) -> Self {
+    pub fn new(mut options: NbdOptions) -> Self {
+        options.handshake.tls = match options.tls {
+            ServerTls::Off => TlsMode::Off,
+            ServerTls::Optional(_) => TlsMode::Optional,
+            ServerTls::Required(_) => TlsMode::Required,
+        };
         Self {
             options,
             clients: Slab::new(),
@@ -99,6 +110,7 @@ impl NbdDoor {
             stalled: VecDeque::new(),
             draining: false,
             counters: NbdCounters::default(),
+            last_end: None,
         }
     }
 
@@ -110,6 +122,11 @@ impl NbdDoor {
     /// What the door has seen.
     pub fn counters(&self) -> NbdCounters {
         self.counters
+    }
+
+    /// Why the connection that ended last ended.
+    pub fn last_end(&self) -> Option<End> {
+        self.last_end
     }
 
     /// Serves a new stream.
@@ -125,7 +142,7 @@ impl NbdDoor {
         let entry = self.clients.vacant_entry();
         let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
         let index = entry.key();
-        let greeting = Greeting::new(socket, token, self.options.handshake);
+        let greeting = Greeting::new(socket, token, self.options.handshake, self.options.tls.server().cloned());
         entry.insert(Client {
             generation: self.generation,
             socket,
@@ -166,7 +183,7 @@ impl NbdDoor {
                     Phase::Serving(connection) => connection.sent(gather),
                 }
                 if let Err(error) = result {
-                    client.fail(End::Stream(error));
+                    client.send_failed(error);
                 }
             }
             (TAG_TIMEOUT, Outcome::TimedOut(Ok(())))
@@ -188,6 +205,12 @@ impl NbdDoor {
             connection.done(&mut self.pending, id, done.outcome);
             self.advance(floor, index);
         }
+    }
+
+    /// Who asked for a request of the door's class that the engine has not handed back yet; `None` on a unix socket.
+    pub fn peer_of(&self, reactor: &Reactor, tag: Tag) -> Option<SocketAddr> {
+        let pending = self.pending.get((tag.0 & 0x00ff_ffff_ffff_ffff) as usize)?;
+        reactor.peer_address(self.clients.get(pending.connection)?.socket)
     }
 
     /// Asks again for connections that waited for a frame: to be called after each round of completions.
@@ -260,7 +283,7 @@ impl NbdDoor {
                 self.stalled.push_back(index);
             }
             if let Some(end) = connection.end
-                && connection.is_idle()
+                && connection.is_idle(&self.pending)
             {
                 client.fail(end);
             }
@@ -273,6 +296,7 @@ impl NbdDoor {
         let Some(end) = client.end() else { return };
         if !client.closed {
             client.closed = true;
+            self.last_end = Some(end);
             floor.reactor.close(client.socket);
             floor.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
             if end.is_fault() {
@@ -301,10 +325,19 @@ impl Client {
         }
     }
 
+    /// A client that has gone need not hear TLS's end: if that was all there was to send, it ended as it should.
+    fn send_failed(&mut self, error: Errno) {
+        let end = match &self.phase {
+            Phase::Greeting(greeting) => greeting.end.filter(|_| greeting.is_secure()),
+            Phase::Serving(connection) => connection.end.filter(|_| connection.has_said_end()),
+        };
+        self.fail(end.unwrap_or(End::Stream(error)));
+    }
+
     fn at_end_of_stream(&mut self) {
         match &mut self.phase {
-            Phase::Greeting(greeting) => greeting.over = Some(End::Disconnected),
-            Phase::Serving(connection) => connection.at_end_of_stream(),
+            Phase::Greeting(greeting) => greeting.at_end_of_stream(),
+            Phase::Serving(connection) => connection.hung_up(),
         }
     }
 

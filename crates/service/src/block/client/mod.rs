@@ -1,10 +1,12 @@
 //! The native client of a volume.
 //!
 //! [`Volume`] is driven by its owner's loop: [`Volume::submit`] takes requests at any depth, [`Volume::handle`] takes
-//! completions of its token class, [`Volume::reap`] gives answers. [`BlockingVolume`] owns a loop and waits.
+//! completions of its token class, [`Volume::reap`] gives answers. [`BlockingVolume`] owns a loop and waits. [`list()`]
+//! asks a server which volumes it has.
 
 mod blocking;
 mod driver;
+mod list;
 mod machine;
 #[cfg(test)]
 mod machine_tests;
@@ -13,5 +15,6 @@ mod uri;
 
 pub use blocking::{BlockingVolume, ConnectError};
 pub use driver::{Notice, Volume, VolumeInfo, VolumeOptions};
+pub use list::{ListedVolume, list};
 pub use request::{Answer, Bounds, Done, Request, VolumeError};
 pub use uri::{UriError, VolumeUri};

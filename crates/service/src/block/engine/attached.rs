@@ -9,7 +9,7 @@ use super::{Engine, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::block::volume::Volume;
-use crate::limits::RETIRED_FILES_MAX;
+use crate::limits::RETIRED_SIZES_MAX;
 
 /// A volume on this loop.
 pub(super) struct Attached {
@@ -34,8 +34,8 @@ impl Engine {
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 
-    /// Goes on with the same volume in its new size ([`Volume::resized`]); requests in flight end as they began.
-    pub fn resize(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
+    /// Goes on with the successor of a volume ([`Volume::succeeded_by`]); requests in flight end as they began.
+    pub fn succeed(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
         let files = add_files(reactor, &volume);
         let Some(attached) = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation) else {
             return;
@@ -43,7 +43,7 @@ impl Engine {
         attached.retired.append(&mut attached.files);
         attached.files = files;
         attached.volume = volume;
-        let excess = attached.retired.len().saturating_sub(RETIRED_FILES_MAX);
+        let excess = attached.retired.len().saturating_sub(RETIRED_SIZES_MAX * attached.files.len());
         for file in attached.retired.drain(..excess) {
             reactor.remove_file(file);
         }

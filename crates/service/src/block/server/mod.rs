@@ -10,11 +10,12 @@ mod jobs;
 mod writes;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use byway_fabric::tls::TlsServer;
+use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, Handler, Options, Registry, Slot, Slots};
+use byway_fabric::{CloseReason, Fabric, FabricCounters, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Listener, Reactor};
 use byway_rpc::Inbound;
 use byway_rpc::wire::CallBody;
@@ -105,8 +106,8 @@ impl Server {
         self.fabric.accept_from(reactor, listener);
     }
 
-    /// Connections that are accepted from now on must speak TLS, or none if `None`.
-    pub fn set_tls(&mut self, tls: Option<TlsServer>) {
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls(&mut self, tls: ServerTls) {
         self.fabric.set_tls_server(tls);
     }
 
@@ -174,6 +175,27 @@ impl Server {
     /// Sessions.
     pub fn session_count(&self) -> usize {
         self.core.sessions.iter().flatten().count()
+    }
+
+    /// Who asked for a request of the server's class that the engine has not handed back yet.
+    pub fn peer_of(&self, tag: Tag) -> Option<SocketAddr> {
+        let session = match self.core.jobs.get(job_of(tag))? {
+            Job::Read(jobs::Read { call, .. }) | Job::Plain(call) | Job::Write(jobs::Write { call, .. }) => {
+                call.session
+            }
+            Job::Part { session, .. } => *session,
+        };
+        self.fabric.peer(session)
+    }
+
+    /// Clients of addresses that `admits` says no to are turned away.
+    pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
+        self.fabric.admit(admits);
+    }
+
+    /// What has come and gone.
+    pub fn counters(&self) -> FabricCounters {
+        self.fabric.counters()
     }
 
     /// Requests that were answered.

@@ -40,11 +40,13 @@ impl Connection {
         }
         let id = context.pending.vacant_key();
         let (at, len) = (read.request.offset + read.done, read.part());
-        match context.engine.read(context.reactor, self.volume, at, len, tag_of(id)) {
+        let request = Request { length: len as u64, ..read.request };
+        match self.read(context.reactor, context.engine, (at, len), tag_of(id)) {
             Ok(Step::Now(payload)) => self.push_part(payload),
             Ok(Step::Later) => {
-                read.asked = Some(id);
-                let request = Request { length: len as u64, ..read.request };
+                if let Expect::Parts(read) = &mut self.expect {
+                    read.asked = Some(id);
+                }
                 let pending = Pending { connection: self.index, request, left: 1, receiving: false, error: None };
                 self.note_pending(context, pending);
                 return false;

@@ -5,8 +5,10 @@
 //! frames of its own, piece by piece, and a piece goes to the store when all of it is there.
 
 mod long_read;
+mod secure;
 mod write;
 
+use byway_fabric::tls::TlsError;
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
 use byway_service::block::{BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, ZeroFlags};
 use slab::Slab;
@@ -14,6 +16,7 @@ use slab::Slab;
 use self::long_read::PartedRead;
 use super::NBD_CLASS;
 use super::input::Input;
+use super::secure::Secure;
 use crate::limits::{CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX};
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
@@ -42,6 +45,15 @@ pub enum End {
     /// The client broke the protocol before it had chosen an export.
     #[error("handshake: {0}")]
     Handshake(#[from] HandshakeError),
+    /// TLS failed: no certificate that both sides accept, or somebody on the way.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
+    /// The client asked for what is served over TLS only, on a connection without.
+    #[error("the client did not use TLS, which is required here; give it certificates (nbds://, tls-creds)")]
+    PlainRefused,
+    /// Plain bytes came behind STARTTLS: from a client that does not wait for the answer, or from somebody on the way.
+    #[error("plain bytes came behind STARTTLS, before TLS had begun; somebody on the way may have put them there")]
+    EarlyBytes,
     /// The client took too long for its handshake.
     #[error("the handshake took too long")]
     Slow,
@@ -140,6 +152,8 @@ pub(super) struct Connection {
     transmission: Transmission,
     replies: Replies,
     input: Input,
+    /// TLS, if the connection has it: then `input` holds plaintext.
+    secure: Option<Box<Secure>>,
     expect: Expect,
     /// Replies that wait for the send in flight.
     out: Gather,
@@ -164,7 +178,7 @@ impl Connection {
         (socket, token, index): (Socket, Token, usize),
         volume: VolumeId,
         transmission: Transmission,
-        input: Input,
+        (input, secure): (Input, Option<Box<Secure>>),
     ) -> Self {
         Self {
             socket,
@@ -174,6 +188,7 @@ impl Connection {
             replies: Replies::new(*transmission.rules()),
             transmission,
             input,
+            secure,
             expect: Expect::Header,
             out: Gather::new(),
             spare: Gather::new(),
@@ -192,9 +207,17 @@ impl Connection {
         self.volume
     }
 
-    /// Whether every reply has gone.
-    pub(super) fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.out.is_empty() && !self.sending
+    /// Whether every reply has gone that there will be, once nothing more is read: a write of which a part has come has
+    /// none.
+    pub(super) fn is_idle(&self, pending: &Slab<Pending>) -> bool {
+        let half_here = match self.expect {
+            Expect::Payload(Incoming { pending: id, .. }) | Expect::Drain { then: Answer::Pending(id), .. } => {
+                usize::from(pending[id].left == 0)
+            }
+            _ => 0,
+        };
+        let answered = self.in_flight == half_here && self.out.is_empty();
+        answered && !self.sending && !self.secure.as_ref().is_some_and(|secure| secure.wants_send())
     }
 
     /// Requests at the store, whose ends have to find this connection.
@@ -205,6 +228,10 @@ impl Connection {
     /// Takes the end of a receive.
     pub(super) fn received(&mut self, into: &mut Scatter, n: usize) {
         self.receiving = false;
+        if let Some(secure) = &mut self.secure {
+            into.drain().for_each(|piece| secure.give(piece.frame, n));
+            return;
+        }
         let mut n = n;
         for piece in into.drain() {
             let part = n.min(piece.len);
@@ -220,7 +247,7 @@ impl Connection {
     }
 
     /// The stream ended: orderly, if nothing was begun.
-    pub(super) fn at_end_of_stream(&mut self) {
+    fn at_end_of_stream(&mut self) {
         let between = matches!(self.expect, Expect::Header) && self.input.bytes().is_empty();
         self.end.get_or_insert(if between { End::Disconnected } else { End::Truncated });
     }
@@ -239,9 +266,18 @@ impl Connection {
             return;
         }
         self.batch = (0, 0);
-        while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
+        loop {
+            while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
+            if self.is_full() || !self.decrypt(context.reactor.frames()) {
+                break;
+            }
+        }
         context.reactor.note_requests(self.batch.0, self.batch.1);
+        if self.over.is_some() {
+            return;
+        }
         self.send(context.reactor);
+        self.say_end(context);
         let in_parts = matches!(self.expect, Expect::Parts(_));
         if self.end.is_none() && !self.receiving && !self.stalled && !in_parts && !self.is_full() {
             self.receive(context.reactor);
@@ -326,9 +362,10 @@ impl Connection {
         let range = (request.offset, request.length);
         let durable = request.flags.has(CommandFlags::FUA);
         match request.command {
-            Command::Read => Ok(engine
-                .read(reactor, volume, request.offset, request.length as usize, tag)?
-                .map(|payload| Outcome::Read(Ok(payload)))),
+            Command::Read => {
+                let range = (request.offset, request.length as usize);
+                Ok(self.read(reactor, engine, range, tag)?.map(|payload| Outcome::Read(Ok(payload))))
+            }
             Command::BlockStatus => {
                 let count_max = if request.flags.has(CommandFlags::REQ_ONE) { 1 } else { usize::MAX };
                 let step = engine.extents(reactor, volume, range, count_max, tag)?;
@@ -415,11 +452,19 @@ impl Connection {
     }
 
     fn send(&mut self, reactor: &mut Reactor) {
-        if self.sending || self.out.is_empty() {
+        if self.sending {
+            return;
+        }
+        let mut gather = std::mem::take(&mut self.spare);
+        match &mut self.secure {
+            Some(secure) => secure.seal(&mut self.out, &mut gather),
+            None => std::mem::swap(&mut self.out, &mut gather),
+        }
+        if gather.is_empty() {
+            self.spare = gather;
             return;
         }
         self.sending = true;
-        let gather = std::mem::replace(&mut self.out, std::mem::take(&mut self.spare));
         reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
     }
 }

@@ -57,7 +57,8 @@ impl Connection {
         let Expect::Payload(incoming) = &mut self.expect else { return false };
         if incoming.piece.is_none() {
             let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
-            if self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
+            let plain = self.secure.is_none();
+            if plain && self.input.bytes().is_empty() && !context.pending[incoming.pending].durable() {
                 let Context { reactor, engine, .. } = context;
                 let n = engine.receive_into(reactor, self.volume, self.socket, incoming.offset, left);
                 if n > 0 {
@@ -69,7 +70,11 @@ impl Connection {
                     return true;
                 }
             }
-            let len = context.engine.write_piece_len(self.volume, incoming.offset, left);
+            let len = if plain {
+                context.engine.write_piece_len(self.volume, incoming.offset, left)
+            } else {
+                context.engine.write_run_len(self.volume, incoming.offset, left)
+            };
             let Some(frame) = context.reactor.frames().alloc(len) else {
                 self.stalled = true;
                 return false;
@@ -157,6 +162,9 @@ impl Connection {
 
     /// Receives: the rest of a payload piece into its frame, with what follows it into the input; else the input alone.
     pub(super) fn receive(&mut self, reactor: &mut Reactor) {
+        if self.secure.is_some() {
+            return self.receive_ciphertext(reactor);
+        }
         let mut into = Scatter::new();
         let mut min = 1;
         let mut ends_payload = true;

@@ -1,0 +1,236 @@
+//! The control socket of a node, and `byway ctl`, which talks to it: a line of JSON each way.
+//!
+//! The socket belongs to whoever started the node, and only they may connect (mode 0600).
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use byway_door::http::{DoorSnapshot, Report, VolumeSnapshot};
+use byway_reactor::Address;
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::limits::CONTROL_REQUEST_BYTES_MAX;
+use crate::reload::Summary;
+
+/// Where the control socket of a system service is.
+pub const DEFAULT_SOCKET: &str = "/run/byway/ctl.sock";
+
+/// How long a connection may take to say what it wants.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long `byway ctl` waits: a reload opens files, perhaps on slow disks.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The arguments of `byway ctl`.
+#[derive(Args, Debug)]
+pub struct ControlArguments {
+    /// The node's control socket, as given to `byway serve --ctl`
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
+    pub socket: PathBuf,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to ask for.
+    #[command(subcommand)]
+    pub command: ControlCommand,
+}
+
+/// What a node can be asked for.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum ControlCommand {
+    /// Read the configuration again: volumes are added, dropped and resized, certificates and --allow replaced; all of
+    /// it or nothing
+    Reload,
+    /// Say what is served, and to how many
+    Status,
+}
+
+/// A request, as it travels.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    Reload,
+    Status,
+}
+
+/// An answer, as it travels.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Reloaded(Summary),
+    Status(Status),
+    Failed(String),
+}
+
+/// How a node is.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Why it does not serve; `None`: it does.
+    pub not_ready: Option<String>,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Its doors.
+    pub doors: Vec<DoorSnapshot>,
+    /// Its volumes.
+    pub volumes: Vec<VolumeSnapshot>,
+}
+
+/// Somebody wants a reload, and waits for what comes of it.
+pub type ReloadRequest = Sender<Result<Summary, String>>;
+
+/// Opens the socket and answers on a thread of its own until the process ends. Reloads are handed to `reload`.
+///
+/// # Errors
+/// The kernel's.
+pub fn open(
+    path: &Path,
+    report: Arc<dyn Report>,
+    reload: impl Fn(ReloadRequest) + Send + 'static,
+) -> std::io::Result<()> {
+    // Nobody else may connect, at no moment.
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = byway_reactor::listen(&Address::Unix(path.to_owned()));
+    rustix::process::umask(before);
+    let listener = UnixListener::from(bound?.0);
+    listener.set_nonblocking(false)?;
+    let serve = move || {
+        for stream in listener.incoming() {
+            let served = stream.and_then(|stream| serve_one(&stream, &*report, &reload));
+            if let Err(error) = served {
+                tracing::warn!(%error, "a request on the control socket was not answered");
+            }
+        }
+    };
+    std::thread::Builder::new().name("byway-ctl".to_owned()).spawn(serve)?;
+    Ok(())
+}
+
+fn serve_one(stream: &UnixStream, report: &dyn Report, reload: &impl Fn(ReloadRequest)) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIME_MAX))?;
+    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(CONTROL_REQUEST_BYTES_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Err(error) => Answer::Failed(format!("no request of this version of byway: {error}")),
+        Ok(Request::Status) => {
+            let now = report.snapshot();
+            Answer::Status(Status {
+                not_ready: now.not_ready,
+                uptime_seconds: now.uptime_seconds,
+                doors: now.doors,
+                volumes: now.volumes,
+            })
+        }
+        Ok(Request::Reload) => {
+            let (sender, receiver) = channel();
+            reload(sender);
+            match receiver.recv() {
+                Ok(Ok(summary)) => Answer::Reloaded(summary),
+                Ok(Err(reason)) => Answer::Failed(reason),
+                Err(_) => Answer::Failed("the node is shutting down".to_owned()),
+            }
+        }
+    };
+    let mut bytes = serde_json::to_vec(&answer)?;
+    bytes.push(b'\n');
+    let mut stream = stream;
+    stream.write_all(&bytes)
+}
+
+/// Why `byway ctl` could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody answers.
+    #[error("{}: {source}; is the node running, with --ctl and this path, and are you its owner?", path.display())]
+    Connect {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The node answers something else.
+    #[error("the node's answer is not understood ({0}); is it the same version of byway?")]
+    Answer(#[from] serde_json::Error),
+    /// The node says no.
+    #[error("{0}")]
+    Refused(String),
+    /// Standard output is gone.
+    #[error("cannot print: {0}")]
+    Print(std::io::Error),
+}
+
+/// Runs `byway ctl`.
+///
+/// # Errors
+/// See [`ControlError`].
+pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
+    let answer = ask(&arguments.socket, arguments.command)?;
+    let mut out = std::io::stdout().lock();
+    let printed = match answer {
+        Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
+        Answer::Reloaded(summary) if arguments.json => writeln!(out, "{}", serde_json::to_string(&summary)?),
+        Answer::Status(status) if arguments.json => writeln!(out, "{}", serde_json::to_string(&status)?),
+        Answer::Reloaded(summary) => print_summary(&mut out, &summary),
+        Answer::Status(status) => print_status(&mut out, &status),
+    };
+    printed.map_err(ControlError::Print)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(path: &Path, command: ControlCommand) -> Result<Answer, ControlError> {
+    let failed = |source| ControlError::Connect { path: path.to_owned(), source };
+    let mut stream = UnixStream::connect(path).map_err(failed)?;
+    stream.set_read_timeout(Some(ANSWER_TIME_MAX)).map_err(failed)?;
+    let request = match command {
+        ControlCommand::Reload => Request::Reload,
+        ControlCommand::Status => Request::Status,
+    };
+    let mut line = serde_json::to_vec(&request)?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(failed)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(failed)?;
+    Ok(serde_json::from_str(&answer)?)
+}
+
+fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()> {
+    let parts = [
+        ("added", &summary.added),
+        ("dropped", &summary.dropped),
+        ("resized", &summary.resized),
+        ("changed", &summary.changed),
+    ];
+    if parts.iter().all(|(_, names)| names.is_empty()) {
+        return writeln!(out, "no volume has changed");
+    }
+    for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
+        writeln!(out, "{what}: {}", names.join(", "))?;
+    }
+    Ok(())
+}
+
+fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
+    let state = status.not_ready.as_deref().unwrap_or("serving");
+    writeln!(out, "{state}, for {} s", status.uptime_seconds)?;
+    for door in &status.doors {
+        let DoorSnapshot { name, connections, accepted, refused, misbehaved } = door;
+        writeln!(
+            out,
+            "door {name}: {connections} connections; {accepted} so far, {refused} refused, {misbehaved} ended by a fault"
+        )?;
+    }
+    for volume in &status.volumes {
+        let VolumeSnapshot { name, bytes, reads, writes, flushes, errors, in_flight, .. } = volume;
+        writeln!(
+            out,
+            "volume {name}: {bytes} bytes; {reads} reads, {writes} writes, {flushes} flushes, {errors} errors, \
+             {in_flight} in flight"
+        )?;
+    }
+    Ok(())
+}

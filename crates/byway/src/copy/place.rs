@@ -1,0 +1,324 @@
+//! What a person names as source or destination, opened as an endpoint.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use byway_reactor::Reactor;
+use byway_service::block::client::{Answer, Request};
+
+use super::endpoint::Endpoint;
+use super::file::FileEndpoint;
+use super::remote::RemoteEndpoint;
+use crate::limits::{COPY_UNFLUSHED_BYTES_MAX, RESUME_NAME_CHARS_MAX};
+use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, RemoteUriError};
+use crate::tls::ClientTlsArguments;
+
+/// The source's token class, and the destination's.
+const SOURCE_CLASS: u8 = 0x30;
+const DESTINATION_CLASS: u8 = 0x31;
+
+/// A file, a block device, or a volume of another machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A path.
+    Path(PathBuf),
+    /// A volume.
+    Remote(RemoteUri),
+}
+
+impl Place {
+    /// Reads a name: what has the form of a URI is one, all else is a path (`./a://b` is a path).
+    ///
+    /// # Errors
+    /// A URI that names no volume.
+    pub fn parse(text: OsString) -> Result<Self, RemoteUriError> {
+        match text.to_str().filter(|text| RemoteUri::is_uri(text)) {
+            Some(uri) => uri.parse().map(Self::Remote),
+            None => Ok(Self::Path(text.into())),
+        }
+    }
+
+    /// Where a copy to it writes down what is done: beside a file, or for a volume in `state`.
+    pub(super) fn resume_path(&self, state: &Path) -> PathBuf {
+        match self {
+            Self::Path(path) => {
+                let mut path = path.as_os_str().to_owned();
+                path.push(".byway-resume");
+                path.into()
+            }
+            Self::Remote(uri) => {
+                let text = uri.to_string();
+                let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+                let name: String = text.chars().map(plain).take(RESUME_NAME_CHARS_MAX).collect();
+                // Two names that differ only in what was replaced or cut are two files.
+                state.join(format!("copy-{name}-{:08x}.byway-resume", crc32c::crc32c(text.as_bytes())))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Remote(uri) => uri.fmt(f),
+        }
+    }
+}
+
+/// Why a place cannot be opened. Says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// A path that cannot be read.
+    #[error("{}: {source}; name a file or block device that can be read", path.display())]
+    Source {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A path that cannot be written.
+    #[error("{}: {source}; name a file or block device that can be written and is large enough", path.display())]
+    Destination {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A volume.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// Writes would be refused.
+    #[error("{0} is read-only; name another destination, or serve it without `ro`")]
+    ReadOnly(String),
+    /// Too small.
+    #[error("{place} has {bytes} bytes, and {wanted} are to be copied; make it larger, or name another")]
+    Small {
+        /// Which.
+        place: String,
+        /// Its size.
+        bytes: u64,
+        /// The source's.
+        wanted: u64,
+    },
+    /// The end cannot be written.
+    #[error(
+        "{place} takes only multiples of {block_bytes} bytes, and the source has {bytes}; make the source's size a multiple"
+    )]
+    Block {
+        /// Which.
+        place: String,
+        /// Its block.
+        block_bytes: u32,
+        /// The source's size.
+        bytes: u64,
+    },
+}
+
+/// An opened end of a copy.
+pub(super) enum Opened {
+    File(Box<FileEndpoint>),
+    Remote(Box<RemoteEndpoint>),
+}
+
+impl Opened {
+    pub(super) fn endpoint(&mut self) -> &mut dyn Endpoint {
+        match self {
+            Self::File(file) => &mut **file,
+            Self::Remote(remote) => &mut **remote,
+        }
+    }
+
+    /// The volume, once the copy is over.
+    pub(super) fn into_remote(self) -> Option<Remote> {
+        match self {
+            Self::File(_) => None,
+            Self::Remote(remote) => Some(remote.into_remote()),
+        }
+    }
+}
+
+/// A destination that was looked at, before anything is changed.
+pub(super) enum Found {
+    Path { occupied: bool },
+    Remote { remote: Box<Remote>, info: RemoteInfo, occupied: bool },
+}
+
+impl Found {
+    /// Whether something would be lost.
+    pub(super) fn is_occupied(&self) -> bool {
+        match self {
+            Self::Path { occupied } | Self::Remote { occupied, .. } => *occupied,
+        }
+    }
+}
+
+/// How volumes are reached: streams for payloads, certificates.
+#[derive(Clone, Copy)]
+pub(super) struct Reach<'a> {
+    pub(super) connections: usize,
+    pub(super) tls: &'a ClientTlsArguments,
+}
+
+/// Connects to a volume; `others` are volumes of the same loop.
+fn connect(
+    reactor: &mut Reactor,
+    uri: &RemoteUri,
+    (class, read_only): (u8, bool),
+    Reach { connections, tls }: Reach<'_>,
+    other: Option<&mut Remote>,
+) -> Result<(Remote, RemoteInfo), RemoteError> {
+    let unflushed_bytes_max = COPY_UNFLUSHED_BYTES_MAX;
+    let options = RemoteOptions { class, connections, read_only, tls, unflushed_bytes_max };
+    let mut remote = Remote::connect(reactor, uri, options)?;
+    let mut all = vec![&mut remote];
+    all.extend(other);
+    remote::open(reactor, &mut all)?;
+    let info = remote.info().ok_or_else(|| RemoteError::Silent(uri.to_string()))?;
+    Ok((remote, info))
+}
+
+/// Opens what is copied from.
+pub(super) fn open_source(reactor: &mut Reactor, place: &Place, reach: Reach<'_>) -> Result<Opened, PlaceError> {
+    match place {
+        Place::Path(path) => FileEndpoint::source(reactor, path, SOURCE_CLASS)
+            .map(|file| Opened::File(Box::new(file)))
+            .map_err(|source| PlaceError::Source { path: path.clone(), source }),
+        Place::Remote(uri) => {
+            let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, true), reach, None)?;
+            Ok(Opened::Remote(Box::new(RemoteEndpoint::new(remote, info, false))))
+        }
+    }
+}
+
+/// Looks at what is copied to; `None` if it is the source itself.
+pub(super) fn find_destination(
+    reactor: &mut Reactor,
+    place: &Place,
+    (from, source): (&Place, &mut Opened),
+    reach: Reach<'_>,
+) -> Result<Option<Found>, PlaceError> {
+    let bytes = source.endpoint().bytes();
+    match place {
+        Place::Path(path) => {
+            let failed = |source| PlaceError::Destination { path: path.clone(), source };
+            Ok(is_occupied(from, path).map_err(failed)?.map(|occupied| Found::Path { occupied }))
+        }
+        Place::Remote(_) if place == from => Ok(None),
+        Place::Remote(uri) => {
+            let other = match source {
+                Opened::File(_) => None,
+                Opened::Remote(remote) => Some(remote.remote()),
+            };
+            let mut other = other;
+            let how = (DESTINATION_CLASS, false);
+            let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
+            fits(place, &info, bytes)?;
+            let occupied = !is_blank(reactor, &mut remote, other, &info)?;
+            Ok(Some(Found::Remote { remote: Box::new(remote), info, occupied }))
+        }
+    }
+}
+
+fn fits(place: &Place, info: &RemoteInfo, bytes: u64) -> Result<(), PlaceError> {
+    let place = || place.to_string();
+    if info.read_only {
+        return Err(PlaceError::ReadOnly(place()));
+    }
+    if info.bytes < bytes {
+        return Err(PlaceError::Small { place: place(), bytes: info.bytes, wanted: bytes });
+    }
+    if !bytes.is_multiple_of(info.block_bytes.into()) {
+        return Err(PlaceError::Block { place: place(), block_bytes: info.block_bytes, bytes });
+    }
+    Ok(())
+}
+
+/// Whether a volume reads as zeroes from end to end, as far as its server tells.
+fn is_blank(
+    reactor: &mut Reactor,
+    remote: &mut Remote,
+    other: Option<&mut Remote>,
+    info: &RemoteInfo,
+) -> Result<bool, RemoteError> {
+    if !info.has_extents {
+        return Ok(false);
+    }
+    let mut all = vec![remote];
+    all.extend(other);
+    let mut offset = 0;
+    while offset < info.bytes {
+        let request = Request::Extents { offset, len: info.bytes - offset };
+        let Answer::Extents(extents) = remote::ask(reactor, &mut all, request)? else { return Ok(false) };
+        let len: u64 = extents.iter().map(|extent| extent.len).sum();
+        if len == 0 || !extents.iter().all(|extent| extent.hole) {
+            return Ok(false);
+        }
+        offset += len;
+    }
+    Ok(true)
+}
+
+/// Opens what is copied to. With `keep` its contents stay: the copy goes on.
+pub(super) fn open_destination(
+    reactor: &mut Reactor,
+    place: &Place,
+    found: Found,
+    (bytes, keep): (u64, bool),
+) -> Result<Opened, PlaceError> {
+    match (place, found) {
+        (_, Found::Remote { remote, info, occupied }) => {
+            Ok(Opened::Remote(Box::new(RemoteEndpoint::new(*remote, info, !occupied))))
+        }
+        (Place::Path(path), Found::Path { .. }) => {
+            let failed = |source| PlaceError::Destination { path: path.clone(), source };
+            let file = FileEndpoint::destination(reactor, path, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
+            Ok(Opened::File(Box::new(file)))
+        }
+        (Place::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
+    }
+}
+
+/// Whether something would be lost at a path; `None` if it is the source itself.
+fn is_occupied(from: &Place, to: &Path) -> io::Result<Option<bool>> {
+    let there = match std::fs::metadata(to) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(false)),
+        there => there?,
+    };
+    let device = there.file_type().is_block_device();
+    if let Place::Path(from) = from {
+        let here = std::fs::metadata(from)?;
+        let same = (here.dev(), here.ino()) == (there.dev(), there.ino())
+            || device && here.file_type().is_block_device() && here.rdev() == there.rdev();
+        if same {
+            return Ok(None);
+        }
+    }
+    Ok(Some(device || there.len() > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_looks_like_a_uri_is_none_other() {
+        assert_eq!(Place::parse("a/b".into()).unwrap(), Place::Path("a/b".into()));
+        assert_eq!(Place::parse("./nbd://x".into()).unwrap(), Place::Path("./nbd://x".into()));
+        assert!(matches!(Place::parse("nbd://h/x".into()), Ok(Place::Remote(RemoteUri::Nbd(_)))));
+        assert!(matches!(Place::parse("byway://h/x".into()), Ok(Place::Remote(RemoteUri::Native(_)))));
+        assert!(Place::parse("ftp://h/x".into()).is_err());
+    }
+
+    #[test]
+    fn volumes_that_are_alike_have_resume_files_that_are_not() {
+        let at = |text: &str| Place::parse(text.into()).unwrap().resume_path(Path::new("/s"));
+        assert_eq!(at("/a/b"), Path::new("/a/b.byway-resume"));
+        assert_ne!(at("nbd://h/a_b"), at("nbd://h/a%20b"));
+        let long = at(&format!("nbd://h/{}", "x".repeat(4000)));
+        assert!(long.file_name().unwrap().len() <= 255 && long.parent() == Some(Path::new("/s")));
+    }
+}

@@ -1,0 +1,304 @@
+//! `byway ls` and `byway info`: what a server has, and what one volume is.
+
+use std::io::Write;
+
+use byway_door::nbd::client as nbd;
+use byway_reactor::{IoChoice, Reactor};
+use byway_service::block::client as native;
+use byway_service::block::client::{Answer, ListedVolume, Request};
+use clap::Args;
+use serde::Serialize;
+
+use crate::config::parse_io;
+use crate::limits::INFO_EXTENTS_MAX;
+use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, nbd_flags};
+use crate::tls::ClientTlsArguments;
+use crate::units::show_size;
+
+/// The class of the tokens of the one client here.
+const CLASS: u8 = 0x30;
+/// Memory of the loop.
+const FRAME_BYTES: usize = 8 << 20;
+
+/// The flags of `byway ls`.
+#[derive(Args, Debug)]
+pub struct LsArguments {
+    /// The server: byway://HOST[:PORT], nbd://HOST[:PORT] or nbd+unix:///?socket=PATH
+    pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
+    /// What the event loop stands on: auto, uring or epoll
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    pub io: IoChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The flags of `byway info`.
+#[derive(Args, Debug)]
+pub struct InfoArguments {
+    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
+    pub uri: RemoteUri,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
+    /// What the event loop stands on: auto, uring or epoll
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    pub io: IoChoice,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Why there is nothing to see.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The server.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// A whole server is listed.
+    #[error("{0} names a volume; leave its name out to list the server, or see byway info {0}")]
+    OneVolume(String),
+    /// Standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// A volume of a list.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Entry {
+    name: String,
+    uri: String,
+    /// Not told by servers that keep it to themselves until the export is opened.
+    size_bytes: Option<u64>,
+    block_bytes: Option<u32>,
+    flags: Vec<&'static str>,
+    description: String,
+}
+
+/// What one volume is.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Description {
+    uri: String,
+    size_bytes: u64,
+    block_bytes: u32,
+    request_bytes_max: u32,
+    flags: Vec<&'static str>,
+    description: String,
+    contents: Option<Contents>,
+}
+
+/// How much of a volume is data, as its server tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Contents {
+    data_bytes: u64,
+    zero_bytes: u64,
+    extents: u64,
+    /// False: there were more extents than were counted.
+    complete: bool,
+}
+
+/// Lists a server.
+///
+/// # Errors
+/// See [`InspectError`].
+pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
+    let uri = &arguments.uri;
+    if uri.volume().is_some_and(|name| !name.is_empty()) {
+        return Err(InspectError::OneVolume(uri.to_string()));
+    }
+    arguments.tls.check(uri.wants_tls()).map_err(RemoteError::from)?;
+    let reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
+    let entries = list(reactor, uri, &arguments.tls)?;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::json!(entries))?;
+    } else {
+        write_table(&mut out, &entries)?;
+    }
+    Ok(())
+}
+
+fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<Vec<Entry>, InspectError> {
+    let address = uri.resolve().map_err(RemoteError::from)?;
+    let tls = uri.wants_tls().then(|| tls.client(uri.host())).transpose().map_err(RemoteError::from)?;
+    let named = |name: &str| uri.with_volume(name).map_or_else(|_| name.to_owned(), |uri| uri.to_string());
+    Ok(match uri {
+        RemoteUri::Native(_) => {
+            let failed = |source| RemoteError::Native { uri: uri.to_string(), source };
+            let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), tls).map_err(failed)?;
+            listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect()
+        }
+        RemoteUri::Nbd(_) => {
+            let failed = |source| RemoteError::Nbd { uri: uri.to_string(), source };
+            let listed = nbd::list(reactor, address, CLASS).map_err(failed)?;
+            listed.into_iter().map(|export| nbd_entry(named(&export.name), export)).collect()
+        }
+    })
+}
+
+fn native_entry(uri: String, volume: ListedVolume) -> Entry {
+    let words = [(volume.read_only, "read-only"), (volume.volatile, "volatile"), (volume.tls_required, "tls-required")];
+    Entry {
+        uri,
+        size_bytes: Some(volume.len),
+        block_bytes: Some(volume.block_bytes),
+        flags: words.into_iter().filter_map(|(set, word)| set.then_some(word)).collect(),
+        description: volume.description,
+        name: volume.name,
+    }
+}
+
+fn nbd_entry(uri: String, export: nbd::ListedExport) -> Entry {
+    let rules = export.session.as_ref().map(|session| session.rules);
+    let told = export.session.map(|session| session.description).unwrap_or_default();
+    Entry {
+        uri,
+        size_bytes: rules.map(|rules| rules.size_bytes),
+        block_bytes: rules.map(|rules| rules.block.minimum),
+        flags: rules.map(|rules| nbd_flags(rules.flags)).unwrap_or_default(),
+        description: if export.description.is_empty() { told } else { export.description },
+        name: export.name,
+    }
+}
+
+fn write_table(out: &mut impl Write, entries: &[Entry]) -> std::io::Result<()> {
+    let mut rows = vec![["NAME", "SIZE", "BLOCK", "FLAGS", "DESCRIPTION"].map(str::to_owned)];
+    rows.extend(entries.iter().map(|entry| {
+        let name = if entry.name.is_empty() { "(default)" } else { &entry.name };
+        let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "?".to_owned());
+        [
+            printable(name),
+            or_unknown(entry.size_bytes.map(show_size)),
+            or_unknown(entry.block_bytes.map(|bytes| bytes.to_string())),
+            if entry.flags.is_empty() { "-".to_owned() } else { entry.flags.join(",") },
+            printable(&entry.description),
+        ]
+    }));
+    let widths =
+        [0, 1, 2, 3].map(|column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    for row in &rows {
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        writeln!(out, "{}", format!("{}  {}", cells.join("  "), row[4]).trim_end())?;
+    }
+    Ok(())
+}
+
+/// A server's words for a terminal: nothing that would move its cursor.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Describes a volume.
+///
+/// # Errors
+/// See [`InspectError`].
+pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
+    let mut reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
+    // A node tells whoever says that nothing will be written that nothing can be: then that flag would say nothing.
+    let tls = &arguments.tls;
+    tls.check(arguments.uri.wants_tls()).map_err(RemoteError::from)?;
+    let options = RemoteOptions { class: CLASS, connections: 1, read_only: false, tls, unflushed_bytes_max: 1 << 20 };
+    let mut remote = Remote::connect(&mut reactor, &arguments.uri, options)?;
+    remote::open(&mut reactor, &mut [&mut remote])?;
+    let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.to_string()))?;
+    let contents = if info.has_extents { Some(contents(&mut reactor, &mut remote, &info)?) } else { None };
+    remote::close(&mut reactor, &mut [&mut remote]);
+    let mut described = Description {
+        uri: arguments.uri.to_string(),
+        size_bytes: info.bytes,
+        block_bytes: info.block_bytes,
+        request_bytes_max: info.request_bytes_max,
+        flags: info.flags,
+        description: info.description,
+        contents,
+    };
+    if let (RemoteUri::Native(_), Some(name)) = (&arguments.uri, arguments.uri.volume()) {
+        // Opening does not tell the description; the list does.
+        let listed = list(reactor, &arguments.uri, &arguments.tls)?.into_iter().find(|entry| entry.name == name);
+        described.description = listed.map(|entry| entry.description).unwrap_or_default();
+    }
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::json!(described))?;
+    } else {
+        write_description(&mut out, &described)?;
+    }
+    Ok(())
+}
+
+fn contents(reactor: &mut Reactor, remote: &mut Remote, info: &RemoteInfo) -> Result<Contents, RemoteError> {
+    let mut contents = Contents::default();
+    let (mut offset, mut last_hole) = (0, None);
+    while offset < info.bytes && contents.extents < INFO_EXTENTS_MAX {
+        let request = Request::Extents { offset, len: info.bytes - offset };
+        let Answer::Extents(extents) = remote::ask(reactor, &mut [&mut *remote], request)? else { break };
+        let before = offset;
+        for extent in extents {
+            let bytes = if extent.hole { &mut contents.zero_bytes } else { &mut contents.data_bytes };
+            *bytes += extent.len;
+            offset += extent.len;
+            // A server may cut an extent in two between two answers.
+            contents.extents += u64::from(last_hole != Some(extent.hole));
+            last_hole = Some(extent.hole);
+        }
+        if offset == before {
+            break;
+        }
+    }
+    contents.complete = offset >= info.bytes;
+    Ok(contents)
+}
+
+fn write_description(out: &mut impl Write, described: &Description) -> std::io::Result<()> {
+    let size = |bytes: u64| format!("{} ({bytes} bytes)", show_size(bytes));
+    writeln!(out, "{}", described.uri)?;
+    writeln!(out, "  size         {}", size(described.size_bytes))?;
+    writeln!(
+        out,
+        "  block        {} bytes, requests up to {}",
+        described.block_bytes,
+        show_size(described.request_bytes_max.into())
+    )?;
+    let flags = if described.flags.is_empty() { "none".to_owned() } else { described.flags.join(", ") };
+    writeln!(out, "  flags        {flags}")?;
+    match described.contents {
+        Some(Contents { data_bytes, zero_bytes, extents, complete }) => {
+            let more = if complete { "" } else { " at least" };
+            writeln!(out, "  data        {more} {}", size(data_bytes))?;
+            writeln!(out, "  zeroes      {more} {}", size(zero_bytes))?;
+            writeln!(out, "  extents     {more} {extents}")?;
+        }
+        None => writeln!(out, "  data         not told by the server")?,
+    }
+    if !described.description.is_empty() {
+        writeln!(out, "  description  {}", printable(&described.description))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_aligned_and_harmless() {
+        let entry = |name: &str, size_bytes, flags| Entry {
+            name: name.to_owned(),
+            uri: String::new(),
+            size_bytes,
+            block_bytes: size_bytes.map(|_| 512),
+            flags,
+            description: "a\x1b[2J".to_owned(),
+        };
+        let entries = [entry("disk", Some(1 << 30), vec!["read-only", "flush"]), entry("", None, vec![])];
+        let mut out = Vec::new();
+        write_table(&mut out, &entries).unwrap();
+        let expected = "NAME       SIZE     BLOCK  FLAGS            DESCRIPTION\n\
+                        disk       1.0 GiB  512    read-only,flush  a\u{fffd}[2J\n\
+                        (default)  ?        ?      -                a\u{fffd}[2J\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

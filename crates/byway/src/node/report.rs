@@ -1,0 +1,172 @@
+//! What a node tells about itself: sums over its loops, asked for by message.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use byway_door::http::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
+use byway_reactor::{Counters, Waker};
+use byway_service::block::{Slow, VolumeCounters};
+
+use super::worker::Message;
+use crate::limits::SLOW_OPERATIONS_MAX;
+
+/// How long a loop is waited for: it answers within a turn, unless its disk holds it up.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What one loop has done.
+#[derive(Debug)]
+pub(super) struct LoopReport {
+    pub(super) counters: Counters,
+    pub(super) frame_bytes: u64,
+    pub(super) frame_free_bytes: u64,
+    pub(super) doors: Vec<DoorSnapshot>,
+    /// Name, bytes, counts.
+    pub(super) volumes: Vec<(String, u64, VolumeCounters)>,
+}
+
+/// The slow operations of all loops: the last [`SLOW_OPERATIONS_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct SlowOperations(Mutex<VecDeque<SlowOperation>>);
+
+impl SlowOperations {
+    pub(super) fn push(&self, slow: &Slow, volume: &str, peer: Option<SocketAddr>) {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let operation = SlowOperation {
+            ended_unix_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+            took_us: u64::try_from(slow.took.as_micros()).unwrap_or(u64::MAX),
+            operation: slow.operation.name().to_owned(),
+            volume: volume.to_owned(),
+            offset: slow.offset,
+            len: slow.len,
+            peer: peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string()),
+        };
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == SLOW_OPERATIONS_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(operation);
+    }
+
+    fn list(&self) -> Vec<SlowOperation> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// Asks a node's loops how they are. Outlives the node: then it says that it is not ready.
+#[derive(Clone, Debug)]
+pub struct NodeReport {
+    loops: Arc<Vec<(Sender<Message>, Waker)>>,
+    slow: Arc<SlowOperations>,
+    io: String,
+    started: Instant,
+    draining: Arc<AtomicBool>,
+}
+
+impl NodeReport {
+    pub(super) fn new(loops: Vec<(Sender<Message>, Waker)>, slow: Arc<SlowOperations>, io: String) -> Self {
+        let draining = Arc::new(AtomicBool::new(false));
+        Self { loops: Arc::new(loops), slow, io, started: Instant::now(), draining }
+    }
+
+    /// From now on the node does not take clients.
+    pub(super) fn note_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// What all loops that answer in time have done; the second number is how many did not.
+    fn loop_reports(&self) -> (Vec<LoopReport>, usize) {
+        let asked: Vec<_> = self
+            .loops
+            .iter()
+            .map(|(sender, waker)| {
+                let (answer, answered) = channel();
+                let sent = sender.send(Message::Report(answer)).is_ok();
+                waker.wake();
+                sent.then_some(answered)
+            })
+            .collect();
+        let deadline = Instant::now() + ANSWER_TIME_MAX;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let reports: Vec<_> = asked.into_iter().filter_map(|answered| answered?.recv_timeout(left()).ok()).collect();
+        let silent = self.loops.len() - reports.len();
+        (reports, silent)
+    }
+}
+
+impl Report for NodeReport {
+    fn snapshot(&self) -> Snapshot {
+        let (reports, silent) = self.loop_reports();
+        let mut snapshot = Snapshot {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            io: self.io.split(':').next().unwrap_or_default().to_owned(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            loops: self.loops.len() as u64,
+            memory: memory(),
+            slow: self.slow.list(),
+            ..Snapshot::default()
+        };
+        if self.draining.load(Ordering::Relaxed) {
+            snapshot.not_ready = Some("draining".to_owned());
+        } else if silent > 0 {
+            snapshot.not_ready = Some(format!("{silent} of {} event loops do not answer", self.loops.len()));
+        }
+        let mut doors: Vec<DoorSnapshot> = Vec::new();
+        let mut volumes: BTreeMap<String, (u64, VolumeCounters)> = BTreeMap::new();
+        for report in reports {
+            snapshot.counters = snapshot.counters.plus(&report.counters);
+            snapshot.frame_bytes += report.frame_bytes;
+            snapshot.frame_free_bytes += report.frame_free_bytes;
+            for door in report.doors {
+                match doors.iter_mut().find(|sum| sum.name == door.name) {
+                    Some(sum) => add_door(sum, &door),
+                    None => doors.push(door),
+                }
+            }
+            for (name, bytes, counters) in report.volumes {
+                let sum = volumes.entry(name).or_default();
+                *sum = (bytes, sum.1.plus(&counters));
+            }
+        }
+        snapshot.doors = doors;
+        snapshot.volumes =
+            volumes.into_iter().map(|(name, (bytes, counters))| volume(name, bytes, &counters)).collect();
+        snapshot
+    }
+}
+
+fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {
+    sum.connections += door.connections;
+    sum.accepted += door.accepted;
+    sum.refused += door.refused;
+    sum.misbehaved += door.misbehaved;
+}
+
+fn volume(name: String, bytes: u64, counters: &VolumeCounters) -> VolumeSnapshot {
+    VolumeSnapshot {
+        name,
+        bytes,
+        reads: counters.reads,
+        writes: counters.writes,
+        flushes: counters.flushes,
+        trims: counters.trims,
+        read_bytes: counters.read_bytes,
+        written_bytes: counters.written_bytes,
+        errors: counters.errors,
+        in_flight: counters.in_flight,
+    }
+}
+
+/// This process's memory, as the kernel counts it (`RssAnon`, `RssFile`, `RssShmem` of proc_pid_status(5)).
+fn memory() -> Memory {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib << 10)
+    };
+    Memory { anonymous_bytes: bytes("RssAnon"), file_bytes: bytes("RssFile"), shared_bytes: bytes("RssShmem") }
+}

@@ -1,0 +1,278 @@
+//! Reloads: the configuration is read again, and volumes, certificates and the allowed addresses change under running
+//! clients. All of it, or, with a reason, nothing.
+
+use std::sync::Arc;
+
+use byway_service::block::spec::{StoreSpec, VolumeSpec};
+use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Configuration;
+use crate::opener::Files;
+
+/// A volume that is served, and what it was made by.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// As configured.
+    pub spec: VolumeSpec,
+    /// What the loops serve.
+    pub volume: Arc<Volume>,
+}
+
+/// What a reload changed, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Served from now on.
+    pub added: Vec<String>,
+    /// No longer served: their clients' connections ended.
+    pub dropped: Vec<String>,
+    /// In another size.
+    pub resized: Vec<String>,
+    /// With other options; of these, those whose store was opened anew ended their clients' connections.
+    pub changed: Vec<String>,
+}
+
+/// Why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// A volume cannot be opened as it is configured now.
+    #[error("volume `{name}`: {source}{hint}")]
+    Volume {
+        /// Which.
+        name: String,
+        /// Why.
+        source: OpenError,
+        /// What to do, where the file is ours already.
+        hint: String,
+    },
+    /// Something else has changed.
+    #[error("{0} cannot change while the node runs; restart it, or put the old value back")]
+    Fixed(&'static str),
+    /// A node without volumes is a mistake.
+    #[error("the configuration names no volume; to stop serving, stop the node")]
+    Nothing,
+    /// Certificates.
+    #[error("TLS: {0}")]
+    Tls(#[from] byway_fabric::tls::TlsSetupError),
+}
+
+/// What the volumes will be. Nothing has changed yet but what can be let go of without a trace.
+#[derive(Debug)]
+pub struct Plan {
+    /// All volumes.
+    pub served: Vec<Served>,
+    /// What is different.
+    pub summary: Summary,
+}
+
+/// Opens a volume as its specification says.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open_volume(spec: &VolumeSpec, files: &dyn Files) -> Result<Volume, OpenError> {
+    let store = open_store(&spec.store, spec, files)?;
+    Ok(Volume::new(spec.name.as_str(), store, options_of(spec)))
+}
+
+fn open_store(store: &StoreSpec, spec: &VolumeSpec, files: &dyn Files) -> Result<Store, OpenError> {
+    let options = StoreOptions { read_only: spec.read_only, direct: spec.direct, shared: spec.shared };
+    Ok(match store {
+        StoreSpec::Path(path) => Store::path(path, options, files)?,
+        StoreSpec::Memory { bytes } => Store::memory(spec.name.as_str(), *bytes)?,
+        StoreSpec::Null { bytes } => Store::null(*bytes),
+        StoreSpec::Stripe { chunk_bytes, paths } => Store::stripe(paths, *chunk_bytes, options, files)?,
+        StoreSpec::Fault { inner, .. } => match inner.innermost() {
+            StoreSpec::Null { .. } => return Err(OpenError::Fault),
+            inner => open_store(inner, spec, files)?,
+        },
+    })
+}
+
+fn options_of(spec: &VolumeSpec) -> VolumeOptions {
+    VolumeOptions {
+        read_only: spec.read_only,
+        tls_required: spec.tls_required,
+        description: spec.description.clone().unwrap_or_default(),
+        volatile: matches!(spec.store.innermost(), StoreSpec::Memory { .. }),
+        rate_bytes_per_second: spec.rate_bytes_per_second,
+        faults: spec.store.faults(),
+    }
+}
+
+/// Checks that only what can change has changed.
+///
+/// # Errors
+/// [`ReloadError::Fixed`].
+pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), ReloadError> {
+    let mode = |configuration: &Configuration| configuration.tls.as_ref().map(|tls| tls.mode);
+    let fixed = [
+        (old.listen == new.listen, "listen"),
+        (old.nbd == new.nbd, "nbd"),
+        (old.http == new.http, "http"),
+        (old.ctl == new.ctl, "ctl"),
+        (old.io == new.io, "io"),
+        (old.frame_bytes == new.frame_bytes, "frames"),
+        (old.threads == new.threads, "threads"),
+        (old.user == new.user, "user"),
+        (old.slow_us == new.slow_us, "slow_us"),
+        (mode(old) == mode(new), "whether there is TLS, and whether it is required"),
+        (old.authentication() == new.authentication(), "whether clients show certificates"),
+    ];
+    fixed.into_iter().find(|(same, _)| !same).map_or(Ok(()), |(_, what)| Err(ReloadError::Fixed(what)))
+}
+
+/// Opens what is new and looks what has another size. Memory changes its size here, last, when nothing can fail any
+/// more.
+///
+/// # Errors
+/// See [`ReloadError`]; what was served goes on as it was.
+pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<Plan, ReloadError> {
+    let mut plan = Plan { served: Vec::with_capacity(specs.len()), summary: Summary::default() };
+    let mut memory = Vec::new();
+    for spec in specs {
+        let name = spec.name.to_string();
+        let failed = |source| ReloadError::Volume { hint: hint(&source, spec, old), name: name.clone(), source };
+        let before = old.iter().find(|served| served.spec.name == spec.name);
+        let volume = match before {
+            Some(before) if same_files(&before.spec, spec) => {
+                if before.spec.store.memory_bytes() != spec.store.memory_bytes() {
+                    memory.push(plan.served.len());
+                }
+                successor(before, spec).map_err(failed)?
+            }
+            _ => Arc::new(open_volume(spec, files).map_err(failed)?),
+        };
+        plan.served.push(Served { spec: spec.clone(), volume });
+    }
+    for index in memory {
+        let served = &mut plan.served[index];
+        let name = served.spec.name.to_string();
+        let failed = |source| ReloadError::Volume { name: name.clone(), source, hint: String::new() };
+        served.volume.store().resize_memory(served.spec.store.memory_bytes().unwrap_or(0)).map_err(failed)?;
+        if let Some(store) = served.volume.store().reopened().map_err(failed)? {
+            served.volume = Arc::new(served.volume.succeeded_by(store, options_of(&served.spec)));
+        }
+    }
+    plan.summary = summary(old, &plan.served);
+    Ok(plan)
+}
+
+/// The volume over the same open files: itself if nothing has changed.
+fn successor(before: &Served, spec: &VolumeSpec) -> Result<Arc<Volume>, OpenError> {
+    let store = match spec.store.innermost() {
+        StoreSpec::Null { bytes } if *bytes != before.volume.len() => Some(Store::null(*bytes)),
+        StoreSpec::Null { .. } | StoreSpec::Memory { .. } => None,
+        _ => before.volume.store().reopened()?,
+    };
+    let options = options_of(spec);
+    if store.is_none() && *before.volume.options() == options {
+        return Ok(Arc::clone(&before.volume));
+    }
+    let store = store.unwrap_or_else(|| before.volume.store().clone());
+    // A connection that may no longer be: another volume, so that it ends.
+    if options.tls_required && !before.spec.tls_required {
+        return Ok(Arc::new(Volume::new(spec.name.as_str(), store, options)));
+    }
+    Ok(Arc::new(before.volume.succeeded_by(store, options)))
+}
+
+/// Whether two specifications mean the same open files.
+fn same_files(old: &VolumeSpec, new: &VolumeSpec) -> bool {
+    let same_store = match (old.store.innermost(), new.store.innermost()) {
+        (StoreSpec::Memory { .. }, StoreSpec::Memory { .. }) | (StoreSpec::Null { .. }, StoreSpec::Null { .. }) => true,
+        (old, new) => old == new,
+    };
+    same_store && (old.read_only, old.direct, old.shared) == (new.read_only, new.direct, new.shared)
+}
+
+/// What to do where a new volume wants a file that this node has locked itself.
+fn hint(error: &OpenError, spec: &VolumeSpec, old: &[Served]) -> String {
+    let OpenError::InUse { path, .. } = error else { return String::new() };
+    let holder = old.iter().find(|served| served.spec.store.paths().contains(&path.as_path()));
+    holder.map_or_else(String::new, |holder| {
+        format!(
+            "; this node serves it as `{}`: take that one out in one reload, and add `{}` in the next",
+            holder.spec.name, spec.name
+        )
+    })
+}
+
+fn summary(old: &[Served], new: &[Served]) -> Summary {
+    let mut summary = Summary::default();
+    let name = |served: &Served| served.spec.name.to_string();
+    for served in new {
+        match old.iter().find(|before| before.spec.name == served.spec.name) {
+            None => summary.added.push(name(served)),
+            Some(before) if Arc::ptr_eq(&before.volume, &served.volume) => {}
+            Some(before) => {
+                let resized = before.volume.len() != served.volume.len();
+                if resized {
+                    summary.resized.push(name(served));
+                }
+                if !resized || before.volume.options() != served.volume.options() {
+                    summary.changed.push(name(served));
+                }
+            }
+        }
+    }
+    let stays = |served: &&Served| new.iter().any(|other| other.spec.name == served.spec.name);
+    summary.dropped = old.iter().filter(|served| !stays(served)).map(name).collect();
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_service::block::OpenHere;
+
+    use super::*;
+
+    fn specs(texts: &[String]) -> Vec<VolumeSpec> {
+        texts.iter().map(|text| crate::spec::parse(text).unwrap()).collect()
+    }
+
+    fn names(summary: &Summary) -> [String; 4] {
+        [&summary.added, &summary.dropped, &summary.resized, &summary.changed].map(|names| names.join(","))
+    }
+
+    #[test]
+    fn volumes_come_go_and_grow() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        std::fs::write(&file, [1; 8192]).unwrap();
+        let disk = format!("disk={}", file.display());
+        let start = plan(&[], &specs(&[disk.clone(), "m=mem:1M".to_owned(), "n=null:1M".to_owned()]), &OpenHere);
+        let start = start.unwrap();
+        assert_eq!(names(&start.summary), ["disk,m,n", "", "", ""]);
+
+        let same =
+            plan(&start.served, &specs(&[disk.clone(), "m=mem:1M".to_owned(), "n=null:1M".to_owned()]), &OpenHere);
+        assert_eq!(names(&same.unwrap().summary), ["", "", "", ""]);
+
+        std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 20).unwrap();
+        let texts = [format!("{disk},description=d"), "m=mem:2M".to_owned(), "x=mem:1M,rate=1M/s".to_owned()];
+        let next = plan(&start.served, &specs(&texts), &OpenHere).unwrap();
+        assert_eq!(names(&next.summary), ["x", "n", "disk,m", "disk"]);
+        let volume = |at: usize| &next.served[at].volume;
+        assert!(volume(0).is_same(&start.served[0].volume) && volume(1).is_same(&start.served[1].volume));
+        assert_eq!((volume(0).len(), volume(1).len()), (1 << 20, 2 << 20));
+    }
+
+    #[test]
+    fn nothing_changes_when_something_cannot() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        std::fs::write(&file, [1; 8192]).unwrap();
+        let start = plan(&[], &specs(&["m=mem:1M".to_owned(), format!("a={}", file.display())]), &OpenHere).unwrap();
+        let missing = specs(&["m=mem:2M".to_owned(), format!("b={}/missing", folder.path().display())]);
+        let error = plan(&start.served, &missing, &OpenHere).unwrap_err().to_string();
+        assert!(error.contains("volume `b`") && error.contains("missing"), "{error}");
+        assert_eq!(start.served[0].volume.store().reopened().unwrap().map(|store| store.len()), None);
+        // The same file under another name, while the first still has it.
+        let renamed = specs(&[format!("b={}", file.display())]);
+        let error = plan(&start.served, &renamed, &OpenHere).unwrap_err().to_string();
+        assert!(error.contains("this node serves it as `a`"), "{error}");
+    }
+}

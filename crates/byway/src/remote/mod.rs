@@ -1,0 +1,414 @@
+//! A volume of another node or an NBD server, whichever wire leads to it: what `copy`, `bench`, `ls` and `info` use.
+//!
+//! Both clients take the same requests; this makes their answers and their words for failures the same too.
+
+mod uri;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use byway_door::nbd::client::{Client, ClientConfig, ClientError, ClientOptions, Completed, RequestError};
+use byway_door::nbd::flags::TransmissionFlags;
+use byway_reactor::{Completion, Frame, Reactor, Wait};
+use byway_service::block::client::{Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions};
+
+pub use uri::{RemoteUri, RemoteUriError};
+
+use crate::tls::{ClientTlsArguments, ClientTlsError};
+
+/// How long a volume may take to open.
+const OPEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// How a volume is used.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteOptions<'a> {
+    /// The class of its tokens, 0x30 to 0x3f.
+    pub class: u8,
+    /// Streams for payloads, at least 1.
+    pub connections: usize,
+    /// Nothing will be written.
+    pub read_only: bool,
+    /// Certificates, for addresses that want TLS.
+    pub tls: &'a ClientTlsArguments,
+    /// Bytes of unflushed writes that a native volume keeps, to send them again to a server that was restarted.
+    pub unflushed_bytes_max: usize,
+}
+
+/// What a server said of a volume, in the words of both wires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteInfo {
+    /// Bytes.
+    pub bytes: u64,
+    /// What offsets and lengths must be multiples of.
+    pub block_bytes: u32,
+    /// The longest read or write of one request.
+    pub request_bytes_max: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// All flags, as words.
+    pub flags: Vec<&'static str>,
+    /// For people; empty where the wire does not tell it at opening.
+    pub description: String,
+    /// Whether extents can be asked for.
+    pub has_extents: bool,
+    /// Names the server process, if the contents go with it and it tells.
+    pub process: Option<u64>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// A native volume.
+    #[error(transparent)]
+    Native(#[from] VolumeError),
+    /// An NBD export.
+    #[error(transparent)]
+    Nbd(#[from] RequestError),
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct RemoteDone {
+    /// As it was given.
+    pub tag: u64,
+    /// What came of it.
+    pub result: Result<Answer, TransferError>,
+    /// A read's memory, if it is still there.
+    pub buffer: Option<Frame>,
+}
+
+/// Why a volume cannot be used. Says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// Its name or its host.
+    #[error(transparent)]
+    Name(#[from] RemoteUriError),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
+    /// A volume must be named.
+    #[error("{0} names no volume; add its name, and see byway ls {0}")]
+    NoVolume(String),
+    /// A native server did not open it.
+    #[error("{uri}: {source}")]
+    Native {
+        /// Which.
+        uri: String,
+        /// Why.
+        source: ConnectError,
+    },
+    /// An NBD server did not open it.
+    #[error("{uri}: {source}")]
+    Nbd {
+        /// Which.
+        uri: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// Nobody answers.
+    #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
+    Silent(String),
+    /// The loop.
+    #[error("the event loop: {0}; try --io epoll, and see byway doctor")]
+    Loop(std::io::Error),
+    /// A request failed.
+    #[error("{uri}: {source}")]
+    Request {
+        /// Of which volume.
+        uri: String,
+        /// How.
+        source: TransferError,
+    },
+}
+
+/// A volume. Driven like the clients under it: submit, flush, reap the loop, handle, reap.
+pub struct Remote {
+    uri: RemoteUri,
+    class: u8,
+    wire: Wire,
+    native_done: Vec<Done<Frame>>,
+    nbd_done: Vec<Completed>,
+}
+
+enum Wire {
+    Native(Box<Volume>),
+    Nbd(Box<Client>),
+}
+
+impl Remote {
+    /// Begins to connect; [`open`] waits until that is done.
+    ///
+    /// # Errors
+    /// The name or the host.
+    pub fn connect(reactor: &mut Reactor, uri: &RemoteUri, options: RemoteOptions<'_>) -> Result<Self, RemoteError> {
+        let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.to_string()))?;
+        let address = uri.resolve()?;
+        let class = options.class;
+        let wire = match uri {
+            RemoteUri::Native(_) => {
+                let mut own = VolumeOptions::new(class);
+                let lanes = options.connections.clamp(1, usize::from(byway_fabric::limits::BULK_LANES_MAX));
+                own.fabric.terms.bulk_lanes = lanes as u16;
+                own.read_only = options.read_only;
+                own.bounds.unflushed_bytes_max = options.unflushed_bytes_max;
+                let mut volume = Volume::connect(reactor, address, name, own);
+                if uri.wants_tls() {
+                    volume.set_tls(options.tls.client(uri.host())?);
+                }
+                Wire::Native(Box::new(volume))
+            }
+            RemoteUri::Nbd(_) => {
+                let config = ClientConfig { export: name.to_owned(), ..ClientConfig::default() };
+                let own = ClientOptions { class, connections: options.connections };
+                Wire::Nbd(Box::new(Client::connect(reactor, address, config, own)))
+            }
+        };
+        Ok(Self { uri: uri.clone(), class, wire, native_done: Vec::new(), nbd_done: Vec::new() })
+    }
+
+    /// Its name.
+    pub fn uri(&self) -> &RemoteUri {
+        &self.uri
+    }
+
+    /// The class of its tokens.
+    pub fn class(&self) -> u8 {
+        self.class
+    }
+
+    /// What the server said of it, once it was opened.
+    pub fn info(&self) -> Option<RemoteInfo> {
+        match &self.wire {
+            Wire::Native(volume) => volume.info().map(|info| {
+                let flags = [(info.read_only, "read-only"), (info.volatile, "volatile")];
+                RemoteInfo {
+                    bytes: info.len,
+                    block_bytes: info.block_bytes,
+                    request_bytes_max: info.request_max,
+                    read_only: info.read_only,
+                    flags: flags.into_iter().filter_map(|(set, word)| set.then_some(word)).collect(),
+                    description: String::new(),
+                    has_extents: true,
+                    process: info.volatile.then_some(info.instance),
+                }
+            }),
+            Wire::Nbd(client) => client.session().map(|session| {
+                let rules = &session.rules;
+                RemoteInfo {
+                    bytes: rules.size_bytes,
+                    block_bytes: rules.block.minimum,
+                    request_bytes_max: rules.block.maximum,
+                    read_only: rules.flags.has(TransmissionFlags::READ_ONLY),
+                    flags: nbd_flags(rules.flags),
+                    description: session.description.clone(),
+                    has_extents: rules.allocation_context.is_some(),
+                    process: None,
+                }
+            }),
+        }
+    }
+
+    /// Takes a request; its answer comes from [`Remote::reap`] with that tag.
+    ///
+    /// # Errors
+    /// The request, when too many are waiting: take answers first.
+    pub fn submit(&mut self, request: Request<Frame, Rc<Frame>>, tag: u64) -> Result<(), Request<Frame, Rc<Frame>>> {
+        match &mut self.wire {
+            Wire::Native(volume) => volume.submit(request, tag),
+            Wire::Nbd(client) => client.submit(request, tag),
+        }
+    }
+
+    /// Takes a completion of its class.
+    pub fn handle(&mut self, reactor: &mut Reactor, completion: Completion) {
+        match &mut self.wire {
+            Wire::Native(volume) => volume.handle(reactor, completion),
+            Wire::Nbd(client) => client.handle(reactor, completion),
+        }
+    }
+
+    /// Sends what can be sent. Take answers before you wait.
+    pub fn flush(&mut self, reactor: &mut Reactor) {
+        match &mut self.wire {
+            Wire::Native(volume) => volume.flush(reactor),
+            Wire::Nbd(client) => client.flush(reactor),
+        }
+    }
+
+    /// Appends the answers that have come.
+    pub fn reap(&mut self, into: &mut Vec<RemoteDone>) {
+        match &mut self.wire {
+            Wire::Native(volume) => {
+                volume.reap(&mut self.native_done);
+                into.extend(self.native_done.drain(..).map(|Done { tag, result, buffer }| RemoteDone {
+                    tag,
+                    result: result.map_err(TransferError::from),
+                    buffer,
+                }));
+            }
+            Wire::Nbd(client) => {
+                client.reap(&mut self.nbd_done);
+                into.extend(self.nbd_done.drain(..).map(|Completed { tag, result, buffer }| RemoteDone {
+                    tag,
+                    result: result.map_err(TransferError::from),
+                    buffer,
+                }));
+            }
+        }
+    }
+
+    /// Whether sending has brought answers: of requests that the export does not accept. A native volume leaves that to
+    /// its server.
+    fn answered_by_itself(&self) -> bool {
+        match &self.wire {
+            Wire::Native(_) => false,
+            Wire::Nbd(client) => client.has_answers(),
+        }
+    }
+
+    /// Requests whose answers have not been taken.
+    pub fn pending(&self) -> usize {
+        match &self.wire {
+            Wire::Native(volume) => volume.pending(),
+            Wire::Nbd(client) => client.pending(),
+        }
+    }
+
+    /// Whether it is open; the first failure is the answer.
+    fn is_open(&mut self) -> Result<bool, RemoteError> {
+        let uri = || self.uri.to_string();
+        match &mut self.wire {
+            Wire::Native(volume) => {
+                let mut notices = Vec::new();
+                volume.take_notices(&mut notices);
+                let failure = notices.into_iter().find_map(|notice| match notice {
+                    Notice::Disconnected(reason) => Some(ConnectError::Session(reason)),
+                    Notice::Refused(error) => Some(ConnectError::Open(error)),
+                    _ => None,
+                });
+                match failure.or(volume.failed().map(ConnectError::from)) {
+                    Some(source) if volume.info().is_none() => Err(RemoteError::Native { uri: uri(), source }),
+                    _ => Ok(volume.info().is_some()),
+                }
+            }
+            Wire::Nbd(client) => match client.failed() {
+                Some(source) => Err(RemoteError::Nbd { uri: uri(), source: source.clone() }),
+                None => Ok(client.session().is_some()),
+            },
+        }
+    }
+
+    /// Leaves: as the protocol asks if nothing is in flight, else at once.
+    fn leave(&mut self, reactor: &mut Reactor) {
+        match &mut self.wire {
+            Wire::Native(volume) => volume.close(reactor),
+            Wire::Nbd(client) => client.close(reactor),
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        match &self.wire {
+            Wire::Native(volume) => volume.is_closed(),
+            Wire::Nbd(client) => client.is_closed(),
+        }
+    }
+}
+
+/// Sends, waits and hands out completions, once, to all volumes of a loop. Answers that are here end the wait at once.
+///
+/// # Errors
+/// [`RemoteError::Loop`].
+pub fn turn(reactor: &mut Reactor, remotes: &mut [&mut Remote], wait: Wait) -> Result<(), RemoteError> {
+    let mut completions = Vec::new();
+    for remote in remotes.iter_mut() {
+        remote.flush(reactor);
+    }
+    let wait = if remotes.iter().any(|remote| remote.answered_by_itself()) { Wait::Poll } else { wait };
+    reactor.reap(&mut completions, wait).map_err(RemoteError::Loop)?;
+    for completion in completions {
+        if let Some(remote) = remotes.iter_mut().find(|remote| remote.class == completion.token.class()) {
+            remote.handle(reactor, completion);
+        }
+    }
+    for remote in remotes.iter_mut() {
+        remote.flush(reactor);
+    }
+    Ok(())
+}
+
+/// Waits until all are open.
+///
+/// # Errors
+/// The first that is not, and why.
+pub fn open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), RemoteError> {
+    let limit = reactor.now() + OPEN_LIMIT;
+    loop {
+        let mut all = true;
+        for remote in remotes.iter_mut() {
+            if !remote.is_open()? {
+                all = false;
+                if reactor.now() >= limit {
+                    return Err(RemoteError::Silent(remote.uri.to_string()));
+                }
+            }
+        }
+        if all {
+            return Ok(());
+        }
+        turn(reactor, remotes, Wait::Until(limit))?;
+    }
+}
+
+/// Asks the first of `remotes` and waits for the answer. Nothing else may be in flight on it.
+///
+/// # Errors
+/// The request's.
+pub fn ask(
+    reactor: &mut Reactor,
+    remotes: &mut [&mut Remote],
+    request: Request<Frame, Rc<Frame>>,
+) -> Result<Answer, RemoteError> {
+    let busy = || RemoteError::Loop(std::io::ErrorKind::ResourceBusy.into());
+    let mut done = Vec::new();
+    let [asked, ..] = remotes else { return Err(busy()) };
+    asked.submit(request, 0).map_err(|_| busy())?;
+    loop {
+        if let [asked, ..] = remotes {
+            asked.flush(reactor);
+            asked.reap(&mut done);
+            if let Some(RemoteDone { result, .. }) = done.pop() {
+                return result.map_err(|source| RemoteError::Request { uri: asked.uri.to_string(), source });
+            }
+        }
+        turn(reactor, remotes, Wait::Block)?;
+    }
+}
+
+/// Leaves, and waits a moment for the last bytes to go out.
+pub fn close(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
+    for remote in remotes.iter_mut() {
+        remote.leave(reactor);
+    }
+    let limit = reactor.now() + Duration::from_secs(2);
+    while !remotes.iter().all(|remote| remote.is_closed()) && reactor.now() < limit {
+        if turn(reactor, remotes, Wait::Until(limit)).is_err() {
+            return;
+        }
+    }
+}
+
+/// An export's flags as words, in the order of their bits.
+pub fn nbd_flags(flags: TransmissionFlags) -> Vec<&'static str> {
+    let words = [
+        (TransmissionFlags::READ_ONLY, "read-only"),
+        (TransmissionFlags::SEND_FLUSH, "flush"),
+        (TransmissionFlags::SEND_FUA, "fua"),
+        (TransmissionFlags::ROTATIONAL, "rotational"),
+        (TransmissionFlags::SEND_TRIM, "trim"),
+        (TransmissionFlags::SEND_WRITE_ZEROES, "zeroes"),
+        (TransmissionFlags::SEND_FAST_ZERO, "fast-zero"),
+        (TransmissionFlags::SEND_CACHE, "cache"),
+        (TransmissionFlags::CAN_MULTI_CONN, "multi-conn"),
+    ];
+    words.into_iter().filter_map(|(flag, word)| flags.has(flag).then_some(word)).collect()
+}

@@ -1,0 +1,172 @@
+//! What names a server, or a volume of one: `byway://`, `nbd://` and `nbd+unix://`.
+
+use std::fmt;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::str::FromStr;
+use std::time::Duration;
+
+use byway_door::nbd::uri::{NbdAddress, NbdUri, NbdUriError};
+use byway_reactor::Address;
+
+use crate::address::{AddressError, ResourceName};
+
+/// How long each of several addresses of a host may take to answer.
+const PROBE_LIMIT: Duration = Duration::from_secs(3);
+
+/// A server, or a volume of one, and the wire to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemoteUri {
+    /// byway's own wire.
+    Native(ResourceName),
+    /// NBD.
+    Nbd(NbdUri),
+}
+
+/// Why a text names nothing remote, or its host cannot be found. Says what to write instead.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteUriError {
+    /// None of the schemes.
+    #[error(
+        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH"
+    )]
+    Scheme(String),
+    /// A bad native address.
+    #[error(transparent)]
+    Native(#[from] AddressError),
+    /// A bad NBD URI.
+    #[error(transparent)]
+    Nbd(#[from] NbdUriError),
+    /// TLS of the NBD client.
+    #[error("TLS to NBD servers is not in this version yet; use nbd:// over a network that you trust, or a tunnel")]
+    Tls,
+    /// The host is not known.
+    #[error("{host}: {source}; check the name, or give an IP address")]
+    Unresolved {
+        /// Which.
+        host: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl RemoteUri {
+    /// Whether a text has the form of a URI, so that it names no file.
+    pub fn is_uri(text: &str) -> bool {
+        text.split_once("://").is_some_and(|(scheme, _)| {
+            !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+        })
+    }
+
+    /// Where it is; may ask the network, and waits for it. Of several addresses the first that answers.
+    ///
+    /// # Errors
+    /// [`RemoteUriError::Unresolved`].
+    pub fn resolve(&self) -> Result<Address, RemoteUriError> {
+        match self {
+            Self::Native(name) => tcp(&name.host, name.port),
+            Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, port }, .. }) => tcp(host, *port),
+            Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. }) => Ok(Address::Unix(path.clone())),
+        }
+    }
+
+    /// Whether it is to be reached over TLS.
+    pub fn wants_tls(&self) -> bool {
+        match self {
+            Self::Native(name) => name.tls,
+            Self::Nbd(uri) => uri.tls,
+        }
+    }
+
+    /// The name that the server's certificate is for.
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Native(name) => &name.host,
+            Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, .. }, .. }) => host,
+            Self::Nbd(NbdUri { address: NbdAddress::Unix(_), .. }) => "localhost",
+        }
+    }
+
+    /// The name of the volume, if one is named; the empty one is an NBD server's default export.
+    pub fn volume(&self) -> Option<&str> {
+        match self {
+            Self::Native(name) => name.volume.as_ref().map(AsRef::as_ref),
+            Self::Nbd(uri) => Some(&uri.export),
+        }
+    }
+
+    /// The same server's volume of that name.
+    ///
+    /// # Errors
+    /// If it is no name of a volume.
+    pub fn with_volume(&self, volume: &str) -> Result<Self, RemoteUriError> {
+        Ok(match self {
+            Self::Native(name) => {
+                let volume = byway_service::block::spec::VolumeName::new(volume).map_err(AddressError::from)?;
+                Self::Native(ResourceName { volume: Some(volume), ..name.clone() })
+            }
+            Self::Nbd(uri) => Self::Nbd(NbdUri { export: volume.to_owned(), ..uri.clone() }),
+        })
+    }
+}
+
+fn tcp(host: &str, port: u16) -> Result<Address, RemoteUriError> {
+    let unresolved = |source| RemoteUriError::Unresolved { host: host.to_owned(), source };
+    let found: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(unresolved)?.collect();
+    let first = found.first().ok_or_else(|| unresolved(std::io::ErrorKind::NotFound.into()))?;
+    // A name may have addresses of both families, and the server listen on one.
+    let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, PROBE_LIMIT).is_ok();
+    let best = if found.len() > 1 { found.iter().find(answers).unwrap_or(first) } else { first };
+    Ok(Address::Tcp(*best))
+}
+
+impl FromStr for RemoteUri {
+    type Err = RemoteUriError;
+
+    fn from_str(text: &str) -> Result<Self, RemoteUriError> {
+        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).unwrap_or_default();
+        match scheme.as_str() {
+            "byway" | "byways" => Ok(Self::Native(text.parse()?)),
+            "nbd" | "nbds" | "nbd+unix" | "nbds+unix" => {
+                let uri: NbdUri = text.parse()?;
+                if uri.tls { Err(RemoteUriError::Tls) } else { Ok(Self::Nbd(uri)) }
+            }
+            _ => Err(RemoteUriError::Scheme(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for RemoteUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native(name) => name.fmt(f),
+            Self::Nbd(uri) => uri.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wire_has_its_scheme() {
+        for text in
+            ["byway://h/disk", "byways://h/disk", "nbd://h/disk", "nbd://[::1]:7/", "nbd+unix:///disk?socket=/run/x"]
+        {
+            assert_eq!(text.parse::<RemoteUri>().unwrap().to_string(), text);
+            assert!(RemoteUri::is_uri(text));
+        }
+        assert!(matches!("nbds://h/x".parse::<RemoteUri>(), Err(RemoteUriError::Tls)));
+        assert!(matches!("http://h/x".parse::<RemoteUri>(), Err(RemoteUriError::Scheme(_))));
+        assert!(!RemoteUri::is_uri("/srv/disk.img") && !RemoteUri::is_uri("a b://c") && !RemoteUri::is_uri("://x"));
+    }
+
+    #[test]
+    fn another_volume_of_the_same_server() {
+        let node: RemoteUri = "byway://h:1/".parse().unwrap();
+        assert_eq!((node.volume(), node.with_volume("x").unwrap().to_string()), (None, "byway://h:1/x".into()));
+        assert!(node.with_volume("a/b").is_err());
+        let server: RemoteUri = "nbd+unix:///?socket=s".parse().unwrap();
+        assert_eq!(server.with_volume("a b").unwrap().to_string(), "nbd+unix:///a%20b?socket=s");
+    }
+}

@@ -1,0 +1,80 @@
+//! TLS as the operator gives it: files, of a node or of a client.
+
+use std::path::{Path, PathBuf};
+
+use byway_fabric::tls::{ClientCertificates, OpenFile, ServerTls, TlsClient, TlsServer, TlsSetupError};
+use clap::Args;
+
+use crate::admission::ClientAuthentication;
+use crate::config::{Tls, TlsMode};
+
+/// Reads a node's certificate, key and authority, if it has some. To be called before root is given up, or with an
+/// `open` that still may.
+///
+/// # Errors
+/// Names the file.
+pub fn server_tls(tls: Option<&Tls>, open: OpenFile<'_>) -> Result<ServerTls, TlsSetupError> {
+    let Some(tls) = tls else { return Ok(ServerTls::Off) };
+    let clients = match tls.authentication() {
+        ClientAuthentication::Off => ClientCertificates::Off,
+        ClientAuthentication::Optional => ClientCertificates::Optional,
+        ClientAuthentication::Required => ClientCertificates::Required,
+    };
+    let server = TlsServer::new_by((&tls.certificate, &tls.key), clients, tls.client_ca.as_deref(), open)?;
+    Ok(match tls.mode {
+        TlsMode::Optional => ServerTls::Optional(server),
+        TlsMode::Required => ServerTls::Required(server),
+    })
+}
+
+/// The flags of commands that connect to a node.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ClientTlsArguments {
+    /// For byways:// and nbds://: who signs the certificates of servers, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// The certificate to show to servers that ask for one, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// The name that the server's certificate is for, if it is not reached by that
+    #[arg(long, value_name = "NAME")]
+    pub tls_hostname: Option<String>,
+}
+
+/// Why a client has no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientTlsError {
+    /// Nothing says which servers to trust.
+    #[error("over TLS the server's certificate must be checked; give --tls-ca FILE, the authority that signed it")]
+    NoAuthority,
+    /// Certificates for a connection that would be plain.
+    #[error("--tls-ca and its like are for byways:// and nbds://; write the address so, or leave them out")]
+    Plain,
+    /// The files.
+    #[error("TLS: {0}")]
+    Setup(#[from] TlsSetupError),
+}
+
+impl ClientTlsArguments {
+    /// Checks that they are for something: that one of the addresses `wants` TLS.
+    ///
+    /// # Errors
+    /// [`ClientTlsError::Plain`].
+    pub fn check(&self, wants: bool) -> Result<(), ClientTlsError> {
+        let given = self.tls_ca.is_some() || self.tls_certificate.is_some() || self.tls_hostname.is_some();
+        if given && !wants { Err(ClientTlsError::Plain) } else { Ok(()) }
+    }
+
+    /// The client's side of TLS for a server that is reached as `host`.
+    ///
+    /// # Errors
+    /// See [`ClientTlsError`].
+    pub fn client(&self, host: &str) -> Result<TlsClient, ClientTlsError> {
+        let authority = self.tls_ca.as_deref().ok_or(ClientTlsError::NoAuthority)?;
+        let own: Option<(&Path, &Path)> = self.tls_certificate.as_deref().zip(self.tls_key.as_deref());
+        Ok(TlsClient::new(authority, own, self.tls_hostname.as_deref().unwrap_or(host))?)
+    }
+}

@@ -1,0 +1,80 @@
+//! The HTTP door's listener: so many connections, none of them silent for long.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_io_timeout::TimeoutStream;
+
+use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_IDLE_SECONDS_MAX};
+
+pub(super) struct Bounded {
+    listener: TcpListener,
+    connections: Arc<Semaphore>,
+}
+
+impl Bounded {
+    pub(super) fn new(listener: TcpListener) -> Self {
+        Self { listener, connections: Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX)) }
+    }
+}
+
+/// A connection, and its place among the [`HTTP_CONNECTIONS_MAX`].
+pub(super) struct Connection {
+    stream: Pin<Box<TimeoutStream<TcpStream>>>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl axum::serve::Listener for Bounded {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        // Never closed, so there is always a place some time.
+        let place = Arc::clone(&self.connections).acquire_owned().await.ok();
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, peer)) => {
+                    let mut stream = TimeoutStream::new(stream);
+                    let limit = Some(Duration::from_secs(HTTP_IDLE_SECONDS_MAX));
+                    stream.set_read_timeout(limit);
+                    stream.set_write_timeout(limit);
+                    return (Connection { stream: Box::pin(stream), _place: place }, peer);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the HTTP door cannot accept a connection");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        self.stream.as_mut().poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.stream.as_mut().poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.stream.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(cx)
+    }
+}

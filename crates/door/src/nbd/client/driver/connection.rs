@@ -1,0 +1,310 @@
+//! One connection: its stream, the handshake, and then one send and one receive in flight at a time.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use byway_reactor::{Address, Errno as OsError, Gather, Instant, Op, Outcome, Reactor, Scatter, Socket, Token};
+
+use super::Completed;
+use super::error::ClientError;
+use super::inbox::Inbox;
+use super::job::{Job, Payload};
+use super::traffic::Traffic;
+use crate::limits::{
+    CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_INPUT_BYTES, CLIENT_KEEP_ALIVE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
+};
+use crate::nbd::client::{ClientConfig, ClientHandshake, ClientStep, ListedExport, ReplyError, Session};
+
+pub(super) const TAG_CONNECT: u8 = 1;
+const TAG_RECEIVE: u8 = 2;
+const TAG_SEND: u8 = 3;
+
+/// See the module.
+pub(super) struct Connection {
+    token: Token,
+    socket: Option<Socket>,
+    phase: Phase,
+    /// Operations of the loop that have not completed.
+    operations: u32,
+    inbox: Inbox,
+    scatter: Option<Scatter>,
+    receiving: bool,
+    /// The receive under way fills the frame of the request whose payload comes, before the inbox.
+    lent: bool,
+    queued: Gather,
+    /// The gather that is not being sent, emptied.
+    spare: Option<Gather>,
+    begun: Instant,
+    heard: Instant,
+}
+
+enum Phase {
+    /// Until there is a session, also while the stream is being connected.
+    Greeting(Box<ClientHandshake>),
+    Up(Box<Traffic>),
+    /// The server's list has come, and nothing else will.
+    Listed(Vec<ListedExport>),
+    /// The last bytes go out, then it closes.
+    Leaving,
+    Closed,
+}
+
+impl Connection {
+    /// Connects; what happens comes as completions of `token`'s class and index.
+    pub(super) fn open(
+        reactor: &mut Reactor,
+        to: Address,
+        config: ClientConfig,
+        token: Token,
+    ) -> Result<Self, ClientError> {
+        let handshake = ClientHandshake::new(config)?;
+        let frame = reactor.frames().alloc(CLIENT_INPUT_BYTES).ok_or(ClientError::NoFrames)?;
+        reactor.submit(Op::Connect { to }, token.with_tag(TAG_CONNECT));
+        let now = reactor.now();
+        Ok(Self {
+            token,
+            socket: None,
+            phase: Phase::Greeting(Box::new(handshake)),
+            operations: 1,
+            inbox: Inbox::new(frame),
+            scatter: None,
+            receiving: false,
+            lent: false,
+            queued: Gather::new(),
+            spare: Some(Gather::new()),
+            begun: now,
+            heard: now,
+        })
+    }
+
+    /// What the server said of the export, once it is open.
+    pub(super) fn traffic(&self) -> Option<&Traffic> {
+        match &self.phase {
+            Phase::Up(traffic) => Some(traffic),
+            _ => None,
+        }
+    }
+
+    /// The server's list, once it has come.
+    pub(super) fn listed(&self) -> Option<&[ListedExport]> {
+        match &self.phase {
+            Phase::Listed(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// Whether there is no session yet, and may be one.
+    pub(super) fn is_greeting(&self) -> bool {
+        matches!(self.phase, Phase::Greeting(_))
+    }
+
+    /// Whether nothing is in flight and nothing will be.
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closed) && self.operations == 0
+    }
+
+    /// Takes a job. Only while [`Connection::traffic`] says so.
+    pub(super) fn add(&mut self, job: Job, now: Instant) {
+        if let Phase::Up(traffic) = &mut self.phase {
+            if traffic.is_idle() {
+                self.heard = now;
+            }
+            traffic.add(job);
+        }
+    }
+
+    /// Takes a completion. An error ends the connection: call [`Connection::break_off`].
+    pub(super) fn handle(
+        &mut self,
+        reactor: &mut Reactor,
+        outcome: Outcome,
+        done: &mut Vec<Completed>,
+    ) -> Result<(), ClientError> {
+        self.operations -= 1;
+        match outcome {
+            Outcome::Connected(result) => self.connected(reactor, result),
+            Outcome::Received { into, result } => self.received(reactor, into, result, done),
+            Outcome::Sent { mut gather, result } => {
+                gather.clear();
+                self.spare = Some(gather);
+                if matches!(self.phase, Phase::Leaving) && self.queued.is_empty() {
+                    self.shut(reactor);
+                }
+                if matches!(self.phase, Phase::Closed) {
+                    Ok(())
+                } else {
+                    result.map(|_| ()).map_err(ClientError::Stream)
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connected(&mut self, reactor: &mut Reactor, result: Result<Socket, OsError>) -> Result<(), ClientError> {
+        if matches!(self.phase, Phase::Closed) {
+            if let Ok(socket) = result {
+                reactor.close(socket);
+            }
+            return Ok(());
+        }
+        let socket = result.map_err(ClientError::Connect)?;
+        reactor.keep_alive(socket, Duration::from_secs(CLIENT_KEEP_ALIVE_SECONDS));
+        self.socket = Some(socket);
+        self.heard = reactor.now();
+        self.receive(reactor);
+        Ok(())
+    }
+
+    fn received(
+        &mut self,
+        reactor: &mut Reactor,
+        mut into: Scatter,
+        result: Result<usize, OsError>,
+        done: &mut Vec<Completed>,
+    ) -> Result<(), ClientError> {
+        self.receiving = false;
+        let mut frames = into.drain().map(|piece| piece.frame);
+        let payload = if std::mem::take(&mut self.lent) { frames.next() } else { None };
+        let own = frames.next();
+        drop(frames);
+        self.scatter = Some(into);
+        if matches!(self.phase, Phase::Closed | Phase::Leaving | Phase::Listed(_)) {
+            return Ok(());
+        }
+        let mut count = result.map_err(ClientError::Stream)?;
+        if count == 0 {
+            return Err(self.gone());
+        }
+        self.heard = reactor.now();
+        if let (Phase::Up(traffic), Some(frame)) = (&mut self.phase, payload) {
+            count = traffic.give_back(frame, count).ok_or(ClientError::ServerGone)?;
+        }
+        if let Some(own) = own {
+            self.inbox.give(own, count);
+        }
+        self.use_inbox(done)?;
+        self.receive(reactor);
+        Ok(())
+    }
+
+    fn gone(&self) -> ClientError {
+        match self.phase {
+            Phase::Greeting(_) => ClientError::ClosedInHandshake,
+            _ => ClientError::ServerGone,
+        }
+    }
+
+    fn use_inbox(&mut self, done: &mut Vec<Completed>) -> Result<(), ClientError> {
+        loop {
+            match &mut self.phase {
+                Phase::Greeting(handshake) => {
+                    let bytes = self.inbox.bytes();
+                    let (taken, step) = self.queued.push_head_with(|out| handshake.receive(bytes, out))?;
+                    self.inbox.consume(taken);
+                    match step {
+                        ClientStep::NeedMore => return Ok(()),
+                        // TLS is never asked for here, so a server that starts it breaks the protocol.
+                        ClientStep::StartTls => return Err(ReplyError("TLS that was not asked for").into()),
+                        ClientStep::Transmission(session) => self.phase = Phase::Up(Box::new(Traffic::new(*session))),
+                        ClientStep::Listed(list) => self.phase = Phase::Listed(list),
+                    }
+                }
+                Phase::Up(traffic) => return traffic.use_inbox(&mut self.inbox, done),
+                Phase::Listed(_) | Phase::Leaving | Phase::Closed => return Ok(()),
+            }
+        }
+    }
+
+    /// Receives what comes next: the rest of a payload where it belongs, then heads into the inbox.
+    fn receive(&mut self, reactor: &mut Reactor) {
+        let Some(socket) = self.socket.filter(|_| !self.receiving && !matches!(self.phase, Phase::Closed)) else {
+            return;
+        };
+        let (mut payload, mut wanted, mut min) = (None, CLIENT_INPUT_BYTES, 1);
+        if let Phase::Up(traffic) = &mut self.phase {
+            (payload, wanted) = (traffic.lend(), traffic.wanted(self.inbox.bytes().len()));
+        }
+        let Some((frame, start, len)) = self.inbox.lend(wanted) else { return };
+        let mut into = self.scatter.take().unwrap_or_default();
+        if let Some((frame, at, left)) = payload {
+            into.push(frame, at, left);
+            (self.lent, min) = (true, left);
+        }
+        into.push(frame, start, len);
+        self.receiving = true;
+        self.operations += 1;
+        reactor.submit(Op::Recv { socket, into, min }, self.token.with_tag(TAG_RECEIVE));
+    }
+
+    /// Sends what jobs have to send, and what waits.
+    pub(super) fn flush(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
+        if let Phase::Up(traffic) = &mut self.phase {
+            let queued = &mut self.queued;
+            traffic.send(done, |payload, head| {
+                let sent = queued.push_head_with(head)?;
+                match payload {
+                    Some((Payload::Frame(frame), start, len)) => queued.push_shared(Rc::clone(frame), start, len),
+                    Some((Payload::Zeroes, _, len)) => queued.push_zeroes(len),
+                    None => {}
+                }
+                Ok(sent)
+            });
+        }
+        let Some(socket) = self.socket.filter(|_| !self.queued.is_empty()) else { return };
+        let Some(spare) = self.spare.take() else { return };
+        let gather = std::mem::replace(&mut self.queued, spare);
+        self.operations += 1;
+        reactor.submit(Op::Send { socket, gather }, self.token.with_tag(TAG_SEND));
+    }
+
+    /// Looks at the time: the handshake and a server that owes something have limits.
+    pub(super) fn tick(&self, now: Instant) -> Result<(), ClientError> {
+        let over = |since: Instant, seconds| now.since(since) >= Duration::from_secs(seconds);
+        match &self.phase {
+            Phase::Greeting(_) if over(self.begun, CLIENT_HANDSHAKE_SECONDS_MAX) => Err(ClientError::SlowHandshake),
+            Phase::Up(traffic) if !traffic.is_idle() && over(self.heard, CLIENT_SILENCE_SECONDS_MAX) => {
+                Err(ClientError::Silent)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether something is owed, so that the time must be looked at.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_greeting() || self.traffic().is_some_and(|traffic| !traffic.is_idle())
+    }
+
+    /// Leaves as the protocol asks (DISC), if nothing is in flight; else at once, and what was in flight fails.
+    pub(super) fn leave(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
+        match &mut self.phase {
+            Phase::Up(traffic) if traffic.is_idle() => self.queued.push_head_with(|out| traffic.disconnect(out)),
+            Phase::Listed(_) if !self.queued.is_empty() || self.spare.is_none() => {}
+            Phase::Leaving | Phase::Closed => return,
+            _ => return self.break_off(reactor, &ClientError::Closed, done),
+        }
+        self.phase = Phase::Leaving;
+        self.flush(reactor, done);
+    }
+
+    /// Closes; everything in flight fails with `error`.
+    pub(super) fn break_off(&mut self, reactor: &mut Reactor, error: &ClientError, done: &mut Vec<Completed>) {
+        if let Phase::Up(traffic) = &mut self.phase {
+            traffic.fail(error, done);
+        }
+        self.shut(reactor);
+    }
+
+    fn shut(&mut self, reactor: &mut Reactor) {
+        self.phase = Phase::Closed;
+        self.queued.clear();
+        match self.socket.take() {
+            Some(socket) => reactor.close(socket),
+            None => reactor.cancel(self.token.with_tag(TAG_CONNECT)),
+        }
+    }
+
+    /// Whether this connection was told the same of the export as another.
+    pub(super) fn agrees_with(&self, session: &Session) -> bool {
+        self.traffic().is_none_or(|traffic| traffic.session().rules == session.rules)
+    }
+}

@@ -1,0 +1,72 @@
+//! What can go wrong between this client and a server, and whose fault it is.
+
+use byway_reactor::Errno as OsError;
+
+use crate::limits::{CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_SILENCE_SECONDS_MAX};
+use crate::nbd::client::{ClientHandshakeError, ReplyError};
+use crate::nbd::errno::Errno;
+use crate::nbd::request::Violation;
+
+/// Why a client has no connection, or none any more. Everything that it was asked for has failed with it: NBD does not
+/// say what became of a request without a reply.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens there, or not for us.
+    #[error("cannot connect: {0}; check the address and that a server runs there")]
+    Connect(OsError),
+    /// No session within the time.
+    #[error("the server did not finish the handshake within {CLIENT_HANDSHAKE_SECONDS_MAX} s; check the address")]
+    SlowHandshake,
+    /// The server closed the connection in the handshake.
+    #[error("the server closed the connection during the handshake; its log may say why")]
+    ClosedInHandshake,
+    /// The handshake failed.
+    #[error(transparent)]
+    Handshake(#[from] ClientHandshakeError),
+    /// The server went away.
+    #[error("the server closed the connection; see whether it still runs, then start again")]
+    ServerGone,
+    /// The stream broke.
+    #[error("the connection failed: {0}; see whether the server still runs, then start again")]
+    Stream(OsError),
+    /// Requests are in flight and nothing comes.
+    #[error(
+        "the server has been silent for {CLIENT_SILENCE_SECONDS_MAX} s though it owes answers; see whether it hangs"
+    )]
+    Silent,
+    /// The server does not keep to the protocol.
+    #[error("{0}; report this to the server's authors")]
+    Misbehaved(#[from] ReplyError),
+    /// Two connections to one export were told different things of it.
+    #[error("the server describes the export differently on each connection; use one connection")]
+    Differs,
+    /// The loop's pool is too small for one more connection.
+    #[error("no memory for the connection; use fewer connections")]
+    NoFrames,
+    /// The owner closed it.
+    #[error("the connection is closed")]
+    Closed,
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The server said so.
+    #[error("the server answered: {errno}{}", words(.message))]
+    Refused {
+        /// What.
+        errno: Errno,
+        /// In its words; often empty.
+        message: String,
+    },
+    /// The export would refuse it: not sent.
+    #[error("the export does not accept the request: {0}")]
+    Violation(#[from] Violation),
+    /// No connection any more.
+    #[error(transparent)]
+    Lost(#[from] ClientError),
+}
+
+fn words(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(" ({message})") }
+}

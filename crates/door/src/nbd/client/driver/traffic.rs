@@ -1,0 +1,245 @@
+//! The requests of a connection that is up: which commands go out next, and where what comes in belongs.
+
+use std::collections::VecDeque;
+
+use byway_reactor::Frame;
+use slab::Slab;
+
+use super::Completed;
+use super::error::{ClientError, RequestError};
+use super::inbox::Inbox;
+use super::job::{Job, Payload};
+use crate::limits::{CLIENT_CONNECTION_DEPTH, CLIENT_INPUT_BYTES, SMALL_READ_BYTES_MAX};
+use crate::nbd::client::{ClientTransmission, Content, Received, ReplyError, Session, SubmitError};
+use crate::nbd::request::Headers;
+use crate::nbd::wire::{ExtendedReply, SimpleReply, StructuredReply};
+
+/// See the module.
+pub(super) struct Traffic {
+    session: Session,
+    machine: ClientTransmission,
+    jobs: Slab<Job>,
+    /// Jobs that have commands to be sent, in order.
+    unsent: VecDeque<usize>,
+    /// By the machine's slot: the job whose command it is.
+    owners: Vec<usize>,
+    placing: Option<Placing>,
+    /// Bytes of the head at the front of the inbox, as far as is known.
+    need: usize,
+    /// The last read was large; so will the next be.
+    large: bool,
+}
+
+/// A payload that is coming in.
+#[derive(Clone, Copy)]
+struct Placing {
+    cookie: u64,
+    job: usize,
+    /// Where the next byte belongs in the job's frame.
+    at: usize,
+    left: usize,
+    last: bool,
+}
+
+/// A write's payload: what it is of, where it starts, how long it is.
+pub(super) type Sent<'a> = Option<(Payload<'a>, usize, usize)>;
+
+const NO_FRAME: ReplyError = ReplyError("data for a request that has no memory");
+
+impl Traffic {
+    pub(super) fn new(session: Session) -> Self {
+        let machine = ClientTransmission::new(session.rules, CLIENT_CONNECTION_DEPTH);
+        Self {
+            session,
+            machine,
+            jobs: Slab::new(),
+            unsent: VecDeque::new(),
+            owners: vec![usize::MAX; CLIENT_CONNECTION_DEPTH],
+            placing: None,
+            need: 0,
+            large: false,
+        }
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Requests that have not been answered.
+    pub(super) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(super) fn add(&mut self, job: Job) {
+        if let Some(large) = job.is_large_read(SMALL_READ_BYTES_MAX) {
+            self.large = large;
+        }
+        let id = self.jobs.insert(job);
+        self.unsent.push_back(id);
+    }
+
+    pub(super) fn disconnect(&self, out: &mut Vec<u8>) {
+        self.machine.disconnect(out);
+    }
+
+    /// Hands out commands while the connection may have more in flight.
+    pub(super) fn send(
+        &mut self,
+        done: &mut Vec<Completed>,
+        mut put: impl FnMut(Sent<'_>, &mut dyn FnMut(&mut Vec<u8>) -> Result<u64, SubmitError>) -> Result<u64, SubmitError>,
+    ) {
+        while let Some(&id) = self.unsent.front() {
+            let Some(job) = self.jobs.get_mut(id) else {
+                self.unsent.pop_front();
+                continue;
+            };
+            let Some(part) = job.next_part(self.machine.rules()) else {
+                self.unsent.pop_front();
+                self.retire(id, done);
+                continue;
+            };
+            let payload = job.payload().map(|payload| (payload, part.start as usize, part.len as usize));
+            let machine = &mut self.machine;
+            let mut head = |out: &mut Vec<u8>| machine.submit(part.command, part.flags, part.offset, part.len, out);
+            match put(payload, &mut head) {
+                Ok(cookie) => {
+                    self.owners[ClientTransmission::slot(cookie)] = id;
+                    if !job.sent(&part) {
+                        self.unsent.pop_front();
+                    }
+                }
+                Err(SubmitError::Full) => return,
+                Err(SubmitError::Violation(violation)) => job.fail(violation.into()),
+            }
+        }
+    }
+
+    fn retire(&mut self, id: usize, done: &mut Vec<Completed>) {
+        if self.jobs.get(id).is_some_and(Job::is_over) {
+            done.push(self.jobs.remove(id).complete());
+        }
+    }
+
+    /// Everything fails.
+    pub(super) fn fail(&mut self, error: &ClientError, done: &mut Vec<Completed>) {
+        self.unsent.clear();
+        self.placing = None;
+        for mut job in self.jobs.drain() {
+            job.fail(RequestError::Lost(error.clone()));
+            done.push(job.complete());
+        }
+    }
+
+    /// How many bytes to offer for heads, when `here` of them are in the inbox.
+    pub(super) fn wanted(&self, here: usize) -> usize {
+        if !self.large {
+            return CLIENT_INPUT_BYTES;
+        }
+        // What a part of a read begins with: more would be the first bytes of its payload, which then are copied.
+        let head = match self.session.rules.headers {
+            Headers::Simple => SimpleReply::BYTES,
+            Headers::Structured => StructuredReply::BYTES + 8,
+            Headers::Extended => ExtendedReply::BYTES + 8,
+        };
+        self.need.max(head).saturating_sub(here)
+    }
+
+    /// Gives out the frame that the rest of a payload belongs in: from where, how much.
+    pub(super) fn lend(&mut self) -> Option<(Frame, usize, usize)> {
+        let placing = self.placing?;
+        let frame = self.jobs.get_mut(placing.job)?.into.take()?;
+        Some((frame, placing.at, placing.left))
+    }
+
+    /// Takes it back after `count` bytes have come: how many of them came behind the payload. `None`: too few, since the
+    /// stream ended.
+    pub(super) fn give_back(&mut self, frame: Frame, count: usize) -> Option<usize> {
+        let placing = self.placing.as_mut()?;
+        self.jobs.get_mut(placing.job)?.into = Some(frame);
+        let behind = count.checked_sub(placing.left)?;
+        placing.at += placing.left;
+        placing.left = 0;
+        Some(behind)
+    }
+
+    /// Uses what is in the inbox, as far as it goes.
+    pub(super) fn use_inbox(&mut self, inbox: &mut Inbox, done: &mut Vec<Completed>) -> Result<(), ClientError> {
+        loop {
+            if !self.place(inbox, done)? {
+                return Ok(());
+            }
+            self.need = 0;
+            if inbox.bytes().is_empty() {
+                return Ok(());
+            }
+            match self.machine.parse(inbox.bytes())? {
+                Received::Incomplete { need } => {
+                    self.need = need;
+                    return Ok(());
+                }
+                Received::Part { cookie, content, last, taken } => {
+                    let id = self.owners[ClientTransmission::slot(cookie)];
+                    let job = self.jobs.get_mut(id).ok_or(NO_FRAME)?;
+                    match content {
+                        Content::Data { offset, length } => {
+                            let at = job.position(offset);
+                            self.placing = Some(Placing { cookie, job: id, at, left: length as usize, last });
+                        }
+                        Content::Hole { offset, length } if !job.clear(offset, length) => return Err(NO_FRAME.into()),
+                        Content::Extent(allocation) => job.extent(allocation),
+                        Content::Failed { errno, message, .. } => {
+                            let message = String::from_utf8_lossy(message).into_owned();
+                            job.fail(RequestError::Refused { errno, message });
+                        }
+                        Content::Hole { .. } | Content::Nothing => {}
+                    }
+                    inbox.consume(taken);
+                    if self.placing.is_none() && last {
+                        self.end_part(cookie, id, done);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves what has come of a payload from the inbox to where it belongs. False if more is to come.
+    fn place(&mut self, inbox: &mut Inbox, done: &mut Vec<Completed>) -> Result<bool, ClientError> {
+        let Some(placing) = &mut self.placing else { return Ok(true) };
+        let here = placing.left.min(inbox.bytes().len());
+        if here > 0 {
+            let frame = self.jobs.get_mut(placing.job).and_then(|job| job.into.as_mut());
+            let place = frame.and_then(|frame| frame.get_mut(placing.at..placing.at + here)).ok_or(NO_FRAME)?;
+            place.copy_from_slice(&inbox.bytes()[..here]);
+            inbox.consume(here);
+            placing.at += here;
+            placing.left -= here;
+        }
+        if placing.left > 0 {
+            return Ok(false);
+        }
+        let Placing { cookie, job, last, .. } = *placing;
+        self.placing = None;
+        if last {
+            self.end_part(cookie, job, done);
+        }
+        Ok(true)
+    }
+
+    fn end_part(&mut self, cookie: u64, id: usize, done: &mut Vec<Completed>) {
+        let finished = self.machine.finish(cookie);
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        if let Some(Err(errno)) = finished {
+            job.fail(RequestError::Refused { errno, message: String::new() });
+        }
+        if job.ended() {
+            if job.is_cut_short() {
+                self.unsent.retain(|unsent| *unsent != id);
+            }
+            done.push(self.jobs.remove(id).complete());
+        }
+    }
+}

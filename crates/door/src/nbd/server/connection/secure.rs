@@ -1,0 +1,83 @@
+//! A connection over TLS: payloads are decrypted to where they belong, replies are read by us, so they lie in frames.
+
+use byway_reactor::{FramePool, Reactor, Scatter};
+use byway_service::block::{BlockError, Engine, Payload, Step, Tag};
+
+use super::{Connection, Context, End, Expect, Incoming, Piece};
+
+impl Connection {
+    /// Whether TLS's own end is on its way, or was sent.
+    pub(in crate::nbd::server) fn has_said_end(&self) -> bool {
+        self.secure.as_ref().is_some_and(|secure| secure.has_said_end())
+    }
+
+    /// Decrypts some of what has come to where it is expected. False if there is nothing more, or no room for it.
+    pub(super) fn decrypt(&mut self, pool: &FramePool) -> bool {
+        let Some(secure) = &mut self.secure else { return false };
+        if self.end.is_some() || self.over.is_some() || self.receiving || self.stalled {
+            return false;
+        }
+        let went = match &mut self.expect {
+            Expect::Parts(_) => return false,
+            Expect::Payload(Incoming { piece: Some(Piece { frame: Some(frame), filled, len }), .. }) => {
+                let went = secure.decrypt(&mut frame[*filled..*len]);
+                *filled += went.unwrap_or(0);
+                Some(went)
+            }
+            _ => secure.decrypt_to(&mut self.input, pool),
+        };
+        match went {
+            None => self.stalled = true,
+            Some(Ok(0)) if secure.has_ended() => self.at_end_of_stream(),
+            Some(Ok(n)) => return n > 0,
+            Some(Err(error)) => self.over = Some(End::Tls(error)),
+        }
+        false
+    }
+
+    /// The stream ended: by TLS's own word, or somebody may have cut it.
+    pub(in crate::nbd::server) fn hung_up(&mut self) {
+        match self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up()) {
+            Ok(()) => self.at_end_of_stream(),
+            Err(error) => {
+                self.end.get_or_insert(End::Tls(error));
+            }
+        }
+    }
+
+    /// When all has been answered and nothing more is read, says so by TLS.
+    pub(super) fn say_end(&mut self, context: &mut Context<'_>) {
+        if self.end.is_some()
+            && self.is_idle(context.pending)
+            && let Some(secure) = &mut self.secure
+        {
+            secure.say_end();
+            self.send(context.reactor);
+        }
+    }
+
+    /// Reads, into memory that the way to the client can use: what is encrypted must be read by us, and not change.
+    pub(super) fn read(
+        &self,
+        reactor: &mut Reactor,
+        engine: &mut Engine,
+        (offset, len): (u64, usize),
+        tag: Tag,
+    ) -> Result<Step<Payload>, BlockError> {
+        if self.secure.is_some() {
+            engine.read_private(reactor, self.volume, (offset, len), tag)
+        } else {
+            engine.read(reactor, self.volume, offset, len, tag)
+        }
+    }
+
+    pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor) {
+        let lent = self.secure.as_mut().and_then(|secure| secure.lend(reactor.frames()));
+        let Some((frame, at)) = lent else {
+            self.stalled = true;
+            return;
+        };
+        let room = frame.len() - at;
+        self.submit_receive(reactor, Scatter::one(frame, at, room), 1);
+    }
+}

@@ -1,0 +1,280 @@
+//! The NBD client and byway's own door over real sockets, and servers that break their word.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use byway_door::nbd::client::{
+    BlockingClient, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, RequestError, list,
+};
+use byway_door::nbd::errno::Errno;
+use byway_door::nbd::request::Headers;
+use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
+use byway_reactor::{Address, IoChoice, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions, ZeroFlags};
+
+const IOS: [IoChoice; 2] = [IoChoice::Uring, IoChoice::Epoll];
+const CLIENT: u8 = 0x50;
+const ACCEPT: u8 = 0x01;
+const FRAMES: usize = 32 << 20;
+
+/// A door with some volumes on a thread of its own.
+struct Running {
+    address: Address,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(io: IoChoice, at: Address, volumes: Vec<Arc<Volume>>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (send, started) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                let mut reactor = Reactor::open(io, FRAMES).unwrap();
+                let listener = reactor.listen(&at).unwrap();
+                let bound = reactor.local_address(listener).map_or(at, Address::Tcp);
+                reactor.submit(Op::Accept { listener }, Token::new(ACCEPT, 0, 0, 0));
+                send.send((bound, reactor.waker())).unwrap();
+                serve(&mut reactor, &volumes, &stop);
+            }
+        });
+        let (address, waker) = started.recv().unwrap();
+        Self { address, stop, waker, thread: Some(thread) }
+    }
+
+    fn connect(&self, io: IoChoice, export: &str, connections: usize) -> BlockingClient {
+        connect(io, &self.address, export, connections).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_none_or(|ended| ended.is_ok()), "the server panicked");
+    }
+}
+
+fn serve(reactor: &mut Reactor, volumes: &[Arc<Volume>], stop: &AtomicBool) {
+    let (mut engine, mut catalog) = (Engine::default(), Catalog::default());
+    catalog.replace(&mut engine, reactor, volumes);
+    let mut door = NbdDoor::new(NbdOptions::default());
+    let (mut completions, mut done) = (Vec::new(), Vec::new());
+    while !stop.load(Ordering::SeqCst) {
+        reactor.reap(&mut completions, Wait::Block).unwrap();
+        for completion in completions.drain(..) {
+            match completion.token.class() {
+                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
+                NBD_CLASS => door
+                    .handle(&mut Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog }, completion),
+                _ => {
+                    if let Outcome::Accepted(Ok(socket)) = completion.outcome {
+                        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
+                        door.open(&mut floor, socket);
+                    }
+                }
+            }
+        }
+        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
+        for one in done.drain(..) {
+            door.done(&mut floor, one);
+        }
+        door.turn(&mut floor);
+    }
+}
+
+fn connect(io: IoChoice, to: &Address, export: &str, connections: usize) -> Result<BlockingClient, ClientError> {
+    let config = ClientConfig { export: export.to_owned(), ..ClientConfig::default() };
+    connect_as(io, to, config, connections)
+}
+
+fn connect_as(
+    io: IoChoice,
+    to: &Address,
+    config: ClientConfig,
+    connections: usize,
+) -> Result<BlockingClient, ClientError> {
+    let reactor = Reactor::open(io, FRAMES).unwrap();
+    BlockingClient::connect(reactor, to.clone(), config, ClientOptions { class: CLIENT, connections })
+}
+
+fn loopback() -> Address {
+    Address::Tcp("127.0.0.1:0".parse().unwrap())
+}
+
+fn memory(name: &str, bytes: u64, read_only: bool) -> Arc<Volume> {
+    let options = VolumeOptions { read_only, description: format!("about {name}"), ..VolumeOptions::default() };
+    Arc::new(Volume::new(name, Store::memory(name, bytes).unwrap(), options))
+}
+
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8 | 1).collect()
+}
+
+#[test]
+fn what_is_written_is_read_at_every_size_and_with_all_headers() {
+    for io in IOS {
+        let server = Running::start(io, loopback(), vec![memory("m", 64 << 20, false)]);
+        for (headers, structured_replies, extended_headers) in
+            [(Headers::Simple, false, false), (Headers::Structured, true, false), (Headers::Extended, true, true)]
+        {
+            let config =
+                ClientConfig { export: "m".into(), structured_replies, extended_headers, ..ClientConfig::default() };
+            let mut client = connect_as(io, &server.address, config, 1).unwrap();
+            assert_eq!(client.session().unwrap().rules.headers, headers);
+            let mut offset = 7;
+            for len in [1, 512, 4096, 16 << 10, (16 << 10) + 1, 64 << 10, 300_032, 1 << 20, 9 << 20] {
+                let data = pattern(len, len as u32);
+                client.write(offset, &data, len == 4096).unwrap();
+                let mut back = vec![0; len];
+                client.read(offset, &mut back).unwrap();
+                assert!(data == back, "{io:?} {headers:?}: {len} bytes came back changed");
+                offset += len as u64;
+            }
+            client.flush().unwrap();
+            client.close();
+        }
+    }
+}
+
+#[test]
+fn zeroes_and_extents_say_where_there_is_data() {
+    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("m", 8 << 20, false)]);
+    let mut client = server.connect(IoChoice::Auto, "m", 1);
+    client.write(1 << 20, &pattern(3 << 20, 1), false).unwrap();
+    client.zero(2 << 20, 1 << 20, ZeroFlags::default()).unwrap();
+    let extents = client.extents(0, 8 << 20).unwrap();
+    let seen: Vec<_> = extents.iter().map(|extent| (extent.len >> 20, extent.hole)).collect();
+    assert_eq!(seen, [(1, true), (1, false), (1, true), (1, false), (4, true)]);
+    let mut back = vec![1; 1 << 20];
+    client.read(2 << 20, &mut back).unwrap();
+    assert!(back.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn several_connections_are_made_where_the_server_allows_it_and_share_the_work() {
+    for io in IOS {
+        let folder = std::env::temp_dir().join(format!("byway-door-{}-{io:?}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let socket: PathBuf = folder.join("sock");
+        let server = Running::start(io, Address::Unix(socket), vec![memory("m", 64 << 20, false)]);
+        let mut client = server.connect(io, "m", 4);
+        let data = pattern(32 << 20, 5);
+        client.write(0, &data, false).unwrap();
+        let mut back = vec![0; data.len()];
+        client.read(0, &mut back).unwrap();
+        assert!(data == back);
+        assert_eq!(client.client().connections(), 4);
+        client.close();
+        drop(server);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn what_the_export_refuses_is_said_and_the_connection_lives() {
+    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("r", 1 << 20, true)]);
+    let mut client = server.connect(IoChoice::Auto, "r", 1);
+    let refused = client.write(0, &[1; 512], false).unwrap_err();
+    assert!(
+        matches!(&refused, RequestError::Violation(violation) if violation.errno == Errno::NotPermitted),
+        "{refused}"
+    );
+    assert!(client.read(1 << 20, &mut [0; 512]).is_err(), "past the end");
+    client.read(0, &mut [0; 512]).unwrap();
+    let unknown = connect(IoChoice::Auto, &server.address, "other", 1).err().unwrap();
+    assert!(matches!(unknown, ClientError::Handshake(ClientHandshakeError::UnknownExport(_))), "{unknown}");
+}
+
+#[test]
+fn exports_are_listed_with_what_the_server_says_of_them() {
+    let server =
+        Running::start(IoChoice::Auto, loopback(), vec![memory("a", 1 << 20, false), memory("b", 2 << 20, true)]);
+    let listed = list(Reactor::open(IoChoice::Auto, 1 << 20).unwrap(), server.address.clone(), CLIENT).unwrap();
+    let seen: Vec<_> =
+        listed.iter().map(|export| (export.name.as_str(), export.session.as_ref().unwrap().rules.size_bytes)).collect();
+    assert_eq!(seen, [("a", 1 << 20), ("b", 2 << 20)]);
+    assert_eq!(listed[0].session.as_ref().unwrap().description, "about a");
+}
+
+/// Accepts one connection and lets `act` do with it what it likes.
+fn scripted(act: impl FnOnce(TcpStream) + Send + 'static) -> (Address, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || act(listener.accept().unwrap().0));
+    (Address::Tcp(address), thread)
+}
+
+/// As far as an open export of 1 MiB without any feature.
+fn greet(stream: &mut TcpStream) {
+    stream.write_all(b"NBDMAGICIHAVEOPT\x00\x00").unwrap();
+    let mut flags_and_option = [0; 4 + 16 + 1];
+    stream.read_exact(&mut flags_and_option).unwrap();
+    stream.write_all(&(1u64 << 20).to_be_bytes()).unwrap();
+    stream.write_all(&[0, 1]).unwrap();
+    stream.write_all(&[0; 124]).unwrap();
+}
+
+#[test]
+fn servers_that_break_their_word_are_named() {
+    let failure = |act: fn(TcpStream)| {
+        let (address, thread) = scripted(act);
+        let error = connect(IoChoice::Auto, &address, "m", 1).err().unwrap();
+        thread.join().unwrap();
+        error
+    };
+    assert_eq!(failure(drop), ClientError::ClosedInHandshake);
+    let web: fn(TcpStream) = |mut stream| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    assert_eq!(failure(web), ClientError::Handshake(ClientHandshakeError::NotNbd));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = Address::Tcp(listener.local_addr().unwrap());
+    drop(listener);
+    let refused = connect(IoChoice::Auto, &nobody, "m", 1).err().unwrap();
+    assert!(matches!(refused, ClientError::Connect(_)), "{refused}");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up() {
+    let (silent, thread) = scripted(|mut stream| {
+        // Until the client has had enough.
+        let _ = stream.read(&mut [0; 1]);
+    });
+    assert_eq!(connect(IoChoice::Auto, &silent, "m", 1).err(), Some(ClientError::SlowHandshake));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_server_that_goes_away_or_lies_fails_what_is_in_flight() {
+    let (gone, thread) = scripted(|mut stream| {
+        greet(&mut stream);
+        stream.read_exact(&mut [0; 28]).unwrap();
+        // A reply, and half of its payload.
+        stream.write_all(b"\x67\x44\x66\x98\0\0\0\0\0\0\0\x01\0\0\0\0").unwrap();
+        stream.write_all(&[7; 2048]).unwrap();
+    });
+    let mut client = connect(IoChoice::Auto, &gone, "m", 1).unwrap();
+    let error = client.read(0, &mut [0; 4096]).unwrap_err();
+    assert_eq!(error, RequestError::Lost(ClientError::ServerGone));
+    assert_eq!(client.flush().unwrap_err(), error, "it stays failed");
+    thread.join().unwrap();
+
+    let (liar, thread) = scripted(|mut stream| {
+        greet(&mut stream);
+        stream.read_exact(&mut [0; 28]).unwrap();
+        stream.write_all(b"\x67\x44\x66\x98\0\0\0\0\xff\0\0\0\0\0\0\0").unwrap();
+        // Until the client has had enough.
+        let _ = stream.read(&mut [0; 1]);
+    });
+    let mut client = connect(IoChoice::Auto, &liar, "m", 1).unwrap();
+    let error = client.read(0, &mut [0; 4096]).unwrap_err();
+    assert!(matches!(error, RequestError::Lost(ClientError::Misbehaved(_))), "{error}");
+    drop(client);
+    thread.join().unwrap();
+}

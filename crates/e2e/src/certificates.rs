@@ -1,0 +1,88 @@
+//! Certificates for tests of TLS, in the folders and under the names that libnbd and QEMU look for.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+
+/// An authority, what it signed, and what others did.
+pub struct Certificates {
+    folder: PathBuf,
+}
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(vec![]).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("random numbers");
+        let pem = params.self_signed(&key).expect("it signs").pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// A certificate and its key.
+    fn sign(&self, name: &str, names: &[&str], expired: bool) -> (String, String) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        if expired {
+            params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+        }
+        let key = KeyPair::generate().expect("random numbers");
+        let certificate = params.signed_by(&key, &self.issuer).expect("it signs");
+        (certificate.pem(), key.serialize_pem())
+    }
+}
+
+impl Certificates {
+    /// Makes them in `folder`: the server's files there, and a folder for each client:
+    ///
+    /// - `client` and `other` have what they should;
+    /// - `nobody` has no certificate, `expired` one of long ago, `stranger` one of another authority;
+    /// - `misled` trusts that other authority, so that it must not trust the server.
+    ///
+    /// # Panics
+    /// If the folder cannot be written.
+    pub fn new(folder: &Path) -> Self {
+        let this = Self { folder: folder.to_owned() };
+        let (ours, another) = (Authority::new("the tests' authority"), Authority::new("another authority"));
+        this.write("ca-cert.pem", &ours.pem);
+        this.write_pair("server", ours.sign("server", &["localhost", "127.0.0.1", "::1"], false));
+        for (client, signer, trusted, expired) in [
+            ("client", Some(&ours), &ours, false),
+            ("other", Some(&ours), &ours, false),
+            ("nobody", None, &ours, false),
+            ("expired", Some(&ours), &ours, true),
+            ("stranger", Some(&another), &ours, false),
+            ("misled", Some(&ours), &another, false),
+        ] {
+            std::fs::create_dir_all(folder.join(client)).expect("a folder");
+            this.write(&format!("{client}/ca-cert.pem"), &trusted.pem);
+            if let Some(signer) = signer {
+                this.write_pair(&format!("{client}/client"), signer.sign(client, &[], expired));
+            }
+        }
+        this
+    }
+
+    /// The path of a file or folder among them.
+    pub fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.folder.join(name), text).expect("room");
+    }
+
+    fn write_pair(&self, name: &str, (certificate, key): (String, String)) {
+        self.write(&format!("{name}-cert.pem"), &certificate);
+        self.write(&format!("{name}-key.pem"), &key);
+    }
+}

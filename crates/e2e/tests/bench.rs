@@ -1,0 +1,33 @@
+//! `byway bench volume`, from the built binary to the built binary, over each wire.
+
+use byway_e2e::{Server, binary, run, run_well};
+
+#[test]
+fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
+    for io in ["uring", "epoll"] {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let socket = format!("unix://{}/sock", folder.path().display());
+        let arguments = ["--io", io, "--volume", "m=mem:16M", "--volume", "r=null:16M,ro", "--nbd", &socket];
+        let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 3, &[&arguments[..], &doors[..]].concat());
+        let native = |name: &str| format!("byway://127.0.0.1:{}/{name}", server.port("byway"));
+        let tcp = |name: &str| format!("nbd://127.0.0.1:{}/{name}", server.port("nbd"));
+        let unix = |name: &str| format!("nbd+unix:///{name}?socket={}/sock", folder.path().display());
+        let cases = [("randwrite", "4K"), ("randread", "4K"), ("write", "1M"), ("read", "1M"), ("randrw", "64K")];
+        for (index, (rw, bs)) in cases.into_iter().enumerate() {
+            // Over the two backends every wire gets small and large ones, and both ways.
+            let uri = [native("m"), tcp("m"), unix("m")][(index + usize::from(io == "epoll")) % 3].clone();
+            let how = ["--rw", rw, "--bs", bs, "--seconds", "1", "--connections", "2", "--json", "--io", io];
+            let said = run_well(&binary(), &[&["bench", "volume", &uri][..], &how[..]].concat());
+            assert!(said.contains("\"requests_per_second\""), "{said}");
+            assert!(!said.contains("\"requests\":0,"), "{said}");
+        }
+        for name in [&native as &dyn Fn(&str) -> String, &tcp, &unix] {
+            let refused = run(&binary(), &["bench", "volume", &name("r"), "--rw", "randwrite", "--seconds", "1"]);
+            assert!(String::from_utf8_lossy(&refused.stderr).contains("read-only"), "{refused:?}");
+            let unknown = run(&binary(), &["bench", "volume", &name("other"), "--seconds", "1"]);
+            let said = String::from_utf8_lossy(&unknown.stderr);
+            assert!(said.contains("no volume has that name") || said.contains("no such export"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `byway demo`: it works without any set-up, and leaves nothing behind.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use byway_e2e::{LIMIT, binary, noise, until};
+
+/// `byway demo` with its temporary files in `folder`.
+fn demo(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.arg("demo").args(arguments).env("TMPDIR", folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+const PATHS: [&str; 4] = ["the file itself", "NBD, TCP", "NBD, unix socket", "byway's own wire, TCP"];
+
+#[test]
+fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    for io in ["uring", "epoll"] {
+        let output = demo(folder.path(), &["--size", "24M", "--io", io]).output().expect("byway starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for path in PATHS {
+            let row = said.lines().find(|line| line.starts_with(path)).unwrap_or_else(|| panic!("{path} in {said}"));
+            let figures: Vec<f64> =
+                row[28..].split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
+            assert!(figures.len() == 3 && figures.iter().all(|figure| *figure > 0.0), "{row}");
+        }
+        assert!(said.contains("24.0 MiB each time") && said.contains("bench volume"), "{said}");
+        assert!(is_empty(folder.path()), "{io}: it must clean up");
+    }
+}
+
+#[test]
+fn the_demo_shares_a_file_without_touching_it() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let file = folder.path().join("mine");
+    let bytes = noise((8 << 20) + 512, 4);
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    let temporary = folder.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let output = demo(&temporary, &[&file.display().to_string(), "--json"]).output().expect("byway starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said.matches("\"bytes\":8389120").count(), PATHS.len(), "{said}");
+    assert!(std::fs::read(&file).unwrap() == bytes && is_empty(&temporary));
+
+    for (wrong, words) in [("not-there", "not-there: "), (".", ".: ")] {
+        let output = demo(&temporary, &[wrong]).output().expect("byway starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("demo:") && said.contains(words), "{said}");
+        assert!(is_empty(&temporary));
+    }
+}
+
+/// Ends the child with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_interrupted_demo_cleans_up() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::INT, Signal::TERM] {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let mut running = Running(demo(folder.path(), &["--size", "512M"]).spawn().expect("byway starts"));
+        until(Instant::now() + LIMIT, "its folder", || (!is_empty(folder.path())).then_some(()));
+        kill_process(Pid::from_child(&running.0), signal).expect("it lives");
+        let status = until(Instant::now() + LIMIT, "its end", || running.0.try_wait().ok().flatten());
+        assert_eq!(status.code(), Some(130));
+        assert!(is_empty(folder.path()), "it must clean up");
+    }
+}

@@ -1,0 +1,322 @@
+//! What an operator does with a running node: reload it, look at it, hold it back, make it fail on purpose.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+
+/// Libnbd's Python, or a skip said aloud.
+macro_rules! python {
+    ($test:expr) => {
+        match libnbd_python() {
+            Some(python) => python,
+            None => return skip($test, SkipReason::MissingTool("python3-libnbd")),
+        }
+    };
+}
+
+/// A node with a configuration file, a control socket, and NBD on a unix socket.
+struct Rig {
+    folder: tempfile::TempDir,
+    server: Server,
+}
+
+impl Rig {
+    fn new(volumes: &str, more: &[&str]) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        // Whoever the node becomes may go through it.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        configure(folder.path(), volumes);
+        let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
+        let base = ["--config", &config, "--ctl", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
+        let doors = 3 + more.iter().filter(|flag| **flag == "--listen").count();
+        let server = Server::start(folder.path(), doors, &[&base[..], more].concat());
+        Self { folder, server }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn file(&self, name: &str, len: u64) -> String {
+        let file = std::fs::File::options().write(true).create(true).truncate(false).open(self.path(name)).unwrap();
+        file.set_len(len).unwrap();
+        self.path(name).display().to_string()
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> std::process::Output {
+        let socket = self.path("ctl").display().to_string();
+        run(&binary(), &[&["ctl", "--socket", &socket], arguments].concat())
+    }
+
+    fn reload(&self) -> String {
+        let output = self.ctl(&["reload"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// A script with a function `connect(name)`.
+    fn script(&self, body: &str) -> String {
+        let socket = self.path("nbd").display().to_string();
+        format!(
+            "{LIBNBD_PRELUDE}\ndef connect(name):\n  h = nbd.NBD()\n  h.set_export_name(name)\n  \
+             h.connect_unix('{socket}')\n  return h\ndef fails(what):\n  try:\n    what()\n  except nbd.Error as e:\n    \
+             return e.errno\n  raise AssertionError('it should have failed')\n{body}"
+        )
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.server.port("http"))).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+fn configure(folder: &Path, volumes: &str) {
+    std::fs::write(folder.join("byway.toml"), format!("volumes = [{volumes}]\n")).unwrap();
+}
+
+/// A script that talks to the test by lines.
+struct Script(Child);
+
+impl Script {
+    fn start(python: &Path, script: &str) -> Self {
+        let mut command = Command::new(python);
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self(command.spawn().expect("python starts"))
+    }
+
+    /// Waits for the line that says how far it is.
+    fn expect(&mut self, want: &str) {
+        let out = self.0.stdout.as_mut().expect("piped");
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while out.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        assert_eq!(String::from_utf8_lossy(&line), want);
+    }
+
+    fn go_on(&mut self) {
+        self.0.stdin.as_mut().expect("piped").write_all(b"\n").unwrap();
+    }
+
+    fn ends_well(mut self) {
+        let status = until(Instant::now() + LIMIT, "the script to end", || self.0.try_wait().ok().flatten());
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_reload_changes_volumes_under_their_clients() {
+    let python = python!("a_reload_changes_volumes_under_their_clients");
+    let rig = Rig::new("\"keep=mem:1M\", \"gone=mem:1M\"", &["--listen", "tcp://127.0.0.1:0"]);
+    let disk = rig.file("disk", 1 << 20);
+    let script = rig.script(
+        "keep, gone = connect('keep'), connect('gone')\n\
+         keep.pwrite(b'k' * 4096, 0)\n\
+         assert fails(lambda: connect('disk'))\n\
+         print('connected', flush=True); input()\n\
+         assert keep.pread(4096, 0) == b'k' * 4096, 'the same connection goes on, with its bytes'\n\
+         assert fails(lambda: gone.pread(4096, 0))\n\
+         assert fails(lambda: connect('gone'))\n\
+         again = connect('keep')\n\
+         assert (keep.get_size(), again.get_size()) == (1 << 20, 2 << 20), 'seen at the next GO'\n\
+         again.pwrite(b'n' * 4096, (2 << 20) - 4096)\n\
+         assert connect('disk').get_size() == 1 << 20\n\
+         print('reloaded', flush=True); input()\n\
+         disk = connect('disk')\n\
+         disk.pwrite(b'd' * 4096, (3 << 20) - 4096)\n\
+         assert disk.pread(4096, (3 << 20) - 4096) == b'd' * 4096, 'the new end of the file'\n\
+         assert keep.pread(4096, 0) == b'k' * 4096\n\
+         print('grown', flush=True); input()\n\
+         assert fails(lambda: disk.pwrite(b'x' * 4096, 2 << 20)) == 'ENOSPC', 'behind the new end'\n\
+         disk.pwrite(b'x' * 4096, 0)\n",
+    );
+    let mut client = Script::start(&python, &script);
+    client.expect("connected");
+    configure(rig.folder.path(), &format!("\"keep=mem:2M\", \"disk={disk}\""));
+    assert_eq!(rig.reload(), "added: disk\ndropped: gone\nresized: keep\n");
+    client.go_on();
+    client.expect("reloaded");
+    rig.file("disk", 3 << 20);
+    let id = rustix::process::Pid::from_raw(rig.server.id().cast_signed()).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::HUP).unwrap();
+    until(Instant::now() + LIMIT, "the reload", || rig.server.log().contains("resized=[\"disk\"]").then_some(()));
+    client.go_on();
+    client.expect("grown");
+    rig.file("disk", 2 << 20);
+    assert_eq!(rig.reload(), "resized: disk\n");
+    client.go_on();
+    client.ends_well();
+    assert_eq!(std::fs::metadata(disk).unwrap().len(), 2 << 20, "nobody wrote behind the end");
+    let info =
+        run_well(&binary(), &["info", "--json", &format!("byway://127.0.0.1:{}/keep", rig.server.port("byway"))]);
+    assert!(info.contains("2097152"), "the native wire as well: {info}");
+}
+
+#[test]
+fn a_reload_that_cannot_be_done_changes_nothing() {
+    let rig = Rig::new("\"keep=mem:1M\"", &[]);
+    let refused = |volumes: &str, want: &str| {
+        configure(rig.folder.path(), volumes);
+        let output = rig.ctl(&["reload"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(want), "should say {want:?}: {said}");
+        let status = String::from_utf8_lossy(&rig.ctl(&["status", "--json"]).stdout).into_owned();
+        assert!(status.contains("\"name\":\"keep\",\"bytes\":1048576"), "{status}");
+        assert!(!status.contains("\"name\":\"new\""), "{status}");
+    };
+    refused("\"keep=mem:2M\", \"new=/nowhere\"", "create it first");
+    refused("\"keep=mem:2M\", \"new=mem:1M\", \"new=mem:2M\"", "rename one");
+    refused("\"keep=mem:2M\", \"new=mem:1M", "byway.toml");
+    refused("", "names no volume");
+    refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
+    let disk = rig.file("disk", 1 << 20);
+    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"disk={disk}\""));
+    rig.reload();
+    refused(&format!("\"keep=mem:2M\", \"new={disk}\""), "this node serves it as `disk`");
+    let output = run(&binary(), &["ctl", "--socket", "/nowhere/ctl", "reload"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is the node running"));
+}
+
+#[test]
+fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
+    let test = "a_node_that_gave_up_root_reloads_what_only_root_may_open";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, SkipReason::Machine("not root"));
+    }
+    let python = python!(test);
+    let mut rig = Rig::new("\"m=mem:1M\"", &["--user", "nobody"]);
+    let disk = rig.file("disk", 1 << 20);
+    for name in ["disk", "byway.toml"] {
+        std::fs::set_permissions(rig.path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    configure(rig.folder.path(), &format!("\"m=mem:1M\", \"disk={disk}\""));
+    assert_eq!(rig.reload(), "added: disk\n");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", rig.server.id())).unwrap();
+    assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+    std::fs::set_permissions(rig.path("nbd"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let script = rig.script("h = connect('disk')\nh.pwrite(b'x' * 512, 512)\nh.flush()\n");
+    run_well(&python, &["-c", &script]);
+    assert_eq!(&std::fs::read(rig.path("disk")).unwrap()[512..1024], [b'x'; 512]);
+    let children = format!("/proc/{0}/task/{0}/children", rig.server.id());
+    let opener = std::fs::read_to_string(children).unwrap();
+    assert_eq!(opener.split_whitespace().count(), 1, "one opener: {opener}");
+    rig.server.kill();
+    let gone = || !Path::new("/proc").join(opener.trim()).exists();
+    until(Instant::now() + LIMIT, "the opener to end with its node", || gone().then_some(()));
+}
+
+#[test]
+fn a_node_tells_how_it_is() {
+    let python = python!("a_node_tells_how_it_is");
+    let rig = Rig::new("\"m=mem:1M\", \"slow=fault:write=5ms:mem:1M\"", &["--slow-us", "1000"]);
+    let script = rig.script(
+        "m, slow = connect('m'), connect('slow')\n\
+         m.pwrite(bytes(4096), 0); m.pread(512, 0); m.pread(512, 0); m.flush()\n\
+         slow.pwrite(bytes(8192), 4096)\n",
+    );
+    run_well(&python, &["-c", &script]);
+    let metrics = rig.get("/metrics");
+    for line in [
+        "byway_ready 1",
+        "byway_volume_reads_total{volume=\"m\"} 2",
+        "byway_volume_read_bytes_total{volume=\"m\"} 1024",
+        "byway_volume_writes_total{volume=\"m\"} 1",
+        "byway_volume_flushes_total{volume=\"m\"} 1",
+        "byway_volume_written_bytes_total{volume=\"slow\"} 8192",
+        "byway_connections_accepted_total{door=\"nbd\"} 2",
+    ] {
+        assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
+    }
+    let slow = rig.get("/slow");
+    assert!(slow.contains("\"operation\":\"write\",\"volume\":\"slow\",\"offset\":4096,\"len\":8192"), "{slow}");
+    assert!(!slow.contains("\"volume\":\"m\""), "{slow}");
+    assert!(rig.get("/healthz").ends_with("ok\n"));
+    let status = String::from_utf8_lossy(&rig.ctl(&["status"]).stdout).into_owned();
+    assert!(
+        status.contains("volume m: 1048576 bytes; 2 reads, 1 writes, 1 flushes, 0 errors, 0 in flight"),
+        "{status}"
+    );
+}
+
+#[test]
+fn a_volume_that_has_had_its_bytes_waits_and_no_other() {
+    let python = python!("a_volume_that_has_had_its_bytes_waits_and_no_other");
+    let rig = Rig::new("\"free=mem:1M\", \"held=mem:1M,rate=1K/s\"", &["--threads", "1"]);
+    // 512 KiB at 1 KiB/s: the second read would wait for over eight minutes.
+    let script = rig.script(
+        "import threading\n\
+         free, held = connect('free'), connect('held')\n\
+         held.pread(512 << 10, 0)\n\
+         read = threading.Thread(target=lambda: held.pread(4096, 0), daemon=True)\n\
+         read.start()\n\
+         other = connect('held')\n\
+         write = threading.Thread(target=lambda: other.pwrite(b'w' * (256 << 10), 0), daemon=True)\n\
+         write.start()\n\
+         for i in range(256): free.pwrite(b'f' * 4096, i << 12)\n\
+         assert read.is_alive() and write.is_alive()\n\
+         print('held', flush=True); input()\n\
+         read.join(30); write.join(30)\n\
+         assert not read.is_alive() and not write.is_alive(), 'the rate is gone'\n\
+         assert connect('held').pread(256 << 10, 0) == b'w' * (256 << 10)\n",
+    );
+    let mut client = Script::start(&python, &script);
+    client.expect("held");
+    configure(rig.folder.path(), "\"free=mem:1M\", \"held=mem:1M\"");
+    assert_eq!(rig.reload(), "changed: held\n");
+    client.go_on();
+    client.ends_well();
+}
+
+#[test]
+fn faults_put_in_reach_the_client_and_nothing_else_does() {
+    let python = python!("faults_put_in_reach_the_client_and_nothing_else_does");
+    for io in ["uring", "epoll"] {
+        let volumes = "\"r=fault:read=eio@64K+4K:mem:1M\", \"w=fault:write=enospc@64K+4K:mem:1M\", \
+                       \"s=fault:read=short#1:mem:1M\", \"f=fault:flush=eio#1:mem:1M\", \
+                       \"ws=fault:write=short@0+4K#1:mem:1M\"";
+        let rig = Rig::new(volumes, &["--io", io]);
+        let script = rig.script(
+            "import errno\n\
+             r, w, s, f, ws = [connect(n) for n in ('r', 'w', 's', 'f', 'ws')]\n\
+             r.pwrite(b'r' * (1 << 20), 0)\n\
+             assert fails(lambda: r.pread(4096, 64 << 10)) == 'EIO'\n\
+             assert fails(lambda: r.pread(128 << 10, 0)) == 'EIO'\n\
+             assert r.pread(64 << 10, 0) == b'r' * (64 << 10), 'the bytes beside are right'\n\
+             assert r.pread(64 << 10, 68 << 10) == b'r' * (64 << 10)\n\
+             w.pwrite(b'a' * (64 << 10), 0)\n\
+             assert fails(lambda: w.pwrite(b'b' * 4096, 64 << 10)) == 'ENOSPC'\n\
+             assert fails(lambda: w.pwrite(b'b' * (512 << 10), 0)) == 'ENOSPC'\n\
+             w.pwrite(b'c' * 4096, 68 << 10)\n\
+             assert w.pread(4096, 64 << 10) == bytes(4096) and w.pread(4096, 68 << 10) == b'c' * 4096\n\
+             s.pwrite(b's' * 8192, 0)\n\
+             assert fails(lambda: s.pread(8192, 0)) == 'EIO', 'a short read is never filled up'\n\
+             assert s.pread(8192, 0) == b's' * 8192\n\
+             f.pwrite(b'f' * 512, 0)\n\
+             assert fails(f.flush) == 'EIO'\n\
+             assert fails(f.flush) == 'EIO', 'once lost, every flush says so'\n\
+             assert fails(lambda: ws.pwrite(b'x' * 4096, 0)) == 'EIO'\n\
+             ws.pwrite(b'y' * 4096, 0)\n\
+             assert ws.pread(4096, 0) == b'y' * 4096\n",
+        );
+        run_well(&python, &["-c", &script]);
+    }
+}
