@@ -60,7 +60,7 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
             !matches!(code, RefuseCode::Busy | RefuseCode::Superseded | RefuseCode::UnknownSession)
         }
         CloseReason::NotByway
-        | CloseReason::Tls
+        | CloseReason::Tls(_)
         | CloseReason::Header(_)
         | CloseReason::Oversize(_)
         | CloseReason::PayloadChecksum
