@@ -103,6 +103,8 @@ pub fn open(
             let served = stream.and_then(|stream| serve_one(&stream, &*report, &reload));
             if let Err(error) = served {
                 tracing::warn!(%error, "a request on the control socket was not answered");
+                // Out of descriptors, perhaps: not again and again.
+                let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
             }
         }
     };

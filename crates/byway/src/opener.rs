@@ -184,10 +184,11 @@ fn named_for_reading(arguments: &ServeArguments, path: &Path) -> Result<(), Stri
 
 fn named_as_store(arguments: &ServeArguments, path: &Path, options: StoreOptions) -> Result<(), String> {
     let configuration = Configuration::load(arguments).map_err(|error| error.to_string())?;
-    let named = configuration
-        .volumes
-        .iter()
-        .any(|volume| volume.store.paths().contains(&path) && (options.read_only || !volume.read_only));
+    let named = configuration.volumes.iter().any(|volume| {
+        volume.store.paths().contains(&path)
+            && (options.read_only || !volume.read_only)
+            && (volume.shared || !options.shared)
+    });
     if named { Ok(()) } else { Err("the configuration does not name this store, or only to be read".to_owned()) }
 }
 

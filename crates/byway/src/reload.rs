@@ -51,6 +51,9 @@ pub enum ReloadError {
     /// Something else has changed.
     #[error("{0} cannot change while the node runs; restart it, or put the old value back")]
     Fixed(&'static str),
+    /// Memory that would be cut off may be written at that moment.
+    #[error("volume `{0}`: memory can only grow; take it out in one reload, and add it smaller in the next")]
+    Shrinks(String),
     /// A node without volumes is a mistake.
     #[error("the configuration names no volume; to stop serving, stop the node")]
     Nothing,
@@ -124,8 +127,8 @@ pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), Reloa
     fixed.into_iter().find(|(same, _)| !same).map_or(Ok(()), |(_, what)| Err(ReloadError::Fixed(what)))
 }
 
-/// Opens what is new and looks what has another size. Memory changes its size here, last, when nothing can fail any
-/// more.
+/// Opens what is new and looks what has another size. Memory grows here, last: of a plan that then fails nothing is left
+/// but room that nobody sees.
 ///
 /// # Errors
 /// See [`ReloadError`]; what was served goes on as it was.
@@ -138,6 +141,9 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
         let before = old.iter().find(|served| served.spec.name == spec.name);
         let volume = match before {
             Some(before) if same_files(&before.spec, spec) => {
+                if spec.store.memory_bytes() < before.spec.store.memory_bytes() {
+                    return Err(ReloadError::Shrinks(name));
+                }
                 if before.spec.store.memory_bytes() != spec.store.memory_bytes() {
                     memory.push(plan.served.len());
                 }
@@ -174,7 +180,7 @@ fn successor(before: &Served, spec: &VolumeSpec) -> Result<Arc<Volume>, OpenErro
     let store = store.unwrap_or_else(|| before.volume.store().clone());
     // A connection that may no longer be: another volume, so that it ends.
     if options.tls_required && !before.spec.tls_required {
-        return Ok(Arc::new(Volume::new(spec.name.as_str(), store, options)));
+        return Ok(Arc::new(before.volume.replaced_by(store, options)));
     }
     Ok(Arc::new(before.volume.succeeded_by(store, options)))
 }

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use byway_door::http::{HttpDoor, Report};
@@ -15,7 +15,8 @@ use byway_reactor::Address;
 use byway_reactor::privilege::{User, become_user, find_user};
 use byway_service::block::OpenHere;
 
-use crate::address::Listen;
+use crate::address::{Cidr, Listen};
+use crate::admission::peer_allowed;
 use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration};
 use crate::confinement::{confine, raise_limits};
@@ -101,7 +102,14 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let node = Node::start(node_options(&configuration, addresses, &plan.served, tls.clone()))?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
-    let http = http.map(|at| HttpDoor::open(at, Arc::clone(&report)).map_err(|source| listen_error(at, source)));
+    let allow = Arc::new(RwLock::new(configuration.allow.clone()));
+    let http = http.map(|at| {
+        let allow = Arc::clone(&allow);
+        let admits = move |peer: SocketAddr| {
+            peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner))
+        };
+        HttpDoor::open(at, Arc::clone(&report), admits).map_err(|source| listen_error(at, source))
+    });
     let http = http.transpose()?;
     if let Some(path) = &ctl {
         let reload = move |answer| {
@@ -116,18 +124,13 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     announce(&node, http.as_ref().map(HttpDoor::address), ctl.as_deref());
-    let mut serving = Serving { arguments, configuration, files, served: plan.served, tls, node };
+    let mut serving = Serving { arguments, configuration, files, served: plan.served, tls, allow, node };
     tell(supervisor.ready(&serving.status()));
     while let Ok(Event::Reload(asker)) = happened.recv() {
         tell(supervisor.reloading());
         serving.reload(asker);
         tell(supervisor.ready(&serving.status()));
     }
-    std::thread::spawn(move || {
-        // Whoever asks twice does not want to wait.
-        while !matches!(happened.recv(), Ok(Event::End) | Err(_)) {}
-        std::process::exit(1);
-    });
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
     if !serving.node.stop(DRAIN_LIMIT) {
@@ -151,11 +154,15 @@ fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Signals)?;
     let watch = move || {
+        let mut ending = false;
         for signal in signals.forever() {
-            let event = if signal == SIGHUP { Event::Reload(None) } else { Event::End };
-            if events.send(event).is_err() {
-                return;
+            // Whoever asks twice does not want to wait, whatever the node is at.
+            if signal != SIGHUP && std::mem::replace(&mut ending, true) {
+                std::process::exit(1);
             }
+            let event = if signal == SIGHUP { Event::Reload(None) } else { Event::End };
+            // Nobody listens any more when the node is ending.
+            let _ = events.send(event);
         }
     };
     std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(ServeError::Signals)?;
@@ -170,6 +177,8 @@ struct Serving<'a> {
     served: Vec<Served>,
     /// Shared with the node's doors.
     tls: ServerTls,
+    /// Shared with the HTTP door.
+    allow: Arc<RwLock<Vec<Cidr>>>,
     node: Node,
 }
 
@@ -201,6 +210,7 @@ impl Serving<'_> {
         }
         configuration.admitted(&configuration.listen)?;
         configuration.admitted(&configuration.nbd)?;
+        configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
         let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
@@ -209,6 +219,7 @@ impl Serving<'_> {
         let volumes: Vec<_> = plan.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         self.node.replace_volumes(&volumes);
         self.node.replace_allowed(&configuration.allow);
+        self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
         (self.served, self.configuration) = (plan.served, configuration);
         Ok(plan.summary)
     }
@@ -275,6 +286,9 @@ fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
             writable.extend(path.parent().map(std::path::Path::to_owned));
         }
     }
+    writable.extend(configuration.ctl.as_deref().and_then(Path::parent).map(Path::to_owned));
+    // The node's own memory, for its metrics.
+    readable.push("/proc/self".into());
     let how = confine(&writable, &readable)?;
     tracing::info!(landlock = ?how, "confined to the volumes and the folders of the sockets");
     Ok(())

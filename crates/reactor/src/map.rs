@@ -24,6 +24,10 @@ pub(crate) struct Mapping {
     len: u64,
     writable: bool,
     blocks: Vec<Block>,
+    /// The file's, which is open for as long as the mapping is there.
+    fd: i32,
+    /// Whether the kernel tells us what is in memory: a period, and in the lowest bit the answer in it.
+    told: AtomicU64,
 }
 
 /// Blocks of which something is known at once: 16 GiB in 1 MiB of memory, however large the file. Of two blocks that
@@ -57,7 +61,7 @@ impl Mapping {
         let mut blocks = Vec::new();
         blocks.resize_with(len.div_ceil(BLOCK).min(BLOCKS_MAX).next_power_of_two() as usize, Block::default);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
-        Ok(Self { base, len, writable, blocks })
+        Ok(Self { base, len, writable, blocks, fd: fd.as_raw_fd(), told: AtomicU64::new(0) })
     }
 
     /// The address of `offset`, if the range lies inside.
@@ -105,6 +109,9 @@ impl Mapping {
 
     /// Asks the kernel which pages of a block are in memory (`mincore(2)`).
     fn ask(&self, block: u64, period: u64) -> u64 {
+        if !self.is_told(period) {
+            return 0;
+        }
         let start = block * BLOCK;
         let bytes = (self.len - start).min(BLOCK) as usize;
         let mut present = [0u8; PAGES_PER_BLOCK as usize];
@@ -120,6 +127,22 @@ impl Mapping {
         pages
     }
 
+    /// Whether `mincore` tells the truth: to whoever neither owns the file nor may write it, it says that all pages are in
+    /// memory (a node that gave up root, an image of root's). Asked once a period.
+    fn is_told(&self, period: u64) -> bool {
+        let known = self.told.load(Ordering::Relaxed);
+        if known >> 1 == period {
+            return known & 1 == 1;
+        }
+        // SAFETY: the file owns both the descriptor and this mapping, and is there while it is asked.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        let me = rustix::process::geteuid();
+        let told =
+            me.is_root() || rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_uid == me.as_raw()) || may_write(self.fd);
+        self.told.store(period << 1 | u64::from(told), Ordering::Relaxed);
+        told
+    }
+
     /// Forgets what is known of a range: its pages were given back.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let last = offset.saturating_add(len).min(self.len).div_ceil(BLOCK);
@@ -128,6 +151,13 @@ impl Mapping {
             self.place(block, 0).0.key.store(0, Ordering::Release);
         }
     }
+}
+
+/// Whether the process may write the file behind a descriptor, whatever it was opened for.
+fn may_write(fd: i32) -> bool {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+    // SAFETY: the path is an empty string, and the kernel only looks at the descriptor.
+    unsafe { libc::syscall(libc::SYS_faccessat2, fd, c"".as_ptr(), libc::W_OK, flags) == 0 }
 }
 
 impl Drop for Mapping {
@@ -157,5 +187,28 @@ mod tests {
         assert_eq!((near_then_far(), near_then_far()), ((true, true), (true, true)));
         mapping.forget(0, far + BLOCK);
         assert_eq!(near_then_far(), (true, true));
+    }
+
+    #[test]
+    fn nothing_is_believed_to_be_in_memory_by_a_process_that_is_not_told() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIP: not root");
+        }
+        let file = rustix::fs::memfd_create("of-root", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+        rustix::io::pwrite(&file, &[1; 8192], 0).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 8192, false).unwrap();
+        assert!(mapping.resident(0, 4096, Instant::from_nanos(5)));
+        // In the next period, on a thread that is somebody else.
+        let later = Instant::from_nanos(5 + (1 << PERIOD_SHIFT));
+        let told = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                // SAFETY: the system call, not libc's wrapper: it changes this thread alone, which ends here.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+                mapping.resident(0, 4096, later)
+            });
+            other.join().unwrap()
+        });
+        assert!(!told, "the kernel would say yes to everything");
     }
 }

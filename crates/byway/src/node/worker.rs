@@ -9,7 +9,7 @@ use std::time::Duration;
 use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
-use byway_reactor::{Address, Completion, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_reactor::{Address, Completion, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
@@ -23,6 +23,10 @@ const NODE_CLASS: u8 = 0x01;
 const TAG_ACCEPT: u8 = 1;
 /// Requests that were held back by their volume's rate may go on.
 const TAG_THROTTLE: u8 = 2;
+/// A listener that had no descriptors for its connections tries again.
+const TAG_ACCEPT_AGAIN: u8 = 3;
+/// How long it waits.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// The class of the native server's tokens and tags.
 const NATIVE_CLASS: u8 = 0x20;
 
@@ -57,8 +61,8 @@ pub(super) struct Worker {
     slow: Arc<SlowOperations>,
     /// Connections refused by address.
     refused: u64,
-    /// A timer of [`TAG_THROTTLE`] is set.
-    throttled: bool,
+    /// For when the earliest timer of [`TAG_THROTTLE`] is set.
+    throttled: Option<Instant>,
     draining: bool,
     stopped: bool,
 }
@@ -100,7 +104,7 @@ impl Worker {
             allow: Vec::new(),
             slow,
             refused: 0,
-            throttled: false,
+            throttled: None,
             draining: false,
             stopped: false,
         };
@@ -163,9 +167,9 @@ impl Worker {
     /// Sets a timer for requests that are held back by their volume's rate: each turn lets them try again.
     fn wait_for_rates(&mut self) {
         if let Some(at) = self.engine.throttled_until()
-            && !self.throttled
+            && self.throttled.is_none_or(|set| at < set)
         {
-            self.throttled = true;
+            self.throttled = Some(at);
             self.reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, TAG_THROTTLE, 0, 0));
         }
     }
@@ -178,7 +182,14 @@ impl Worker {
             }
             NATIVE_CLASS => self.native.handle(&mut self.reactor, &mut self.engine, completion),
             ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
-            NODE_CLASS if completion.token.tag() == TAG_THROTTLE => self.throttled = false,
+            // A later one that is still set only wakes the loop in vain.
+            NODE_CLASS if completion.token.tag() == TAG_THROTTLE => self.throttled = None,
+            NODE_CLASS if completion.token.tag() == TAG_ACCEPT_AGAIN => {
+                if let Some((listener, _)) = self.listeners.get(completion.token.index() as usize) {
+                    let token = completion.token.with_tag(TAG_ACCEPT);
+                    self.reactor.submit(Op::Accept { listener: *listener }, token);
+                }
+            }
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
@@ -225,7 +236,6 @@ impl Worker {
     }
 
     fn accepted(&mut self, completion: Completion) {
-        let listener = self.listeners.get(completion.token.index() as usize).map(|(listener, _)| *listener);
         match completion.outcome {
             Outcome::Accepted(Ok(socket)) => {
                 let peer = self.reactor.peer_address(socket);
@@ -248,11 +258,10 @@ impl Worker {
                 nbd.open(&mut floor, socket);
             }
             Outcome::Accepted(Err(error)) if !self.draining => {
-                // Out of descriptors, most likely: go on accepting, others may close theirs.
+                // Out of descriptors, most likely: go on in a moment, others may close theirs.
                 tracing::error!(%error, "cannot accept a connection (raise LimitNOFILE if it is EMFILE)");
-                if let Some(listener) = listener {
-                    self.reactor.submit(Op::Accept { listener }, completion.token);
-                }
+                let at = self.reactor.now() + ACCEPT_PAUSE;
+                self.reactor.submit(Op::Timer { at }, completion.token.with_tag(TAG_ACCEPT_AGAIN));
             }
             _ => {}
         }

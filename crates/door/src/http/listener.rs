@@ -16,11 +16,15 @@ use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_IDLE_SECONDS_MAX};
 pub(super) struct Bounded {
     listener: TcpListener,
     connections: Arc<Semaphore>,
+    admits: Admits,
 }
 
+/// Who may connect.
+pub(super) type Admits = Box<dyn Fn(SocketAddr) -> bool + Send + Sync>;
+
 impl Bounded {
-    pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, connections: Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX)) }
+    pub(super) fn new(listener: TcpListener, admits: Admits) -> Self {
+        Self { listener, connections: Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX)), admits }
     }
 }
 
@@ -39,6 +43,9 @@ impl axum::serve::Listener for Bounded {
         let place = Arc::clone(&self.connections).acquire_owned().await.ok();
         loop {
             match self.listener.accept().await {
+                Ok((_, peer)) if !(self.admits)(peer) => {
+                    tracing::warn!(%peer, "HTTP connection refused: not in an --allow range");
+                }
                 Ok((stream, peer)) => {
                     let mut stream = TimeoutStream::new(stream);
                     let limit = Some(Duration::from_secs(HTTP_IDLE_SECONDS_MAX));

@@ -33,11 +33,15 @@ pub struct HttpDoor {
 }
 
 impl HttpDoor {
-    /// Listens at `address` and answers from a new thread.
+    /// Listens at `address` and answers from a new thread whomever `admits` says yes to.
     ///
     /// # Errors
     /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
-    pub fn open(address: SocketAddr, report: Arc<dyn Report>) -> std::io::Result<Self> {
+    pub fn open(
+        address: SocketAddr,
+        report: Arc<dyn Report>,
+        admits: impl Fn(SocketAddr) -> bool + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -51,7 +55,7 @@ impl HttpDoor {
                 };
                 // Not a graceful end: a scraper that keeps its connection must not keep the node.
                 tokio::select! {
-                    served = axum::serve(Bounded::new(listener), router(report)) => {
+                    served = axum::serve(Bounded::new(listener, Box::new(admits)), router(report)) => {
                         tracing::error!(?served, "the HTTP door ended");
                     }
                     _ = stopped => {}

@@ -79,7 +79,7 @@ fn get_within(address: SocketAddr, path: &str, seconds: u64) -> (String, String)
 #[test]
 fn the_door_answers_and_closes() {
     let node = Arc::new(Node(Mutex::new(example())));
-    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), Arc::clone(&node) as Arc<dyn Report>).unwrap();
+    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), Arc::clone(&node) as Arc<dyn Report>, |_| true).unwrap();
     let address = door.address();
     assert_eq!(get(address, "/healthz"), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
     assert!(parse(&get(address, "/metrics").1).len() > 20);
@@ -97,7 +97,7 @@ fn the_door_answers_and_closes() {
 #[test]
 fn silent_connections_take_their_places_and_lose_them() {
     let node = Arc::new(Node(Mutex::new(example())));
-    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), node).unwrap();
+    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), node, |_| true).unwrap();
     let silent: Vec<_> =
         (0..crate::limits::HTTP_CONNECTIONS_MAX).map(|_| TcpStream::connect(door.address()).unwrap()).collect();
     for mut stream in &silent {
@@ -108,4 +108,14 @@ fn silent_connections_take_their_places_and_lose_them() {
     let mut first = &silent[0];
     first.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     assert!(matches!(first.read(&mut [0; 1]), Ok(0) | Err(_)), "closed, and nothing said");
+}
+
+#[test]
+fn strangers_are_turned_away() {
+    let node = Arc::new(Node(Mutex::new(example())));
+    let door = HttpDoor::open("127.0.0.1:0".parse().unwrap(), node, |_| false).unwrap();
+    let mut stream = TcpStream::connect(door.address()).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n");
+    assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
 }

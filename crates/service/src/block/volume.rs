@@ -32,13 +32,15 @@ pub struct Volume {
     name: String,
     options: VolumeOptions,
     store: Store,
+    /// By this a volume is the same.
+    identity: Arc<()>,
     health: Arc<Health>,
     rate: Option<Arc<Rate>>,
     /// How often each rule of its faults has matched.
     fault_matches: Arc<Vec<AtomicU64>>,
 }
 
-/// What is known of a volume's store, in any size: it is by this that a volume is the same.
+/// What is known of a volume's open files, in any size and under any options.
 #[derive(Debug, Default)]
 struct Health {
     /// A flush failed: what it covered may be lost, and the kernel says so only once.
@@ -50,7 +52,15 @@ impl Volume {
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
         let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
         let fault_matches = matches_of(&options);
-        Self { name: name.into(), options, store, health: Arc::default(), rate, fault_matches }
+        Self {
+            name: name.into(),
+            options,
+            store,
+            identity: Arc::default(),
+            health: Arc::default(),
+            rate,
+            fault_matches,
+        }
     }
 
     /// The same volume with its store in another size, or with other options: its clients go on.
@@ -63,12 +73,27 @@ impl Volume {
         };
         let fault_matches =
             if options.faults == self.options.faults { Arc::clone(&self.fault_matches) } else { matches_of(&options) };
-        Self { name: self.name.clone(), options, store, health: Arc::clone(&self.health), rate, fault_matches }
+        Self {
+            name: self.name.clone(),
+            options,
+            store,
+            identity: Arc::clone(&self.identity),
+            health: Arc::clone(&self.health),
+            rate,
+            fault_matches,
+        }
+    }
+
+    /// Another volume over the same open files: clients of the old one end. A failed flush is not forgotten by it, since
+    /// the kernel has told of it and will not again.
+    #[must_use]
+    pub fn replaced_by(&self, store: Store, options: VolumeOptions) -> Self {
+        Self { identity: Arc::default(), ..self.succeeded_by(store, options) }
     }
 
     /// Whether it is the same volume, perhaps in another size.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.health, &other.health)
+        Arc::ptr_eq(&self.identity, &other.identity)
     }
 
     /// Its name.

@@ -74,6 +74,10 @@ impl Engine {
         attached.filter(|a| a.generation == id.generation && !a.detached).ok_or(BlockError::Closed)
     }
 
+    pub(super) fn attached_mut(&mut self, id: VolumeId) -> Option<&mut Attached> {
+        self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation)
+    }
+
     /// The volume behind an id; `None` once it is let go of.
     pub fn volume(&self, id: VolumeId) -> Option<&Arc<Volume>> {
         self.attached(id).ok().map(|attached| &attached.volume)

@@ -154,7 +154,7 @@ impl Engine {
     ) -> Result<Step<T>, BlockError> {
         let failed = result.is_err();
         if (failed || matches!(result, Ok(Step::Now(_))))
-            && let Some(attached) = self.volumes.get_mut(id.index as usize)
+            && let Some(attached) = self.attached_mut(id)
         {
             attached.counters.ended(operation, len, failed);
         }
