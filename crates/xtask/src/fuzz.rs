@@ -44,9 +44,16 @@ pub fn run(options: &Options) -> Result<()> {
                 .arg(format!("-max_total_time={}", options.seconds))
                 .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
                 .arg("-print_final_stats=1")
+                .args(dictionary(target))
                 .env("RUSTC_BOOTSTRAP", "1"),
         )?;
     }
     println!("fuzz: {} targets, {} s each, no findings", targets.len(), options.seconds);
     Ok(())
+}
+
+/// The words of a target's protocol, where somebody wrote them down.
+fn dictionary(target: &str) -> Option<String> {
+    let path = process::workspace_root().join(FOLDER).join("dictionaries").join(format!("{target}.dict"));
+    path.is_file().then(|| format!("-dict={}", path.display()))
 }
