@@ -121,8 +121,8 @@ fn nbdkit_gives_and_takes_over_tls() {
         rig.copy_both_ways("client", &uri, &backing, "4");
         assert!(rig.run_as("client", &["info", &uri]).contains("24.0"), "it tells its size");
         for (client, said) in [
-            ("nobody", "TLS: the peer"),
-            ("stranger", "TLS: the peer"),
+            ("nobody", "TLS: the peer went away"),
+            ("stranger", "TLS: the peer went away"),
             ("misled", "not signed by the authority"),
             ("", "--tls-ca"),
         ] {

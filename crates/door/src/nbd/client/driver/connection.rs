@@ -166,7 +166,7 @@ impl Connection {
             (Ok(_), None) => Ok(()),
             // Why the server has closed its end lies before that end: TLS says it in what is still to be received.
             (Err(OsError::PIPE | OsError::CONNRESET), None) if self.secure.is_some() && self.receiving => Ok(()),
-            (Err(error), None) => Err(ClientError::Stream(error)),
+            (Err(error), None) => Err(self.broken(error)),
         }
     }
 
@@ -206,7 +206,7 @@ impl Connection {
         if matches!(self.phase, Phase::Closed | Phase::Leaving | Phase::Listed(_)) || self.fault().is_some() {
             return Ok(());
         }
-        let mut count = result.map_err(ClientError::Stream)?;
+        let mut count = result.map_err(|error| self.broken(error))?;
         if count == 0 {
             return Err(self.gone());
         }
@@ -226,6 +226,15 @@ impl Connection {
         }
         self.receive(reactor);
         Ok(())
+    }
+
+    /// The stream broke. A server that does not take a client's certificate may close without a word.
+    fn broken(&self, error: OsError) -> ClientError {
+        let unheard = self.secure.as_ref().is_some_and(|secure| !secure.has_heard());
+        match error {
+            OsError::PIPE | OsError::CONNRESET if unheard => self.gone(),
+            error => ClientError::Stream(error),
+        }
     }
 
     /// The stream has ended: why that is no good.

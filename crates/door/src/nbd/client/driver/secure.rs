@@ -72,6 +72,11 @@ impl Secure {
         self.exhausted && self.stream.has_ended()
     }
 
+    /// Whether the server has said something over TLS.
+    pub(super) fn has_heard(&self) -> bool {
+        self.heard
+    }
+
     /// The stream has ended.
     ///
     /// # Errors
