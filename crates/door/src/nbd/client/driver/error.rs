@@ -27,8 +27,8 @@ pub enum ClientError {
     /// TLS: the server's certificate, ours, or somebody between.
     #[error("TLS: {0}{advice}", advice = advice(*.0))]
     Tls(#[from] TlsError),
-    /// Something came behind the server's word that TLS may begin, or the word before it was asked for. Nothing of it was
-    /// used: it was not encrypted, so anybody on the way can have put it there.
+    /// Something came behind the server's word that TLS may begin, or the word before it was asked for. Nothing of it
+    /// was used: it was not encrypted, so anybody on the way can have put it there.
     #[error("the server, or somebody on the way to it, spoke in clear where TLS must begin; nothing of it was used")]
     EarlyBytes,
     /// The server went away.

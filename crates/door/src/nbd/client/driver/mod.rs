@@ -2,8 +2,8 @@
 //!
 //! [`Client::submit`] takes requests at any depth, [`Client::handle`] takes completions of its token class,
 //! [`Client::flush`] sends, [`Client::reap`] gives answers. A second connection is made only if the server says that a
-//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received, or decrypted, straight into its
-//! frame.
+//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received, or decrypted, straight into
+//! its frame.
 //!
 //! NBD has no sessions that outlive a connection: when one breaks, everything fails and the owner starts again. That is
 //! what byway's own wire is for.

@@ -89,8 +89,8 @@ impl Secure {
         }
     }
 
-    /// Moves requests from `plain` to `sealed`, a bounded part of them, with what TLS itself has to say. After the `last`
-    /// of them it says that nothing more will be sent.
+    /// Moves requests from `plain` to `sealed`, a bounded part of them, with what TLS itself has to say. After the
+    /// `last` of them it says that nothing more will be sent.
     pub(super) fn seal(&mut self, plain: &mut Gather, sealed: &mut Gather, last: bool) {
         self.stream.seal(plain, sealed);
         if last && plain.is_empty() {
