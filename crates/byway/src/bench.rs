@@ -152,6 +152,7 @@ pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
     bench.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
     let seconds = bench.reactor.now().since(began).as_secs_f64();
     let report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
+    bench.leave();
     if arguments.json {
         println!("{}", serde_json::json!(report));
     } else {
@@ -239,6 +240,12 @@ impl Bench {
             self.turn(if answered { Wait::Poll } else { Wait::Block })?;
         }
         Ok(())
+    }
+
+    /// Leaves as the protocol asks, so that the server does not take it for a failure.
+    fn leave(&mut self) {
+        let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
+        remote::close(&mut self.reactor, &mut remotes);
     }
 
     fn begin(&mut self, lane: usize, tag: u64, frame: Option<Frame>) -> Result<(), BenchError> {

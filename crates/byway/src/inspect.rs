@@ -133,7 +133,7 @@ fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<V
         }
         RemoteUri::Nbd(_) => {
             let failed = |source| RemoteError::Nbd { uri: uri.to_string(), source };
-            let listed = nbd::list(reactor, address, CLASS).map_err(failed)?;
+            let listed = nbd::list(reactor, address, CLASS, tls).map_err(failed)?;
             listed.into_iter().map(|export| nbd_entry(named(&export.name), export)).collect()
         }
     })

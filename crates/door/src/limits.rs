@@ -45,6 +45,9 @@ pub const CLIENT_CONNECTIONS_MAX: usize = 16;
 /// What a client connection receives heads and small payloads into, in bytes. The longest head fits.
 pub const CLIENT_INPUT_BYTES: usize = 64 << 10;
 
+/// What a client connection receives ciphertext into, in bytes, if it uses TLS; the rest waits in the socket.
+pub const CLIENT_CIPHERTEXT_BYTES: usize = 256 << 10;
+
 /// The longest read whose payload a client receives together with heads, and copies; a longer one's is received where
 /// it belongs.
 pub const SMALL_READ_BYTES_MAX: u64 = 16 << 10;

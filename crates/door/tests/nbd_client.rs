@@ -1,133 +1,35 @@
 //! The NBD client and byway's own door over real sockets, and servers that break their word.
 
+mod nbd_rig;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use byway_door::nbd::client::{
-    BlockingClient, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, RequestError, list,
-};
+use byway_door::nbd::client::{BlockingClient, ClientConfig, ClientError, ClientHandshakeError, RequestError, list};
 use byway_door::nbd::errno::Errno;
 use byway_door::nbd::request::Headers;
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
-use byway_reactor::{Address, IoChoice, Op, Outcome, Reactor, Token, Wait, Waker};
-use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions, ZeroFlags};
-
-const IOS: [IoChoice; 2] = [IoChoice::Uring, IoChoice::Epoll];
-const CLIENT: u8 = 0x50;
-const ACCEPT: u8 = 0x01;
-const FRAMES: usize = 32 << 20;
-
-/// A door with some volumes on a thread of its own.
-struct Running {
-    address: Address,
-    stop: Arc<AtomicBool>,
-    waker: Waker,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Running {
-    fn start(io: IoChoice, at: Address, volumes: Vec<Arc<Volume>>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (send, started) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn({
-            let stop = Arc::clone(&stop);
-            move || {
-                let mut reactor = Reactor::open(io, FRAMES).unwrap();
-                let listener = reactor.listen(&at).unwrap();
-                let bound = reactor.local_address(listener).map_or(at, Address::Tcp);
-                reactor.submit(Op::Accept { listener }, Token::new(ACCEPT, 0, 0, 0));
-                send.send((bound, reactor.waker())).unwrap();
-                serve(&mut reactor, &volumes, &stop);
-            }
-        });
-        let (address, waker) = started.recv().unwrap();
-        Self { address, stop, waker, thread: Some(thread) }
-    }
-
-    fn connect(&self, io: IoChoice, export: &str, connections: usize) -> BlockingClient {
-        connect(io, &self.address, export, connections).unwrap()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.waker.wake();
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(std::thread::panicking() || ended.is_none_or(|ended| ended.is_ok()), "the server panicked");
-    }
-}
-
-fn serve(reactor: &mut Reactor, volumes: &[Arc<Volume>], stop: &AtomicBool) {
-    let (mut engine, mut catalog) = (Engine::default(), Catalog::default());
-    catalog.replace(&mut engine, reactor, volumes);
-    let mut door = NbdDoor::new(NbdOptions::default());
-    let (mut completions, mut done) = (Vec::new(), Vec::new());
-    while !stop.load(Ordering::SeqCst) {
-        reactor.reap(&mut completions, Wait::Block).unwrap();
-        for completion in completions.drain(..) {
-            match completion.token.class() {
-                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
-                NBD_CLASS => door
-                    .handle(&mut Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog }, completion),
-                _ => {
-                    if let Outcome::Accepted(Ok(socket)) = completion.outcome {
-                        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
-                        door.open(&mut floor, socket);
-                    }
-                }
-            }
-        }
-        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
-        for one in done.drain(..) {
-            door.done(&mut floor, one);
-        }
-        door.turn(&mut floor);
-    }
-}
+use byway_fabric::tls::ServerTls;
+use byway_reactor::{Address, IoChoice, Reactor};
+use byway_service::block::ZeroFlags;
+use nbd_rig::{CLIENT, IOS, Running, connect_as, loopback, memory, pattern};
 
 fn connect(io: IoChoice, to: &Address, export: &str, connections: usize) -> Result<BlockingClient, ClientError> {
     let config = ClientConfig { export: export.to_owned(), ..ClientConfig::default() };
-    connect_as(io, to, config, connections)
-}
-
-fn connect_as(
-    io: IoChoice,
-    to: &Address,
-    config: ClientConfig,
-    connections: usize,
-) -> Result<BlockingClient, ClientError> {
-    let reactor = Reactor::open(io, FRAMES).unwrap();
-    BlockingClient::connect(reactor, to.clone(), config, ClientOptions { class: CLIENT, connections })
-}
-
-fn loopback() -> Address {
-    Address::Tcp("127.0.0.1:0".parse().unwrap())
-}
-
-fn memory(name: &str, bytes: u64, read_only: bool) -> Arc<Volume> {
-    let options = VolumeOptions { read_only, description: format!("about {name}"), ..VolumeOptions::default() };
-    Arc::new(Volume::new(name, Store::memory(name, bytes).unwrap(), options))
-}
-
-fn pattern(len: usize, seed: u32) -> Vec<u8> {
-    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8 | 1).collect()
+    connect_as(io, to, config, connections, None)
 }
 
 #[test]
 fn what_is_written_is_read_at_every_size_and_with_all_headers() {
     for io in IOS {
-        let server = Running::start(io, loopback(), vec![memory("m", 64 << 20, false)]);
+        let server = Running::start(io, loopback(), vec![memory("m", 64 << 20, false)], ServerTls::Off);
         for (headers, structured_replies, extended_headers) in
             [(Headers::Simple, false, false), (Headers::Structured, true, false), (Headers::Extended, true, true)]
         {
             let config =
                 ClientConfig { export: "m".into(), structured_replies, extended_headers, ..ClientConfig::default() };
-            let mut client = connect_as(io, &server.address, config, 1).unwrap();
+            let mut client = connect_as(io, &server.address, config, 1, None).unwrap();
             assert_eq!(client.session().unwrap().rules.headers, headers);
             let mut offset = 7;
             for len in [1, 512, 4096, 16 << 10, (16 << 10) + 1, 64 << 10, 300_032, 1 << 20, 9 << 20] {
@@ -146,8 +48,8 @@ fn what_is_written_is_read_at_every_size_and_with_all_headers() {
 
 #[test]
 fn zeroes_and_extents_say_where_there_is_data() {
-    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("m", 8 << 20, false)]);
-    let mut client = server.connect(IoChoice::Auto, "m", 1);
+    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("m", 8 << 20, false)], ServerTls::Off);
+    let mut client = server.connect(IoChoice::Auto, "m", 1, None);
     client.write(1 << 20, &pattern(3 << 20, 1), false).unwrap();
     client.zero(2 << 20, 1 << 20, ZeroFlags::default()).unwrap();
     let extents = client.extents(0, 8 << 20).unwrap();
@@ -164,8 +66,8 @@ fn several_connections_are_made_where_the_server_allows_it_and_share_the_work() 
         let folder = std::env::temp_dir().join(format!("byway-door-{}-{io:?}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let socket: PathBuf = folder.join("sock");
-        let server = Running::start(io, Address::Unix(socket), vec![memory("m", 64 << 20, false)]);
-        let mut client = server.connect(io, "m", 4);
+        let server = Running::start(io, Address::Unix(socket), vec![memory("m", 64 << 20, false)], ServerTls::Off);
+        let mut client = server.connect(io, "m", 4, None);
         let data = pattern(32 << 20, 5);
         client.write(0, &data, false).unwrap();
         let mut back = vec![0; data.len()];
@@ -180,8 +82,8 @@ fn several_connections_are_made_where_the_server_allows_it_and_share_the_work() 
 
 #[test]
 fn what_the_export_refuses_is_said_and_the_connection_lives() {
-    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("r", 1 << 20, true)]);
-    let mut client = server.connect(IoChoice::Auto, "r", 1);
+    let server = Running::start(IoChoice::Auto, loopback(), vec![memory("r", 1 << 20, true)], ServerTls::Off);
+    let mut client = server.connect(IoChoice::Auto, "r", 1, None);
     let refused = client.write(0, &[1; 512], false).unwrap_err();
     assert!(
         matches!(&refused, RequestError::Violation(violation) if violation.errno == Errno::NotPermitted),
@@ -195,9 +97,13 @@ fn what_the_export_refuses_is_said_and_the_connection_lives() {
 
 #[test]
 fn exports_are_listed_with_what_the_server_says_of_them() {
-    let server =
-        Running::start(IoChoice::Auto, loopback(), vec![memory("a", 1 << 20, false), memory("b", 2 << 20, true)]);
-    let listed = list(Reactor::open(IoChoice::Auto, 1 << 20).unwrap(), server.address.clone(), CLIENT).unwrap();
+    let server = Running::start(
+        IoChoice::Auto,
+        loopback(),
+        vec![memory("a", 1 << 20, false), memory("b", 2 << 20, true)],
+        ServerTls::Off,
+    );
+    let listed = list(Reactor::open(IoChoice::Auto, 1 << 20).unwrap(), server.address.clone(), CLIENT, None).unwrap();
     let seen: Vec<_> =
         listed.iter().map(|export| (export.name.as_str(), export.session.as_ref().unwrap().rules.size_bytes)).collect();
     assert_eq!(seen, [("a", 1 << 20), ("b", 2 << 20)]);

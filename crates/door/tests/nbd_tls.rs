@@ -1,16 +1,18 @@
 //! The NBD door over TLS, with a client that is written out by hand and can misbehave.
 
+mod nbd_certificates;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use byway_door::nbd::server::{End, Floor, NBD_CLASS, NbdDoor, NbdOptions};
-use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsError, TlsServer, TlsStream};
+use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsError, TlsStream};
 use byway_reactor::{IoChoice, Reactor, Wait};
 use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions};
+use nbd_certificates::Files;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const VOLUME_BYTES: u64 = 32 << 20;
@@ -26,47 +28,6 @@ const REP_ERR_TLS_REQD: u32 = 0x8000_0005;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
-
-/// Certificates of one authority: `server`, `client`; `stranger` is of another.
-struct Files(tempfile::TempDir);
-
-impl Files {
-    fn new() -> Self {
-        let this = Self(tempfile::tempdir().unwrap());
-        for (authority, names) in [("ca", &["server", "client"][..]), ("another", &["stranger"])] {
-            let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
-            params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-            params.distinguished_name.push(rcgen::DnType::CommonName, authority);
-            let key = rcgen::KeyPair::generate().unwrap();
-            let certificate = params.self_signed(&key).unwrap();
-            std::fs::write(this.path(&format!("{authority}.pem")), certificate.pem()).unwrap();
-            let issuer = rcgen::Issuer::new(params, key);
-            for name in names {
-                let key = rcgen::KeyPair::generate().unwrap();
-                let params = rcgen::CertificateParams::new(vec![(*name).to_owned()]).unwrap();
-                let certificate = params.signed_by(&key, &issuer).unwrap();
-                std::fs::write(this.path(&format!("{name}.pem")), certificate.pem()).unwrap();
-                std::fs::write(this.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
-            }
-        }
-        this
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn server(&self, clients: ClientCertificates) -> TlsServer {
-        let ca = self.path("ca.pem");
-        TlsServer::new(&self.path("server.pem"), &self.path("server.key"), clients, Some(&ca)).unwrap()
-    }
-
-    fn client(&self, own: Option<&str>) -> TlsClient {
-        let own = own.map(|own| (self.path(&format!("{own}.pem")), self.path(&format!("{own}.key"))));
-        let own = own.as_ref().map(|(certificate, key)| (certificate.as_path(), key.as_path()));
-        TlsClient::new(&self.path("ca.pem"), own, "server").unwrap()
-    }
-}
 
 /// A door on a thread of its own, until it is dropped.
 struct Running {

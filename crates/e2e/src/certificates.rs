@@ -72,6 +72,17 @@ impl Certificates {
         this
     }
 
+    /// The flags of byway's commands for one of the clients.
+    pub fn flags(&self, client: &str) -> Vec<String> {
+        let path = |name: &str| self.path(&format!("{client}/{name}"));
+        let mut flags = vec!["--tls-ca".to_owned(), path("ca-cert.pem")];
+        let own = path("client-cert.pem");
+        if Path::new(&own).exists() {
+            flags.extend(["--tls-certificate".to_owned(), own, "--tls-key".to_owned(), path("client-key.pem")]);
+        }
+        flags
+    }
+
     /// The path of a file or folder among them.
     pub fn path(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()

@@ -6,10 +6,12 @@
 
 mod certificates;
 mod foreign;
+mod script;
 mod server;
 
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
+pub use script::Script;
 pub use server::{LIBNBD_PRELUDE, LIMIT, Server, binary, libnbd_python, run, run_well, until};
 
 use std::fmt;

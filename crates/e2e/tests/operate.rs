@@ -4,10 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
 
 /// Libnbd's Python, or a skip said aloud.
 macro_rules! python {
@@ -83,44 +82,6 @@ impl Rig {
 
 fn configure(folder: &Path, volumes: &str) {
     std::fs::write(folder.join("byway.toml"), format!("volumes = [{volumes}]\n")).unwrap();
-}
-
-/// A script that talks to the test by lines.
-struct Script(Child);
-
-impl Script {
-    fn start(python: &Path, script: &str) -> Self {
-        let mut command = Command::new(python);
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self(command.spawn().expect("python starts"))
-    }
-
-    /// Waits for the line that says how far it is.
-    fn expect(&mut self, want: &str) {
-        let out = self.0.stdout.as_mut().expect("piped");
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while out.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
-            line.push(byte[0]);
-        }
-        assert_eq!(String::from_utf8_lossy(&line), want);
-    }
-
-    fn go_on(&mut self) {
-        self.0.stdin.as_mut().expect("piped").write_all(b"\n").unwrap();
-    }
-
-    fn ends_well(mut self) {
-        let status = until(Instant::now() + LIMIT, "the script to end", || self.0.try_wait().ok().flatten());
-        assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Script {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

@@ -159,7 +159,8 @@ impl Remote {
             }
             RemoteUri::Nbd(_) => {
                 let config = ClientConfig { export: name.to_owned(), ..ClientConfig::default() };
-                let own = ClientOptions { class, connections: options.connections };
+                let tls = uri.wants_tls().then(|| options.tls.client(uri.host())).transpose()?;
+                let own = ClientOptions { class, connections: options.connections, tls };
                 Wire::Nbd(Box::new(Client::connect(reactor, address, config, own)))
             }
         };

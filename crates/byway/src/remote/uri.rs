@@ -1,4 +1,4 @@
-//! What names a server, or a volume of one: `byway://`, `nbd://` and `nbd+unix://`.
+//! What names a server, or a volume of one: `byway://`, `nbd://` and `nbd+unix://`, and the same with `s` for TLS.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -27,7 +27,7 @@ pub enum RemoteUri {
 pub enum RemoteUriError {
     /// None of the schemes.
     #[error(
-        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH"
+        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), nbd://HOST/EXPORT (nbds://) or nbd+unix:///EXPORT?socket=PATH"
     )]
     Scheme(String),
     /// A bad native address.
@@ -36,9 +36,15 @@ pub enum RemoteUriError {
     /// A bad NBD URI.
     #[error(transparent)]
     Nbd(#[from] NbdUriError),
-    /// TLS of the NBD client.
-    #[error("TLS to NBD servers is not in this version yet; use nbd:// over a network that you trust, or a tunnel")]
-    Tls,
+    /// TLS without what it is for.
+    #[error("over TLS the server's certificate is always checked; leave out tls-verify-peer=0")]
+    Unverified,
+    /// libnbd's folder of files.
+    #[error(
+        "certificates are not named in the address: in place of tls-certificates=DIR give --tls-ca DIR/ca-cert.pem, and \
+         --tls-certificate DIR/client-cert.pem with --tls-key DIR/client-key.pem if the server wants one"
+    )]
+    Folder,
     /// The host is not known.
     #[error("{host}: {source}; check the name, or give an IP address")]
     Unresolved {
@@ -77,10 +83,12 @@ impl RemoteUri {
         }
     }
 
-    /// The name that the server's certificate is for.
+    /// The name that the server's certificate is for: the host's, unless the address says another. A unix socket is on
+    /// this host.
     pub fn host(&self) -> &str {
         match self {
             Self::Native(name) => &name.host,
+            Self::Nbd(NbdUri { tls_hostname: Some(name), .. }) => name,
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, .. }, .. }) => host,
             Self::Nbd(NbdUri { address: NbdAddress::Unix(_), .. }) => "localhost",
         }
@@ -126,10 +134,12 @@ impl FromStr for RemoteUri {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).unwrap_or_default();
         match scheme.as_str() {
             "byway" | "byways" => Ok(Self::Native(text.parse()?)),
-            "nbd" | "nbds" | "nbd+unix" | "nbds+unix" => {
-                let uri: NbdUri = text.parse()?;
-                if uri.tls { Err(RemoteUriError::Tls) } else { Ok(Self::Nbd(uri)) }
-            }
+            "nbd" | "nbds" | "nbd+unix" | "nbds+unix" => match text.parse::<NbdUri>() {
+                Ok(NbdUri { tls: true, tls_verify_peer: false, .. }) => Err(RemoteUriError::Unverified),
+                Ok(uri) => Ok(Self::Nbd(uri)),
+                Err(NbdUriError::Parameter(name)) if name == "tls-certificates" => Err(RemoteUriError::Folder),
+                Err(error) => Err(error.into()),
+            },
             _ => Err(RemoteUriError::Scheme(text.to_owned())),
         }
     }
@@ -150,13 +160,23 @@ mod tests {
 
     #[test]
     fn each_wire_has_its_scheme() {
-        for text in
-            ["byway://h/disk", "byways://h/disk", "nbd://h/disk", "nbd://[::1]:7/", "nbd+unix:///disk?socket=/run/x"]
-        {
-            assert_eq!(text.parse::<RemoteUri>().unwrap().to_string(), text);
+        for (text, tls, host) in [
+            ("byway://h/disk", false, "h"),
+            ("byways://h/disk", true, "h"),
+            ("nbd://h/disk", false, "h"),
+            ("nbd://[::1]:7/", false, "::1"),
+            ("nbd+unix:///disk?socket=/run/x", false, "localhost"),
+            ("nbds://h/disk", true, "h"),
+            ("nbds://10.0.0.1/disk?tls-hostname=h", true, "h"),
+            ("nbds+unix:///disk?socket=/run/x", true, "localhost"),
+        ] {
+            let uri: RemoteUri = text.parse().unwrap();
+            assert_eq!((uri.to_string().as_str(), uri.wants_tls(), uri.host()), (text, tls, host));
             assert!(RemoteUri::is_uri(text));
         }
-        assert!(matches!("nbds://h/x".parse::<RemoteUri>(), Err(RemoteUriError::Tls)));
+        let refused = |text: &str| text.parse::<RemoteUri>().unwrap_err();
+        assert!(matches!(refused("nbds://h/x?tls-verify-peer=0"), RemoteUriError::Unverified));
+        assert!(matches!(refused("nbds://h/x?tls-certificates=/etc/pki"), RemoteUriError::Folder));
         assert!(matches!("http://h/x".parse::<RemoteUri>(), Err(RemoteUriError::Scheme(_))));
         assert!(!RemoteUri::is_uri("/srv/disk.img") && !RemoteUri::is_uri("a b://c") && !RemoteUri::is_uri("://x"));
     }

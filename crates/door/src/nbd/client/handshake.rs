@@ -123,10 +123,10 @@ pub enum ClientHandshakeError {
     #[error("the export name is longer than {NAME_BYTES_MAX} bytes")]
     NameTooLong,
     /// The server insists on TLS; try with it.
-    #[error("the server needs TLS for this")]
+    #[error("the server needs TLS for this; use nbds://")]
     TlsRequired,
     /// The server has no TLS and we insist on it.
-    #[error("the server does not offer TLS: {0}")]
+    #[error("the server does not offer TLS ({0}); nothing was said in clear, and nothing will be")]
     TlsRefused(String),
     /// No such export.
     #[error("the server has no such export: {0}")]
@@ -397,7 +397,8 @@ impl ClientHandshake {
         }
         match self.option {
             OPT_STARTTLS if self.config.tls == Encryption::Required => {
-                return Err(Error::TlsRefused(message()));
+                let said = message();
+                return Err(Error::TlsRefused(if said.is_empty() { "it gives no reason".to_owned() } else { said }));
             }
             OPT_STARTTLS => self.after_tls(out),
             OPT_INFO => return Ok(self.next_listed(out)),

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use byway_fabric::tls::TlsClient;
 use byway_reactor::{Address, Completion, Extent, Frame, Reactor, Wait};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Answer, Request};
@@ -24,9 +25,14 @@ pub struct BlockingClient {
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn list(reactor: Reactor, address: Address, class: u8) -> Result<Vec<ListedExport>, ClientError> {
+pub fn list(
+    reactor: Reactor,
+    address: Address,
+    class: u8,
+    tls: Option<TlsClient>,
+) -> Result<Vec<ListedExport>, ClientError> {
     let config = ClientConfig { purpose: Purpose::List, ..ClientConfig::default() };
-    let mut this = BlockingClient::begin(reactor, address, config, ClientOptions { class, connections: 1 });
+    let mut this = BlockingClient::begin(reactor, address, config, ClientOptions { class, connections: 1, tls });
     this.turn_until(|client| client.listed().is_some())?;
     let listed = this.client.listed().map(<[ListedExport]>::to_vec).unwrap_or_default();
     this.close();

@@ -3,15 +3,18 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use byway_fabric::tls::TlsClient;
 use byway_reactor::{Address, Errno as OsError, Gather, Instant, Op, Outcome, Reactor, Scatter, Socket, Token};
 
 use super::Completed;
 use super::error::ClientError;
 use super::inbox::Inbox;
 use super::job::{Job, Payload};
+use super::secure::Secure;
 use super::traffic::Traffic;
 use crate::limits::{
-    CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_INPUT_BYTES, CLIENT_KEEP_ALIVE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
+    CLIENT_CIPHERTEXT_BYTES, CLIENT_CLOSE_SECONDS_MAX, CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_INPUT_BYTES,
+    CLIENT_KEEP_ALIVE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
 };
 use crate::nbd::client::{ClientConfig, ClientHandshake, ClientStep, ListedExport, ReplyError, Session};
 
@@ -27,6 +30,9 @@ pub(super) struct Connection {
     /// Operations of the loop that have not completed.
     operations: u32,
     inbox: Inbox,
+    tls: Option<TlsClient>,
+    /// From the server's word that TLS may begin on.
+    secure: Option<Box<Secure>>,
     scatter: Option<Scatter>,
     receiving: bool,
     /// The receive under way fills the frame of the request whose payload comes, before the inbox.
@@ -55,6 +61,7 @@ impl Connection {
         reactor: &mut Reactor,
         to: Address,
         config: ClientConfig,
+        tls: Option<TlsClient>,
         token: Token,
     ) -> Result<Self, ClientError> {
         let handshake = ClientHandshake::new(config)?;
@@ -67,6 +74,8 @@ impl Connection {
             phase: Phase::Greeting(Box::new(handshake)),
             operations: 1,
             inbox: Inbox::new(frame),
+            tls,
+            secure: None,
             scatter: None,
             receiving: false,
             lent: false,
@@ -121,23 +130,49 @@ impl Connection {
         done: &mut Vec<Completed>,
     ) -> Result<(), ClientError> {
         self.operations -= 1;
-        match outcome {
+        let went = match outcome {
             Outcome::Connected(result) => self.connected(reactor, result),
             Outcome::Received { into, result } => self.received(reactor, into, result, done),
             Outcome::Sent { mut gather, result } => {
                 gather.clear();
                 self.spare = Some(gather);
-                if matches!(self.phase, Phase::Leaving) && self.queued.is_empty() {
-                    self.shut(reactor);
-                }
-                if matches!(self.phase, Phase::Closed) {
-                    Ok(())
-                } else {
-                    result.map(|_| ()).map_err(ClientError::Stream)
-                }
+                self.sent(reactor, result)
             }
             _ => Ok(()),
+        };
+        if let (Err(ClientError::Tls(error)), Some(secure)) = (&went, &mut self.secure)
+            && secure.break_by(*error)
+        {
+            // The server hears why before the connection ends.
+            self.queued.clear();
+            return Ok(());
         }
+        went
+    }
+
+    fn sent(&mut self, reactor: &mut Reactor, result: Result<usize, OsError>) -> Result<(), ClientError> {
+        let leaving = matches!(self.phase, Phase::Leaving);
+        let owes = |secure: &Secure| secure.wants_send() || (leaving && !secure.has_said_end());
+        let more = !self.queued.is_empty() || self.secure.as_deref().is_some_and(owes);
+        if leaving && !more {
+            self.shut(reactor);
+        }
+        if matches!(self.phase, Phase::Closed) {
+            return Ok(());
+        }
+        match (result, self.fault()) {
+            (Ok(_), Some(_)) if more => Ok(()),
+            (_, Some(error)) => Err(error),
+            (Ok(_), None) => Ok(()),
+            // Why the server has closed its end lies before that end: TLS says it in what is still to be received.
+            (Err(OsError::PIPE | OsError::CONNRESET), None) if self.secure.is_some() && self.receiving => Ok(()),
+            (Err(error), None) => Err(self.broken(error)),
+        }
+    }
+
+    /// What broke TLS, while the server is being told.
+    fn fault(&self) -> Option<ClientError> {
+        self.secure.as_ref().and_then(|secure| secure.fault()).map(ClientError::Tls)
     }
 
     fn connected(&mut self, reactor: &mut Reactor, result: Result<Socket, OsError>) -> Result<(), ClientError> {
@@ -168,10 +203,10 @@ impl Connection {
         let own = frames.next();
         drop(frames);
         self.scatter = Some(into);
-        if matches!(self.phase, Phase::Closed | Phase::Leaving | Phase::Listed(_)) {
+        if matches!(self.phase, Phase::Closed | Phase::Leaving | Phase::Listed(_)) || self.fault().is_some() {
             return Ok(());
         }
-        let mut count = result.map_err(ClientError::Stream)?;
+        let mut count = result.map_err(|error| self.broken(error))?;
         if count == 0 {
             return Err(self.gone());
         }
@@ -179,22 +214,82 @@ impl Connection {
         if let (Phase::Up(traffic), Some(frame)) = (&mut self.phase, payload) {
             count = traffic.give_back(frame, count).ok_or(ClientError::ServerGone)?;
         }
-        if let Some(own) = own {
-            self.inbox.give(own, count);
+        match (own, &mut self.secure) {
+            (Some(own), Some(secure)) => secure.give(own, count),
+            (Some(own), None) => self.inbox.give(own, count),
+            (None, _) => {}
         }
-        self.use_inbox(done)?;
+        if self.secure.is_some() {
+            self.use_ciphertext(reactor, done)?;
+        } else {
+            self.use_inbox(reactor, done)?;
+        }
         self.receive(reactor);
         Ok(())
     }
 
-    fn gone(&self) -> ClientError {
-        match self.phase {
-            Phase::Greeting(_) => ClientError::ClosedInHandshake,
-            _ => ClientError::ServerGone,
+    /// The stream broke. A server that does not take a client's certificate may close without a word.
+    fn broken(&self, error: OsError) -> ClientError {
+        let unheard = self.secure.as_ref().is_some_and(|secure| !secure.has_heard());
+        match error {
+            OsError::PIPE | OsError::CONNRESET if unheard => self.gone(),
+            error => ClientError::Stream(error),
         }
     }
 
-    fn use_inbox(&mut self, done: &mut Vec<Completed>) -> Result<(), ClientError> {
+    /// The stream has ended: why that is no good.
+    fn gone(&self) -> ClientError {
+        match (self.secure.as_ref().map_or(Ok(()), |secure| secure.end()), &self.phase) {
+            (Err(error), _) => error.into(),
+            (Ok(()), Phase::Greeting(_)) => ClientError::ClosedInHandshake,
+            (Ok(()), _) => ClientError::ServerGone,
+        }
+    }
+
+    /// The server has said that TLS may begin.
+    fn begin_tls(&mut self, reactor: &Reactor) -> Result<(), ClientError> {
+        // It is never asked for without, so a server that starts it breaks the protocol.
+        let client = self.tls.as_ref().ok_or(ReplyError("TLS that was not asked for"))?;
+        // It could not have said so before it was asked, and has nothing else to say before we have.
+        if !self.inbox.bytes().is_empty() || !self.queued.is_empty() {
+            return Err(ClientError::EarlyBytes);
+        }
+        let frame = reactor.frames().alloc(CLIENT_CIPHERTEXT_BYTES).ok_or(ClientError::NoFrames)?;
+        self.secure = Some(Box::new(Secure::begin(client, frame)?));
+        Ok(())
+    }
+
+    /// Decrypts what has come to where it belongs, and uses it.
+    fn use_ciphertext(&mut self, reactor: &Reactor, done: &mut Vec<Completed>) -> Result<(), ClientError> {
+        while let Some(secure) = &mut self.secure {
+            let was_handshaking = secure.is_handshaking();
+            let (mut placed, mut wanted) = (None, CLIENT_INPUT_BYTES);
+            if let Phase::Up(traffic) = &mut self.phase {
+                placed = traffic.fill(|into| secure.decrypt(into));
+                wanted = traffic.wanted(self.inbox.bytes().len());
+            }
+            let count = match placed {
+                Some(went) => went?,
+                None => secure.decrypt_to(&mut self.inbox, wanted)?,
+            };
+            if let Phase::Greeting(handshake) = &mut self.phase
+                && was_handshaking
+                && !secure.is_handshaking()
+            {
+                self.queued.push_head_with(|out| handshake.tls_established(out));
+            }
+            if count == 0 {
+                return if secure.has_ended() { Err(self.gone()) } else { Ok(()) };
+            }
+            self.use_inbox(reactor, done)?;
+            if matches!(self.phase, Phase::Listed(_)) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn use_inbox(&mut self, reactor: &Reactor, done: &mut Vec<Completed>) -> Result<(), ClientError> {
         loop {
             match &mut self.phase {
                 Phase::Greeting(handshake) => {
@@ -203,8 +298,7 @@ impl Connection {
                     self.inbox.consume(taken);
                     match step {
                         ClientStep::NeedMore => return Ok(()),
-                        // TLS is never asked for here, so a server that starts it breaks the protocol.
-                        ClientStep::StartTls => return Err(ReplyError("TLS that was not asked for").into()),
+                        ClientStep::StartTls => return self.begin_tls(reactor),
                         ClientStep::Transmission(session) => self.phase = Phase::Up(Box::new(Traffic::new(*session))),
                         ClientStep::Listed(list) => self.phase = Phase::Listed(list),
                     }
@@ -221,10 +315,14 @@ impl Connection {
             return;
         };
         let (mut payload, mut wanted, mut min) = (None, CLIENT_INPUT_BYTES, 1);
-        if let Phase::Up(traffic) = &mut self.phase {
+        if let (Phase::Up(traffic), None) = (&mut self.phase, &self.secure) {
             (payload, wanted) = (traffic.lend(), traffic.wanted(self.inbox.bytes().len()));
         }
-        let Some((frame, start, len)) = self.inbox.lend(wanted) else { return };
+        let lent = match &mut self.secure {
+            Some(secure) => secure.lend(),
+            None => self.inbox.lend(wanted),
+        };
+        let Some((frame, start, len)) = lent else { return };
         let mut into = self.scatter.take().unwrap_or_default();
         if let Some((frame, at, left)) = payload {
             into.push(frame, at, left);
@@ -238,7 +336,8 @@ impl Connection {
 
     /// Sends what jobs have to send, and what waits.
     pub(super) fn flush(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
-        if let Phase::Up(traffic) = &mut self.phase {
+        let broken = self.fault().is_some();
+        if let (Phase::Up(traffic), false) = (&mut self.phase, broken) {
             let queued = &mut self.queued;
             traffic.send(done, |payload, head| {
                 let sent = queued.push_head_with(head)?;
@@ -250,9 +349,16 @@ impl Connection {
                 Ok(sent)
             });
         }
-        let Some(socket) = self.socket.filter(|_| !self.queued.is_empty()) else { return };
-        let Some(spare) = self.spare.take() else { return };
-        let gather = std::mem::replace(&mut self.queued, spare);
+        let Some(socket) = self.socket else { return };
+        let Some(mut gather) = self.spare.take() else { return };
+        match &mut self.secure {
+            Some(secure) => secure.seal(&mut self.queued, &mut gather, matches!(self.phase, Phase::Leaving)),
+            None => std::mem::swap(&mut self.queued, &mut gather),
+        }
+        if gather.is_empty() {
+            self.spare = Some(gather);
+            return;
+        }
         self.operations += 1;
         reactor.submit(Op::Send { socket, gather }, self.token.with_tag(TAG_SEND));
     }
@@ -260,6 +366,9 @@ impl Connection {
     /// Looks at the time: the handshake and a server that owes something have limits.
     pub(super) fn tick(&self, now: Instant) -> Result<(), ClientError> {
         let over = |since: Instant, seconds| now.since(since) >= Duration::from_secs(seconds);
+        if let Some(error) = self.fault().filter(|_| over(self.heard, CLIENT_CLOSE_SECONDS_MAX)) {
+            return Err(error);
+        }
         match &self.phase {
             Phase::Greeting(_) if over(self.begun, CLIENT_HANDSHAKE_SECONDS_MAX) => Err(ClientError::SlowHandshake),
             Phase::Up(traffic) if !traffic.is_idle() && over(self.heard, CLIENT_SILENCE_SECONDS_MAX) => {
@@ -271,14 +380,14 @@ impl Connection {
 
     /// Whether something is owed, so that the time must be looked at.
     pub(super) fn is_waiting(&self) -> bool {
-        self.is_greeting() || self.traffic().is_some_and(|traffic| !traffic.is_idle())
+        self.is_greeting() || self.fault().is_some() || self.traffic().is_some_and(|traffic| !traffic.is_idle())
     }
 
     /// Leaves as the protocol asks (DISC), if nothing is in flight; else at once, and what was in flight fails.
     pub(super) fn leave(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
         match &mut self.phase {
             Phase::Up(traffic) if traffic.is_idle() => self.queued.push_head_with(|out| traffic.disconnect(out)),
-            Phase::Listed(_) if !self.queued.is_empty() || self.spare.is_none() => {}
+            Phase::Listed(_) if !self.queued.is_empty() || self.spare.is_none() || self.secure.is_some() => {}
             Phase::Leaving | Phase::Closed => return,
             _ => return self.break_off(reactor, &ClientError::Closed, done),
         }
@@ -296,6 +405,7 @@ impl Connection {
 
     fn shut(&mut self, reactor: &mut Reactor) {
         self.phase = Phase::Closed;
+        self.secure = None;
         self.queued.clear();
         match self.socket.take() {
             Some(socket) => reactor.close(socket),

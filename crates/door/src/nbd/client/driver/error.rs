@@ -1,5 +1,6 @@
 //! What can go wrong between this client and a server, and whose fault it is.
 
+use byway_fabric::tls::TlsError;
 use byway_reactor::Errno as OsError;
 
 use crate::limits::{CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_SILENCE_SECONDS_MAX};
@@ -23,6 +24,13 @@ pub enum ClientError {
     /// The handshake failed.
     #[error(transparent)]
     Handshake(#[from] ClientHandshakeError),
+    /// TLS: the server's certificate, ours, or somebody between.
+    #[error("TLS: {0}{advice}", advice = advice(*.0))]
+    Tls(#[from] TlsError),
+    /// Something came behind the server's word that TLS may begin, or the word before it was asked for. Nothing of it
+    /// was used: it was not encrypted, so anybody on the way can have put it there.
+    #[error("the server, or somebody on the way to it, spoke in clear where TLS must begin; nothing of it was used")]
+    EarlyBytes,
     /// The server went away.
     #[error("the server closed the connection; see whether it still runs, then start again")]
     ServerGone,
@@ -65,6 +73,17 @@ pub enum RequestError {
     /// No connection any more.
     #[error(transparent)]
     Lost(#[from] ClientError),
+}
+
+/// What to do about it.
+fn advice(error: TlsError) -> &'static str {
+    match error {
+        TlsError::GaveUp | TlsError::Refused(_) => "; see whether the server wants a certificate, and its log",
+        TlsError::UnknownAuthority => "; give the certificate of the authority that signed the server's",
+        TlsError::WrongName => "; use that name, or say which name it has",
+        TlsError::Cut => "; see whether the server still runs, then start again",
+        _ => "",
+    }
 }
 
 fn words(message: &str) -> String {

@@ -2,7 +2,8 @@
 //!
 //! [`Client::submit`] takes requests at any depth, [`Client::handle`] takes completions of its token class,
 //! [`Client::flush`] sends, [`Client::reap`] gives answers. A second connection is made only if the server says that a
-//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received straight into its frame.
+//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received, or decrypted, straight into
+//! its frame.
 //!
 //! NBD has no sessions that outlive a connection: when one breaks, everything fails and the owner starts again. That is
 //! what byway's own wire is for.
@@ -12,12 +13,14 @@ mod connection;
 mod error;
 mod inbox;
 mod job;
+mod secure;
 mod traffic;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
+use byway_fabric::tls::TlsClient;
 use byway_reactor::{Address, Completion, Frame, Op, Outcome, Reactor, Token};
 use byway_service::block::client::{Answer, Request};
 
@@ -25,7 +28,7 @@ pub use self::blocking::{BlockingClient, list};
 use self::connection::Connection;
 pub use self::error::{ClientError, RequestError};
 use self::job::Job;
-use super::{ClientConfig, ListedExport, Session};
+use super::{ClientConfig, Encryption, ListedExport, Session};
 use crate::limits::{CLIENT_CONNECTIONS_MAX, CLIENT_REQUESTS_MAX};
 use crate::nbd::flags::TransmissionFlags;
 
@@ -37,12 +40,15 @@ const TAG_TIMER: u8 = 4;
 const TICK: Duration = Duration::from_millis(500);
 
 /// How a client behaves.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ClientOptions {
     /// The class of its tokens.
     pub class: u8,
     /// Connections at most, 1 to [`CLIENT_CONNECTIONS_MAX`]; fewer where the server does not allow several.
     pub connections: usize,
+    /// With it all connections use TLS, or there are none; without, none does. It decides instead of
+    /// [`ClientConfig::tls`].
+    pub tls: Option<TlsClient>,
 }
 
 /// The end of a request.
@@ -75,7 +81,8 @@ pub struct Client {
 
 impl Client {
     /// Begins to connect to the server at `address`; [`Client::session`] or [`Client::listed`] tells when it is done.
-    pub fn connect(reactor: &mut Reactor, address: Address, config: ClientConfig, options: ClientOptions) -> Self {
+    pub fn connect(reactor: &mut Reactor, address: Address, mut config: ClientConfig, options: ClientOptions) -> Self {
+        config.tls = if options.tls.is_some() { Encryption::Required } else { Encryption::Off };
         let mut client = Self {
             options,
             address,
@@ -202,7 +209,8 @@ impl Client {
 
     fn add_connection(&mut self, reactor: &mut Reactor) -> Result<(), ClientError> {
         let token = self.token(self.connections.len());
-        let connection = Connection::open(reactor, self.address.clone(), self.config.clone(), token)?;
+        let (config, tls) = (self.config.clone(), self.options.tls.clone());
+        let connection = Connection::open(reactor, self.address.clone(), config, tls, token)?;
         self.connections.push(connection);
         Ok(())
     }

@@ -166,6 +166,18 @@ impl Traffic {
         Some(behind)
     }
 
+    /// Has `fill` write what comes next of a payload to where it belongs; it says how much that was. `None`: no payload
+    /// is coming in, and `fill` was not called.
+    pub(super) fn fill<E>(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Option<Result<usize, E>> {
+        let placing = self.placing.as_mut().filter(|placing| placing.left > 0)?;
+        let frame = self.jobs.get_mut(placing.job)?.into.as_mut()?;
+        let went = fill(frame.get_mut(placing.at..placing.at + placing.left)?);
+        let count = went.as_ref().copied().unwrap_or(0);
+        placing.at += count;
+        placing.left -= count;
+        Some(went)
+    }
+
     /// Uses what is in the inbox, as far as it goes.
     pub(super) fn use_inbox(&mut self, inbox: &mut Inbox, done: &mut Vec<Completed>) -> Result<(), ClientError> {
         loop {
