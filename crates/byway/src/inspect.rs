@@ -39,7 +39,8 @@ pub struct LsArguments {
 /// The flags of `byway info`.
 #[derive(Args, Debug)]
 pub struct InfoArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH
+    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, or byways://,
+    /// nbds://, nbds+unix:// for TLS
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]

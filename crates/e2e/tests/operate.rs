@@ -221,7 +221,8 @@ fn a_node_tells_how_it_is() {
 #[test]
 fn a_volume_that_has_had_its_bytes_waits_and_no_other() {
     let python = python!("a_volume_that_has_had_its_bytes_waits_and_no_other");
-    let rig = Rig::new("\"free=mem:1M\", \"held=mem:1M,rate=1K/s\"", &["--threads", "1"]);
+    let volumes = "\"free=mem:1M\", \"held=mem:1M,rate=1K/s\", \"brief=mem:8M,rate=50M/s\"";
+    let rig = Rig::new(volumes, &["--threads", "1"]);
     // 512 KiB at 1 KiB/s: the second read would wait for over eight minutes.
     let script = rig.script(
         "import threading\n\
@@ -233,6 +234,8 @@ fn a_volume_that_has_had_its_bytes_waits_and_no_other() {
          write = threading.Thread(target=lambda: other.pwrite(b'w' * (256 << 10), 0), daemon=True)\n\
          write.start()\n\
          for i in range(256): free.pwrite(b'f' * 4096, i << 12)\n\
+         brief = connect('brief')\n\
+         for i in range(3): brief.pread(8 << 20, 0)  # waits for moments, and not for as long as the others\n\
          assert read.is_alive() and write.is_alive()\n\
          print('held', flush=True); input()\n\
          read.join(30); write.join(30)\n\
@@ -241,7 +244,7 @@ fn a_volume_that_has_had_its_bytes_waits_and_no_other() {
     );
     let mut client = Script::start(&python, &script);
     client.expect("held");
-    configure(rig.folder.path(), "\"free=mem:1M\", \"held=mem:1M\"");
+    configure(rig.folder.path(), "\"free=mem:1M\", \"held=mem:1M\", \"brief=mem:8M,rate=50M/s\"");
     assert_eq!(rig.reload(), "changed: held\n");
     client.go_on();
     client.ends_well();

@@ -25,7 +25,7 @@ const LANE_BYTES: usize = 8 << 20;
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
     /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, nbd://HOST/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH)
+    /// nbd+unix:///EXPORT?socket=PATH, or byways://, nbds://, nbds+unix:// for TLS)
     #[arg(value_parser = place_parser())]
     pub source: Place,
     /// Where to: a file (made if it is not there), a block device, or a volume that is large enough
