@@ -166,6 +166,44 @@ assert seen == [(0, 4 << 20, 3)], seen
 }
 
 #[test]
+fn a_read_from_disk_comes_in_slices_and_an_error_in_its_middle_spoils_no_other() {
+    let test = "a_read_from_disk_comes_in_slices_and_an_error_in_its_middle_spoils_no_other";
+    let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
+    let script = r#"
+path = PATH
+right = open(path, "rb").read()
+def read(flags=0):
+    chunks = []
+    def chunk(data, offset, status, error):
+        if status == nbd.READ_DATA: chunks.append((offset, bytes(data)))
+    try: h.pread_structured(1 << 20, 1 << 20, chunk, flags); failed = None
+    except nbd.Error as error: failed = error.errno
+    return sorted(chunks), failed
+chunks, failed = read()
+assert failed is None and len(chunks) == 4 and b"".join(d for _, d in chunks) == right[1 << 20:2 << 20], len(chunks)
+chunks, failed = read(nbd.CMD_FLAG_DF)
+assert failed is None and len(chunks) == 1 and chunks[0][1] == right[1 << 20:2 << 20], len(chunks)
+import os
+os.truncate(path, (1 << 20) + (600 << 10))
+chunks, failed = read()
+assert failed == "EIO", failed
+assert [o for o, _ in chunks] == [1 << 20, (1 << 20) + (256 << 10)], [o for o, _ in chunks]
+assert all(d == right[o:o + len(d)] for o, d in chunks)
+assert h.pread(4096, 0) == right[:4096], "the connection goes on"
+"#;
+    for io in BACKENDS {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
+        let disk = folder.path().join("disk");
+        std::fs::write(&disk, noise(4 << 20, 8)).expect("room on disk");
+        let volume = format!("disk={},direct", disk.display());
+        let arguments = ["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 1, &arguments);
+        let uri = format!("nbd://127.0.0.1:{}/disk", server.port("nbd"));
+        libnbd(&python, &uri, "", &script.replace("PATH", &format!("{:?}", disk.display().to_string())));
+    }
+}
+
+#[test]
 fn a_flush_on_one_connection_covers_the_others_and_many_requests_are_in_flight() {
     let Some(python) = libnbd_python() else {
         return skip(

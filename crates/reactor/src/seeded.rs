@@ -41,6 +41,10 @@ pub enum Bug {
     EarlyAcknowledgement,
     /// It pulls each piece of a large write from the start of the client's window.
     PullAtWrongOffset,
+    /// It sends each slice of a long read to the start of the client's window.
+    SliceAtWrongOffset,
+    /// It answers a long read with an error as if no slice of it were on its way.
+    SlicesUncounted,
     /// It finds no frame for a request that waits, and does not look at that session again.
     LostWakeUp,
     /// It forgets the pieces that were on their way from a client that is gone, with their frames.
@@ -57,7 +61,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
@@ -75,6 +79,8 @@ impl Bug {
         Self::DoubleReply,
         Self::EarlyAcknowledgement,
         Self::PullAtWrongOffset,
+        Self::SliceAtWrongOffset,
+        Self::SlicesUncounted,
         Self::LostWakeUp,
         Self::PiecesOfTheDead,
         Self::NoKeepAlive,

@@ -6,6 +6,9 @@ use std::time::Duration;
 /// in a core's cache between the disk's copy and the wire's, and a slow disk does not hold back the first bytes.
 pub const PIECE_BYTES_MAX: usize = 256 << 10;
 
+/// About the bytes of a read that are told at once while its disk still reads the rest: enough to be worth a message.
+pub const SLICE_BYTES: u64 = 256 << 10;
+
 /// The longest piece of a write to a store in memory: long enough to wait for, short enough that most of a payload is
 /// received straight into the store, which takes whole pages of what is here.
 pub const MEMORY_PIECE_BYTES: usize = 16 << 10;

@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use byway_reactor::{Frame, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
 use byway_service::block::{
-    BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, Step, Store, StoreOptions, Tag,
-    Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
+    BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step, Store,
+    StoreOptions, Tag, Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
 };
 use proptest::prelude::*;
 
 const BACKENDS: [IoChoice; 2] = [IoChoice::Uring, IoChoice::Epoll];
+
+/// Slices of a read: where each begins, and its bytes.
+type Told = Vec<(u64, Vec<u8>)>;
 
 struct Rig {
     reactor: Reactor,
@@ -32,10 +35,18 @@ impl Rig {
 
     /// Waits for the one request that is in flight.
     fn wait(&mut self) -> Outcome {
+        let mut done = Vec::new();
+        self.wait_for(&mut done, 1);
+        assert_eq!(done.len(), 1);
+        done.remove(0)
+    }
+
+    /// Waits until there are so many outcomes of the one request that is in flight.
+    fn wait_for(&mut self, outcomes: &mut Vec<Outcome>, count: usize) {
         let mut done: Vec<Done> = Vec::new();
         let mut completions = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while done.is_empty() {
+        while outcomes.len() + done.len() < count {
             assert!(Instant::now() < deadline, "the request never ended");
             let until = self.reactor.now() + Duration::from_secs(1);
             self.reactor.reap(&mut completions, Wait::Until(until)).unwrap();
@@ -44,9 +55,33 @@ impl Rig {
                 self.engine.complete(&mut self.reactor, completion, &mut done);
             }
         }
-        assert_eq!(done.len(), 1);
-        assert_eq!(done[0].tag, Tag(7));
-        done.remove(0).outcome
+        assert!(done.iter().all(|done| done.tag == Tag(7)));
+        outcomes.extend(done.into_iter().map(|done| done.outcome));
+    }
+
+    /// Reads slice by slice: the bytes of each where it says that it begins, and how the read ended.
+    fn read_sliced(&mut self, offset: u64, len: usize) -> (Told, Result<(), BlockError>) {
+        let flags = ReadFlags { sliced: true, ..ReadFlags::default() };
+        let step = self.engine.read(&mut self.reactor, self.volume, (offset, len), flags, Tag(7));
+        assert!(matches!(step, Ok(Step::Later)), "{step:?}");
+        let (mut slices, mut outcomes) = (Vec::new(), Vec::new());
+        let ended = loop {
+            self.wait_for(&mut outcomes, 1);
+            let last = outcomes.iter().any(|outcome| !matches!(outcome, Outcome::Slice(Slice { last: false, .. })));
+            slices.extend(outcomes.extract_if(.., |outcome| matches!(outcome, Outcome::Slice(_))));
+            match outcomes.pop() {
+                None if last => break Ok(()),
+                None => {}
+                Some(Outcome::Read(Err(error))) => break Err(error),
+                Some(other) => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(self.engine.in_flight(), 0);
+        let bytes = |outcome| match outcome {
+            Outcome::Slice(slice) => (slice.start, self.bytes_of(slice.payload)),
+            _ => unreachable!("only slices were kept"),
+        };
+        (slices.into_iter().map(bytes).collect(), ended)
     }
 
     fn unit(&mut self, step: Result<Step<()>, BlockError>) -> Result<(), BlockError> {
@@ -61,14 +96,15 @@ impl Rig {
     }
 
     fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, BlockError> {
-        let payload = match self.engine.read(&mut self.reactor, self.volume, offset, len, Tag(7))? {
-            Step::Now(payload) => payload,
-            Step::Later => match self.wait() {
-                Outcome::Read(result) => result?,
-                other => panic!("{other:?}"),
-            },
-            Step::Busy | Step::InParts => panic!("no frames"),
-        };
+        let payload =
+            match self.engine.read(&mut self.reactor, self.volume, (offset, len), ReadFlags::default(), Tag(7))? {
+                Step::Now(payload) => payload,
+                Step::Later => match self.wait() {
+                    Outcome::Read(result) => result?,
+                    other => panic!("{other:?}"),
+                },
+                Step::Busy | Step::InParts => panic!("no frames"),
+            };
         assert_eq!(payload.len(), len);
         Ok(self.bytes_of(payload))
     }
@@ -309,6 +345,81 @@ fn a_truncated_file_is_an_error_and_not_zeroes() {
             assert_eq!(rig.read(0, 4096).unwrap(), [0; 4096]);
             assert!(matches!(rig.read(8192, 4096), Err(BlockError::Io(_))), "on {}", folder.path().display());
         }
+    }
+}
+
+/// Each byte of the range that the slices cover, once.
+fn joined(slices: &Told, len: usize) -> Vec<Option<u8>> {
+    let mut bytes = vec![None; len];
+    for (start, slice) in slices {
+        for (byte, into) in slice.iter().zip(&mut bytes[*start as usize..]) {
+            assert!(into.replace(*byte).is_none(), "a byte was told twice");
+        }
+    }
+    bytes
+}
+
+fn patterned(path: &Path, len: usize) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..len as u32 / 4).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+    std::fs::write(path, &bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_read_that_waits_for_its_store_is_told_in_slices() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("sliced");
+    let bytes = patterned(&path, 2 << 20);
+    for io in BACKENDS {
+        for slice_bytes in [16 << 10, 256 << 10] {
+            let options = StoreOptions { direct: true, ..StoreOptions::default() };
+            let mut rig = Rig::new(io, Store::path(&path, options, &OpenHere).unwrap(), VolumeOptions::default());
+            rig.engine.slice_at(slice_bytes);
+            let (slices, ended) = rig.read_sliced(4096, 1 << 20);
+            assert_eq!(ended, Ok(()));
+            assert_eq!(slices.len() as u64, (1 << 20) / slice_bytes);
+            let seen: Option<Vec<u8>> = joined(&slices, 1 << 20).into_iter().collect();
+            assert!(seen.expect("all of it") == bytes[4096..4096 + (1 << 20)]);
+            assert_eq!(rig.engine.counters(rig.volume).reads, 1);
+        }
+    }
+}
+
+#[test]
+fn slices_of_a_stripe_have_the_bytes_of_all_its_files() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let paths: Vec<PathBuf> = (0..3).map(|at| folder.path().join(format!("stripe-{at}"))).collect();
+    let (chunk, len) = (8 << 10, 3 << 18);
+    let parts: Vec<Vec<u8>> = paths.iter().map(|path| patterned(path, len / 3)).collect();
+    let whole: Vec<u8> = (0..len / chunk).flat_map(|at| parts[at % 3][at / 3 * chunk..][..chunk].to_vec()).collect();
+    let options = StoreOptions { direct: true, ..StoreOptions::default() };
+    let store = Store::stripe(&paths, chunk as u64, options, &OpenHere).unwrap();
+    let mut rig = Rig::new(IoChoice::Auto, store, VolumeOptions::default());
+    rig.engine.slice_at(64 << 10);
+    let (slices, ended) = rig.read_sliced(0, len);
+    assert_eq!(ended, Ok(()));
+    assert_eq!(slices.len(), len / (64 << 10), "a slice is longer than a chunk");
+    let seen: Option<Vec<u8>> = joined(&slices, len).into_iter().collect();
+    assert!(seen.expect("all of it") == whole);
+}
+
+#[test]
+fn a_sliced_read_that_fails_in_the_middle_tells_the_good_slices_and_the_error_last() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("short");
+    for io in BACKENDS {
+        let bytes = patterned(&path, 1 << 20);
+        let options = StoreOptions { direct: true, ..StoreOptions::default() };
+        let mut rig = Rig::new(io, Store::path(&path, options, &OpenHere).unwrap(), VolumeOptions::default());
+        rig.engine.slice_at(64 << 10);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(300 << 10).unwrap();
+        let (slices, ended) = rig.read_sliced(0, 1 << 20);
+        assert!(matches!(ended, Err(BlockError::Io(_))), "{ended:?}");
+        assert_eq!(slices.len(), 4, "those before the end of the file");
+        for (at, byte) in joined(&slices, 1 << 20).into_iter().enumerate() {
+            assert_eq!(byte, (at < 256 << 10).then(|| bytes[at]), "at {at}");
+        }
+        assert_eq!(rig.engine.counters(rig.volume).errors, 1);
     }
 }
 

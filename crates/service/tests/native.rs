@@ -13,7 +13,7 @@ use byway_service::block::client::{
     BlockingVolume, ConnectError, Done, Request, Volume as Client, VolumeError, VolumeOptions, list,
 };
 use byway_service::block::wire::CallError;
-use byway_service::block::{BlockError, Store, Volume, VolumeOptions as Served};
+use byway_service::block::{BlockError, OpenHere, Store, StoreOptions, Volume, VolumeOptions as Served};
 use harness::{FRAMES, Running, SERVER, client, each_io, memory, pattern};
 
 #[test]
@@ -239,6 +239,32 @@ fn errors_reach_the_client_by_name() {
         let mut options = VolumeOptions::new(0x30);
         options.fabric.terms.checksum = PayloadChecksum::Wanted;
         client(io, server.address, options).unwrap().read(0, &mut vec![1; 70_000]).unwrap();
+    });
+}
+
+#[test]
+fn a_long_read_that_fails_in_the_middle_ends_no_session() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("short");
+    each_io(|io| {
+        let bytes = pattern(1 << 20, 9);
+        std::fs::write(&path, &bytes).unwrap();
+        let direct = StoreOptions { direct: true, ..StoreOptions::default() };
+        let store = Store::path(&path, direct, &OpenHere).unwrap();
+        let volumes = vec![Arc::new(Volume::new("disk", store, Served::default()))];
+        let server = Running::start(io, None, 1, Options::new(SERVER), volumes);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let mut back = vec![0; 1 << 20];
+        volume.read(0, &mut back).unwrap();
+        assert!(back == bytes);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(600 << 10).unwrap();
+        for _ in 0..20 {
+            let failed = volume.read(0, &mut back);
+            assert!(matches!(failed, Err(VolumeError::Call(CallError::Block(BlockError::Io(_))))), "{failed:?}");
+        }
+        volume.read(0, &mut back[..512 << 10]).unwrap();
+        assert!(back[..512 << 10] == bytes[..512 << 10]);
+        assert_eq!(volume.volume().sessions(), 1, "the slices before the error and the error itself are one answer");
     });
 }
 

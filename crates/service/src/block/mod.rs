@@ -15,7 +15,8 @@ pub mod wire;
 
 pub use catalog::{Catalog, Changes};
 pub use engine::{
-    Done, ENGINE_CLASS, Engine, Operation, Outcome, Slow, Step, Tag, VolumeCounters, VolumeId, WriteFlags, ZeroFlags,
+    Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, Tag, VolumeCounters, VolumeId,
+    WriteFlags, ZeroFlags,
 };
 pub use error::{BlockError, OpenError};
 pub use payload::Payload;

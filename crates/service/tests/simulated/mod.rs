@@ -196,6 +196,7 @@ impl Run {
         };
         let volume = Volume::new("disk", store, Served::default());
         let mut engine = Engine::default();
+        engine.slice_at(if self.seed % 3 == 1 { 128 << 10 } else { 8 << 10 });
         let mut options = Options::new(SERVER_CLASS);
         options.seed = Some(instance);
         options.keep_alive = KEEP_ALIVE;
@@ -278,7 +279,7 @@ impl Run {
             delays_per_second: 4.0,
             read_error: rare(0.01),
             write_error: rare(0.005),
-            sync_error: if self.seed.is_multiple_of(8) { 0.05 } else { 0.0 },
+            sync_error: rare(0.08),
             no_space: rare(0.005),
             ..FaultPlan::default()
         }

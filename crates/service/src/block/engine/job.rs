@@ -4,7 +4,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Extent, Instant};
 
 use super::fault::{Fault, RunFault};
-use super::{Done, Operation, Outcome, Tag, VolumeId, ZeroFlags};
+use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
@@ -27,13 +27,23 @@ pub(super) struct Job {
 }
 
 pub(super) enum JobKind {
-    Read { pieces: Vec<Option<Piece>> },
+    Read { pieces: Vec<Option<Piece>>, slices: Vec<SliceState> },
     Write { durable: bool },
     Flush,
     Plain,
     Trim,
     Zero(Zeroing),
     Extents { parts: Vec<Option<Vec<Extent>>>, wanted: Vec<u64> },
+}
+
+/// A slice of a read that is told as soon as it is here.
+pub(super) struct SliceState {
+    /// Where it begins, in bytes from the start of the read.
+    pub(super) start: u64,
+    /// The first of its operations.
+    pub(super) first: usize,
+    /// Operations that have not brought their bytes.
+    pub(super) left: u32,
 }
 
 /// Zeroing, range by range; by writing where the store cannot.
@@ -69,14 +79,15 @@ impl Job {
     pub(super) fn take(&mut self, run: &RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
         use byway_reactor::Outcome as Went;
         match (&mut self.kind, outcome) {
-            (JobKind::Read { pieces }, Went::Read { mut into, result }) => {
+            (JobKind::Read { pieces, slices }, Went::Read { into, result }) => {
                 let n = result?;
                 // The backing file became shorter than the volume: that is an error, never made-up zeroes.
                 if n < run.len {
                     return Err(BlockError::Io(byway_reactor::Errno::IO));
                 }
-                debug_assert_eq!(into.len(), run.len);
-                let _ = &mut into;
+                if let Some(at) = slice_with(slices, run.part) {
+                    slices[at].left -= 1;
+                }
                 pieces[run.part] = Some(Piece::Frame { frame: into, len: run.len });
                 Ok(())
             }
@@ -87,6 +98,21 @@ impl Job {
             (JobKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
             (_, outcome) => unit_result(&outcome),
         }
+    }
+
+    /// The slice that one of its operations has completed, to be told now.
+    pub(super) fn slice_of(&mut self, part: usize) -> Option<Slice> {
+        let JobKind::Read { pieces, slices } = &mut self.kind else { return None };
+        let at = slice_with(slices, part).filter(|at| slices[*at].left == 0)?;
+        let end = slices.get(at + 1).map_or(pieces.len(), |next| next.first);
+        let mut payload = Payload::default();
+        pieces[slices[at].first..end].iter_mut().filter_map(Option::take).for_each(|piece| payload.push(piece));
+        Some(Slice { start: slices[at].start, payload, last: self.left == 0 && self.error.is_none() })
+    }
+
+    /// Whether all of it was told in slices.
+    pub(super) fn is_told(&self) -> bool {
+        matches!(&self.kind, JobKind::Read { slices, .. } if !slices.is_empty()) && self.error.is_none()
     }
 
     /// Whether its answer says that something is durable.
@@ -118,7 +144,7 @@ impl Job {
             failed = Some(BlockError::FlushFailed);
         }
         let outcome = match self.kind {
-            JobKind::Read { pieces } => Outcome::Read(failed.map_or_else(
+            JobKind::Read { pieces, .. } => Outcome::Read(failed.map_or_else(
                 || {
                     let mut payload = Payload::default();
                     pieces.into_iter().flatten().for_each(|piece| payload.push(piece));
@@ -133,6 +159,11 @@ impl Job {
         };
         Done { tag, outcome }
     }
+}
+
+/// The slice to which an operation belongs.
+fn slice_with(slices: &[SliceState], part: usize) -> Option<usize> {
+    slices.partition_point(|slice| slice.first <= part).checked_sub(1)
 }
 
 /// Joins the lists of neighbouring parts, up to the first that covers less than was asked for.

@@ -29,6 +29,7 @@ use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
+use crate::limits::SLICE_BYTES;
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -83,12 +84,37 @@ pub struct Done {
 /// What came of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A read.
+    /// A read: all of it, or how it ended after the slices that were told before.
     Read(Result<Payload, BlockError>),
+    /// A part of a read that is told in slices ([`ReadFlags::sliced`]), while the disk still reads the others. They come
+    /// in any order.
+    Slice(Slice),
     /// A write, flush, trim, zero or prefetch.
     Unit(Result<(), BlockError>),
     /// A list of extents: in order, without gaps, perhaps shorter than asked.
     Extents(Result<Vec<Extent>, BlockError>),
+}
+
+/// A part of a read.
+#[derive(Debug)]
+pub struct Slice {
+    /// Where it begins, in bytes from the start of the read.
+    pub start: u64,
+    /// The bytes.
+    pub payload: Payload,
+    /// The read ends with it: no other outcome comes.
+    pub last: bool,
+}
+
+/// How a read is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadFlags {
+    /// In frames alone: nobody else can change the bytes until they are sent, so they can have a checksum.
+    pub private: bool,
+    /// A long read that must wait for its store is told slice by slice, each as soon as it is here
+    /// ([`Outcome::Slice`]), so that the wire starts before the disk has finished (gmblock's synchronized send). If it
+    /// fails in the middle, slices that are good are told all the same, and [`Outcome::Read`] with the error comes last.
+    pub sliced: bool,
 }
 
 /// How a write is done.
@@ -110,7 +136,6 @@ pub struct ZeroFlags {
 }
 
 /// See the module.
-#[derive(Default)]
 pub struct Engine {
     volumes: Slab<Attached>,
     generation: u32,
@@ -118,6 +143,22 @@ pub struct Engine {
     runs: Slab<RunState>,
     slow: SlowLog,
     throttled_until: Option<Instant>,
+    /// See [`Engine::slice_at`].
+    slice_bytes: u64,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            volumes: Slab::new(),
+            generation: 0,
+            jobs: Slab::new(),
+            runs: Slab::new(),
+            slow: SlowLog::default(),
+            throttled_until: None,
+            slice_bytes: SLICE_BYTES,
+        }
+    }
 }
 
 /// A request, for its job.
@@ -134,6 +175,11 @@ impl Engine {
     /// Requests that take longer than `limit` at the store are kept for [`Engine::take_slow`].
     pub fn note_slow(&mut self, limit: Duration) {
         self.slow.limit = Some(limit);
+    }
+
+    /// Slices of reads have about `bytes`, where nothing was said [`SLICE_BYTES`].
+    pub fn slice_at(&mut self, bytes: u64) {
+        self.slice_bytes = bytes.max(1);
     }
 
     /// Requests in flight.
@@ -200,18 +246,29 @@ impl Engine {
                 }
             }
         }
-        if self.jobs[at].left == 0 {
-            let job = self.jobs.remove(at);
-            self.slow.note(&job, reactor.now());
-            let id = job.volume;
-            let attached = &mut self.volumes[id.index as usize];
-            attached.jobs -= 1;
-            let (operation, len) = (job.operation, job.len);
-            let ended = job.end(&attached.volume);
-            attached.counters.ended(operation, len, ended.outcome.is_error());
-            done.push(ended);
-            self.drop_if_unused(reactor, id);
+        if let Some(slice) = self.jobs[at].slice_of(run.part) {
+            done.push(Done { tag: self.jobs[at].tag, outcome: Outcome::Slice(slice) });
         }
+        if self.jobs[at].left == 0 {
+            self.end_job(reactor, at, done);
+        }
+    }
+
+    /// The last operation of a job has ended.
+    fn end_job(&mut self, reactor: &mut Reactor, at: usize, done: &mut Vec<Done>) {
+        let job = self.jobs.remove(at);
+        self.slow.note(&job, reactor.now());
+        let id = job.volume;
+        let attached = &mut self.volumes[id.index as usize];
+        attached.jobs -= 1;
+        let (operation, len) = (job.operation, job.len);
+        let told = job.is_told();
+        let ended = job.end(&attached.volume);
+        attached.counters.ended(operation, len, ended.outcome.is_error());
+        if !told {
+            done.push(ended);
+        }
+        self.drop_if_unused(reactor, id);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use byway_reactor::{Extent, File, Op, Reactor};
 
-use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId};
+use super::job::SliceState;
+use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
@@ -18,35 +19,20 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        offset: u64,
-        len: usize,
-        tag: Tag,
-    ) -> Result<Step<Payload>, BlockError> {
-        let result = self.read_into(reactor, id, (offset, len), false, tag);
-        self.counted((id, Operation::Read, len as u64), result)
-    }
-
-    /// Reads into frames alone: nobody else can change the bytes until they are sent, so they can have a checksum.
-    ///
-    /// # Errors
-    /// See [`BlockError`].
-    pub fn read_private(
-        &mut self,
-        reactor: &mut Reactor,
-        id: VolumeId,
         range: (u64, usize),
+        flags: ReadFlags,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
-        let result = self.read_into(reactor, id, range, true, tag);
+        let result = self.start_read(reactor, id, range, flags, tag);
         self.counted((id, Operation::Read, range.1 as u64), result)
     }
 
-    fn read_into(
+    fn start_read(
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
         (offset, len): (u64, usize),
-        private: bool,
+        flags: ReadFlags,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         if self.is_throttled(reactor, id) {
@@ -61,7 +47,7 @@ impl Engine {
             return Ok(Step::Now(Payload::one(Piece::Zero { len })));
         };
         let layout = *layout;
-        if !private
+        if !flags.private
             && files[0].is_mapped()
             && !attached.volume.has_faults()
             && let Some(payload) = resident_payload(reactor, layout, &attached.files, offset, len)
@@ -72,7 +58,7 @@ impl Engine {
         if len > READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2) {
             return Ok(Step::InParts);
         }
-        let runs = layout.runs(offset, len as u64, PIECE_BYTES_MAX as u64);
+        let runs = layout.runs(offset, len as u64, (PIECE_BYTES_MAX as u64).min(self.slice_bytes));
         let mut frames = Vec::with_capacity(len.div_ceil(PIECE_BYTES_MAX));
         for run in runs {
             let Some(frame) = reactor.frames().alloc(run.len as usize) else { return Ok(Step::Busy) };
@@ -82,7 +68,9 @@ impl Engine {
         let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
         self.charge(reactor, id, len);
         let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
-        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces });
+        let slices =
+            if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), self.slice_bytes) } else { Vec::new() };
+        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices });
         for (part, (run, into)) in frames.into_iter().enumerate() {
             let len = run.len as usize;
             let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };
@@ -150,6 +138,20 @@ impl Engine {
         }
         Ok(Step::Later)
     }
+}
+
+/// Cuts a read whose operations have those lengths into slices of about `bytes` each; none, if it would be one.
+fn slices(lens: impl Iterator<Item = u64>, bytes: u64) -> Vec<SliceState> {
+    let mut slices: Vec<SliceState> = Vec::new();
+    let mut start = 0;
+    for (first, len) in lens.enumerate() {
+        match slices.last_mut() {
+            Some(slice) if start + len - slice.start <= bytes => slice.left += 1,
+            _ => slices.push(SliceState { start, first, left: 1 }),
+        }
+        start += len;
+    }
+    if slices.len() == 1 { Vec::new() } else { slices }
 }
 
 /// The range as pieces of the mapped files, if all of it is in memory.

@@ -82,7 +82,7 @@ impl Serving<'_> {
                     return Err(CallError::Malformed);
                 }
                 if method == Method::Read {
-                    let read = Read { call, volume, offset, len, window };
+                    let read = Read { call, volume, offset, len, window, sliced: None };
                     if self.waits(call.session) {
                         self.wait(call.session, Queued::Read(read));
                     } else {

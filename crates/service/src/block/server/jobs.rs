@@ -5,10 +5,11 @@ use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Fabric, Slot, WindowKey};
 use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};
-use byway_rpc::wire::{INLINE_BYTES, ReplyBody};
+use byway_rpc::wire::{DataBody, INLINE_BYTES, ReplyBody};
+use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::super::engine::{Done, Outcome, Step, VolumeId, WriteFlags};
+use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId, WriteFlags};
 use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
@@ -29,6 +30,16 @@ pub(super) struct Read {
     pub(super) offset: u64,
     pub(super) len: usize,
     pub(super) window: WindowKey,
+    /// What was sent of it before its end.
+    pub(super) sliced: Option<Sliced>,
+}
+
+/// Slices of a read that are on their way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sliced {
+    /// All go by one lane: a window takes one payload at a time.
+    lane: usize,
+    bytes: usize,
 }
 
 /// A write that is pulled, until it is answered.
@@ -102,12 +113,8 @@ impl Serving<'_> {
         let private = self.core.session(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
-        let step = if private {
-            self.engine.read_private(reactor, read.volume, (read.offset, read.len), tag)
-        } else {
-            self.engine.read(reactor, read.volume, read.offset, read.len, tag)
-        };
-        let result = match step {
+        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX };
+        let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => return true,
             Ok(Step::Busy) => {
                 self.end_job(fabric, session, job);
@@ -125,10 +132,8 @@ impl Serving<'_> {
     fn answer_read(&mut self, fabric: &mut Fabric, read: &Read, result: Result<Payload, BlockError>) {
         let payload = match result {
             Ok(payload) => payload,
-            Err(error) => return self.answer(fabric, read.call, Err(error.into())),
+            Err(error) => return self.fail_read(fabric, read, error),
         };
-        let checked = self.core.session(read.call.session).is_some_and(|session| session.checksum);
-        let checksum = if checked { payload.checksum() } else { None };
         let mut header = reply_header(read.call.id, Ok(()), read.len, &[]);
         let lane = if read.len > SMALL_BYTES_MAX {
             header.window.set(read.window.0);
@@ -137,13 +142,49 @@ impl Serving<'_> {
             0
         };
         self.answered(read.call);
-        fabric.send_with(read.call.session, lane, header, (read.len, checksum), |gather| payload.push_to(gather));
+        self.send_payload(fabric, read.call.session, lane, header, payload);
+    }
+
+    /// A read failed: the slices of it that are on their way count as payload of the answer, so that the client waits
+    /// for them and no payload comes for a window that is closed.
+    fn fail_read(&mut self, fabric: &mut Fabric, read: &Read, error: BlockError) {
+        self.answered_unless_lost(read.call);
+        let sent = read.sliced.filter(|_| !seeded::is(Bug::SlicesUncounted)).map_or(0, |sliced| sliced.bytes);
+        fabric.send(read.call.session, reply_header(read.call.id, Err(error.into()), sent, &[]));
+    }
+
+    /// Sends a slice of a read: by itself, or with the reply, if it is the last.
+    fn answer_slice(&mut self, fabric: &mut Fabric, job: Slot, slice: Slice) {
+        let Some(Job::Read(read)) = self.core.jobs.get_mut(job) else { return };
+        let session = read.call.session;
+        let sliced = read.sliced.get_or_insert_with(|| Sliced { lane: fabric.bulk_lane(session), bytes: 0 });
+        sliced.bytes += slice.payload.len();
+        let (call, len, window, lane) = (read.call, read.len, read.window, sliced.lane);
+        let mut header = if slice.last { reply_header(call.id, Ok(()), len, &[]) } else { data_header(call.id) };
+        header.window.set(window.0);
+        header.window_offset.set(if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start });
+        if slice.last {
+            self.answered(call);
+        }
+        self.send_payload(fabric, session, lane, header, slice.payload);
+    }
+
+    fn send_payload(&mut self, fabric: &mut Fabric, session: Slot, lane: usize, header: Header, payload: Payload) {
+        let checked = self.core.session(session).is_some_and(|session| session.checksum);
+        let checksum = if checked { payload.checksum() } else { None };
+        fabric.send_with(session, lane, header, (payload.len(), checksum), |gather| payload.push_to(gather));
     }
 
     fn answered(&mut self, call: Call) {
         self.core.served += 1;
         if let Some(session) = self.core.session(call.session) {
             session.inbound.end(call.id);
+        }
+    }
+
+    fn answered_unless_lost(&mut self, call: Call) {
+        if !seeded::is(Bug::LostCredit) {
+            self.answered(call);
         }
     }
 
@@ -160,8 +201,10 @@ impl Serving<'_> {
         result: Result<(), CallError>,
         (inline, payload): (&[u8], &[u8]),
     ) {
-        if result.is_ok() || !seeded::is(Bug::LostCredit) {
+        if result.is_ok() {
             self.answered(call);
+        } else {
+            self.answered_unless_lost(call);
         }
         let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
         let checksum = checked.then(|| crc32c::crc32c(payload));
@@ -204,6 +247,14 @@ impl Serving<'_> {
                 _ => Err(CallError::Malformed),
             };
             return self.part_ended(fabric, reactor, write, len, result);
+        }
+        if let Outcome::Slice(slice) = done.outcome {
+            let last = slice.last;
+            self.answer_slice(fabric, slot, slice);
+            if last {
+                self.end_job(fabric, session, slot);
+            }
+            return;
         }
         // The answer goes first: the end of the last job may be the end of the session.
         match (self.core.jobs.get(slot), done.outcome) {
@@ -329,6 +380,13 @@ impl Serving<'_> {
             }
         }
     }
+}
+
+/// The header of a slice of a read.
+fn data_header(call: u64) -> Header {
+    let mut body = DataBody::new_zeroed();
+    body.call.set(call);
+    Header::with_body(Message::Data, &body)
 }
 
 fn reply_header(call: u64, result: Result<(), CallError>, total: usize, inline: &[u8]) -> Header {

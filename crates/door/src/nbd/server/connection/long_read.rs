@@ -41,7 +41,7 @@ impl Connection {
         let id = context.pending.vacant_key();
         let (at, len) = (read.request.offset + read.done, read.part());
         let request = Request { length: len as u64, ..read.request };
-        match self.read(context.reactor, context.engine, (at, len), tag_of(id)) {
+        match self.read(context.reactor, context.engine, (at, len), false, tag_of(id)) {
             Ok(Step::Now(payload)) => self.push_part(payload),
             Ok(Step::Later) => {
                 if let Expect::Parts(read) = &mut self.expect {
@@ -75,7 +75,7 @@ impl Connection {
             Outcome::Read(Err(error)) | Outcome::Unit(Err(error)) | Outcome::Extents(Err(error)) => {
                 self.part_failed(error);
             }
-            Outcome::Unit(Ok(())) | Outcome::Extents(Ok(_)) => {}
+            Outcome::Unit(Ok(())) | Outcome::Extents(Ok(_)) | Outcome::Slice(_) => {}
         }
     }
 
@@ -108,7 +108,7 @@ impl Connection {
         self.expect = Expect::Header;
     }
 
-    fn in_chunks(&self, request: &Request) -> bool {
+    pub(super) fn in_chunks(&self, request: &Request) -> bool {
         self.replies.chunks() && !request.flags.has(CommandFlags::DF)
     }
 }

@@ -10,7 +10,7 @@ mod write;
 
 use byway_fabric::tls::TlsError;
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{BlockError, Engine, Outcome, Payload, Step, Tag, VolumeId, ZeroFlags};
+use byway_service::block::{BlockError, Engine, Outcome, Payload, Slice, Step, Tag, VolumeId, ZeroFlags};
 use slab::Slab;
 
 use self::long_read::PartedRead;
@@ -364,7 +364,9 @@ impl Connection {
         match request.command {
             Command::Read => {
                 let range = (request.offset, request.length as usize);
-                Ok(self.read(reactor, engine, range, tag)?.map(|payload| Outcome::Read(Ok(payload))))
+                Ok(self
+                    .read(reactor, engine, range, self.in_chunks(request), tag)?
+                    .map(|payload| Outcome::Read(Ok(payload))))
             }
             Command::BlockStatus => {
                 let count_max = if request.flags.has(CommandFlags::REQ_ONE) { 1 } else { usize::MAX };
@@ -397,6 +399,9 @@ impl Connection {
         if self.is_part(id) {
             self.forget_pending(pending, id);
             return self.part_done(outcome);
+        }
+        if let Outcome::Slice(slice) = outcome {
+            return self.slice_done(pending, id, slice);
         }
         let request = &mut pending[id];
         request.left -= 1;
@@ -437,7 +442,17 @@ impl Connection {
             Outcome::Read(Err(error)) | Outcome::Extents(Err(error)) | Outcome::Unit(Err(error)) => {
                 self.fail(request, error);
             }
+            Outcome::Slice(_) => debug_assert!(false, "taken before"),
         }
+    }
+
+    /// Answers with a slice of a read, as soon as it is here.
+    fn slice_done(&mut self, pending: &mut Slab<Pending>, id: usize, slice: Slice) {
+        let Slice { start, payload, last } = slice;
+        let request = if last { self.forget_pending(pending, id) } else { pending[id].request };
+        let (at, len) = (request.offset + start, payload.len() as u32);
+        self.out.push_head_with(|out| self.replies.read_data(out, request.tag(), at, len, last));
+        payload.push_to(&mut self.out);
     }
 
     fn reply_data(&mut self, request: &Request, payload: Payload) {

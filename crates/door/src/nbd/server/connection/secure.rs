@@ -1,7 +1,7 @@
 //! A connection over TLS: payloads are decrypted to where they belong, replies are read by us, so they lie in frames.
 
 use byway_reactor::{FramePool, Reactor, Scatter};
-use byway_service::block::{BlockError, Engine, Payload, Step, Tag};
+use byway_service::block::{BlockError, Engine, Payload, ReadFlags, Step, Tag};
 
 use super::{Connection, Context, End, Expect, Incoming, Piece};
 
@@ -61,14 +61,12 @@ impl Connection {
         &self,
         reactor: &mut Reactor,
         engine: &mut Engine,
-        (offset, len): (u64, usize),
+        range: (u64, usize),
+        sliced: bool,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
-        if self.secure.is_some() {
-            engine.read_private(reactor, self.volume, (offset, len), tag)
-        } else {
-            engine.read(reactor, self.volume, offset, len, tag)
-        }
+        let flags = ReadFlags { private: self.secure.is_some(), sliced };
+        engine.read(reactor, self.volume, range, flags, tag)
     }
 
     pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor) {
