@@ -121,6 +121,41 @@ fn a_thousand_idle_connections_cost_little_and_leave_nothing() {
     until(Instant::now() + LIMIT, "all connections to be closed", || (descriptors() <= open).then_some(()));
 }
 
+/// CPU time that a process has used, in clock ticks (of 10 ms).
+fn cpu_ticks(id: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn out_of_descriptors_a_node_waits_and_goes_on() {
+    for door in ["byway", "nbd"] {
+        let folder = folder();
+        let flag = if door == "byway" { "--listen" } else { "--nbd" };
+        // The other backend's accepts keep the limit that there was when they were begun.
+        let arguments = ["--io", "epoll", "--volume", "m=mem:1M", flag, "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 1, &arguments);
+        let held = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap().count() as u64;
+        let limit = rustix::process::Rlimit { current: Some(held + 3), maximum: Some(held + 3) };
+        let id = rustix::process::Pid::from_raw(server.id() as i32);
+        rustix::process::prlimit(id, rustix::process::Resource::Nofile, limit).unwrap();
+        let address = ("127.0.0.1", server.port(door));
+        let many: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let complaints = || server.log().matches("raise LimitNOFILE").count();
+        let more_than = |count: usize| until(Instant::now() + LIMIT, door, || (complaints() > count).then_some(()));
+        more_than(0);
+        let (began, before, said) = (Instant::now(), cpu_ticks(server.id()), complaints());
+        more_than(said + 4);
+        let (used, ticks) = (cpu_ticks(server.id()) - before, began.elapsed().as_millis() / 10);
+        assert!(u128::from(used) * 2 < ticks, "{door}: used {used} of {ticks} ticks while it could do nothing");
+        drop(many);
+        let uri = format!("{door}://127.0.0.1:{}/m", server.port(door));
+        let info = || run(&binary(), &["info", &uri]).status.success().then_some(());
+        until(Instant::now() + LIMIT, "a place for a client", info);
+    }
+}
+
 #[test]
 fn a_client_that_never_reads_is_held_back() {
     let folder = folder();

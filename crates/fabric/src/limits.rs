@@ -36,6 +36,9 @@ pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 
+/// The pause after an accept that failed, for want of descriptors most likely.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
 /// How often sessions that wait for something are looked at.
 pub const TICK: Duration = Duration::from_millis(100);
 

@@ -9,7 +9,7 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::{CIPHERTEXT_FRAME_BYTES, Secure};
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
-use crate::limits::{BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
+use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
 use crate::slots::Slot;
@@ -126,18 +126,23 @@ impl Fabric {
         }
     }
 
+    /// The pause after an accept that failed is over.
+    pub(super) fn accept_again(&mut self, reactor: &mut Reactor, listener: u32) {
+        if let Some(&handle) = self.listeners.get(listener as usize) {
+            let token = Token::new(self.options.class, ACCEPT, listener, 0);
+            reactor.submit(Op::Accept { listener: handle }, token);
+        }
+    }
+
     pub(super) fn accepted(&mut self, reactor: &mut Reactor, listener: u32, result: Result<Socket, Errno>) {
         let socket = match result {
             Ok(socket) => socket,
             Err(Errno::CANCELED | Errno::BADF) => return,
             Err(error) => {
-                // Out of descriptors, usually: those of other connections come back, so it goes on.
-                tracing::warn!(%error, "accept failed");
-                if let Some(&listener_handle) = self.listeners.get(listener as usize) {
-                    let again = Token::new(self.options.class, ACCEPT, listener, 0);
-                    reactor.submit(Op::Accept { listener: listener_handle }, again);
-                }
-                return;
+                // Out of descriptors, most likely: go on in a moment, others may close theirs.
+                tracing::error!(%error, "cannot accept a connection (raise LimitNOFILE if it is EMFILE)");
+                let again = Token::new(self.options.class, ACCEPT, listener, 0);
+                return reactor.submit(Op::Timer { at: reactor.now() + ACCEPT_PAUSE }, again);
             }
         };
         let stranger = match (&self.admits, reactor.peer_address(socket)) {

@@ -448,6 +448,7 @@ impl Fabric {
             Outcome::Sent { gather, result } => self.sent(reactor, slot, gather, result),
             Outcome::Connected(result) => self.connected(reactor, slot, result),
             Outcome::Accepted(result) => self.accepted(reactor, slot.index, result),
+            Outcome::TimedOut(_) if completion.token.tag() == ACCEPT => self.accept_again(reactor, slot.index),
             Outcome::TimedOut(_) => {
                 self.ticking = false;
                 self.tick(reactor);
