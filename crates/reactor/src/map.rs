@@ -185,8 +185,21 @@ mod tests {
         assert_eq!((near_then_far(), near_then_far()), ((true, false), (true, false)));
         rustix::io::pwrite(&file, b"and there", far).unwrap();
         assert_eq!((near_then_far(), near_then_far()), ((true, true), (true, true)));
-        mapping.forget(0, far + BLOCK);
-        assert_eq!(near_then_far(), (true, true));
+    }
+
+    #[test]
+    fn what_was_given_back_is_forgotten_within_the_period() {
+        use rustix::fs::FallocateFlags;
+        let file = rustix::fs::memfd_create("punched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::pwrite(&file, &[1; 3 * BLOCK as usize], 0).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 3 * BLOCK, false).unwrap();
+        let now = Instant::from_nanos(5);
+        let known = || [0, 1, 2].map(|block| mapping.resident(block * BLOCK, 4096, now));
+        assert_eq!(known(), [true; 3]);
+        rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, BLOCK, BLOCK).unwrap();
+        assert_eq!(known(), [true; 3], "known for the rest of the period");
+        mapping.forget(BLOCK, BLOCK);
+        assert_eq!(known(), [true, false, true]);
     }
 
     #[test]

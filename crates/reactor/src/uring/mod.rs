@@ -134,6 +134,7 @@ impl Uring {
         slot.progress = 0;
         slot.cancelled = false;
         slot.pinned = 0;
+        slot.copied = false;
         let (index, generation) = self.slots.insert(slot);
         u64::from(generation) << 32 | u64::from(index)
     }

@@ -25,6 +25,8 @@ pub(super) struct Slot {
     pub(super) cancelled: bool,
     /// Completions of zero-copy sends that have not said that the memory is ours again.
     pub(super) pinned: u32,
+    /// The kernel has said of one of them that a CPU copied after all.
+    pub(super) copied: bool,
     pub(super) message: libc::msghdr,
     pub(super) iovecs: Vec<libc::iovec>,
 }
@@ -38,6 +40,7 @@ impl Default for Slot {
             progress: 0,
             cancelled: false,
             pinned: 0,
+            copied: false,
             message: crate::epoll::message(&iovecs),
             iovecs,
         }

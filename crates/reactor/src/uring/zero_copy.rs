@@ -68,19 +68,20 @@ impl Uring {
         let Some(slot) = self.slot_mut(data) else { return };
         let copied = result.cast_unsigned() & COPIED != 0;
         slot.pinned -= 1;
-        let last = slot.pinned == 0;
+        slot.copied |= copied;
+        let (last, copied_any) = (slot.pinned == 0, slot.copied);
         let (socket, bytes) = match &slot.kind {
             Kind::Pinned { socket, bytes, .. } => (*socket, *bytes),
             Kind::Send { socket, .. } => (*socket, 0),
             _ => return,
         };
-        if copied {
-            if let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
-                stream.zero_copy = ZeroCopy::Useless;
-            }
-        } else if bytes > 0 {
-            self.os.counters.sent_copied_bytes -= bytes;
-            self.os.counters.sent_zero_copy_bytes += bytes;
+        if copied && let Some(stream) = self.streams.get_mut(socket.index, socket.generation) {
+            stream.zero_copy = ZeroCopy::Useless;
+        }
+        if last {
+            let counters = &mut self.os.counters;
+            let counter = if copied_any { &mut counters.sent_copied_bytes } else { &mut counters.sent_zero_copy_bytes };
+            *counter += bytes;
         }
         if last
             && matches!(self.slot_mut(data).map(|slot| &slot.kind), Some(Kind::Pinned { .. }))
@@ -100,8 +101,9 @@ impl Uring {
         let Some(slot) = self.slot_mut(data) else { return };
         let (token, progress) = (slot.token, slot.progress);
         let Kind::Send { socket, gather, .. } = std::mem::take(&mut slot.kind) else { return };
-        // Counted as copied until the kernel says that it was not.
         self.os.unuse_gather(&gather, progress, 0);
+        // Who copied them the kernel will say; they are counted then.
+        self.os.counters.sent_copied_bytes -= progress as u64;
         if let Some(slot) = self.slot_mut(data) {
             slot.kind = Kind::Pinned { socket, bytes: progress as u64, _memory: gather };
         }
@@ -123,6 +125,38 @@ mod tests {
     use crate::frame::FramePool;
     use crate::op::{Op, Token, Wait};
     use crate::time::monotonic;
+
+    /// What a send counts whose memory the kernel lets go of with these words.
+    fn counted(words: &[u32]) -> (u64, u64) {
+        let frames = FramePool::new(1 << 20).unwrap();
+        let mut uring = Uring::open(&frames).unwrap();
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket = uring.adopt(ours.into()).unwrap();
+        let (index, generation) = uring.slots.insert(Box::default());
+        let data = u64::from(generation) << 32 | u64::from(index);
+        let slot = uring.slot_mut(data).unwrap();
+        slot.kind = Kind::Pinned { socket, bytes: 1000, _memory: Gather::new() };
+        slot.pinned = words.len() as u32;
+        uring.streams.get_mut(socket.index, socket.generation).unwrap().pinned = 1;
+        for word in words {
+            uring.released(data, word.cast_signed());
+        }
+        assert_eq!(uring.streams.get(socket.index, socket.generation).unwrap().pinned, 0);
+        (uring.os.counters.sent_copied_bytes, uring.os.counters.sent_zero_copy_bytes)
+    }
+
+    #[test]
+    fn a_send_in_several_parts_is_counted_once_and_as_copied_if_any_was() {
+        let frames = FramePool::new(1 << 20).unwrap();
+        if Uring::open(&frames).is_err() {
+            return eprintln!("SKIP: no io_uring here");
+        }
+        assert_eq!(counted(&[0]), (0, 1000));
+        assert_eq!(counted(&[0, 0, 0]), (0, 1000));
+        assert_eq!(counted(&[COPIED]), (1000, 0));
+        assert_eq!(counted(&[COPIED, 0]), (1000, 0));
+        assert_eq!(counted(&[0, COPIED]), (1000, 0));
+    }
 
     #[test]
     fn a_long_send_is_tried_without_a_copy_and_no_more_where_the_kernel_copies() {
