@@ -1,5 +1,15 @@
 //! Every bound of the doors, each with what happens when it is reached.
 
+/// Heap memory of the replies that wait for one client of the server. Above nothing more is read from it.
+pub const CONNECTION_HEAP_BYTES_MAX: usize = 256 << 10;
+
+/// Heap memory of the replies that wait for all clients of a loop. Above nothing more is read from those who have not taken
+/// [`CONNECTION_HEAP_BYTES_MIN`] of theirs, and no block status is begun.
+pub const DOOR_HEAP_BYTES_MAX: usize = 4 << 20;
+
+/// See [`DOOR_HEAP_BYTES_MAX`].
+pub const CONNECTION_HEAP_BYTES_MIN: usize = 4 << 10;
+
 /// Longest string of the NBD protocol (export name, description, error message), in bytes
 /// (proto.md, "Values": strings are at most 4,096 bytes). A longer name is refused with
 /// `NBD_REP_ERR_TOO_BIG`; a longer description or message is cut.

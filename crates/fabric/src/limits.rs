@@ -42,9 +42,19 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// How often sessions that wait for something are looked at.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// Bytes queued on a session's control lane that make its owner wait before it adds more. The owner's credits bound what
-/// can come on top.
+/// Bytes queued on a session's control lane that make a client wait before it sends more calls. A server has
+/// [`SESSION_HEAP_BYTES_MAX`].
 pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
+
+/// Heap memory of the answers that wait for one client, on all its lanes. Above nothing more is received from it.
+pub const SESSION_HEAP_BYTES_MAX: usize = 256 << 10;
+
+/// Heap memory of the answers that wait for all clients of a loop. Above nothing more is received from those who have not
+/// taken [`SESSION_HEAP_BYTES_MIN`] of theirs.
+pub const LOOP_HEAP_BYTES_MAX: usize = 4 << 20;
+
+/// See [`LOOP_HEAP_BYTES_MAX`].
+pub const SESSION_HEAP_BYTES_MIN: usize = 4 << 10;
 
 /// Bytes that a TLS stream holds for sending; more plaintext is taken when the ciphertext has been.
 pub const TLS_QUEUE_BYTES: usize = 256 << 10;

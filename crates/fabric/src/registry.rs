@@ -139,6 +139,15 @@ impl Registry {
         }
     }
 
+    /// The connection that asked for `identity`'s session has gone, or will not wait any longer.
+    pub fn stopped_waiting(&self, identity: &Identity) {
+        let mut inner = self.lock();
+        let Some(client) = inner.clients.get_mut(&identity.client) else { return };
+        if client.newest == identity.number && client.waiting.take().is_some() && client.active.is_none() {
+            inner.note_gone(identity.client);
+        }
+    }
+
     /// The loop on which the session of that nonce lives.
     pub fn home(&self, nonce: &[u8; 16]) -> Option<LoopId> {
         self.lock().homes.get(nonce).copied()
@@ -181,6 +190,31 @@ mod tests {
 
     fn identity(number: u64) -> Identity {
         Identity { client: ClientId([7; 16]), number, nonce: [number as u8; 16] }
+    }
+
+    #[test]
+    fn who_no_longer_waits_is_forgotten_like_any_other() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let registry = Registry::new(5);
+        let home = registry.join(reactor.waker());
+        let of = |client: usize, number| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&client.to_le_bytes());
+            Identity { client: ClientId(id), number, nonce: id }
+        };
+        for client in 0..2 * CLIENTS_REMEMBERED_MAX {
+            assert_eq!(registry.claim(&of(client, 1), home), Claim::Granted);
+            assert_eq!(registry.claim(&of(client, 2), home), Claim::Wait);
+            if client % 2 == 0 {
+                registry.stopped_waiting(&of(client, 2));
+                registry.ended(&of(client, 1));
+            } else {
+                registry.ended(&of(client, 1));
+                registry.stopped_waiting(&of(client, 1));
+                registry.stopped_waiting(&of(client, 2));
+            }
+        }
+        assert_eq!(registry.lock().clients.len(), CLIENTS_REMEMBERED_MAX);
     }
 
     #[test]

@@ -180,7 +180,9 @@ pub fn negotiate(hello: &Hello, terms: &Terms) -> Result<u32, RefuseCode> {
     if hello.version_min.get() > *VERSIONS.end() || hello.version_max.get() < *VERSIONS.start() {
         return Err(RefuseCode::Version);
     }
-    if hello.features_required.get() & !FEATURES != 0 || hello.lane.get() > BULK_LANES_MAX {
+    // Payloads have one size for all; a client that takes less is another version's.
+    let takes_all = hello.payload_max.get() >= PAYLOAD_BYTES_MAX as u32;
+    if hello.features_required.get() & !FEATURES != 0 || hello.lane.get() > BULK_LANES_MAX || !takes_all {
         return Err(RefuseCode::Feature);
     }
     let wanted = (hello.features.get() | hello.features_required.get()) & FEATURES;
@@ -242,7 +244,9 @@ pub fn read_welcome(header: &Header, kind: Kind, identity: &Identity, terms: &Te
     }
     let features = welcome.features.get();
     let lacks = terms.checksum == PayloadChecksum::Required && features & FEATURE_PAYLOAD_CHECKSUM == 0;
-    if features & !FEATURES != 0 || lacks {
+    let takes_all =
+        welcome.small_max.get() >= SMALL_BYTES_MAX as u32 && welcome.payload_max.get() >= PAYLOAD_BYTES_MAX as u32;
+    if features & !FEATURES != 0 || lacks || !takes_all {
         return Err(CloseReason::WeRefused(RefuseCode::Feature));
     }
     Ok(Agreed { features, instance: header.instance.get(), credits: header.credits.get() })
@@ -368,6 +372,22 @@ mod tests {
         header.body[8..12].copy_from_slice(&[9, 0, 9, 0]);
         let (hello, _) = read_hello(&header, kind).unwrap();
         assert_eq!(negotiate(&hello, &terms(PayloadChecksum::Off)), Err(RefuseCode::Version));
+    }
+
+    #[test]
+    fn a_peer_that_takes_shorter_payloads_is_refused() {
+        let (mut header, kind) = over_the_wire(hello(&IDENTITY, &terms(PayloadChecksum::Off), 0));
+        header.body[64..68].copy_from_slice(&4096u32.to_le_bytes());
+        let (mut hello, _) = read_hello(&header, kind).unwrap();
+        assert_eq!(negotiate(&hello, &terms(PayloadChecksum::Off)), Err(RefuseCode::Feature));
+        hello.payload_max.set(PAYLOAD_BYTES_MAX as u32);
+        let agreed = Agreed { features: 0, instance: 9, credits: 64 };
+        for at in [12, 16] {
+            let (mut header, kind) = over_the_wire(welcome(&hello, &agreed));
+            header.body[at..at + 4].copy_from_slice(&4096u32.to_le_bytes());
+            let read = read_welcome(&header, kind, &IDENTITY, &terms(PayloadChecksum::Off));
+            assert_eq!(read, Err(CloseReason::WeRefused(RefuseCode::Feature)));
+        }
     }
 
     #[test]

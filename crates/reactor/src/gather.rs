@@ -79,6 +79,11 @@ impl Gather {
         self.len
     }
 
+    /// Heap memory that it holds besides frames: small heads, and a note of each piece.
+    pub fn heap_bytes(&self) -> usize {
+        self.heads.len() + self.segments.len() * size_of::<Segment>()
+    }
+
     /// No bytes?
     pub fn is_empty(&self) -> bool {
         self.len == 0

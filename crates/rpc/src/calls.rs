@@ -35,8 +35,8 @@ struct Call<T> {
     answer: Option<Answer>,
 }
 
-/// Calls in flight over one session, each with what the caller wants to know of it. A call's id is never used again
-/// (it has a generation of 24 bits), so that a late answer cannot be taken for another call's.
+/// Calls in flight over one session, each with what the caller wants to know of it. A call's id is not used again within
+/// 2^24 uses of its slot, so that a late answer cannot be taken for another call's.
 #[derive(Debug)]
 pub struct Calls<T> {
     calls: Slots<Call<T>>,
@@ -117,7 +117,9 @@ impl<T> Calls<T> {
     /// The session ended: forgets all calls and credits, and gives back what the caller wanted to know of each.
     pub fn drain(&mut self) -> Vec<T> {
         self.credits = 0;
-        let ids: Vec<_> = self.calls.iter().map(|(id, _)| id).collect();
+        let mut ids: Vec<_> = self.calls.iter().map(|(id, _)| id).collect();
+        // The lowest is free last and taken first: the next session may grant less, and an id is under its credits.
+        ids.reverse();
         ids.into_iter().filter_map(|id| self.calls.remove(id)).map(|call| call.context).collect()
     }
 }
@@ -154,6 +156,24 @@ mod tests {
         assert!(!calls.overdue(Instant::from_nanos(999)));
         assert!(calls.overdue(LATER));
         assert!(matches!(calls.replied(&reply(third, 0), 0), Progress::Complete('c', _)));
+    }
+
+    #[test]
+    fn a_session_that_grants_less_takes_the_first_call() {
+        let mut calls = Calls::default();
+        calls.grant(64);
+        let ids: Vec<u64> = (0..40).map(|index| calls.start(index, LATER)).collect();
+        for id in &ids[10..20] {
+            calls.replied(&reply(*id, 0), 0);
+        }
+        assert_eq!(calls.drain().len(), 30);
+        calls.grant(2);
+        for _ in 0..3 {
+            let (first, second) = (calls.start(0, LATER), calls.start(1, LATER));
+            assert!(Slot::from_u64(first).index < 2 && Slot::from_u64(second).index < 2, "under the credits");
+            calls.replied(&reply(first, 0), 0);
+            calls.replied(&reply(second, 0), 0);
+        }
     }
 
     proptest! {

@@ -30,6 +30,13 @@ pub const EXTENT_PIECES_MAX: usize = 64;
 /// connection.
 pub const RETIRED_SIZES_MAX: usize = 8;
 
+/// Requests of one loop in flight at the stores, above which those that take no frame (flushes, trims, lists of extents)
+/// wait: reads and writes are bounded by the pool.
+pub const JOBS_MAX: usize = 4096;
+
+/// Lists of extents that a loop has in flight; more wait. Each may take 64 KiB of heap memory.
+pub const LISTS_MAX: usize = 64;
+
 /// Slow requests that a loop keeps until they are taken; then the oldest goes.
 pub const SLOW_MAX: usize = 64;
 

@@ -4,8 +4,10 @@ mod harness;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX};
 use byway_fabric::session::{Identity, hello, read_welcome};
 use byway_fabric::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, HeaderError, Kind, Refuse};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum, Terms};
@@ -13,6 +15,7 @@ use byway_reactor::IoChoice;
 use byway_rpc::wire::{CallBody, PullBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
 use byway_service::block::wire::{Arguments, Method};
+use byway_service::block::{Store, Volume, VolumeOptions as Served};
 use harness::{Running, SERVER, client, memory};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -241,6 +244,79 @@ fn a_guessed_window_is_refused_and_the_session_goes_on() {
     assert_eq!(payload, [8; 512]);
     drop(session);
     nobody_else_noticed(&server);
+}
+
+/// Volumes whose list fills an answer.
+fn talkative() -> Vec<Arc<Volume>> {
+    let described = || Served { description: "d".repeat(1000), ..Served::default() };
+    let other = |index| Arc::new(Volume::new(format!("v{index}"), Store::null(512), described()));
+    (0..20).map(other).chain([memory(4 << 20)]).collect()
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
+    const CALLS: usize = 2000;
+    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+    let mut session = Session::open(&server, 1, PayloadChecksum::Off);
+    for _ in 0..CALLS {
+        session.call(0, Method::List, Arguments::new_zeroed(), (0, 0), &[]);
+    }
+    let held = || server.state.lock().unwrap().queued_heap_bytes_max > SESSION_HEAP_BYTES_MAX;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !held() {
+        assert!(Instant::now() < deadline, "{:?}", server.state.lock().unwrap());
+        std::thread::yield_now();
+    }
+    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    volume.read(0, &mut vec![0; 70_000]).unwrap();
+    for at in 0..CALLS {
+        let (header, kind, payload) = session.control.receive().unwrap();
+        assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 0), "answer {at}");
+        assert!(payload.len() > 15_000);
+    }
+    let queued = server.state.lock().unwrap().queued_heap_bytes_max;
+    assert!(queued < SESSION_HEAP_BYTES_MAX + (32 << 10), "{queued} bytes waited for one client");
+    assert_eq!(server.state.lock().unwrap().last_closed, None);
+}
+
+#[test]
+fn many_clients_that_take_no_answers_share_one_bound() {
+    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+    let mut sessions: Vec<Session> =
+        (1..=60).map(|client| Session::open(&server, client, PayloadChecksum::Off)).collect();
+    for _ in 0..500 {
+        for session in &mut sessions {
+            session.call(0, Method::List, Arguments::new_zeroed(), (0, 0), &[]);
+        }
+    }
+    for session in &mut sessions {
+        for at in 0..500 {
+            let (header, ..) = session.control.receive().unwrap();
+            let status = header.body::<ReplyBody>().status.get();
+            assert!(status == 0 || status == 13, "answer {at}: done, or busy");
+        }
+    }
+    let queued = server.state.lock().unwrap().queued_heap_bytes_max;
+    assert!(queued > LOOP_HEAP_BYTES_MAX, "the bound was never met: {queued}");
+    assert!(queued < LOOP_HEAP_BYTES_MAX + (60 * (20 << 10)), "{queued} bytes waited");
+}
+
+#[test]
+fn a_long_read_without_a_bulk_lane_is_refused() {
+    let server = server();
+    let terms = Terms { bulk_lanes: 1, ..TERMS };
+    let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
+    let mut control = Lane::open(&server);
+    control.send(hello(&identity, &terms, 0), &[]);
+    let (header, kind, _) = control.receive().unwrap();
+    read_welcome(&header, kind, &identity, &terms).unwrap();
+    let mut session = Session { bulk: Lane::open(&server), control };
+    session.open_volume();
+    let mut arguments = Arguments::new_zeroed();
+    arguments.len.set(65_536);
+    session.call(0, Method::Read, arguments, (77, 65_536), &[]);
+    let (header, kind, _) = session.control.receive().unwrap();
+    assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 11));
 }
 
 #[test]

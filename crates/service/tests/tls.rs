@@ -5,16 +5,21 @@ mod harness;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use byway_fabric::limits::{SESSION_HEAP_BYTES_MAX, TLS_QUEUE_BYTES};
 use byway_fabric::session::{self, Identity, Terms};
 use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer, TlsStream};
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Address, IoChoice, Reactor};
+use byway_rpc::wire::{CallBody, PullBody};
 use byway_service::block::client::{BlockingVolume, Volume as Client, VolumeOptions};
-use harness::{FRAMES, Running, SERVER, each_io, memory, pattern};
-use zerocopy::IntoBytes;
+use byway_service::block::wire::{Arguments, Method};
+use byway_service::block::{Store, Volume, VolumeOptions as Served};
+use harness::{FRAMES, Running, SERVER, State, each_io, memory, pattern};
+use zerocopy::{FromZeros, IntoBytes};
 
 const IDENTITY: Identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
 
@@ -62,13 +67,16 @@ fn serve(io: IoChoice, tls: ServerTls) -> Running {
 struct Lane {
     socket: TcpStream,
     tls: Option<TlsStream>,
+    /// Plaintext that has come.
+    came: Vec<u8>,
+    sequence_in: u64,
 }
 
 impl Lane {
     fn open(to: SocketAddr, tls: Option<&TlsClient>) -> Self {
         let socket = TcpStream::connect(to).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        Self { socket, tls: tls.map(|tls| tls.connect().unwrap()) }
+        Self { socket, tls: tls.map(|tls| tls.connect().unwrap()), came: Vec::new(), sequence_in: 0 }
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -79,19 +87,33 @@ impl Lane {
         self.socket.write_all(&ciphertext).unwrap();
     }
 
-    /// The first message that comes; `None` if the lane ends.
-    fn pull(&mut self) -> Option<(Header, Kind)> {
-        let mut came = Vec::new();
-        while came.len() < HEADER_BYTES {
+    /// Waits until so many bytes are here; `None` if the lane ends.
+    fn wait_for(&mut self, len: usize) -> Option<()> {
+        while self.came.len() < len {
             let mut bytes = [0; 4096];
             let n = self.socket.read(&mut bytes).ok().filter(|n| *n > 0)?;
             match &mut self.tls {
-                None => came.extend_from_slice(&bytes[..n]),
-                Some(tls) => tls.feed(&bytes[..n], &mut came).ok()?,
+                None => self.came.extend_from_slice(&bytes[..n]),
+                Some(tls) => tls.feed(&bytes[..n], &mut self.came).ok()?,
             }
             self.push(&[]);
         }
-        Some(Header::open(came.first_chunk().unwrap(), 0).unwrap())
+        Some(())
+    }
+
+    /// The next message's header; `None` if the lane ends.
+    fn pull(&mut self) -> Option<(Header, Kind)> {
+        self.wait_for(HEADER_BYTES)?;
+        let opened = Header::open(self.came.first_chunk().unwrap(), self.sequence_in).unwrap();
+        self.came.drain(..HEADER_BYTES);
+        self.sequence_in += 1;
+        Some(opened)
+    }
+
+    /// Throws a payload away.
+    fn skip(&mut self, len: usize) {
+        self.wait_for(len).expect("a payload");
+        self.came.drain(..len);
     }
 
     /// Says `Hello` for a lane of the session, and gives the answer.
@@ -140,6 +162,96 @@ fn where_tls_is_optional_both_kinds_of_client_are_served() {
             volume.read(0, &mut back).unwrap();
             assert!(back == data);
         }
+    });
+}
+
+/// Waits until the server is in some state, and gives it.
+fn until(server: &Running, is: impl Fn(&State) -> bool) -> State {
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        let state = *server.state.lock().unwrap();
+        if is(&state) {
+            return state;
+        }
+        assert!(std::time::Instant::now() < deadline, "{state:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// A session by hand over TLS, with the volume `disk` open: its control lane, and a bulk lane.
+fn session(server: &Running, tls: &TlsClient) -> [Lane; 2] {
+    let mut lanes = [0, 1].map(|number| {
+        let mut lane = Lane::open(server.address, Some(tls));
+        assert!(matches!(lane.hello(number), Some((_, Kind::Welcome))));
+        lane
+    });
+    call(&mut lanes[0], 1, Method::Open, 0, b"disk");
+    assert_eq!(lanes[0].pull().unwrap().1, Kind::Reply);
+    lanes
+}
+
+fn call(lane: &mut Lane, sequence: u64, method: Method, len: u64, payload: &[u8]) {
+    let mut arguments = Arguments::new_zeroed();
+    arguments.len.set(len);
+    let mut body = CallBody::new_zeroed();
+    body.method.set(method as u16);
+    body.window_len.set(len as u32);
+    body.arguments.copy_from_slice(arguments.as_bytes());
+    let mut header = Header::with_body(Kind::Call, &body);
+    header.window.set(77);
+    header.payload_len.set(payload.len() as u32);
+    header.seal(sequence);
+    lane.push(&[header.as_bytes(), payload].concat());
+}
+
+#[test]
+fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
+    let files = Files::new();
+    each_io(|io| {
+        let server = serve(io, ServerTls::Required(files.server(ClientCertificates::Off)));
+        let [mut control, mut bulk] = session(&server, &files.client(None));
+        call(&mut control, 2, Method::Write, 65_536, &[]);
+        let (header, kind) = control.pull().unwrap();
+        let pull: PullBody = header.body();
+        assert_eq!(kind, Kind::Pull);
+        until(&server, |state| state.open_windows == 1);
+        let mut data = Header::new(Kind::Data);
+        data.window = pull.target;
+        data.payload_len.set(65_536);
+        data.seal(1);
+        bulk.push(data.as_bytes());
+        bulk.push(&[9; 1000]);
+        bulk.tls.as_mut().unwrap().push_end();
+        bulk.push(&[]);
+        let state = until(&server, |state| state.sessions == 0);
+        assert_eq!((state.open_windows, state.last_closed), (0, Some(CloseReason::Truncated)));
+    });
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
+    const CALLS: u64 = 1000;
+    let files = Files::new();
+    each_io(|io| {
+        let tls = ServerTls::Required(files.server(ClientCertificates::Off));
+        let described = || Served { description: "d".repeat(1000), ..Served::default() };
+        let other = |index| Arc::new(Volume::new(format!("v{index}"), Store::null(512), described()));
+        let volumes = (0..20).map(other).chain([memory(1 << 20)]).collect();
+        let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), volumes);
+        let [mut control, _bulk] = session(&server, &files.client(None));
+        for at in 0..CALLS {
+            call(&mut control, at + 2, Method::List, 0, &[]);
+        }
+        let mut answers = 0;
+        while answers < CALLS {
+            let (header, kind) = control.pull().expect("an answer");
+            assert_eq!(kind, Kind::Reply);
+            control.skip(header.payload_len());
+            answers += 1;
+        }
+        let queued = server.state.lock().unwrap().queued_heap_bytes_max;
+        assert!(queued > SESSION_HEAP_BYTES_MAX, "it was never held: {queued}");
+        assert!(queued < SESSION_HEAP_BYTES_MAX + TLS_QUEUE_BYTES + (64 << 10), "{queued} bytes waited for one client");
     });
 }
 

@@ -40,11 +40,18 @@ impl Fabric {
         reactor.submit(Op::Accept { listener }, Token::new(self.options.class, ACCEPT, index, 0));
     }
 
-    /// Stops listening; sessions go on.
+    /// Stops listening and begins no session any more; those that are there go on.
     pub fn close_listeners(&mut self, reactor: &mut Reactor) {
         for listener in &self.listeners {
             reactor.close_listener(*listener);
         }
+        self.draining = true;
+        let waiting = |(_, lane): &(Slot, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
+        let silent: Vec<Slot> = self.lanes.iter().filter(waiting).map(|(slot, _)| slot).collect();
+        for slot in silent {
+            self.lane_failed(reactor, slot, CloseReason::WeRefused(RefuseCode::ShuttingDown));
+        }
+        self.retry_fenced(reactor);
     }
 
     /// Starts a session with a server. [`Handler::up`] or [`Handler::down`] tells
@@ -107,7 +114,11 @@ impl Fabric {
                 lane.socket = Some(socket);
                 lane.phase = Phase::AwaitWelcome;
                 let (number, session) = (lane.number, lane.session);
-                let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) else { return };
+                let Some(state) =
+                    session.and_then(|session| self.sessions.get_mut(session)).filter(|state| !state.down)
+                else {
+                    return self.lane_failed(reactor, slot, CloseReason::Closed);
+                };
                 state.peer = reactor.peer_address(socket);
                 let header = session::hello(&state.identity, &state.terms, number);
                 match self.tls_client.as_ref().map(crate::tls::TlsClient::connect) {
@@ -149,10 +160,22 @@ impl Fabric {
             (Some(admits), Some(peer)) if !admits(peer) => Some(peer),
             _ => None,
         };
-        if stranger.is_some() || self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
-            tracing::warn!(?stranger, "connection refused: not in an --allow range, or too many");
+        let refused = if stranger.is_some() {
+            tracing::warn!(?stranger, "connection refused: not in an --allow range");
+            Some(RefuseCode::Auth)
+        } else if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
+            tracing::warn!(
+                connections = self.lanes.len(),
+                handshakes = self.handshakes,
+                "connection refused: too many"
+            );
+            Some(RefuseCode::Busy)
+        } else {
+            None
+        };
+        if let Some(code) = refused {
             self.counters.refused += 1;
-            self.last_closed = Some(CloseReason::WeRefused(RefuseCode::Busy));
+            self.last_closed = Some(CloseReason::WeRefused(code));
             return reactor.close(socket);
         }
         if !seeded::is(Bug::NoKeepAlive) {
@@ -226,7 +249,9 @@ impl Fabric {
                 return Ok(());
             }
         };
-        if hello.lane.get() > 0 {
+        if self.draining {
+            self.refuse(slot, RefuseCode::ShuttingDown);
+        } else if hello.lane.get() > 0 {
             self.join_lane(reactor, slot, header, &hello, &identity);
         } else {
             self.start_session(reactor, slot, header, &hello, &identity, features);
@@ -252,7 +277,7 @@ impl Fabric {
         identity: &Identity,
         features: u32,
     ) {
-        let Some((registry, home)) = &self.server else { return self.refuse(slot, RefuseCode::ShuttingDown) };
+        let Some((registry, home)) = &self.server else { return };
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         match registry.claim(identity, *home) {
             Claim::Stale => return self.refuse(slot, RefuseCode::Superseded),
@@ -398,6 +423,9 @@ impl Fabric {
         let all = state.lanes_up == state.lanes.len();
         let bulk_lanes = state.lanes.len() as u16 - 1;
         self.lane_up(reactor, slot, session, number);
+        if self.sessions.get(session).is_none_or(|state| state.down) {
+            return Ok(());
+        }
         if number == 0 {
             for bulk in 1..=bulk_lanes {
                 self.connect_lane(reactor, session, bulk);
@@ -447,6 +475,16 @@ impl Fabric {
         }
     }
 
+    /// A lane no longer waits for the end of its client's old session.
+    pub(super) fn leave_fence(&mut self, slot: Slot) {
+        let Some(header) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) else { return };
+        if let (Some((registry, _)), Ok((hello, identity))) = (&self.server, session::read_hello(&header, Kind::Hello))
+            && hello.lane.get() == 0
+        {
+            registry.stopped_waiting(&identity);
+        }
+    }
+
     pub(super) fn end_slow_handshakes(&mut self, reactor: &mut Reactor) {
         if self.handshakes == 0 {
             return;
@@ -460,7 +498,18 @@ impl Fabric {
             .map(|(slot, _)| slot)
             .collect();
         for slot in slow {
-            self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
+            let Some(lane) = self.lanes.get_mut(slot) else { continue };
+            if lane.close_when_sent.is_some() {
+                self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
+            } else if lane.hello.is_some() && !lane.is_busy() {
+                // Not the client's fault: its old session still has I/O here, that a slow store does not end.
+                let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
+                tracing::warn!(?peer, "a client waits for the end of its old session's I/O; its store is slow");
+                self.leave_fence(slot);
+                self.refuse(slot, RefuseCode::Busy);
+            } else {
+                self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
+            }
         }
     }
 }

@@ -35,6 +35,15 @@ pub(super) enum Placing {
     Drain(usize),
 }
 
+/// A receive that waits until the peer has taken what it asked for.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// Messages that are here already have to be looked at first.
+    Messages,
+    /// The receive itself.
+    Receive(Op),
+}
+
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
@@ -59,10 +68,16 @@ pub(super) struct Lane {
     pub(super) scatter: Option<Scatter>,
     pub(super) receiving: bool,
     pub(super) sequence_in: u64,
+    /// What was to be received next, when the peer had to take answers first.
+    pub(super) held: Option<Held>,
 
     pending: Gather,
     spare: Option<Gather>,
     sending: Option<usize>,
+    /// Heap memory of the send in flight.
+    sending_heap: usize,
+    /// What the fabric has counted of this lane's heap memory.
+    pub(super) counted_heap: usize,
     dirty: bool,
     sequence_out: u64,
 }
@@ -86,9 +101,12 @@ impl Lane {
             scatter: Some(Scatter::new()),
             receiving: false,
             sequence_in: 0,
+            held: None,
             pending: Gather::new(),
             spare: Some(Gather::new()),
             sending: None,
+            sending_heap: 0,
+            counted_heap: 0,
             dirty: false,
             sequence_out: 0,
         }
@@ -123,6 +141,11 @@ impl Lane {
         self.pending.len() + self.sending.unwrap_or(0)
     }
 
+    /// Heap memory of what has not been taken by the connection.
+    pub(super) fn queued_heap(&self) -> usize {
+        self.pending.heap_bytes() + self.sending_heap
+    }
+
     /// Sends what has gathered, unless a send is in flight: then that one's end does.
     pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token) {
         self.dirty = false;
@@ -140,6 +163,7 @@ impl Lane {
             return;
         }
         self.sending = Some(gather.len());
+        self.sending_heap = gather.heap_bytes();
         reactor.submit(Op::Send { socket, gather }, token);
     }
 
@@ -148,5 +172,6 @@ impl Lane {
         gather.clear();
         self.spare = Some(gather);
         self.sending = None;
+        self.sending_heap = 0;
     }
 }

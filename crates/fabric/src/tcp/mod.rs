@@ -18,7 +18,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
 
 use self::lane::{Lane, Phase};
-use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
+use crate::limits::{KEEP_ALIVE_DEFAULT, LOOP_HEAP_BYTES_MAX, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
@@ -144,6 +144,10 @@ pub struct Fabric {
     handshakes: usize,
     owing: usize,
     ticking: bool,
+    /// No session is begun any more.
+    draining: bool,
+    /// Heap memory of what waits to be sent, on all lanes.
+    queued_heap: usize,
     last_closed: Option<CloseReason>,
     counters: FabricCounters,
     /// Which addresses may connect; `None`: all.
@@ -168,6 +172,8 @@ impl Fabric {
             handshakes: 0,
             owing: 0,
             ticking: false,
+            draining: false,
+            queued_heap: 0,
             last_closed: None,
             counters: FabricCounters::default(),
             admits: None,
@@ -265,7 +271,7 @@ impl Fabric {
 
     /// Says whether the peer of a session owes something: only then is its silence watched.
     pub fn set_owes(&mut self, reactor: &Reactor, session: Slot, owes: bool) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
+        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
         if state.liveness.owes() != owes {
             state.liveness.set_owes(owes, reactor.now());
             if owes {
@@ -309,6 +315,30 @@ impl Fabric {
             }
             debug_assert!(lane.queued_is(payload.0), "as many bytes as announced");
         }
+        self.count_heap(slot);
+    }
+
+    /// Notes how much heap memory a lane's queue has.
+    fn count_heap(&mut self, slot: Slot) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let now = lane.queued_heap();
+        self.queued_heap = self.queued_heap - lane.counted_heap + now;
+        lane.counted_heap = now;
+    }
+
+    /// Heap memory of what waits to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.queued_heap
+    }
+
+    /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
+    pub fn is_full(&self) -> bool {
+        self.queued_heap > LOOP_HEAP_BYTES_MAX
+    }
+
+    /// Whether a session has a bulk lane: answers that need a window cannot be sent without.
+    pub fn has_bulk_lane(&self, session: Slot) -> bool {
+        self.sessions.get(session).is_some_and(|session| session.lanes.iter().skip(1).any(Option::is_some))
     }
 
     /// The bulk lane of a session with the fewest bytes queued.
@@ -392,6 +422,7 @@ impl Fabric {
 
     /// Starts to close a lane; it is gone when what is in flight on it has come back.
     fn close_lane(&mut self, reactor: &mut Reactor, slot: Slot) {
+        self.leave_fence(slot);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase != Phase::Closing {
             if lane.phase != Phase::Up {
@@ -403,6 +434,7 @@ impl Fabric {
                 None => reactor.cancel(token(self.options.class, CONNECT, slot)),
             }
         }
+        self.return_lent(slot);
         self.forget_lane_if_done(slot);
     }
 
@@ -411,6 +443,7 @@ impl Fabric {
         if lane.phase != Phase::Closing || lane.is_busy() {
             return;
         }
+        self.queued_heap -= lane.counted_heap;
         let Some(session) = self.lanes.remove(slot).and_then(|lane| lane.session) else { return };
         if let Some(state) = self.sessions.get_mut(session) {
             state.lanes.iter_mut().filter(|lane| **lane == Some(slot)).for_each(|lane| *lane = None);
@@ -445,7 +478,7 @@ impl Fabric {
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
-            Outcome::Sent { gather, result } => self.sent(reactor, slot, gather, result),
+            Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
             Outcome::Connected(result) => self.connected(reactor, slot, result),
             Outcome::Accepted(result) => self.accepted(reactor, slot.index, result),
             Outcome::TimedOut(_) if completion.token.tag() == ACCEPT => self.accept_again(reactor, slot.index),
@@ -497,18 +530,30 @@ impl Fabric {
         }
     }
 
-    fn sent(&mut self, reactor: &mut Reactor, slot: Slot, gather: Gather, result: Result<usize, byway_reactor::Errno>) {
+    fn sent<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: Slot,
+        (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
+        handler: &mut H,
+    ) {
         let class = self.options.class;
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
+        let session = lane.session;
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
         }
         match (result, lane.close_when_sent) {
-            (Err(error), _) => self.lane_failed(reactor, slot, CloseReason::Io(error)),
+            // What the lane ends for is not forgotten over a peer that does not want to hear it.
+            (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
             (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
+        }
+        self.count_heap(slot);
+        if let Some(session) = session {
+            self.resume(reactor, session, handler);
         }
     }
 

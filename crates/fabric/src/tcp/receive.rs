@@ -7,9 +7,12 @@
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
-use super::lane::{Phase, Placing};
-use super::{Fabric, Handler, RECV, token};
-use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_FRAME_BYTES_MIN, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use super::lane::{Held, Lane, Phase, Placing};
+use super::{Fabric, Handler, RECV, Role, token};
+use crate::limits::{
+    CONTROL_FRAME_BYTES_MAX, CONTROL_FRAME_BYTES_MIN, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
+    SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
+};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{GivenBack, WindowKey};
@@ -59,7 +62,8 @@ impl Fabric {
     /// The stream ended or failed, or the lane is being closed: the lent frame goes back to its window.
     fn receive_ended(&mut self, reactor: &mut Reactor, slot: Slot, lent: Option<Frame>, error: Option<Errno>) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let midway = lane.placing.is_some() || lane.filled > 0;
+        let midway =
+            lane.placing.is_some() || lane.filled > 0 || lane.secure.as_ref().is_some_and(|secure| secure.is_midway());
         let lent = lent.or_else(|| lane.secure.as_mut().and_then(|secure| secure.target.take()).map(|target| target.0));
         if let (Some(Placing::Window(header)), Some(frame)) = (lane.placing.take(), lent) {
             let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
@@ -83,8 +87,63 @@ impl Fabric {
         let mut into = lane.scatter.take().unwrap_or_default();
         let start = if seeded::is(Bug::ShortReadAtWrongOffset) { 0 } else { lane.filled };
         into.push(frame, start, len - lane.filled);
+        self.submit_receive(reactor, slot, Op::Recv { socket, into, min });
+    }
+
+    /// Receives; later, if the peer must take answers first.
+    fn submit_receive(&mut self, reactor: &mut Reactor, slot: Slot, op: Op) {
+        let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if held {
+            lane.held = Some(Held::Receive(op));
+            return;
+        }
         lane.receiving = true;
-        reactor.submit(Op::Recv { socket, into, min }, token(self.options.class, RECV, slot));
+        reactor.submit(op, token(self.options.class, RECV, slot));
+    }
+
+    /// Whether nothing more is received from a server's client until it has taken answers: they lie on our heap.
+    pub(super) fn is_held(&self, session: Slot) -> bool {
+        if self.queued_heap <= SESSION_HEAP_BYTES_MAX {
+            return false;
+        }
+        let Some(state) = self.sessions.get(session).filter(|state| state.role == Role::Server) else { return false };
+        let lanes = state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot));
+        let heap: usize = lanes.map(Lane::queued_heap).sum();
+        heap > SESSION_HEAP_BYTES_MAX || (self.queued_heap > LOOP_HEAP_BYTES_MAX && heap > SESSION_HEAP_BYTES_MIN)
+    }
+
+    /// A session's peer has taken something: goes on with what was held.
+    pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+        let Some(state) = self.sessions.get(session) else { return };
+        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(|lane| lane.held.is_some());
+        let held: Vec<Slot> = state.lanes.iter().flatten().filter(is_held).copied().collect();
+        for slot in held {
+            if self.is_held(session) {
+                return;
+            }
+            let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up) else { continue };
+            match lane.held.take() {
+                None => {}
+                Some(Held::Receive(op)) => self.submit_receive(reactor, slot, op),
+                Some(Held::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
+                Some(Held::Messages) => self.control_came(reactor, slot, 0, handler),
+            }
+        }
+    }
+
+    /// A lane that is closed and receives nothing gives its window the frame back that it was filling.
+    pub(super) fn return_lent(&mut self, slot: Slot) {
+        let Some(lane) = self.lanes.get_mut(slot).filter(|lane| !lane.receiving) else { return };
+        let Some(Placing::Window(header)) = lane.placing.take() else { return };
+        let held = match lane.held.take() {
+            Some(Held::Receive(Op::Recv { mut into, .. })) => into.drain().next().map(|piece| piece.frame),
+            _ => None,
+        };
+        let target = || Some(lane.secure.as_mut()?.target.take()?.0);
+        if let Some(frame) = held.or_else(target) {
+            let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
+        }
     }
 
     /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
@@ -141,6 +200,13 @@ impl Fabric {
             return self.forget_lane_if_done(slot);
         }
         let left = filled - at;
+        if self.is_held(session) {
+            frame.copy_within(at..filled, 0);
+            if let Some(lane) = self.lanes.get_mut(slot) {
+                (lane.filled, lane.frame, lane.held) = (left, Some(frame), Some(Held::Messages));
+            }
+            return;
+        }
         let full = filled == frame.len();
         if full
             && frame.len() < CONTROL_FRAME_BYTES_MAX
@@ -163,8 +229,8 @@ impl Fabric {
         self.receive_own(reactor, slot, len, (need - left).max(1));
     }
 
-    /// Passes on all whole messages at the front of `bytes`: gives how many bytes they took, and how many the next one has,
-    /// as far as is known.
+    /// Passes on the whole messages at the front of `bytes`, unless the peer must take answers first: gives how many bytes
+    /// they took, and how many the next one has, as far as is known.
     pub(super) fn take_messages<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
@@ -173,7 +239,7 @@ impl Fabric {
         handler: &mut H,
     ) -> Result<(usize, usize), CloseReason> {
         let mut at = 0;
-        while bytes.len() - at >= HEADER_BYTES {
+        while bytes.len() - at >= HEADER_BYTES && !self.is_held(session) {
             // The length is looked at before the rest is: it is checked with the checksum, once the message is whole.
             let peeked = u32::from_le_bytes([bytes[at + 8], bytes[at + 9], bytes[at + 10], bytes[at + 11]]);
             if peeked as usize > SMALL_BYTES_MAX {
@@ -294,8 +360,7 @@ impl Fabric {
         into.push(frame, start, len);
         into.push(own, 0, HEADER_BYTES);
         lane.placing = Some(Placing::Window(header));
-        lane.receiving = true;
-        reactor.submit(Op::Recv { socket, into, min: len }, token(self.options.class, RECV, slot));
+        self.submit_receive(reactor, slot, Op::Recv { socket, into, min: len });
     }
 
     /// A payload has come into its window's frame, and `n` bytes in all.

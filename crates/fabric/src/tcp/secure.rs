@@ -6,7 +6,7 @@
 
 use byway_reactor::{Frame, Gather, Reactor};
 
-use super::lane::{Phase, Placing};
+use super::lane::{Held, Phase, Placing};
 use super::receive::check_bulk;
 use super::{Fabric, Handler, SEND, token};
 use crate::session::CloseReason;
@@ -45,6 +45,11 @@ impl Secure {
             self.stream.push_end();
             self.stream.seal(pending, sealed);
         }
+    }
+
+    /// Whether a part of a message has come.
+    pub(super) fn is_midway(&self) -> bool {
+        !self.plaintext.is_empty()
     }
 
     /// Who the peer is.
@@ -104,6 +109,14 @@ impl Fabric {
             plaintext.drain(..taken);
             secure.plaintext = plaintext;
         }
+        let session = lane.session;
+        if session.is_some_and(|session| self.is_held(session)) {
+            if let Some(lane) = self.lanes.get_mut(slot) {
+                lane.held = Some(Held::Messages);
+            }
+            return;
+        }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
         // A fenced lane and one that is being refused say no more.
         if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
             self.receive_ciphertext_again(reactor, slot);

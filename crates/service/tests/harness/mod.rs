@@ -24,6 +24,7 @@ pub struct Running {
     /// What the server said of itself after its last turn.
     pub state: Arc<Mutex<State>>,
     stop: Arc<AtomicBool>,
+    drain: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -34,6 +35,11 @@ pub struct State {
     pub last_closed: Option<CloseReason>,
     pub sessions: usize,
     pub used_frame_bytes: usize,
+    pub open_windows: usize,
+    /// Calls that have begun and not been answered.
+    pub calls: usize,
+    /// The most that there was.
+    pub queued_heap_bytes_max: usize,
 }
 
 impl Running {
@@ -55,10 +61,11 @@ impl Running {
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let drain = Arc::new(AtomicBool::new(false));
         let state = Arc::new(Mutex::new(State::default()));
         let (send, receive) = std::sync::mpsc::channel();
         let thread = std::thread::spawn({
-            let (stop, state) = (Arc::clone(&stop), Arc::clone(&state));
+            let (stop, drain, state) = (Arc::clone(&stop), Arc::clone(&drain), Arc::clone(&state));
             move || {
                 let mut reactor = Reactor::open(io, FRAMES).unwrap();
                 let mut engine = Engine::default();
@@ -71,11 +78,22 @@ impl Running {
                     server.offer(id);
                 }
                 send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
-                serve(&mut reactor, &mut engine, &mut server, &stop, &state);
+                serve(&mut reactor, &mut engine, &mut server, (&stop, &drain), &state);
             }
         });
         let (address, waker) = receive.recv().unwrap();
-        Self { address, state, stop, waker, thread: Some(thread) }
+        Self { address, state, stop, drain, waker, thread: Some(thread) }
+    }
+
+    /// Begins to shut down; the thread ends when nothing is left.
+    pub fn drain(&self) {
+        self.drain.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether a drain has come to its end.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     pub fn stop(&mut self) {
@@ -93,19 +111,39 @@ impl Drop for Running {
     }
 }
 
-fn serve(reactor: &mut Reactor, engine: &mut Engine, server: &mut Server, stop: &AtomicBool, state: &Mutex<State>) {
+fn serve(
+    reactor: &mut Reactor,
+    engine: &mut Engine,
+    server: &mut Server,
+    (stop, drain): (&AtomicBool, &AtomicBool),
+    state: &Mutex<State>,
+) {
     let (mut completions, mut done) = (Vec::new(), Vec::new());
+    let (mut queued_heap_bytes_max, mut draining) = (0, false);
     while !stop.load(Ordering::Acquire) {
+        if drain.load(Ordering::Acquire) && !std::mem::replace(&mut draining, true) {
+            server.shut_down(reactor);
+        }
         server.flush(reactor, engine);
+        if draining && server.is_idle() {
+            return;
+        }
+        queued_heap_bytes_max = server.queued_heap_bytes().max(queued_heap_bytes_max);
         *state.lock().unwrap() = State {
             last_closed: server.last_closed(),
             sessions: server.session_count(),
             used_frame_bytes: reactor.frames().bytes() - reactor.frames().free_bytes(),
+            open_windows: server.open_windows(),
+            calls: server.calls_in_flight(),
+            queued_heap_bytes_max,
         };
         reactor.reap(&mut completions, Wait::Block).unwrap();
         for completion in completions.drain(..) {
             match completion.token.class() {
-                SERVER => server.handle(reactor, engine, completion),
+                SERVER => {
+                    server.handle(reactor, engine, completion);
+                    queued_heap_bytes_max = server.queued_heap_bytes().max(queued_heap_bytes_max);
+                }
                 ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
                 _ => server.woken(reactor, engine),
             }

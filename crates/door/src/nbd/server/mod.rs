@@ -75,6 +75,8 @@ pub struct NbdDoor {
     /// Connections that wait for a frame, in order.
     stalled: VecDeque<usize>,
     draining: bool,
+    /// Heap memory of the replies that wait.
+    queued_heap: usize,
     counters: NbdCounters,
     last_end: Option<End>,
 }
@@ -109,6 +111,7 @@ impl NbdDoor {
             pending: Slab::new(),
             stalled: VecDeque::new(),
             draining: false,
+            queued_heap: 0,
             counters: NbdCounters::default(),
             last_end: None,
         }
@@ -117,6 +120,11 @@ impl NbdDoor {
     /// Connections now.
     pub fn connection_count(&self) -> usize {
         self.clients.len()
+    }
+
+    /// Heap memory of the replies that wait to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.queued_heap
     }
 
     /// What the door has seen.
@@ -273,9 +281,14 @@ impl NbdDoor {
             && !client.closed
         {
             let before = (connection.receiving, connection.sending);
-            let mut context =
-                Context { reactor: &mut *floor.reactor, engine: &mut *floor.engine, pending: &mut self.pending };
+            let mut context = Context {
+                reactor: &mut *floor.reactor,
+                engine: &mut *floor.engine,
+                pending: &mut self.pending,
+                queued_heap: self.queued_heap,
+            };
             connection.advance(&mut context);
+            self.queued_heap = connection.count_heap(self.queued_heap);
             client.operations += u32::from(connection.receiving && !before.0);
             client.operations += u32::from(connection.sending && !before.1);
             if connection.stalled && !client.in_stalled {
@@ -307,6 +320,7 @@ impl NbdDoor {
             }
             if let Phase::Serving(connection) = &mut client.phase {
                 connection.abandon(&mut self.pending);
+                self.queued_heap = connection.count_heap(self.queued_heap);
             }
         }
         let at_store = matches!(&client.phase, Phase::Serving(connection) if connection.has_requests());

@@ -29,7 +29,7 @@ use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
-use crate::limits::SLICE_BYTES;
+use crate::limits::{JOBS_MAX, SLICE_BYTES};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -145,6 +145,8 @@ pub struct Engine {
     throttled_until: Option<Instant>,
     /// See [`Engine::slice_at`].
     slice_bytes: u64,
+    /// Lists of extents in flight.
+    listing: usize,
 }
 
 impl Default for Engine {
@@ -157,6 +159,7 @@ impl Default for Engine {
             slow: SlowLog::default(),
             throttled_until: None,
             slice_bytes: SLICE_BYTES,
+            listing: 0,
         }
     }
 }
@@ -180,6 +183,11 @@ impl Engine {
     /// Slices of reads have about `bytes`, where nothing was said [`SLICE_BYTES`].
     pub fn slice_at(&mut self, bytes: u64) {
         self.slice_bytes = bytes.max(1);
+    }
+
+    /// Whether so many requests are in flight that those which take no frame must wait, too.
+    pub fn is_full(&self) -> bool {
+        self.jobs.len() >= JOBS_MAX
     }
 
     /// Requests in flight.
@@ -209,6 +217,7 @@ impl Engine {
         let fault = attached.volume.fault(operation, offset, len);
         let started = reactor.now();
         let left = runs as u32;
+        self.listing += usize::from(operation == Operation::Extents);
         self.jobs.insert(Job { tag, volume, operation, offset, len, started, left, error: None, fault, kind })
     }
 
@@ -263,6 +272,7 @@ impl Engine {
         attached.jobs -= 1;
         let (operation, len) = (job.operation, job.len);
         let told = job.is_told();
+        self.listing -= usize::from(operation == Operation::Extents);
         let ended = job.end(&attached.volume);
         attached.counters.ended(operation, len, ended.outcome.is_error());
         if !told {

@@ -8,7 +8,9 @@ use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
 use crate::block::stripe::Layout;
-use crate::limits::{EXTENT_PIECES_MAX, EXTENTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::limits::{
+    EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
+};
 
 impl Engine {
     /// Reads.
@@ -124,6 +126,9 @@ impl Engine {
         };
         if len == 0 {
             return Ok(Step::Now(Vec::new()));
+        }
+        if self.listing >= LISTS_MAX {
+            return Ok(Step::Busy);
         }
         let count_max = count_max.clamp(1, EXTENTS_MAX);
         let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();

@@ -29,6 +29,9 @@ impl Serving<'_> {
         payload: &[u8],
     ) {
         let body: CallBody = header.body();
+        if self.core.draining {
+            return;
+        }
         let Some(session) = self.core.session(slot) else { return };
         let call = Call { session: slot, id: body.call.get() };
         if session.inbound.begin(call.id).is_err() {
@@ -40,6 +43,13 @@ impl Serving<'_> {
         let begun = match Method::from_number(body.method.get()) {
             None => Err(CallError::Malformed),
             Some(Method::Open) => self.open(fabric, call, &arguments, payload),
+            // What is asked for costs memory that is not of the pool.
+            Some(Method::List | Method::Extents) if fabric.is_full() => Err(CallError::Busy),
+            Some(Method::Extents | Method::Flush | Method::Trim | Method::Zero | Method::Prefetch)
+                if self.engine.is_full() =>
+            {
+                Err(CallError::Busy)
+            }
             Some(Method::List) => {
                 self.list(fabric, call, &arguments);
                 Ok(())
@@ -78,7 +88,7 @@ impl Serving<'_> {
             Method::Read | Method::Write => {
                 let len = usize::try_from(len).ok().filter(|len| *len <= CALL_BYTES_MAX);
                 let len = len.ok_or(super::super::BlockError::TooLong)?;
-                if len > SMALL_BYTES_MAX && window_len < len {
+                if len > SMALL_BYTES_MAX && (window_len < len || !fabric.has_bulk_lane(call.session)) {
                     return Err(CallError::Malformed);
                 }
                 if method == Method::Read {

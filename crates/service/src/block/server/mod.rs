@@ -54,6 +54,8 @@ struct Session {
     checksum: bool,
     down: bool,
     drained: bool,
+    /// It was told goodbye.
+    dismissed: bool,
 }
 
 struct Core {
@@ -67,6 +69,8 @@ struct Core {
     waiting_bytes: usize,
     pulled_bytes: usize,
     served: u64,
+    /// No call is begun any more; each session is told goodbye when its calls have been answered.
+    draining: bool,
 }
 
 /// The core with what it works on, as the fabric's handler.
@@ -89,6 +93,7 @@ impl Server {
             waiting_bytes: 0,
             pulled_bytes: 0,
             served: 0,
+            draining: false,
         };
         Self { fabric, core }
     }
@@ -154,17 +159,17 @@ impl Server {
 
     /// Starts what waited for frames, and sends what has gathered: once a turn.
     pub fn flush(&mut self, reactor: &mut Reactor, engine: &mut Engine) {
-        let mut serving = Serving { core: &mut self.core, engine };
-        serving.feed(&mut self.fabric, reactor);
-        self.fabric.flush(reactor, &mut serving);
+        Serving { core: &mut self.core, engine }.feed(&mut self.fabric, reactor);
+        self.core.say_goodbyes(&mut self.fabric, reactor);
+        self.fabric.flush(reactor, &mut Serving { core: &mut self.core, engine });
     }
 
-    /// Stops listening and says goodbye to all clients.
+    /// Stops listening, begins no call any more, and says goodbye to each client when its calls have been answered. A call
+    /// that comes meanwhile is not begun: its client sends it again to the next server.
     pub fn shut_down(&mut self, reactor: &mut Reactor) {
+        self.core.draining = true;
         self.fabric.close_listeners(reactor);
-        for session in self.core.sessions.iter().flatten().filter(|session| !session.down) {
-            self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
-        }
+        self.core.say_goodbyes(&mut self.fabric, reactor);
     }
 
     /// Whether no session and no request is left.
@@ -198,6 +203,21 @@ impl Server {
         self.fabric.counters()
     }
 
+    /// Calls that have begun and not been answered.
+    pub fn calls_in_flight(&self) -> usize {
+        self.core.sessions.iter().flatten().map(|session| session.inbound.count()).sum()
+    }
+
+    /// Heap memory of answers that wait to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.fabric.queued_heap_bytes()
+    }
+
+    /// Pieces of writes that are on their way.
+    pub fn open_windows(&mut self) -> usize {
+        self.fabric.windows().len()
+    }
+
     /// Requests that were answered.
     pub fn served(&self) -> u64 {
         self.core.served
@@ -210,6 +230,19 @@ impl Server {
 }
 
 impl Core {
+    /// While draining: lets go of sessions whose calls have all been answered.
+    fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        if !self.draining {
+            return;
+        }
+        for session in self.sessions.iter_mut().flatten().filter(|session| !session.down && !session.dismissed) {
+            if session.inbound.count() == 0 {
+                session.dismissed = true;
+                fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
+            }
+        }
+    }
+
     fn session(&mut self, slot: Slot) -> Option<&mut Session> {
         self.sessions.get_mut(slot.index as usize)?.as_mut().filter(|session| session.slot == slot)
     }
@@ -254,6 +287,7 @@ impl Handler for Serving<'_> {
             checksum: agreed.payload_checksum(),
             down: false,
             drained: false,
+            dismissed: false,
         });
     }
 

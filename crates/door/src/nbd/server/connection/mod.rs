@@ -17,7 +17,10 @@ use self::long_read::PartedRead;
 use super::NBD_CLASS;
 use super::input::Input;
 use super::secure::Secure;
-use crate::limits::{CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX};
+use crate::limits::{
+    CONNECTION_HEAP_BYTES_MAX, CONNECTION_HEAP_BYTES_MIN, CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX,
+    DOOR_HEAP_BYTES_MAX,
+};
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
 use crate::nbd::flags::CommandFlags;
@@ -142,6 +145,8 @@ pub(super) struct Context<'a> {
     pub(super) reactor: &'a mut Reactor,
     pub(super) engine: &'a mut Engine,
     pub(super) pending: &'a mut Slab<Pending>,
+    /// Heap memory of all connections' replies.
+    pub(super) queued_heap: usize,
 }
 
 pub(super) struct Connection {
@@ -161,6 +166,9 @@ pub(super) struct Connection {
     spare: Gather,
     pub(super) receiving: bool,
     pub(super) sending: bool,
+    /// Heap memory of the send in flight, and what the door has counted of this connection's.
+    sending_heap: usize,
+    counted_heap: usize,
     in_flight: usize,
     in_flight_bytes: u64,
     /// Requests, and the bytes that they name, of this round.
@@ -194,6 +202,8 @@ impl Connection {
             spare: Gather::new(),
             receiving: false,
             sending: false,
+            sending_heap: 0,
+            counted_heap: 0,
             in_flight: 0,
             in_flight_bytes: 0,
             batch: (0, 0),
@@ -255,6 +265,7 @@ impl Connection {
     /// Takes back the memory of a send that is done.
     pub(super) fn sent(&mut self, mut gather: Gather) {
         self.sending = false;
+        self.sending_heap = 0;
         gather.clear();
         self.spare = gather;
     }
@@ -267,8 +278,8 @@ impl Connection {
         }
         self.batch = (0, 0);
         loop {
-            while self.end.is_none() && !self.receiving && !self.is_full() && self.step(context) {}
-            if self.is_full() || !self.decrypt(context.reactor.frames()) {
+            while self.end.is_none() && !self.receiving && !self.is_full(context) && self.step(context) {}
+            if self.is_full(context) || !self.decrypt(context.reactor.frames()) {
                 break;
             }
         }
@@ -279,14 +290,24 @@ impl Connection {
         self.send(context.reactor);
         self.say_end(context);
         let in_parts = matches!(self.expect, Expect::Parts(_));
-        if self.end.is_none() && !self.receiving && !self.stalled && !in_parts && !self.is_full() {
+        if self.end.is_none() && !self.receiving && !self.stalled && !in_parts && !self.is_full(context) {
             self.receive(context.reactor);
         }
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether replies have to go before more requests are read.
+    fn is_full(&self, context: &Context<'_>) -> bool {
+        let heap = self.out.heap_bytes() + self.sending_heap;
         self.in_flight >= CONNECTION_IN_FLIGHT_MAX
             || self.in_flight_bytes + self.out.len() as u64 >= CONNECTION_IN_FLIGHT_BYTES_MAX
+            || heap > CONNECTION_HEAP_BYTES_MAX
+            || (context.queued_heap > DOOR_HEAP_BYTES_MAX && heap > CONNECTION_HEAP_BYTES_MIN)
+    }
+
+    /// Counts this connection's heap memory anew in that of all.
+    pub(super) fn count_heap(&mut self, all: usize) -> usize {
+        let now = if self.over.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
+        all - std::mem::replace(&mut self.counted_heap, now) + now
     }
 
     /// Uses up some of the input; false if more has to come first, or a frame has to be free.
@@ -334,6 +355,12 @@ impl Connection {
             _ => {}
         }
         let tag = tag_of(context.pending.vacant_key());
+        if request.command != Command::Read && context.engine.is_full()
+            || request.command == Command::BlockStatus && context.queued_heap > DOOR_HEAP_BYTES_MAX
+        {
+            self.stalled = true;
+            return false;
+        }
         let step = self.ask(context, &request, tag);
         if matches!(step, Ok(Step::Busy)) {
             self.stalled = true;
@@ -480,6 +507,7 @@ impl Connection {
             return;
         }
         self.sending = true;
+        self.sending_heap = gather.heap_bytes();
         reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
     }
 }
