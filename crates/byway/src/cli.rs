@@ -92,6 +92,12 @@ pub struct ServeArguments {
     /// Memory for data in flight, in bytes, for all loops together; at least 4M [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub frames: Option<u64>,
+    /// Memory for mapped files: more of their bytes are let go of; at least 16M [default: half of the memory]
+    ///
+    /// What a node sends from a cached file or a memory volume counts as the node's resident memory (RssFile, RssShmem)
+    /// until it is let go of. It stays in the page cache. The memory is the machine's, or that of the node's cgroup.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub mapped: Option<u64>,
     /// Event loops, 1 to 256 [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,

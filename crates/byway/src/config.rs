@@ -9,6 +9,7 @@
 //! http = "127.0.0.1:4712"
 //! ctl = "/run/byway/ctl.sock"
 //! frames = "64M"
+//! mapped = "4G"
 //! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
 //!
 //! [volume.data]                               # ... or tables
@@ -54,6 +55,8 @@ pub struct Configuration {
     pub io: IoChoice,
     /// Bytes of all frame pools together.
     pub frame_bytes: u64,
+    /// Bytes of mapped files that may be resident; `None`: [`default_mapped_bytes`](crate::memory::default_mapped_bytes).
+    pub mapped_bytes: Option<u64>,
     /// Event loops; `None`: one per core.
     pub threads: Option<u16>,
     /// TLS, for both doors; `None`: none.
@@ -121,6 +124,7 @@ struct FileForm {
     ctl: Option<PathBuf>,
     io: Option<String>,
     frames: Option<String>,
+    mapped: Option<String>,
     threads: Option<u16>,
     #[serde(default)]
     volumes: Vec<String>,
@@ -230,6 +234,7 @@ impl Configuration {
             Some(text) => units::parse_size(text).map_err(|error| value(at("frames"), error))?,
             None => DEFAULT_FRAME_BYTES,
         };
+        let mapped = form.mapped.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mapped"), e)));
         let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
         Ok(Self {
             volumes,
@@ -239,6 +244,7 @@ impl Configuration {
             ctl: form.ctl.clone(),
             io,
             frame_bytes,
+            mapped_bytes: mapped.transpose()?,
             threads: form.threads,
             tls: form.tls.clone(),
             allow: allow.collect::<Result<_, _>>()?,
@@ -259,6 +265,7 @@ impl Configuration {
         self.ctl = flags.ctl.clone().or(self.ctl.take());
         self.io = flags.io.unwrap_or(self.io);
         self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
+        self.mapped_bytes = flags.mapped.or(self.mapped_bytes);
         self.threads = flags.threads.or(self.threads);
         self.slow_us = flags.slow_us.unwrap_or(self.slow_us);
         self.allow.extend(&flags.allow);
@@ -292,6 +299,9 @@ impl Configuration {
         }
         if self.frame_bytes < limits::FRAME_BYTES_MIN {
             return Err(value("frames".to_owned(), "too few bytes for one busy connection; give at least 4M"));
+        }
+        if self.mapped_bytes.is_some_and(|bytes| bytes < limits::MAPPED_BYTES_MIN) {
+            return Err(value("mapped".to_owned(), "too few bytes, the program's own code counts; give at least 16M"));
         }
         if let Some(threads) = self.threads.filter(|&threads| threads == 0 || threads > limits::THREADS_MAX) {
             let message =

@@ -21,6 +21,7 @@ pub mod doctor;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
 pub mod limits;
+pub mod memory;
 pub mod node;
 pub mod opener;
 pub mod reload;

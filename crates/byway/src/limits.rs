@@ -47,6 +47,10 @@ pub const THREADS_MAX: u16 = 256;
 /// The smallest pool of frames of a node: less starves a single connection of depth 32 at 64 KiB.
 pub const FRAME_BYTES_MIN: u64 = 4 << 20;
 
+/// The smallest limit on mapped files: the program's own code counts, and less would let go of each range as soon as it
+/// was sent.
+pub const MAPPED_BYTES_MIN: u64 = 16 << 20;
+
 /// Bytes that a copy holds in memory at once, whatever `--depth` and `--chunk` say: the depth is cut to fit.
 pub const COPY_BYTES_MAX: u64 = 256 << 20;
 

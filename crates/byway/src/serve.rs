@@ -11,8 +11,8 @@ use std::time::Duration;
 use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::{ServerTls, TlsSetupError};
-use byway_reactor::Address;
 use byway_reactor::privilege::{User, become_user, find_user};
+use byway_reactor::{Address, limit_mapped};
 use byway_service::block::OpenHere;
 
 use crate::address::{Cidr, Listen};
@@ -21,6 +21,7 @@ use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, ReloadRequest};
+use crate::memory::default_mapped_bytes;
 use crate::node::{Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::reload::{self, ReloadError, Served, Summary};
@@ -59,6 +60,9 @@ pub enum ServeError {
     /// Landlock.
     #[error(transparent)]
     Confinement(#[from] crate::confinement::ConfinementError),
+    /// The limit on mapped files.
+    #[error("cannot limit mapped files (--mapped): {0}; is /proc mounted?")]
+    Mapped(std::io::Error),
     /// The service manager's environment is damaged.
     #[error("the service manager's environment (NOTIFY_SOCKET, LISTEN_FDS): {0}")]
     Manager(std::io::Error),
@@ -88,6 +92,8 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
+    // Read before the node is confined, set before its loops start, which ask for it then.
+    let mapped_bytes = configuration.mapped_bytes.or_else(default_mapped_bytes);
     let files: Box<dyn Files> = if user.is_some() {
         // Started before anything is confined: it keeps root, for reloads.
         let arguments: Vec<_> = std::env::args_os().skip(2).collect();
@@ -97,6 +103,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     } else {
         Box::new(OpenHere)
     };
+    mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     watch_signals(events.clone())?;
     let node = Node::start(node_options(&configuration, addresses, &plan.served, tls.clone()))?;

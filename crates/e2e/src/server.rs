@@ -91,8 +91,17 @@ impl Server {
 
     /// Memory that is its own (`RssAnon`), in bytes.
     pub fn anonymous_bytes(&self) -> u64 {
+        self.resident_bytes("RssAnon:")
+    }
+
+    /// Memory that is files' (`RssFile` and `RssShmem`), in bytes.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.resident_bytes("RssFile:") + self.resident_bytes("RssShmem:")
+    }
+
+    fn resident_bytes(&self, kind: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it lives");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel says");
+        let line = status.lines().find_map(|line| line.strip_prefix(kind)).expect("the kernel says");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 

@@ -149,6 +149,7 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=mem:1M", "byway.toml");
     refused("", "names no volume");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
+    refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmapped = \"1G\"\nallow = [", "mapped cannot change");
     let disk = rig.file("disk", 1 << 20);
     configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"disk={disk}\""));
     rig.reload();

@@ -60,6 +60,7 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         let mut blocks = Vec::new();
         blocks.resize_with(len.div_ceil(BLOCK).min(BLOCKS_MAX).next_power_of_two() as usize, Block::default);
+        crate::mapped::register(base.as_ptr() as usize, len);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
         Ok(Self { base, len, writable, blocks, fd: fd.as_raw_fd(), told: AtomicU64::new(0) })
     }
@@ -162,6 +163,7 @@ fn may_write(fd: i32) -> bool {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        crate::mapped::unregister(self.base.as_ptr() as usize);
         // SAFETY: mapped in `new` with this length; a loop drops a file only when no operation uses it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
     }

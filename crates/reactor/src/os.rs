@@ -14,6 +14,7 @@ use crate::file::{Backing, OpenFile, OsFile};
 use crate::gather::{Gather, Segment};
 use crate::handles::Table;
 use crate::limits::SEGMENTS_PER_CALL_MAX;
+use crate::mapped::{Touched, touched_bytes};
 use crate::op::{Completion, File, Listener, Op, Outcome, Token};
 use crate::splice::Pipes;
 use crate::timers::Timers;
@@ -35,6 +36,7 @@ pub(crate) struct Os {
     pub(crate) waker: Waker,
     pub(crate) counters: Counters,
     pub(crate) pipes: Pipes,
+    touched: Touched,
 }
 
 struct FileEntry {
@@ -57,6 +59,7 @@ impl Os {
             waker,
             counters: Counters::default(),
             pipes: Pipes::default(),
+            touched: Touched::new(),
         })
     }
 
@@ -138,16 +141,19 @@ impl Os {
         self.counters.sent_copied_bytes += sent as u64 - spliced;
         self.counters.sent_spliced_bytes += spliced;
         let mut left = sent;
-        let mut mapped = 0;
+        let (mut mapped, mut touched) = (0, 0);
         for segment in &gather.segments {
             let part = segment.len().min(left);
             left -= part;
-            if let Segment::Map { file, .. } = segment {
+            if let Segment::Map { file, offset, .. } = segment {
                 mapped += part as u64;
+                touched += touched_bytes(*offset, part as u64);
                 self.unuse(*file);
             }
         }
         self.counters.sent_mapped_bytes += mapped - spliced;
+        // A splice maps nothing.
+        self.touched.add(touched.saturating_sub(spliced));
     }
 
     /// Describes `gather` after its first `skip` bytes, as far as one call goes. The files are in use.
@@ -225,6 +231,7 @@ impl Os {
         let n = usize::try_from(n).unwrap_or(0);
         self.counters.received_bytes += n as u64;
         self.counters.receive_calls += 1;
+        self.touched.add(touched_bytes(offset, n as u64));
         n
     }
 

@@ -28,6 +28,7 @@ fn a_file_and_flags_are_merged() {
     let file = r#"
         listen = ["tcp://127.0.0.1"]
         frames = "128M"
+        mapped = "1G"
         threads = 3
         volumes = ["a=mem:1M,ro"]
         [volume.b]
@@ -41,6 +42,8 @@ fn a_file_and_flags_are_merged() {
     assert!(got.volumes[1].direct);
     assert_eq!(got.volumes[1].rate_bytes_per_second, Some(1 << 20));
     assert_eq!((got.threads, got.frame_bytes), (Some(2), 128 << 20));
+    assert_eq!((got.mapped_bytes, load(&[], None).unwrap().mapped_bytes), (Some(1 << 30), None));
+    assert_eq!(load(&["--mapped", "2G"], Some(file)).unwrap().mapped_bytes, Some(2 << 30));
     assert_eq!(got.listen[0].to_string(), "tcp://127.0.0.1:4711");
     assert_eq!(got.nbd, [Listen::Unix("/run/n".into())]);
     assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
@@ -63,6 +66,8 @@ fn errors_name_the_key_and_the_file() {
         ("io = 'fast'", ["FILE: io", "auto, uring, epoll"]),
         ("volumes = ['a=mem:1M', 'a=mem:2M']", ["volume `a`", "rename one"]),
         ("frames = '1K'", ["frames", "at least 4M"]),
+        ("mapped = '15M'", ["mapped", "at least 16M"]),
+        ("mapped = 'much'", ["FILE: mapped", "is no size"]),
         ("threads = 0", ["threads", "1 to 256"]),
         ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),
     ] {

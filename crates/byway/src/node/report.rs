@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use byway_door::http::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
-use byway_reactor::{Counters, Waker};
+use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::{Slow, VolumeCounters};
 
 use super::worker::Message;
@@ -106,6 +106,7 @@ impl Report for NodeReport {
             uptime_seconds: self.started.elapsed().as_secs(),
             loops: self.loops.len() as u64,
             memory: memory(),
+            mapped: mapped_memory(),
             slow: self.slow.list(),
             ..Snapshot::default()
         };

@@ -37,6 +37,14 @@ fn node(page: &mut Page, node: &Snapshot) {
             page.line(name, &[("kind", kind)], bytes);
         }
     }
+    if let Some(mapped) = &node.mapped {
+        let name = "byway_mapped_limit_bytes";
+        page.head(name, "gauge", "Limit on the resident memory of the kinds file and shared.");
+        page.line(name, &[], mapped.limit_bytes);
+        let name = "byway_mapped_dropped_bytes_total";
+        page.head(name, "counter", "Bytes of mapped files let go of to keep to the limit.");
+        page.line(name, &[], mapped.dropped_bytes);
+    }
 }
 
 fn moved(page: &mut Page, node: &Snapshot) {

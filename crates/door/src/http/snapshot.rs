@@ -1,6 +1,6 @@
 //! What a node tells about itself, at one moment.
 
-use byway_reactor::Counters;
+use byway_reactor::{Counters, MappedMemory};
 use serde::{Deserialize, Serialize};
 
 /// Who can be asked for a [`Snapshot`]. Called from the HTTP thread, once per request.
@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub frame_free_bytes: u64,
     /// What the process has in memory.
     pub memory: Memory,
+    /// The limit on mapped files; `None`: there is none.
+    pub mapped: Option<MappedMemory>,
     /// Each door (`nbd`, `byway`).
     pub doors: Vec<DoorSnapshot>,
     /// Each volume.

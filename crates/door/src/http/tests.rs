@@ -3,6 +3,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
+use byway_reactor::MappedMemory;
+
 use super::*;
 
 /// A small parser of the exposition format: samples by name and labels. Fails on anything that is not in it.
@@ -37,6 +39,7 @@ fn example() -> Snapshot {
         version: "1 \"quoted\"\\".to_owned(),
         io: "uring".to_owned(),
         counters: byway_reactor::Counters { sent_copied_bytes: 5, ..Default::default() },
+        mapped: Some(MappedMemory { limit_bytes: 32, dropped_bytes: 64 }),
         doors: vec![door],
         volumes: vec![volume],
         slow: vec![SlowOperation { took_us: 9, operation: "read".to_owned(), ..SlowOperation::default() }],
@@ -50,6 +53,7 @@ fn the_metrics_page_parses() {
     assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], 7);
     assert_eq!(samples["byway_connections{door=\"nbd\"}"], 2);
     assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], 5);
+    assert_eq!((samples["byway_mapped_limit_bytes"], samples["byway_mapped_dropped_bytes_total"]), (32, 64));
     assert_eq!(samples["byway_ready"], 1);
     assert!(samples.contains_key("byway_info{version=\"1 \\\"quoted\\\"\\\\\",io=\"uring\"}"));
 }
