@@ -184,9 +184,13 @@ fn watch_connections(options: &IdleOptions) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
     let file = folder.path().join("volume.img");
     std::fs::File::create(&file)?.set_len(FILE_BYTES)?;
-    let endpoint = Endpoint::Tcp(Kind::Byway.port());
-    let server = Server::start(Kind::Byway, &byway, &file, folder.path(), endpoint)?;
-    println!("{}", idle::nbd(&server, options.connections)?);
+    let (port, native) = (Kind::Byway.port(), native::PORT);
+    {
+        let server = Server::start(Kind::Byway, &byway, &file, folder.path(), Endpoint::Tcp(port))?;
+        println!("{}", idle::nbd(server.id(), port, options.connections)?);
+    }
+    let node = native::start_node(&byway, &format!("v={}", file.display()), folder.path())?;
+    println!("{}", idle::native(node.id(), native, options.connections)?);
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const PORT: u16 = 4711;
+pub const PORT: u16 = 4711;
 const IPERF_PORT: u16 = 5201;
 
 /// The native wire over tcp.
@@ -119,7 +119,7 @@ fn iperf(iperf3: &Path, file: Option<&Path>, seconds: u32) -> Result<Figures> {
     Ok(Figures { megabytes_per_second: bits / 8e6, ..Figures::default() })
 }
 
-fn start_node(byway: &Path, volume: &str, folder: &Path) -> Result<Background> {
+pub fn start_node(byway: &Path, volume: &str, folder: &Path) -> Result<Background> {
     let log = folder.join("native.log");
     let address = format!("tcp://127.0.0.1:{PORT}");
     let mut node =
