@@ -169,6 +169,13 @@ impl Volume {
         self.core.machine.submit(request, tag)
     }
 
+    /// Asks that the request of that tag end early; its answer comes as ever from [`Volume::reap`]. What no server has ends
+    /// at once with [`VolumeError::Cancelled`], and so does what a server had when its session ends: it is not sent again.
+    /// A server that is there answers as if nothing had been said. False if no request has that tag.
+    pub fn cancel(&mut self, tag: u64) -> bool {
+        self.core.machine.cancel(tag)
+    }
+
     /// Appends the answers that have come.
     pub fn reap(&mut self, into: &mut Vec<Done<Frame>>) {
         self.core.machine.reap(into);
@@ -240,6 +247,7 @@ impl Volume {
     /// Sends what can be sent. To be called after submitting, and after all completions of a reap were handled.
     pub fn flush(&mut self, reactor: &mut Reactor) {
         let core = &mut self.core;
+        self.fabric.feed_starved(reactor, core);
         if let State::Waiting(at) = core.state
             && core.machine.failed().is_none()
             && reactor.now() >= at

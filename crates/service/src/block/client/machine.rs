@@ -62,6 +62,10 @@ pub(super) struct Operation<R, W> {
     pub(super) start: usize,
     purpose: Purpose,
     sent: bool,
+    /// It was sent, now or in a session that ended.
+    attempted: bool,
+    /// Its user no longer wants it: it is not sent again.
+    cancelled: bool,
     /// Its place in the order of submission.
     order: u64,
 }
@@ -187,7 +191,44 @@ impl<R, W: Clone> Machine<R, W> {
     ) -> OpId {
         self.next_order += 1;
         let order = self.next_order;
-        self.operations.insert(Operation { kind, offset, len, into, from, start: 0, purpose, sent: false, order })
+        self.operations.insert(Operation {
+            kind,
+            offset,
+            len,
+            into,
+            from,
+            start: 0,
+            purpose,
+            sent: false,
+            attempted: false,
+            cancelled: false,
+            order,
+        })
+    }
+
+    /// Ends a request at once if it is not at a server; else as soon as its session ends, or as its server answers. False
+    /// if there is none with that tag.
+    pub(super) fn cancel(&mut self, tag: u64) -> bool {
+        let of_user = |operation: &Operation<R, W>| operation.purpose == Purpose::User(tag);
+        let Some(id) = self.operations.iter().find(|(_, operation)| of_user(operation)).map(|(id, _)| id) else {
+            return false;
+        };
+        if let Some(operation) = self.operations.get_mut(id).filter(|operation| operation.sent) {
+            operation.cancelled = true;
+        } else {
+            self.queue.retain(|queued| *queued != id);
+            self.end_cancelled(id);
+        }
+        true
+    }
+
+    fn end_cancelled(&mut self, id: OpId) {
+        if let Some(operation) = self.operations.remove(id)
+            && let Purpose::User(tag) = operation.purpose
+        {
+            let result = Err(VolumeError::Cancelled { sent: operation.attempted });
+            self.done.push(Done { tag, result, buffer: operation.into });
+        }
     }
 
     /// The user's requests that have not been answered, and answers that have not been taken.
@@ -246,11 +287,12 @@ impl<R, W: Clone> Machine<R, W> {
         self.replays_in_flight = 0;
         self.log.iter_mut().for_each(|entry| entry.sent = false);
         let mut again: Vec<(u64, OpId)> = Vec::new();
-        let mut dropped = Vec::new();
+        let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
         for (id, operation) in self.operations.iter_mut().filter(|(_, operation)| operation.sent) {
             operation.sent = false;
             match operation.purpose {
                 Purpose::User(_) if seeded::is(Bug::RequestNotResent) => {}
+                Purpose::User(_) if operation.cancelled => cancelled.push(id),
                 Purpose::User(tag) => {
                     if seeded::is(Bug::AnsweredAndResent) {
                         self.done.push(Done { tag, result: Err(VolumeError::Closed), buffer: None });
@@ -262,6 +304,9 @@ impl<R, W: Clone> Machine<R, W> {
         }
         for id in dropped {
             self.operations.remove(id);
+        }
+        for id in cancelled {
+            self.end_cancelled(id);
         }
         again.sort_unstable();
         for (_, id) in again.into_iter().rev() {
@@ -344,6 +389,7 @@ impl<R, W: Clone> Machine<R, W> {
     fn send(&mut self, id: OpId) -> OpId {
         let Some(operation) = self.operations.get_mut(id) else { return id };
         operation.sent = true;
+        operation.attempted = true;
         let range = (operation.offset, operation.offset.saturating_add(operation.len), id);
         match operation.kind {
             Kind::Flush => self.flushing.push((id, self.next_sequence)),
@@ -422,6 +468,7 @@ impl<R, W: Clone> Machine<R, W> {
         let Some(operation) = self.operations.get_mut(id) else { return };
         operation.sent = false;
         match operation.purpose {
+            Purpose::User(_) if operation.cancelled => self.end_cancelled(id),
             Purpose::User(_) => self.queue.push_front(id),
             Purpose::Replay(number) => {
                 self.operations.remove(id);

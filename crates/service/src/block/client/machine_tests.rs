@@ -2,7 +2,7 @@
 //!
 //! Every write has a number, counted in order of submission, and a sector holds the number of the write that it has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use byway_fabric::random::Random;
@@ -28,6 +28,11 @@ struct User {
     /// For each flush or read in flight: `acknowledged` when it was submitted.
     before: BTreeMap<u64, Sectors>,
     ended: usize,
+    /// Tags that were to be cancelled and have not ended.
+    wants_no_more: BTreeSet<u64>,
+    cancelled: usize,
+    /// Writes that were cancelled before they were sent.
+    never_sent: BTreeSet<u64>,
 }
 
 struct Run {
@@ -156,8 +161,17 @@ impl Run {
         for done in done {
             let (kind, start, end) = self.user.asked.remove(&done.tag).expect("nothing is answered twice");
             let before = self.user.before.remove(&done.tag).expect("asked");
-            assert_eq!(done.result, Ok(Answer::Unit));
             self.user.ended += 1;
+            if let Err(VolumeError::Cancelled { sent }) = done.result {
+                assert!(self.user.wants_no_more.remove(&done.tag), "only what was to be cancelled is");
+                self.user.cancelled += 1;
+                if !sent {
+                    self.user.never_sent.insert(done.tag);
+                }
+                assert_eq!(kind == Kind::Read, done.buffer.is_some(), "a read brings its memory back");
+                continue;
+            }
+            assert_eq!(done.result, Ok(Answer::Unit));
             match kind {
                 Kind::Write { durable } => {
                     for sector in start..end {
@@ -180,11 +194,20 @@ impl Run {
         }
     }
 
+    fn cancel(&mut self) {
+        let at = self.below(self.user.asked.len().max(1));
+        let Some(tag) = self.user.asked.keys().nth(at).copied() else { return };
+        assert!(self.machine.cancel(tag));
+        self.user.wants_no_more.insert(tag);
+    }
+
     fn step(&mut self) {
         self.now += 1;
+        assert!(self.cache.iter().all(|value| !self.user.never_sent.contains(value)), "it was sent after all");
         match self.below(100) {
             0..40 => self.submit(),
-            40..88 => self.serve_one(),
+            40..42 => self.cancel(),
+            42..88 => self.serve_one(),
             88..91 => self.disconnect(),
             91..93 => self.power_loss(),
             _ if !self.connected => {
@@ -215,7 +238,7 @@ impl Run {
 
 #[test]
 fn acknowledged_writes_survive_whatever_the_server_does() {
-    let (mut ended, mut replayed) = (0, 0);
+    let (mut ended, mut replayed, mut cancelled) = (0, 0, 0);
     for seed in 0..1500 {
         let mut run = Run::new(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -230,9 +253,40 @@ fn acknowledged_writes_survive_whatever_the_server_does() {
         assert!(outcome.is_ok(), "seed {seed} failed");
         ended += run.user.ended;
         replayed += run.machine.replayed();
+        cancelled += run.user.cancelled;
         assert!(run.machine.unflushed_bytes() <= BOUNDS.unflushed_bytes_max + 4 * 4096 * 64);
     }
-    assert!(ended > 100_000 && replayed > 1_000, "too little happened: {ended} ended, {replayed} replayed");
+    let much = ended > 100_000 && replayed > 1_000 && cancelled > 1_000;
+    assert!(much, "too little happened: {ended} ended, {replayed} replayed, {cancelled} cancelled");
+}
+
+#[test]
+fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_been_done() {
+    let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+    let write = |offset| Request::Write { offset, len: 4096, from: (), durable: false };
+    for (tag, offset) in [(1, 0), (2, 4096), (3, 0), (4, 8192)] {
+        machine.submit(write(offset), tag).unwrap();
+    }
+    assert!(!machine.cancel(5));
+    machine.connected(1, false);
+    let sent: Vec<OpId> = std::iter::from_fn(|| machine.next()).collect();
+    assert_eq!(sent.len(), 2, "the third overlaps the first");
+    let mut done = Vec::new();
+    for tag in 1..=4 {
+        assert!(machine.cancel(tag));
+    }
+    machine.reap(&mut done);
+    let ended = |done: &mut Vec<Done<()>>| done.drain(..).map(|done| (done.tag, done.result)).collect::<Vec<_>>();
+    let unsent = Err(VolumeError::Cancelled { sent: false });
+    assert_eq!(ended(&mut done), [(3, unsent.clone()), (4, unsent)]);
+    // The server answers one as if nothing had been said; with the other its session ends.
+    machine.complete(sent[0], Ok(Answer::Unit));
+    machine.disconnected(Instant::from_nanos(5));
+    machine.reap(&mut done);
+    assert_eq!(ended(&mut done), [(1, Ok(Answer::Unit)), (2, Err(VolumeError::Cancelled { sent: true }))]);
+    machine.connected(1, false);
+    assert_eq!((machine.next(), machine.pending()), (None, 0));
+    assert!(!machine.cancel(2));
 }
 
 #[test]

@@ -87,6 +87,12 @@ pub enum VolumeError {
     /// The volume was closed.
     #[error("the volume is closed")]
     Closed,
+    /// Its user cancelled it.
+    #[error("cancelled{}", if *.sent { "; a server had it, and may have done it" } else { " before it was sent" })]
+    Cancelled {
+        /// A server may have done it: it was sent, and its session ended without an answer.
+        sent: bool,
+    },
 }
 
 /// The end of a request.
