@@ -9,8 +9,9 @@ pub const SMALL_BYTES_MAX: usize = 16 << 10;
 /// The longest payload of one message on a bulk lane: a frame. Longer ends the connection.
 pub const PAYLOAD_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 
-/// What a control lane receives into at first: the longest message and as much again.
-pub const CONTROL_FRAME_BYTES_MIN: usize = 32 << 10;
+/// What a control lane receives into that has long messages, or many: the longest message and as much again. An idle one
+/// has 4 KiB.
+pub const CONTROL_FRAME_BYTES: usize = 32 << 10;
 
 /// What a busy control lane receives into, while at least half of the pool is free.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 256 << 10;
@@ -65,5 +66,5 @@ pub const PEM_BYTES_MAX: u64 = 1 << 20;
 /// Clients that the registry remembers after their last session ended; the longest gone are forgotten first.
 pub const CLIENTS_REMEMBERED_MAX: usize = 4096;
 
-const _: () = assert!(CONTROL_FRAME_BYTES_MIN >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
+const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -81,6 +81,14 @@ impl FramePool {
         Some(Frame { pool: Rc::clone(&self.inner), block, order: order as u8, len: len as u32 })
     }
 
+    /// A frame of `len` bytes, or if there is none in one piece, of half of that (rounded up to a power of two), and so on
+    /// down to `least`, a power of two. For those who can go on in smaller pieces, when nothing is under way whose end
+    /// would bring larger ones.
+    pub fn alloc_largest(&self, len: usize, least: usize) -> Option<Frame> {
+        let halves = std::iter::successors(Some(len.next_power_of_two() / 2), |len| Some(len / 2));
+        std::iter::once(len).chain(halves.take_while(|len| *len >= least)).find_map(|len| self.alloc(len))
+    }
+
     /// Bytes of the pool.
     pub fn bytes(&self) -> usize {
         self.inner.bytes
@@ -231,6 +239,22 @@ mod tests {
         assert_eq!(pool.free_bytes(), 0);
         assert!(pool.alloc(1).is_none(), "an empty pool says so");
         drop(whole);
+    }
+
+    #[test]
+    fn of_a_pool_that_is_cut_up_the_largest_piece_is_given() {
+        let pool = FramePool::new(FRAME_BYTES_MAX).unwrap();
+        let mut all: Vec<Frame> = std::iter::from_fn(|| pool.alloc(4096)).collect();
+        // One page of each 32 KiB stays taken.
+        all.sort_by_key(|frame| frame.as_ptr() as usize);
+        let mut at = 0;
+        all.retain(|_| (at % 8 == 0, at += 1).0);
+        assert!(pool.free_bytes() > FRAME_BYTES_MAX / 2 && pool.alloc(20_000).is_none());
+        assert_eq!(pool.alloc_largest(70_000, 4096).map(|frame| frame.len()), Some(16 << 10));
+        assert_eq!(pool.alloc_largest(9_000, 4096).map(|frame| frame.len()), Some(9_000));
+        assert!(pool.alloc_largest(70_000, 32 << 10).is_none() && pool.alloc_largest(70_000, 70_000).is_none());
+        all.clear();
+        assert_eq!(pool.alloc_largest(70_000, 4096).map(|frame| frame.len()), Some(70_000));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 
 use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
-use super::secure::{CIPHERTEXT_FRAME_BYTES, Secure};
+use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
@@ -375,8 +375,7 @@ impl Fabric {
             let Ok(socket) = reactor.adopt(handed.connection) else { continue };
             let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
             lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
-            let bytes = if lane.secure.is_some() { CIPHERTEXT_FRAME_BYTES } else { HEADER_FRAME_BYTES };
-            lane.frame = reactor.frames().alloc(bytes);
+            lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
             lane.sequence_in = 1;
             let has_frame = lane.frame.is_some();
             let slot = self.lanes.insert(lane);

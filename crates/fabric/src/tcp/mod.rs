@@ -140,6 +140,8 @@ pub struct Fabric {
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
+    /// Control lanes that wait for a frame.
+    starved: Vec<Slot>,
     events: Vec<Event>,
     handshakes: usize,
     owing: usize,
@@ -168,6 +170,7 @@ impl Fabric {
             tls_client: None,
             listeners: Vec::new(),
             dirty: Vec::new(),
+            starved: Vec::new(),
             events: Vec::new(),
             handshakes: 0,
             owing: 0,

@@ -10,7 +10,7 @@ use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 use super::lane::{Held, Lane, Phase, Placing};
 use super::{Fabric, Handler, RECV, Role, token};
 use crate::limits::{
-    CONTROL_FRAME_BYTES_MAX, CONTROL_FRAME_BYTES_MIN, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
+    CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
 };
 use crate::session::CloseReason;
@@ -18,7 +18,7 @@ use crate::slots::Slot;
 use crate::windows::{GivenBack, WindowKey};
 use crate::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 
-/// Bytes of the frame that a lane receives handshakes and bulk headers into.
+/// Bytes of the frame that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
 pub(super) const HEADER_FRAME_BYTES: usize = 4096;
 
 impl Fabric {
@@ -113,6 +113,18 @@ impl Fabric {
         heap > SESSION_HEAP_BYTES_MAX || (self.queued_heap > LOOP_HEAP_BYTES_MAX && heap > SESSION_HEAP_BYTES_MIN)
     }
 
+    /// Goes on with control lanes that had no frame for a message that is longer than an idle lane's. To be called before
+    /// [`Fabric::flush`], ahead of all else that waits for frames.
+    pub fn feed_starved<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        for slot in std::mem::take(&mut self.starved) {
+            if let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up)
+                && lane.held.take().is_some()
+            {
+                self.control_came(reactor, slot, 0, handler);
+            }
+        }
+    }
+
     /// A session's peer has taken something: goes on with what was held.
     pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
@@ -170,11 +182,7 @@ impl Fabric {
         if lane.number > 0 {
             return self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
         }
-        lane.frame = reactor.frames().alloc(CONTROL_FRAME_BYTES_MIN);
-        if lane.frame.is_none() {
-            return self.lane_failed(reactor, slot, CloseReason::NoFrames);
-        }
-        self.receive_own(reactor, slot, CONTROL_FRAME_BYTES_MIN, 1);
+        self.receive_own(reactor, slot, HEADER_FRAME_BYTES, 1);
     }
 
     /// Reads the header at the front of `bytes`.
@@ -207,24 +215,24 @@ impl Fabric {
             }
             return;
         }
-        let full = filled == frame.len();
-        if full
-            && frame.len() < CONTROL_FRAME_BYTES_MAX
-            && reactor.frames().free_bytes() >= reactor.frames().bytes() / 2
-        {
-            if let Some(mut larger) = reactor.frames().alloc(CONTROL_FRAME_BYTES_MAX) {
-                larger[..left].copy_from_slice(&frame[at..filled]);
-                frame = larger;
-            } else {
-                frame.copy_within(at..filled, 0);
-            }
+        if let Some(mut larger) = larger_control_frame(reactor, frame.len(), filled == frame.len(), need) {
+            larger[..left].copy_from_slice(&frame[at..filled]);
+            frame = larger;
         } else if at > 0 {
             frame.copy_within(at..filled, 0);
         }
         let len = frame.len();
+        let starved = need > len;
         if let Some(lane) = self.lanes.get_mut(slot) {
             lane.filled = left;
             lane.frame = Some(frame);
+            if starved {
+                lane.held = Some(Held::Messages);
+                if !self.starved.contains(&slot) {
+                    self.starved.push(slot);
+                }
+                return;
+            }
         }
         self.receive_own(reactor, slot, len, (need - left).max(1));
     }
@@ -406,6 +414,21 @@ impl Fabric {
         }
         Ok(())
     }
+}
+
+/// A larger frame for a control lane: one that holds the message that comes, and while most of the pool is free, one that
+/// holds more of them where the last was full.
+fn larger_control_frame(reactor: &Reactor, len: usize, full: bool, need: usize) -> Option<Frame> {
+    let frames = reactor.frames();
+    let has_room = frames.free_bytes() >= frames.bytes() / 2;
+    let larger = if need > len || (full && len < CONTROL_FRAME_BYTES) {
+        CONTROL_FRAME_BYTES
+    } else if full && has_room {
+        CONTROL_FRAME_BYTES_MAX
+    } else {
+        return None;
+    };
+    if larger > len { frames.alloc(larger) } else { None }
 }
 
 /// Whether a message may be on a bulk lane.

@@ -7,7 +7,7 @@
 use byway_reactor::{Frame, Gather, Reactor};
 
 use super::lane::{Held, Phase, Placing};
-use super::receive::check_bulk;
+use super::receive::{HEADER_FRAME_BYTES, check_bulk};
 use super::{Fabric, Handler, SEND, token};
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -15,8 +15,8 @@ use crate::tls::{PeerIdentity, TlsStream};
 use crate::windows::WindowKey;
 use crate::wire::{HEADER_BYTES, Header};
 
-/// What a lane receives ciphertext into: two of TLS's longest records.
-pub(super) const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
+/// What a busy lane receives ciphertext into: two of TLS's longest records. An idle one has [`HEADER_FRAME_BYTES`].
+const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
 
 /// The TLS of a lane.
 #[derive(Debug)]
@@ -62,17 +62,17 @@ impl Fabric {
     /// Starts to receive ciphertext on a new lane. False without frames.
     pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
-        lane.frame = reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES);
+        lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
         let has_frame = lane.frame.is_some();
         self.receive_ciphertext_again(reactor, slot);
         has_frame
     }
 
     pub(super) fn receive_ciphertext_again(&mut self, reactor: &mut Reactor, slot: Slot) {
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.filled = 0;
-        }
-        self.receive_own(reactor, slot, CIPHERTEXT_FRAME_BYTES, 1);
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.filled = 0;
+        let len = lane.frame.as_ref().map_or(0, Frame::len);
+        self.receive_own(reactor, slot, len, 1);
     }
 
     /// Ciphertext has come: decrypts it and takes what messages it holds.
@@ -82,7 +82,9 @@ impl Fabric {
         let fed = secure.stream.feed(&frame[..n], &mut secure.plaintext);
         let plaintext = std::mem::take(&mut secure.plaintext);
         let wants_send = secure.stream.wants_send();
-        lane.frame = Some(frame);
+        let full = n == frame.len() && n < CIPHERTEXT_FRAME_BYTES;
+        let larger = if full { reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES) } else { None };
+        lane.frame = larger.or(Some(frame));
         let ended = secure.stream.has_ended();
         lane.secure = Some(secure);
         if let Err(error) = fed {
@@ -157,9 +159,6 @@ impl Fabric {
             return Ok(false);
         }
         let stream = server.accept().map_err(CloseReason::Tls)?;
-        let mut frame = reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES).ok_or(CloseReason::NoFrames)?;
-        frame[..n].copy_from_slice(&first[..n]);
-        lane.frame = Some(frame);
         lane.secure = Some(Box::new(Secure::new(stream)));
         self.ciphertext_came(reactor, slot, n, handler);
         Ok(true)

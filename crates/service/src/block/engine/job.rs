@@ -52,6 +52,8 @@ pub(super) struct Zeroing {
     pub(super) ranges: Vec<Run>,
     /// The range in progress is being written, up to here.
     pub(super) written: Option<u64>,
+    /// The shortest piece that a range may be written in.
+    pub(super) piece_bytes_min: usize,
     /// Files that are to be made durable when the last range is done.
     pub(super) unsynced: Vec<usize>,
 }

@@ -1,13 +1,13 @@
 //! Reads: out of mapped files without a copy, else into frames. And what goes with reading: prefetch, extents.
 
-use byway_reactor::{Extent, File, Op, Reactor};
+use byway_reactor::{Extent, File, Frame, Op, Reactor};
 
 use super::job::SliceState;
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
-use crate::block::stripe::Layout;
+use crate::block::stripe::{Layout, Run};
 use crate::limits::{
     EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
 };
@@ -60,12 +60,15 @@ impl Engine {
         if len > READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2) {
             return Ok(Step::InParts);
         }
-        let runs = layout.runs(offset, len as u64, (PIECE_BYTES_MAX as u64).min(self.slice_bytes));
-        let mut frames = Vec::with_capacity(len.div_ceil(PIECE_BYTES_MAX));
-        for run in runs {
-            let Some(frame) = reactor.frames().alloc(run.len as usize) else { return Ok(Step::Busy) };
-            frames.push((run, frame));
-        }
+        let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
+        let frames = loop {
+            match frames_for(reactor, layout.runs(offset, len as u64, longest)) {
+                Some(frames) => break frames,
+                // With nothing under way that will end, small pieces must do: the pool may be cut up by idle lanes.
+                None if self.jobs.is_empty() && longest / 2 >= self.piece_bytes_min(id) as u64 => longest /= 2,
+                None => return Ok(Step::Busy),
+            }
+        };
         let files = attached.files.clone();
         let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
         self.charge(reactor, id, len);
@@ -143,6 +146,11 @@ impl Engine {
         }
         Ok(Step::Later)
     }
+}
+
+/// A frame for each run; `None` if there are not enough.
+fn frames_for(reactor: &Reactor, runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
+    runs.map(|run| Some((run, reactor.frames().alloc(run.len as usize)?))).collect()
 }
 
 /// Cuts a read whose operations have those lengths into slices of about `bytes` each; none, if it would be one.

@@ -1,5 +1,6 @@
 //! Writes: at once where the store is memory, else on the ring.
 
+use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Socket};
 
@@ -30,6 +31,12 @@ impl Engine {
             Ok(Kind::Files { layout, .. }) => layout.run(offset, len as u64).len as usize,
             Ok(Kind::Null) | Err(_) => len,
         }
+    }
+
+    /// The shortest piece that every operation on the volume may be cut into: a frame's, or the volume's block.
+    pub fn piece_bytes_min(&self, id: VolumeId) -> usize {
+        let block = self.attached(id).map_or(1, |attached| attached.volume.block_bytes() as usize);
+        block.next_power_of_two().max(FRAME_BYTES_MIN)
     }
 
     /// Receives what is here of a write's payload straight into a volume in memory, as

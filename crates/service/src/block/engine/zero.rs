@@ -45,7 +45,8 @@ impl Engine {
         let synced_max = if seeded::is(Bug::OneFileSynced) { 1 } else { ranges.len() };
         let synced = ranges.iter().filter(|_| flags.durable).take(synced_max);
         let unsynced = synced.map(|range| range.file).collect();
-        let zeroing = Zeroing { flags, ranges, written: None, unsynced };
+        let piece_bytes_min = self.piece_bytes_min(id);
+        let zeroing = Zeroing { flags, ranges, written: None, unsynced, piece_bytes_min };
         let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);
         Ok(Step::Later)
@@ -68,10 +69,12 @@ impl Engine {
             }
             Some(at) => {
                 let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
-                let Some(mut from) = reactor.frames().alloc(len) else {
+                // It is done piece by piece anyway.
+                let Some(mut from) = reactor.frames().alloc_largest(len, zeroing.piece_bytes_min) else {
                     return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
                 };
                 from.fill(0);
+                let len = from.len();
                 Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
             }
         };

@@ -159,6 +159,7 @@ impl Server {
 
     /// Starts what waited for frames, and sends what has gathered: once a turn.
     pub fn flush(&mut self, reactor: &mut Reactor, engine: &mut Engine) {
+        self.fabric.feed_starved(reactor, &mut Serving { core: &mut self.core, engine });
         Serving { core: &mut self.core, engine }.feed(&mut self.fabric, reactor);
         self.core.say_goodbyes(&mut self.fabric, reactor);
         self.fabric.flush(reactor, &mut Serving { core: &mut self.core, engine });

@@ -40,7 +40,10 @@ impl Serving<'_> {
             if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
                 return false;
             }
-            let Some(frame) = reactor.frames().alloc(len) else { return false };
+            // With nothing on its way that will end, small pieces must do: the pool may be cut up by idle lanes.
+            let least = if self.core.pulled_bytes > 0 { len } else { self.engine.piece_bytes_min(write.volume) };
+            let Some(frame) = reactor.frames().alloc_largest(len, least) else { return false };
+            let len = frame.len();
             let part = Job::Part { write: slot, session: call.session, key: None, at, len };
             let part = self.start_job(call.session, part);
             let opened = fabric.open_target(call.session, (frame, 0, len), part.to_u64());

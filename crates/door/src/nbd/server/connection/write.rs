@@ -75,10 +75,14 @@ impl Connection {
             } else {
                 context.engine.write_run_len(self.volume, incoming.offset, left)
             };
-            let Some(frame) = context.reactor.frames().alloc(len) else {
+            let Context { reactor, engine, .. } = context;
+            // With nothing at the stores that will end, small pieces must do: the pool may be cut up.
+            let least = if engine.in_flight() > 0 { len } else { engine.piece_bytes_min(self.volume) };
+            let Some(frame) = reactor.frames().alloc_largest(len, least) else {
                 self.stalled = true;
                 return false;
             };
+            let len = frame.len();
             incoming.left -= len as u64;
             incoming.piece = Some(Piece { frame: Some(frame), filled: 0, len });
         }
