@@ -98,7 +98,7 @@ pub struct ServeArguments {
     /// until it is let go of. It stays in the page cache. The memory is the machine's, or that of the node's cgroup.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped: Option<u64>,
-    /// Event loops, 1 to 256 [default: one per core]
+    /// Event loops, 1 to 256, each with at least 4M of the frames [default: one per core, as far as there are frames]
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,
     /// A configuration file; flags win over its keys, and lists are added to its lists

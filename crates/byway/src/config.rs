@@ -283,6 +283,13 @@ impl Configuration {
         Ok(())
     }
 
+    /// Event loops: as many as was said, or one per core, as far as there are frames for each.
+    pub fn event_loops(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let enough = usize::try_from(self.frame_bytes / limits::FRAME_BYTES_MIN).unwrap_or(usize::MAX).max(1);
+        self.threads.map_or(cores.min(enough), usize::from)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let mut names: BTreeSet<&VolumeName> = BTreeSet::new();
         if let Some(twice) = self.volumes.iter().map(|volume| &volume.name).find(|name| !names.insert(name)) {
@@ -307,6 +314,11 @@ impl Configuration {
             let message =
                 format!("{threads} event loops; give 1 to {}, or leave it out for one per core", limits::THREADS_MAX);
             return Err(value("threads".to_owned(), message));
+        }
+        let threads = u64::from(self.threads.unwrap_or(1));
+        if self.frame_bytes / threads < limits::FRAME_BYTES_MIN {
+            let message = format!("too few bytes for {threads} event loops; give at least {}M", threads * 4);
+            return Err(value("frames".to_owned(), message));
         }
         match &self.tls {
             Some(tls) if tls.authentication() >= ClientAuthentication::Optional && tls.client_ca.is_none() => Err(

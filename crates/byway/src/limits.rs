@@ -44,7 +44,7 @@ pub const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// Worker threads (event loops) of a node; more are refused.
 pub const THREADS_MAX: u16 = 256;
 
-/// The smallest pool of frames of a node: less starves a single connection of depth 32 at 64 KiB.
+/// The smallest pool of frames of an event loop: less starves a single connection of depth 32 at 64 KiB.
 pub const FRAME_BYTES_MIN: u64 = 4 << 20;
 
 /// The smallest limit on mapped files: the program's own code counts, and less would let go of each range as soon as it

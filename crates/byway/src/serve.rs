@@ -257,10 +257,9 @@ fn addresses(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<A
 }
 
 fn node_options(configuration: &Configuration, addresses: Addresses, served: &[Served], tls: ServerTls) -> NodeOptions {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     NodeOptions {
         io: configuration.io,
-        threads: configuration.threads.map_or(cores, usize::from),
+        threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
         native: addresses.native,

@@ -46,6 +46,9 @@ pub const CLIENT_IN_FLIGHT_MAX: usize = 1024;
 /// Requests that a client takes before it has answered; more are handed back.
 pub const CLIENT_REQUESTS_MAX: usize = 4096;
 
+/// Stretches of a read that a client keeps apart while a server answers out of order; more end the connection.
+pub const CLIENT_RANGES_MAX: usize = 256;
+
 /// Commands of one client connection in flight; more wait in the client.
 pub const CLIENT_CONNECTION_DEPTH: usize = 256;
 
@@ -105,6 +108,10 @@ pub const INPUT_BYTES_MAX: usize = 256 << 10;
 /// The longest write that is taken from the batch of received requests; a longer payload is received into frames of
 /// its own, so that it is copied once.
 pub const SMALL_WRITE_BYTES_MAX: usize = 16 << 10;
+
+/// Frames of one loop that payloads of writes may be received into, as a share of the pool; above, a connection gets a frame
+/// only for bytes that have come, so that those who pause hold none.
+pub const PAYLOAD_SHARE_MAX: usize = 2;
 
 /// The parts in which a read is answered that would take more frames than one request may hold, in bytes.
 pub const READ_PART_BYTES: usize = 1 << 20;

@@ -340,6 +340,79 @@ fn sigterm_answers_what_is_in_flight_and_ends_with_0() {
     assert!(drained.join().unwrap(), "the reply was cut off");
 }
 
+/// A connection without structured replies to the volume `v`, over TCP.
+fn simple_nbd(server: &Server) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port("nbd"))).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x01v").unwrap();
+    stream.read_exact(&mut [0; 28]).unwrap();
+    stream
+}
+
+/// The head of a request without flags.
+fn nbd_request(kind: u8, offset: u64, len: u32) -> Vec<u8> {
+    [b"\x25\x60\x95\x13\0\0\0", &[kind][..], &[7; 8], &offset.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+#[test]
+fn sigterm_does_not_cut_a_long_read() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
+    let bytes = byway_e2e::noise(32 << 20, 9);
+    std::fs::write(folder.path().join("disk"), &bytes).unwrap();
+    let volume = format!("v={},direct", folder.path().join("disk").display());
+    let mut server = serve(folder.path(), &volume);
+    let mut stream = simple_nbd(&server);
+    stream.write_all(&nbd_request(0, 0, 32 << 20)).unwrap();
+    let mut head = [0; 16];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(head[..8], *b"\x67\x44\x66\x98\0\0\0\0");
+    let reader = std::thread::spawn(move || {
+        let mut back = vec![0; 32 << 20];
+        // Slowly at first, so that the signal comes in the middle.
+        stream.read_exact(&mut back[..1 << 20]).unwrap();
+        (stream, back)
+    });
+    let (mut stream, mut back) = reader.join().unwrap();
+    let rest = std::thread::spawn(move || {
+        stream.read_exact(&mut back[1 << 20..]).expect("the rest of the read");
+        back
+    });
+    assert_eq!(server.terminate(), Some(0));
+    assert!(rest.join().unwrap() == bytes);
+}
+
+#[test]
+fn writers_that_pause_hold_up_nobody() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
+    let bytes = byway_e2e::noise(8 << 20, 10);
+    std::fs::write(folder.path().join("disk"), &bytes).unwrap();
+    for io in ["uring", "epoll"] {
+        let volume = format!("v={},direct", folder.path().join("disk").display());
+        let arguments =
+            ["--io", io, "--frames", "8M", "--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 1, &arguments);
+        let mut paused: Vec<TcpStream> = (0..200).map(|_| simple_nbd(&server)).collect();
+        for stream in &mut paused {
+            stream.write_all(&nbd_request(1, 0, 1 << 20)).unwrap();
+        }
+        let uri = format!("nbd://127.0.0.1:{}/v", server.port("nbd"));
+        let copy = folder.path().join("copy").display().to_string();
+        run_well(&binary(), &["copy", "--overwrite", &uri, &copy]);
+        assert!(std::fs::read(&copy).unwrap() == bytes, "{io}");
+        // Half of them go on after all.
+        for stream in &mut paused[..100] {
+            stream.write_all(&bytes[..1 << 20]).unwrap();
+        }
+        for stream in &mut paused[..100] {
+            let mut reply = [1; 16];
+            stream.read_exact(&mut reply).unwrap();
+            assert_eq!(reply[..8], *b"\x67\x44\x66\x98\0\0\0\0", "{io}");
+        }
+        run_well(&binary(), &["copy", "--overwrite", &uri, &copy]);
+        assert!(std::fs::read(&copy).unwrap() == bytes, "{io}: the same bytes were written");
+    }
+}
+
 #[test]
 fn root_is_dropped_in_all_threads_and_the_volume_is_still_served() {
     let test = "root_is_dropped_in_all_threads_and_the_volume_is_still_served";

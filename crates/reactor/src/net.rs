@@ -1,6 +1,6 @@
 //! Sockets: listening, connecting and their options, the same for every backend that talks to the kernel.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -103,4 +103,9 @@ pub(crate) fn keep_alive(fd: &OwnedFd, idle: Duration) -> std::io::Result<()> {
 /// Gives up what is sent and not acknowledged for that long. Nothing on a unix socket.
 pub(crate) fn abandon_after(fd: &OwnedFd, limit: Duration) -> std::io::Result<()> {
     Ok(sockopt::set_tcp_user_timeout(fd, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?)
+}
+
+/// Bytes of a stream that are here to be received; 0 where the kernel does not say.
+pub(crate) fn readable_bytes(socket: BorrowedFd<'_>) -> usize {
+    rustix::io::ioctl_fionread(socket).map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }

@@ -218,8 +218,7 @@ impl Os {
         let Some(address) = map.address(offset, len) else { return 0 };
         // How much is here is asked first: a receive of exactly that much is never cut short in the middle of a page,
         // not even by the death of the peer or of this process.
-        let Ok(here) = rustix::io::ioctl_fionread(socket) else { return 0 };
-        let here = usize::try_from(here).unwrap_or(usize::MAX).min(len);
+        let here = crate::net::readable_bytes(socket).min(len);
         let past_page = (offset + here as u64) as usize % PAGE;
         let whole = if here == len { len } else { here.saturating_sub(past_page) };
         if whole == 0 {

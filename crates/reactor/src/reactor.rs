@@ -301,6 +301,15 @@ impl Reactor {
         }
     }
 
+    /// Bytes of a stream that are here to be received, as far as is known: 0 says nothing.
+    pub fn readable_bytes(&self, socket: Socket) -> usize {
+        match &self.backend {
+            Backend::Uring(uring) => uring.readable_bytes(socket),
+            Backend::Epoll(epoll) => epoll.readable_bytes(socket),
+            Backend::Sim(_) => 0,
+        }
+    }
+
     /// Whether a range of a mapped file is in memory, so that sending it waits for nothing. Known to about a second.
     pub fn resident(&mut self, file: File, offset: u64, len: usize) -> bool {
         let now = self.now();

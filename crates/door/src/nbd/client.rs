@@ -4,6 +4,7 @@
 //! requests and reads replies. As on the server's side, payloads pass by: a read's data are moved by
 //! the driver straight to where they belong: [`Client`], or [`BlockingClient`] for code that waits.
 
+mod coverage;
 mod driver;
 mod handshake;
 mod transmission;

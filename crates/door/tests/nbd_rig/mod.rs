@@ -1,5 +1,7 @@
 //! Byway's own NBD door on a thread, and our client for it.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -25,12 +27,22 @@ pub struct Running {
 
 impl Running {
     pub fn start(io: IoChoice, at: Address, volumes: Vec<Arc<Volume>>, tls: ServerTls) -> Self {
+        Self::start_with(io, at, volumes, tls, FRAMES)
+    }
+
+    pub fn start_with(
+        io: IoChoice,
+        at: Address,
+        volumes: Vec<Arc<Volume>>,
+        tls: ServerTls,
+        frame_bytes: usize,
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (send, started) = std::sync::mpsc::channel();
         let thread = std::thread::spawn({
             let stop = Arc::clone(&stop);
             move || {
-                let mut reactor = Reactor::open(io, FRAMES).unwrap();
+                let mut reactor = Reactor::open(io, frame_bytes).unwrap();
                 let listener = reactor.listen(&at).unwrap();
                 let bound = reactor.local_address(listener).map_or(at, Address::Tcp);
                 reactor.submit(Op::Accept { listener }, Token::new(ACCEPT, 0, 0, 0));

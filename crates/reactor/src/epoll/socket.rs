@@ -162,6 +162,10 @@ impl Epoll {
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(result) });
     }
 
+    pub(crate) fn readable_bytes(&self, socket: Socket) -> usize {
+        self.streams.get(socket.index, socket.generation).map_or(0, |state| net::readable_bytes(state.fd.as_fd()))
+    }
+
     pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
         match self.streams.get(socket.index, socket.generation) {
             Some(state) if state.receive.is_none() => self.os.receive_into_file(state.fd.as_fd(), file, offset, len),

@@ -21,6 +21,10 @@ use crate::{Gather, Scatter};
 const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
 impl Uring {
+    pub(crate) fn readable_bytes(&self, socket: Socket) -> usize {
+        self.streams.get(socket.index, socket.generation).map_or(0, |stream| net::readable_bytes(stream.fd.as_fd()))
+    }
+
     pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
         match self.streams.get(socket.index, socket.generation) {
             Some(stream) if stream.receive.is_none() && !stream.closing => {

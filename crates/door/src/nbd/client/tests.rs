@@ -340,7 +340,7 @@ fn a_read_comes_in_pieces_and_a_map_in_extents() {
 #[test]
 fn wrong_replies_end_the_connection() {
     type Reply = fn(&Replies, &Request, &mut Vec<u8>);
-    let wrong: [(Command, Reply); 9] = [
+    let wrong: [(Command, Reply); 10] = [
         (Command::Read, |replies, request, out| replies.read_end(out, request.tag())),
         (Command::Read, |replies, request, out| replies.read_hole(out, request.tag(), 0, 4096, true)),
         (Command::Read, |replies, request, out| replies.read_hole(out, request.tag(), 4096, 8192, true)),
@@ -348,6 +348,10 @@ fn wrong_replies_end_the_connection() {
         (Command::Read, |replies, request, out| {
             replies.read_hole(out, request.tag(), 4096, 4096, false);
             replies.read_hole(out, request.tag(), 4096, 4096, true);
+        }),
+        (Command::Read, |replies, request, out| {
+            replies.read_hole(out, request.tag(), 4096, 2048, false);
+            replies.read_hole(out, request.tag(), 4096, 2048, true);
         }),
         (Command::Read, |replies, request, out| replies.block_status(out, request, [])),
         (Command::Write, |replies, request, out| {

@@ -7,6 +7,7 @@
 use zerocopy::big_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::coverage::Coverage;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX, REPLY_HEAD_BYTES_MAX};
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
@@ -92,16 +93,17 @@ pub enum Content<'a> {
 #[error("the server broke the protocol: {0}")]
 pub struct ReplyError(pub &'static str);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct InFlight {
     request: Request,
     content_bytes: u64,
+    coverage: Coverage,
     status: bool,
     failed: Option<Errno>,
     ended: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Slot {
     generation: u32,
     in_flight: Option<InFlight>,
@@ -144,7 +146,12 @@ impl ClientTransmission {
     pub fn new(rules: Rules, depth: usize) -> ClientTransmission {
         let depth = depth.clamp(1, CLIENT_IN_FLIGHT_MAX);
         let free = (0..depth as u32).rev().collect();
-        ClientTransmission { rules, slots: vec![Slot::default(); depth], free, status: None }
+        ClientTransmission {
+            rules,
+            slots: std::iter::repeat_with(Slot::default).take(depth).collect(),
+            free,
+            status: None,
+        }
     }
 
     /// What requests are held to.
@@ -182,7 +189,9 @@ impl ClientTransmission {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         request.cookie = u64::from(slot.generation) << 32 | u64::from(index);
-        slot.in_flight = Some(InFlight { request, content_bytes: 0, status: false, failed: None, ended: false });
+        let (coverage, failed) = (Coverage::default(), None);
+        let in_flight = InFlight { request, content_bytes: 0, coverage, status: false, failed, ended: false };
+        slot.in_flight = Some(in_flight);
         self.write_request(&request, out);
         Ok(request.cookie)
     }
@@ -363,10 +372,15 @@ impl ClientTransmission {
         }
         let inside = offset >= request.offset
             && offset.checked_add(length).is_some_and(|end| end <= request.offset + request.length);
-        in_flight.content_bytes = in_flight.content_bytes.saturating_add(length);
-        if length == 0 || !inside || in_flight.content_bytes > request.length {
-            return Err(bad("data outside of the read, or twice"));
+        if length == 0 || !inside {
+            return Err(bad("data outside of the read"));
         }
+        let all = in_flight.content_bytes + length;
+        // A chunk that is the whole read needs no account, and no memory.
+        if all > request.length || (length < request.length && !in_flight.coverage.add(offset, offset + length)) {
+            return Err(bad("data of a read twice, or in too many pieces without order"));
+        }
+        in_flight.content_bytes = all;
         Ok(())
     }
 

@@ -40,6 +40,11 @@ impl Input {
         }
     }
 
+    /// Lets `bytes` fit.
+    pub(super) fn want_whole(&mut self, bytes: usize) {
+        self.wanted = self.wanted.max(bytes.next_power_of_two().clamp(INPUT_BYTES_MIN, INPUT_BYTES_MAX));
+    }
+
     /// Goes back to the small frame when this one is empty.
     pub(super) fn want_little(&mut self) {
         self.wanted = INPUT_BYTES_MIN;

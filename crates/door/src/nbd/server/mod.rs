@@ -77,6 +77,8 @@ pub struct NbdDoor {
     draining: bool,
     /// Heap memory of the replies that wait.
     queued_heap: usize,
+    /// Frames that payloads of writes are received into, in bytes.
+    payload_bytes: usize,
     counters: NbdCounters,
     last_end: Option<End>,
 }
@@ -112,6 +114,7 @@ impl NbdDoor {
             stalled: VecDeque::new(),
             draining: false,
             queued_heap: 0,
+            payload_bytes: 0,
             counters: NbdCounters::default(),
             last_end: None,
         }
@@ -286,9 +289,11 @@ impl NbdDoor {
                 engine: &mut *floor.engine,
                 pending: &mut self.pending,
                 queued_heap: self.queued_heap,
+                payload_bytes: self.payload_bytes,
             };
             connection.advance(&mut context);
             self.queued_heap = connection.count_heap(self.queued_heap);
+            self.payload_bytes = connection.count_payload(self.payload_bytes);
             client.operations += u32::from(connection.receiving && !before.0);
             client.operations += u32::from(connection.sending && !before.1);
             if connection.stalled && !client.in_stalled {
@@ -321,6 +326,7 @@ impl NbdDoor {
             if let Phase::Serving(connection) = &mut client.phase {
                 connection.abandon(&mut self.pending);
                 self.queued_heap = connection.count_heap(self.queued_heap);
+                self.payload_bytes = connection.count_payload(self.payload_bytes);
             }
         }
         let at_store = matches!(&client.phase, Phase::Serving(connection) if connection.has_requests());

@@ -29,6 +29,11 @@ impl Engine {
         self.counted((id, Operation::Read, range.1 as u64), result)
     }
 
+    /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].
+    pub fn read_bytes_max(&self, reactor: &Reactor) -> usize {
+        READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2)
+    }
+
     fn start_read(
         &mut self,
         reactor: &mut Reactor,
@@ -57,7 +62,7 @@ impl Engine {
             self.charge(reactor, id, len);
             return Ok(Step::Now(payload));
         }
-        if len > READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2) {
+        if len > self.read_bytes_max(reactor) {
             return Ok(Step::InParts);
         }
         let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);

@@ -17,8 +17,8 @@ pub(super) struct PartedRead {
     request: Request,
     /// Bytes answered.
     done: u64,
-    /// The part that the engine reads.
-    asked: Option<usize>,
+    /// The part that the engine reads: the request's id, and its length.
+    asked: Option<(usize, usize)>,
 }
 
 impl PartedRead {
@@ -26,8 +26,9 @@ impl PartedRead {
         Self { request, done: 0, asked: None }
     }
 
-    fn part(&self) -> usize {
-        (self.request.length - self.done).min(READ_PART_BYTES as u64) as usize
+    /// The length of the next part, where one may have so many bytes.
+    fn part(&self, bytes_max: usize) -> usize {
+        (self.request.length - self.done).min(bytes_max as u64) as usize
     }
 }
 
@@ -38,14 +39,20 @@ impl Connection {
         if read.asked.is_some() || self.sending || !self.out.is_empty() {
             return false;
         }
+        let request = read.request;
+        let (done, len) = (read.done, read.part(READ_PART_BYTES.min(context.engine.read_bytes_max(context.reactor))));
+        // Where the first header promises all bytes, no other reply may come between them.
+        if self.in_flight > 0 && !self.in_chunks(&request) {
+            return false;
+        }
         let id = context.pending.vacant_key();
-        let (at, len) = (read.request.offset + read.done, read.part());
-        let request = Request { length: len as u64, ..read.request };
+        let at = request.offset + done;
+        let request = Request { length: len as u64, ..request };
         match self.read(context.reactor, context.engine, (at, len), false, tag_of(id)) {
-            Ok(Step::Now(payload)) => self.push_part(payload),
+            Ok(Step::Now(payload)) => self.push_part(payload, len),
             Ok(Step::Later) => {
                 if let Expect::Parts(read) = &mut self.expect {
-                    read.asked = Some(id);
+                    read.asked = Some((id, len));
                 }
                 let pending = Pending { connection: self.index, request, left: 1, receiving: false, error: None };
                 self.note_pending(context, pending);
@@ -63,15 +70,14 @@ impl Connection {
 
     /// Whether a request of the engine is a part.
     pub(super) fn is_part(&self, id: usize) -> bool {
-        matches!(&self.expect, Expect::Parts(read) if read.asked == Some(id))
+        matches!(&self.expect, Expect::Parts(read) if read.asked.is_some_and(|(asked, _)| asked == id))
     }
 
     pub(super) fn part_done(&mut self, outcome: Outcome) {
-        if let Expect::Parts(read) = &mut self.expect {
-            read.asked = None;
-        }
+        let Expect::Parts(read) = &mut self.expect else { return };
+        let Some((_, len)) = read.asked.take() else { return };
         match outcome {
-            Outcome::Read(Ok(payload)) => self.push_part(payload),
+            Outcome::Read(Ok(payload)) => self.push_part(payload, len),
             Outcome::Read(Err(error)) | Outcome::Unit(Err(error)) | Outcome::Extents(Err(error)) => {
                 self.part_failed(error);
             }
@@ -79,9 +85,9 @@ impl Connection {
         }
     }
 
-    fn push_part(&mut self, payload: Payload) {
+    fn push_part(&mut self, payload: Payload, len: usize) {
         let Expect::Parts(read) = &mut self.expect else { return };
-        let (request, done, len) = (read.request, read.done, read.part());
+        let (request, done) = (read.request, read.done);
         read.done += len as u64;
         let last = read.done == request.length;
         if self.in_chunks(&request) {

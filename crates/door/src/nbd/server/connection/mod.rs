@@ -147,6 +147,8 @@ pub(super) struct Context<'a> {
     pub(super) pending: &'a mut Slab<Pending>,
     /// Heap memory of all connections' replies.
     pub(super) queued_heap: usize,
+    /// Frames of all connections that payloads of writes are received into, in bytes.
+    pub(super) payload_bytes: usize,
 }
 
 pub(super) struct Connection {
@@ -169,6 +171,8 @@ pub(super) struct Connection {
     /// Heap memory of the send in flight, and what the door has counted of this connection's.
     sending_heap: usize,
     counted_heap: usize,
+    /// What the door has counted of this connection's frames for payloads.
+    counted_payload: usize,
     in_flight: usize,
     in_flight_bytes: u64,
     /// Requests, and the bytes that they name, of this round.
@@ -204,6 +208,7 @@ impl Connection {
             sending: false,
             sending_heap: 0,
             counted_heap: 0,
+            counted_payload: 0,
             in_flight: 0,
             in_flight_bytes: 0,
             batch: (0, 0),
@@ -224,6 +229,8 @@ impl Connection {
             Expect::Payload(Incoming { pending: id, .. }) | Expect::Drain { then: Answer::Pending(id), .. } => {
                 usize::from(pending[id].left == 0)
             }
+            // A read of which a part has gone is owed the rest.
+            Expect::Parts(_) => return false,
             _ => 0,
         };
         let answered = self.in_flight == half_here && self.out.is_empty();
@@ -278,7 +285,7 @@ impl Connection {
         }
         self.batch = (0, 0);
         loop {
-            while self.end.is_none() && !self.receiving && !self.is_full(context) && self.step(context) {}
+            while self.may_step() && !self.is_full(context) && self.step(context) {}
             if self.is_full(context) || !self.decrypt(context.reactor.frames()) {
                 break;
             }
@@ -295,6 +302,11 @@ impl Connection {
         }
     }
 
+    /// Whether something may be begun; when nothing more is read, only the rest of what has been begun.
+    fn may_step(&self) -> bool {
+        !self.receiving && (self.end.is_none() || matches!(self.expect, Expect::Parts(_)))
+    }
+
     /// Whether replies have to go before more requests are read.
     fn is_full(&self, context: &Context<'_>) -> bool {
         let heap = self.out.heap_bytes() + self.sending_heap;
@@ -302,6 +314,15 @@ impl Connection {
             || self.in_flight_bytes + self.out.len() as u64 >= CONNECTION_IN_FLIGHT_BYTES_MAX
             || heap > CONNECTION_HEAP_BYTES_MAX
             || (context.queued_heap > DOOR_HEAP_BYTES_MAX && heap > CONNECTION_HEAP_BYTES_MIN)
+    }
+
+    /// Counts this connection's frames for payloads anew in those of all.
+    pub(super) fn count_payload(&mut self, all: usize) -> usize {
+        let now = match &self.expect {
+            Expect::Payload(Incoming { piece: Some(piece), .. }) => piece.len,
+            _ => 0,
+        };
+        all - std::mem::replace(&mut self.counted_payload, now) + now
     }
 
     /// Counts this connection's heap memory anew in that of all.

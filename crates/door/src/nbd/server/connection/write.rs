@@ -5,7 +5,7 @@ use byway_service::block::{Outcome, Step, WriteFlags};
 use slab::Slab;
 
 use super::{Answer, Connection, Context, Expect, Incoming, Pending, Piece, TAG_RECEIVE, tag_of};
-use crate::limits::SMALL_WRITE_BYTES_MAX;
+use crate::limits::{PAYLOAD_SHARE_MAX, SMALL_WRITE_BYTES_MAX};
 use crate::nbd::flags::CommandFlags;
 use crate::nbd::request::Request;
 
@@ -75,7 +75,19 @@ impl Connection {
             } else {
                 context.engine.write_run_len(self.volume, incoming.offset, left)
             };
-            let Context { reactor, engine, .. } = context;
+            let Context { reactor, engine, payload_bytes, .. } = context;
+            let len = if *payload_bytes + len > reactor.frames().bytes() / PAYLOAD_SHARE_MAX {
+                // Many are sending: a frame only for what is here already, so that nobody who pauses holds one.
+                let here = self.input.bytes().len() + if plain { reactor.readable_bytes(self.socket) } else { 0 };
+                let piece = engine.piece_bytes_min(self.volume);
+                if here >= len { len } else { here / piece * piece }
+            } else {
+                len
+            };
+            if len == 0 {
+                self.input.want_whole(engine.piece_bytes_min(self.volume));
+                return false;
+            }
             // With nothing at the stores that will end, small pieces must do: the pool may be cut up.
             let least = if engine.in_flight() > 0 { len } else { engine.piece_bytes_min(self.volume) };
             let Some(frame) = reactor.frames().alloc_largest(len, least) else {
