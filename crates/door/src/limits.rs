@@ -139,3 +139,6 @@ pub const HTTP_CONNECTIONS_MAX: usize = 16;
 /// How long an HTTP connection may be silent, or not take what is sent, before it is closed, in seconds. Longer than the
 /// pauses of most scrapers would only keep connections for them that cost as much to keep as to open.
 pub const HTTP_IDLE_SECONDS_MAX: u64 = 10;
+
+/// How long an HTTP connection lives, in seconds, whatever it does: who sends a byte now and then keeps no place for ever.
+pub const HTTP_CONNECTION_SECONDS_MAX: u64 = 60;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 use tokio_io_timeout::TimeoutStream;
 
-use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_IDLE_SECONDS_MAX};
+use crate::limits::{HTTP_CONNECTION_SECONDS_MAX, HTTP_CONNECTIONS_MAX, HTTP_IDLE_SECONDS_MAX};
 
 pub(super) struct Bounded {
     listener: TcpListener,
@@ -31,6 +32,7 @@ impl Bounded {
 /// A connection, and its place among the [`HTTP_CONNECTIONS_MAX`].
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
+    end: Pin<Box<Sleep>>,
     _place: Option<OwnedSemaphorePermit>,
 }
 
@@ -51,7 +53,8 @@ impl axum::serve::Listener for Bounded {
                     let limit = Some(Duration::from_secs(HTTP_IDLE_SECONDS_MAX));
                     stream.set_read_timeout(limit);
                     stream.set_write_timeout(limit);
-                    return (Connection { stream: Box::pin(stream), _place: place }, peer);
+                    let end = Box::pin(tokio::time::sleep(Duration::from_secs(HTTP_CONNECTION_SECONDS_MAX)));
+                    return (Connection { stream: Box::pin(stream), end, _place: place }, peer);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the HTTP door cannot accept a connection");
@@ -68,6 +71,9 @@ impl axum::serve::Listener for Bounded {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()));
+        }
         self.stream.as_mut().poll_read(cx, into)
     }
 }
@@ -83,5 +89,38 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         self.stream.as_mut().poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::serve::Listener;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// The clock stands still while something can be done, so this takes no time.
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_a_byte_now_and_then_keeps_no_place_for_ever() {
+        let mut bounded = Bounded::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), Box::new(|_| true));
+        let mut client = TcpStream::connect(bounded.local_addr().unwrap()).await.unwrap();
+        let (mut connection, _) = bounded.accept().await;
+        let began = Instant::now();
+        tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                sleep(Duration::from_secs(HTTP_IDLE_SECONDS_MAX - 1)).await;
+            }
+        });
+        let mut byte = [0];
+        let ended = loop {
+            match connection.read_exact(&mut byte).await {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
+        assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
+        assert!(began.elapsed().as_secs() <= HTTP_CONNECTION_SECONDS_MAX + 10, "after {:?}", began.elapsed());
     }
 }

@@ -2,7 +2,7 @@
 
 use byway_fabric::tls::TlsServer;
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
-use byway_service::block::{Catalog, Volume};
+use byway_service::block::{Catalog, Volume, VolumeId};
 
 use super::Floor;
 use super::connection::{Connection, End, TAG_RECEIVE, TAG_SEND};
@@ -30,7 +30,8 @@ pub(super) struct Greeting {
     /// Operations started and not yet reported.
     started: u32,
     /// What the machine decided; done when the output has gone.
-    chosen: Option<Box<Negotiated>>,
+    /// What was negotiated, and the volume that it was about.
+    chosen: Option<(Box<Negotiated>, VolumeId)>,
     /// The client took its leave, or broke the protocol.
     pub(super) end: Option<End>,
     /// The connection is to be closed now.
@@ -128,7 +129,10 @@ impl Greeting {
                 Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(End::EarlyBytes),
                 Step::StartTls => self.tls_granted = true,
                 Step::Closed => self.end = Some(self.farewell()),
-                Step::Transmission(negotiated) => self.chosen = Some(negotiated),
+                Step::Transmission(negotiated) => match floor.catalog.find(&negotiated.export.name) {
+                    Some((_, volume)) => self.chosen = Some((negotiated, volume)),
+                    None => self.over = Some(End::VolumeGone),
+                },
             }
         }
         if self.over.is_some() {
@@ -145,11 +149,12 @@ impl Greeting {
         if self.sending || self.receiving {
             return None;
         }
-        let negotiated = self.chosen.take()?;
-        let Some((_, volume)) = floor.catalog.find(&negotiated.export.name) else {
+        let (negotiated, volume) = self.chosen.take()?;
+        // A reload may have put another volume under this name while the answer was sent, one that wants TLS perhaps.
+        if floor.catalog.find(&negotiated.export.name).is_none_or(|(_, now)| now != volume) {
             self.over = Some(End::VolumeGone);
             return None;
-        };
+        }
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
         Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
@@ -271,5 +276,77 @@ fn export(volume: &Volume) -> Export {
         flags,
         allocation: true,
         tls_required: volume.options().tls_required,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use byway_reactor::{IoChoice, Outcome, Reactor, Wait};
+    use byway_service::block::{Engine, Store, VolumeOptions};
+
+    use super::*;
+
+    fn option(number: u32, body: &[u8]) -> Vec<u8> {
+        [b"IHAVEOPT", &number.to_be_bytes()[..], &(body.len() as u32).to_be_bytes(), body].concat()
+    }
+
+    fn volume(name: &str) -> Volume {
+        let options = VolumeOptions { description: "d".repeat(4000), ..VolumeOptions::default() };
+        Volume::new(name, Store::memory(name, 1 << 20).unwrap(), options)
+    }
+
+    /// Takes completions until a send of the greeting has ended, if one is in flight and the peer takes it.
+    fn turn(greeting: &mut Greeting, floor: &mut Floor<'_>) -> Option<Connection> {
+        let mut completions = Vec::new();
+        let until = floor.reactor.now() + std::time::Duration::from_millis(20);
+        floor.reactor.reap(&mut completions, Wait::Until(until)).unwrap();
+        for completion in completions {
+            match completion.outcome {
+                Outcome::Received { mut into, result } => greeting.received(&mut into, result.unwrap()),
+                Outcome::Sent { gather, .. } => greeting.sent(gather),
+                _ => {}
+            }
+        }
+        greeting.advance(floor, 0)
+    }
+
+    #[test]
+    fn a_volume_that_was_replaced_while_the_answer_was_sent_is_not_served() {
+        let mut reactor = Reactor::open(IoChoice::Epoll, 4 << 20).unwrap();
+        let (mut engine, mut catalog) = (Engine::default(), Catalog::default());
+        let old = volume("v");
+        let new = old.replaced_by(
+            Store::memory("v", 1 << 20).unwrap(),
+            VolumeOptions { tls_required: true, ..VolumeOptions::default() },
+        );
+        catalog.replace(&mut engine, &mut reactor, &[Arc::new(old)]);
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let same = ours.try_clone().unwrap();
+        let socket = reactor.adopt(ours.into()).unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
+        let mut greeting = Greeting::new(socket, Token::new(0x40, 0, 0, 0), HandshakeConfig::default(), None);
+        // Enough answers that they do not fit into the socket, and GO behind them.
+        let ask = b"\0\0\0\x01v\0\x01\0\x02";
+        let said = [&b"\0\0\0\x03"[..], &option(6, ask).repeat(12), &option(7, ask)].concat();
+        theirs.write_all(&said).unwrap();
+        let mut floor = Floor { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
+        assert!(greeting.advance(&mut floor, 0).is_none());
+        for _ in 0..10 {
+            assert!(turn(&mut greeting, &mut floor).is_none(), "the answer has not gone");
+        }
+        assert!(greeting.chosen.is_some() && greeting.sending);
+        catalog.replace(&mut engine, &mut reactor, &[Arc::new(new)]);
+        let mut floor = Floor { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
+        let mut answer = vec![0; 1 << 16];
+        while greeting.over.is_none() {
+            let _ = theirs.read(&mut answer);
+            assert!(turn(&mut greeting, &mut floor).is_none(), "a plain connection to what wants TLS");
+        }
+        assert_eq!(greeting.over, Some(End::VolumeGone));
     }
 }
