@@ -60,6 +60,10 @@ pub const CLIENT_LOST_AFTER: Duration = Duration::from_mins(1);
 /// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.
 pub const CALL_TIME_MAX: Duration = Duration::from_mins(2);
 
+/// The same for calls that may have much to do, for a device that writes zeroes or a cache that is full of dirty pages:
+/// ending the session would only start them again.
+pub const LONG_CALL_TIME_MAX: Duration = Duration::from_hours(1);
+
 /// How long a client waits for the list of a server's volumes.
 pub const LIST_TIME_MAX: Duration = Duration::from_secs(30);
 

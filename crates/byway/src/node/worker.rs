@@ -297,9 +297,14 @@ impl Worker {
     }
 
     fn take_volumes(&mut self, volumes: &[Arc<Volume>]) {
+        let names: Vec<_> = self.catalog.entries().map(|(volume, id)| (id, volume.name().to_owned())).collect();
         let changes = self.catalog.replace(&mut self.engine, &mut self.reactor, volumes);
         for id in &changes.gone {
             self.native.withdraw(*id);
+            let name = names.iter().find(|(before, _)| before == id).map(|(_, name)| name);
+            if name.is_some_and(|name| self.catalog.find(name).is_some()) {
+                self.native.dismiss_users(&mut self.reactor, *id);
+            }
         }
         for id in changes.new {
             self.native.offer(id);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{CONTROL_QUEUE_BYTES, SMALL_BYTES_MAX};
 use byway_fabric::tls::TlsClient;
-use byway_fabric::wire::{Header, Kind as Message};
+use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{Agreed, ClientId, CloseReason, Closed, Fabric, Handler, Identity, Options, Slot, WindowKey};
 use byway_reactor::{Address, Completion, Extent, Frame, Instant, Op, Reactor, Token};
 use byway_rpc::wire::{CallBody, DataBody, PullBody, ReplyBody};
@@ -20,7 +20,8 @@ use super::super::wire::{
 use super::machine::{Kind, Machine, OpId};
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
 use crate::limits::{
-    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
+    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, LONG_CALL_TIME_MAX, RECONNECT_MAX,
+    RECONNECT_MIN,
 };
 
 /// The tag of the volume's own timer; the fabric's tags are below.
@@ -312,17 +313,17 @@ impl Core {
         if !self.calls.may_start() {
             return;
         }
-        let deadline = reactor.now() + CALL_TIME_MAX;
+        let now = reactor.now();
         while self.calls.may_start()
             && !fabric.windows().is_full()
             && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
             && let Some(id) = self.machine.next()
         {
-            self.send(fabric, session, handle, (id, deadline));
+            self.send(fabric, session, handle, (id, now));
         }
     }
 
-    fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, deadline): (OpId, Instant)) {
+    fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, now): (OpId, Instant)) {
         let Some(operation) = self.machine.operation(id) else { return };
         let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
@@ -360,7 +361,12 @@ impl Core {
             len: U64::new(operation.len),
             reserved: [0; 40],
         };
-        let call = self.calls.start(Pending::Operation(id, window), deadline);
+        let time_max = match operation.kind {
+            Kind::Flush | Kind::Trim { .. } | Kind::Zero(_) => LONG_CALL_TIME_MAX,
+            _ if flags & FLAG_DURABLE != 0 => LONG_CALL_TIME_MAX,
+            _ => CALL_TIME_MAX,
+        };
+        let call = self.calls.start(Pending::Operation(id, window), now + time_max);
         let header = call_header(call, method, &arguments, window.map(|key| (key, len)));
         let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
         match payload {
@@ -413,6 +419,12 @@ impl Core {
             Kind::Extents => Answer::Extents(read_extents(payload)),
             _ => Answer::Unit,
         });
+        if let Ok(Answer::Extents(extents)) = &result
+            && !are_sound(extents, operation.len)
+        {
+            self.machine.complete(id, Err(CallError::Malformed));
+            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
+        }
         if result.is_ok() && operation.kind == Kind::Read && u64::from(answer.total) != operation.len {
             self.machine.complete(id, Err(CallError::Malformed));
             return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
@@ -553,8 +565,12 @@ impl Handler for Core {
         self.progressed(fabric, reactor, session, &progress, &[]);
     }
 
-    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
         self.state = State::Draining;
+        // It is there, and still busy with what our last session asked for.
+        if reason == CloseReason::Refused(RefuseCode::Busy) {
+            self.machine.heard_from_server(reactor.now());
+        }
         if reason != CloseReason::Closed {
             self.notice(Notice::Disconnected(reason));
         }
@@ -590,10 +606,32 @@ fn call_header(call: u64, method: Method, arguments: &Arguments, window: Option<
     header
 }
 
+/// Whether a list of extents says something, of bytes that were asked about alone: who goes on where it ends must not hang.
+fn are_sound(extents: &[Extent], asked: u64) -> bool {
+    let all = extents.iter().try_fold(0u64, |all, extent| all.checked_add(extent.len).filter(|_| extent.len > 0));
+    all.is_some_and(|all| all <= asked && (all > 0 || asked == 0))
+}
+
 fn read_extents(payload: &[u8]) -> Vec<Extent> {
     let entry = |bytes: &[u8; 8]| {
         let word = u64::from_le_bytes(*bytes);
         Extent { len: word & !EXTENT_HOLE, hole: word & EXTENT_HOLE != 0 }
     };
     payload.as_chunks::<8>().0.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_extents_that_leads_nowhere_or_too_far_is_not_taken() {
+        let sound = |lens: &[u64], asked| {
+            let extents: Vec<_> = lens.iter().map(|len| Extent { len: *len, hole: false }).collect();
+            are_sound(&extents, asked)
+        };
+        assert!(sound(&[512, 1024], 4096) && sound(&[4096], 4096) && sound(&[], 0));
+        assert!(!sound(&[], 4096) && !sound(&[512, 0], 4096) && !sound(&[4097], 4096));
+        assert!(!sound(&[u64::MAX >> 1, u64::MAX >> 1, 4], u64::MAX >> 1));
+    }
 }

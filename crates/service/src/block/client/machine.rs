@@ -337,6 +337,13 @@ impl<R, W: Clone> Machine<R, W> {
         }
     }
 
+    /// A server that cannot take the session yet says so: it is not lost.
+    pub(super) fn heard_from_server(&mut self, now: Instant) {
+        if let Some(since) = &mut self.lost_since {
+            *since = now;
+        }
+    }
+
     /// Looks at the time: without a server for too long, everything fails.
     pub(super) fn tick(&mut self, now: Instant) {
         if let Some(since) = self.lost_since

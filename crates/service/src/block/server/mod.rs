@@ -131,6 +131,17 @@ impl Server {
             .for_each(|export| export.withdrawn = true);
     }
 
+    /// Ends the sessions that have a volume open, which was offered anew under its name: their clients open that one.
+    pub fn dismiss_users(&mut self, reactor: &mut Reactor, volume: VolumeId) {
+        let exports = &self.core.exports;
+        for session in self.core.sessions.iter_mut().flatten().filter(|session| !session.down && !session.dismissed) {
+            if session.handles.iter().any(|export| exports[*export].volume == volume) {
+                session.dismissed = true;
+                self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
+            }
+        }
+    }
+
     /// Tells the clients of a volume its new size.
     pub fn resized(&mut self, volume: VolumeId, len: u64) {
         for session in self.core.sessions.iter().flatten() {
