@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod durability;
+
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -126,11 +126,26 @@ impl Job {
         }
     }
 
-    /// One of its operations has failed. The others that are under way, also of other jobs, must know that at once: the
-    /// end of this job may come after theirs.
-    pub(super) fn note_failure(&self, volume: &Volume) {
-        if self.is_durable() && !seeded::is(Bug::ForgottenFlushError) {
+    /// The operation that it waits for has failed. If data may be lost by that, the others that are under way, also of
+    /// other jobs, must know at once: the end of this job may come after theirs.
+    pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
+        if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
             volume.note_failed_flush();
+        }
+    }
+
+    /// Whether the failure of the operation that it waits for may have cost data that somebody was, or is yet to be,
+    /// told is durable: only a sync does that, or a write that syncs. What was refused has touched nothing.
+    fn may_have_lost(&self, error: BlockError) -> bool {
+        if matches!(error, BlockError::Unsupported | BlockError::Closed) || is_refusal(error) {
+            return false;
+        }
+        match &self.kind {
+            JobKind::Flush => true,
+            // There was no room for its own bytes. Of a sync the same error says that others', taken before, had none.
+            JobKind::Write { durable } => *durable && error != BlockError::NoSpace,
+            JobKind::Zero(zeroing) => zeroing.is_syncing(),
+            JobKind::Read { .. } | JobKind::Plain | JobKind::Trim | JobKind::Extents { .. } => false,
         }
     }
 
@@ -138,8 +153,10 @@ impl Job {
         let tag = self.tag;
         let mut failed = self.error;
         let durable = self.is_durable();
-        if failed.is_some() {
-            self.note_failure(volume);
+        if seeded::is(Bug::LateFlushError)
+            && let Some(error) = failed
+        {
+            self.note_failure(volume, error);
         }
         // The kernel reports a failure to one of the syncs that are under way: the others' data may be lost as well.
         if failed.is_none() && durable && volume.flush_failed() {
@@ -161,6 +178,19 @@ impl Job {
         };
         Done { tag, outcome }
     }
+}
+
+impl Zeroing {
+    /// Whether all ranges are done, and what is left is to make them durable.
+    fn is_syncing(&self) -> bool {
+        self.ranges.is_empty()
+    }
+}
+
+/// Whether the loop did not take the operation: it was full, or the file is no longer there.
+fn is_refusal(error: BlockError) -> bool {
+    use byway_reactor::Errno;
+    matches!(error, BlockError::Io(Errno::AGAIN | Errno::NOBUFS | Errno::BADF))
 }
 
 /// The slice to which an operation belongs.

@@ -1,15 +1,19 @@
 //! Zeroing: by the store where it can, else by writing zeroes out, range by range.
 
-use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Op, Reactor};
+use std::time::Duration;
 
-use super::job::{Job, JobKind, Zeroing};
-use super::{Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
+
+use super::job::{Job, JobKind, RunState, Zeroing, unit_result};
+use super::{ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
 /// Bytes of zeroes that are written at once where a store cannot zero by itself.
 const ZERO_BYTES: usize = 64 << 10;
+/// How long zeroing that must write waits for a frame, again and again: as long as others need to end a transfer or two.
+const FRAME_WAIT: Duration = Duration::from_millis(2);
 
 impl Engine {
     /// Makes a range read as zeroes.
@@ -71,18 +75,43 @@ impl Engine {
                 let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
                 // It is done piece by piece anyway.
                 let Some(mut from) = reactor.frames().alloc_largest(len, zeroing.piece_bytes_min) else {
-                    return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
+                    return self.wait_for_frame(reactor, job);
                 };
                 from.fill(0);
                 let len = from.len();
-                Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
+                // If it is to be durable, one sync of the file is so for all pieces.
+                Op::Write { file, offset: at, from, start: 0, len, durable: false }
             }
         };
         let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
         self.start_run(reactor, job, 0, len, op);
     }
 
-    pub(super) fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
+    /// Goes on when others may have given frames back.
+    fn wait_for_frame(&mut self, reactor: &mut Reactor, job: usize) {
+        let run = self.runs.insert(RunState { job, part: 0, len: 0, fault: None });
+        let at = reactor.now() + FRAME_WAIT;
+        reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
+    }
+
+    /// A step has ended, as `outcome` says if the fault that was `injected` into it does not say otherwise.
+    pub(super) fn zero_went(
+        &mut self,
+        reactor: &mut Reactor,
+        job: usize,
+        run: &RunState,
+        injected: Result<(), BlockError>,
+        outcome: &Outcome,
+    ) {
+        let result = match (injected, outcome) {
+            (Ok(()), Outcome::TimedOut(Ok(()))) => return self.zero_next(reactor, job),
+            (Ok(()), Outcome::TimedOut(Err(error))) => Err((*error).into()),
+            (injected, outcome) => injected.and_then(|()| unit_result(outcome)),
+        };
+        if let Err(error) = result {
+            self.note_failure(job, error);
+        }
+        let len = run.len;
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
         match (result, zeroing.written, zeroing.ranges.last().copied()) {
             (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
