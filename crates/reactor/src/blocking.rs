@@ -95,7 +95,8 @@ pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {
     }
 }
 
-/// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data.
+/// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data. So is
+/// what lies past the end of a file that became shorter: a hole is skipped as zeroes, but a reader must meet the error.
 pub(crate) fn extents(
     fd: BorrowedFd<'_>,
     device: bool,
@@ -109,28 +110,33 @@ pub(crate) fn extents(
     }
     let mut found: Vec<Extent> = Vec::new();
     let mut at = offset;
-    while at < end && found.len() < max.max(1) {
+    while at < end {
         let data = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => data.min(end),
-            Err(Errno::NXIO) => end,
+            Err(Errno::NXIO) => end.min(at.max(rustix::fs::fstat(fd)?.st_size as u64)),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(error) => return Err(error),
         };
-        if data > at {
-            found.push(Extent { len: data - at, hole: true });
-            at = data;
-            continue;
+        let hole = data > at;
+        let next = if hole { data } else { data_end(fd, at)?.max(at + 1).min(end) };
+        let full = found.len() >= max.max(1);
+        match found.last_mut() {
+            Some(last) if last.hole == hole => last.len += next - at,
+            _ if full => break,
+            _ => found.push(Extent { len: next - at, hole }),
         }
-        let hole = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(at)) {
-            Ok(hole) => hole.min(end),
-            // The file became shorter, or the file system cannot tell: call the rest data.
-            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => end,
-            Err(error) => return Err(error),
-        };
-        found.push(Extent { len: hole.max(at + 1).min(end) - at, hole: false });
-        at = hole.max(at + 1).min(end);
+        at = next;
     }
     Ok(found)
+}
+
+/// Where the data ends that begins at `at`.
+fn data_end(fd: BorrowedFd<'_>, at: u64) -> Result<u64, Errno> {
+    match rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(at)) {
+        // The file became shorter, or the file system cannot tell: call the rest data.
+        Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(u64::MAX),
+        found => found,
+    }
 }
 
 pub(crate) fn prefetch(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {

@@ -174,7 +174,7 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
-    /// List what lies in a range: data and holes.
+    /// List what lies in a range: data and holes. What lies past the end of the file as it is now is data.
     Extents {
         /// Of which file.
         file: File,

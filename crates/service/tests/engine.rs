@@ -346,6 +346,12 @@ fn a_truncated_file_is_an_error_and_not_zeroes() {
             std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
             assert_eq!(rig.read(0, 4096).unwrap(), [0; 4096]);
             assert!(matches!(rig.read(8192, 4096), Err(BlockError::Io(_))), "on {}", folder.path().display());
+            // Who copies skips holes as zeroes: what is gone must not be told as one.
+            for start in [0, 8192] {
+                let extents = rig.extents((start, (1 << 20) - start));
+                let past = extents.last().unwrap();
+                assert!(!past.hole && past.len >= (1 << 20) - 8192, "{extents:?}");
+            }
         }
     }
 }
