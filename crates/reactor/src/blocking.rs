@@ -8,9 +8,8 @@ use rustix::io::Errno;
 
 use crate::op::{Allocate, Extent};
 
-/// `BLKDISCARD`, `BLKZEROOUT` of `linux/fs.h`: a range as two u64.
+/// `BLKDISCARD` of `linux/fs.h`: a range as two u64. `fallocate` of a device cannot ask for it.
 const BLKDISCARD: libc::c_ulong = 0x1277;
-const BLKZEROOUT: libc::c_ulong = 0x127f;
 
 fn last_error() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -78,13 +77,45 @@ pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// breaks the promise of `mode`.
 pub(crate) fn allocate(fd: BorrowedFd<'_>, device: bool, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
     if device {
-        let request = if mode == Allocate::Discard { BLKDISCARD } else { BLKZEROOUT };
-        let range = [offset, len];
-        // SAFETY: both requests read two u64 from the pointer.
-        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request, range.as_ptr()) };
-        return if rc == 0 { Ok(()) } else { Err(last_error()) };
+        return allocate_on_device(fd, mode, offset, len);
     }
     rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len)
+}
+
+/// A device does whole blocks alone, and refuses others (`blkdev_fallocate` of Linux). What is left at the ends is
+/// written where it is to be zeroes.
+fn allocate_on_device(fd: BorrowedFd<'_>, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    let block = u64::from(rustix::fs::ioctl_blksszget(fd)?.max(512));
+    let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::INVAL)?;
+    let first = offset.checked_next_multiple_of(block).unwrap_or(end).min(end);
+    let last = (end - end % block).max(first);
+    if last > first {
+        allocate_blocks(fd, mode, first, last - first)?;
+    }
+    if mode == Allocate::Discard {
+        return Ok(());
+    }
+    write_zeroes(fd, offset, first)?;
+    write_zeroes(fd, last, end)
+}
+
+fn allocate_blocks(fd: BorrowedFd<'_>, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    if mode != Allocate::Discard {
+        // Punching a hole ends in EOPNOTSUPP where the device has no such command; only ZERO_RANGE writes zeroes out then.
+        return rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len);
+    }
+    let range = [offset, len];
+    // SAFETY: the request reads two u64 from the pointer.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
+    if rc == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Writes less than a block.
+fn write_zeroes(fd: BorrowedFd<'_>, start: u64, end: u64) -> Result<(), Errno> {
+    let mut zeroes = vec![0; (end - start) as usize];
+    let memory = Memory { ptr: zeroes.as_mut_ptr(), len: zeroes.len() };
+    // SAFETY: the memory is the vector's, which outlives the call.
+    unsafe { write(fd, memory, start, false) }.map(|_| ())
 }
 
 pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod devices;
 mod durability;
 
 use std::os::unix::fs::FileExt;
@@ -169,6 +170,11 @@ impl Rig {
 
     fn zero(&mut self, range: (u64, u64), flags: ZeroFlags) -> Result<(), BlockError> {
         let step = self.engine.zero(&mut self.reactor, self.volume, range, flags, Tag(7));
+        self.unit(step)
+    }
+
+    fn trim(&mut self, range: (u64, u64), durable: bool) -> Result<(), BlockError> {
+        let step = self.engine.trim(&mut self.reactor, self.volume, range, durable, Tag(7));
         self.unit(step)
     }
 

@@ -1,7 +1,7 @@
 //! A request that has operations in flight: what it waits for, and what came of it.
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Extent, Instant};
+use byway_reactor::{Allocate, Extent, Instant};
 
 use super::fault::{Fault, RunFault};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
@@ -46,16 +46,27 @@ pub(super) struct SliceState {
     pub(super) left: u32,
 }
 
-/// Zeroing, range by range; by writing where the store cannot.
+/// Zeroing, or a trim that is to be durable, range by range.
 pub(super) struct Zeroing {
     pub(super) flags: ZeroFlags,
     pub(super) ranges: Vec<Run>,
-    /// The range in progress is being written, up to here.
-    pub(super) written: Option<u64>,
+    /// How each range begins.
+    pub(super) first: Allocate,
+    /// How the range in progress is done.
+    pub(super) way: Way,
     /// The shortest piece that a range may be written in.
     pub(super) piece_bytes_min: usize,
     /// Files that are to be made durable when the last range is done.
     pub(super) unsynced: Vec<usize>,
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the store.
+    Store(Allocate),
+    /// By writing zeroes, up to here.
+    Written(u64),
 }
 
 /// One operation of a job: which, and which part of it.
@@ -181,6 +192,28 @@ impl Job {
 }
 
 impl Zeroing {
+    /// The store cannot do the range in progress that way: takes the next one that keeps what was asked for.
+    ///
+    /// # Errors
+    /// [`BlockError::Unsupported`] if there is none.
+    pub(super) fn fall_back(&mut self, run: Run) -> Result<(), BlockError> {
+        match self.way {
+            // A trim may do nothing.
+            Way::Store(Allocate::Discard) => self.end_range(),
+            Way::Store(_) if self.flags.fast => return Err(BlockError::Unsupported),
+            Way::Store(Allocate::PunchHole) => self.way = Way::Store(Allocate::ZeroRange),
+            Way::Store(Allocate::ZeroRange) => self.way = Way::Written(run.offset),
+            Way::Written(_) => return Err(BlockError::Unsupported),
+        }
+        Ok(())
+    }
+
+    /// The range in progress is done.
+    pub(super) fn end_range(&mut self) {
+        self.ranges.pop();
+        self.way = Way::Store(self.first);
+    }
+
     /// Whether all ranges are done, and what is left is to make them durable.
     fn is_syncing(&self) -> bool {
         self.ranges.is_empty()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
 
-use super::job::{Job, JobKind, RunState, Zeroing, unit_result};
+use super::job::{Job, JobKind, RunState, Way, Zeroing, unit_result};
 use super::{ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
@@ -29,28 +29,36 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
         let request = Request { volume: id, operation: Operation::Zero, offset, len, tag };
-        let result = self.start_zeroing(reactor, request, flags);
+        let first = if flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
+        let result = self.start_zeroing(reactor, request, first, flags);
         self.counted((id, Operation::Zero, len), result)
     }
 
-    fn start_zeroing(
+    /// Begins each range with `first`, goes on as `flags` say where the store cannot do that, and syncs at the end if it
+    /// is to be durable.
+    pub(super) fn start_zeroing(
         &mut self,
         reactor: &mut Reactor,
         request: Request,
+        first: Allocate,
         flags: ZeroFlags,
     ) -> Result<Step<()>, BlockError> {
         let Request { volume: id, offset, len, .. } = request;
         let attached = self.check(id, offset, len, true)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {
             return Ok(Step::Now(()));
         }
         let ranges = layout.ranges(offset, len);
+        // A device that keeps the space may write all of it, and does not say whether it will.
+        if flags.fast && first == Allocate::ZeroRange && ranges.iter().any(|range| files[range.file].is_device()) {
+            return Err(BlockError::Unsupported);
+        }
         let synced_max = if seeded::is(Bug::OneFileSynced) { 1 } else { ranges.len() };
         let synced = ranges.iter().filter(|_| flags.durable).take(synced_max);
         let unsynced = synced.map(|range| range.file).collect();
         let piece_bytes_min = self.piece_bytes_min(id);
-        let zeroing = Zeroing { flags, ranges, written: None, unsynced, piece_bytes_min };
+        let zeroing = Zeroing { flags, ranges, first, way: Way::Store(first), unsynced, piece_bytes_min };
         let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);
         Ok(Step::Later)
@@ -66,12 +74,9 @@ impl Engine {
             return self.start_run(reactor, job, 0, 0, Op::Sync { file });
         };
         let file = files[run.file];
-        let op = match zeroing.written {
-            None => {
-                let mode = if zeroing.flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
-                Op::Allocate { file, mode, offset: run.offset, len: run.len }
-            }
-            Some(at) => {
+        let op = match zeroing.way {
+            Way::Store(mode) => Op::Allocate { file, mode, offset: run.offset, len: run.len },
+            Way::Written(at) => {
                 let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
                 // It is done piece by piece anyway.
                 let Some(mut from) = reactor.frames().alloc_largest(len, zeroing.piece_bytes_min) else {
@@ -113,19 +118,24 @@ impl Engine {
         }
         let len = run.len;
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
-        match (result, zeroing.written, zeroing.ranges.last().copied()) {
-            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
-                zeroing.written = Some(run.offset);
-            }
-            (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
-            (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
-                zeroing.written = Some(at + len as u64);
+        let went = match (result, zeroing.way, zeroing.ranges.last().copied()) {
+            (Err(BlockError::Unsupported), Way::Store(_), Some(run)) => zeroing.fall_back(run),
+            (Err(error), _, _) => Err(error),
+            (Ok(()), Way::Written(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
+                zeroing.way = Way::Written(at + len as u64);
+                Ok(())
             }
             (Ok(()), _, Some(_)) => {
-                zeroing.ranges.pop();
-                zeroing.written = None;
+                zeroing.end_range();
+                Ok(())
             }
-            (Ok(()), _, None) => drop(zeroing.unsynced.pop()),
+            (Ok(()), _, None) => {
+                zeroing.unsynced.pop();
+                Ok(())
+            }
+        };
+        if let Err(error) = went {
+            return self.end_zeroing(reactor, job, Err(error));
         }
         if zeroing.ranges.is_empty() && zeroing.unsynced.is_empty() {
             return self.end_zeroing(reactor, job, Ok(()));
