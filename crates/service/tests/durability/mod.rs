@@ -1,6 +1,6 @@
 //! What makes a volume refuse to call anything durable any more, and what does not.
 
-use byway_reactor::sim::{FileFault, FileOp, World};
+use byway_reactor::sim::{FileFault, FileOp, SimFile, World};
 use byway_reactor::{Errno, FileOptions, OpenFile};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 
@@ -61,9 +61,17 @@ fn a_sync_or_a_durable_write_that_fails_ends_all_flushes() {
     }
 }
 
-#[test]
-fn the_sync_of_a_zeroing_counts_as_one() {
-    for error in [Errno::IO, Errno::NOSPC] {
+/// A simulated disk.
+struct Simulated {
+    world: World,
+    disk: SimFile,
+    reactor: Reactor,
+    engine: Engine,
+    volume: VolumeId,
+}
+
+impl Simulated {
+    fn new() -> Self {
         let world = World::new(1);
         let ip = std::net::Ipv4Addr::LOCALHOST.into();
         let mut reactor = world.node(ip, 8 << 20);
@@ -71,20 +79,55 @@ fn the_sync_of_a_zeroing_counts_as_one() {
         let mut engine = Engine::default();
         let store = Store::open_file(Arc::new(OpenFile::simulated(disk.clone(), FileOptions::default())));
         let volume = engine.attach(&mut reactor, Arc::new(Volume::new("v", store, VolumeOptions::default())));
-        disk.fault_next(FileFault { op: FileOp::Sync, error });
-        let step = engine.zero(&mut reactor, volume, (0, 4096), FUA, Tag(7));
-        assert!(matches!(step, Ok(Step::Later)), "{step:?}");
+        Self { world, disk, reactor, engine, volume }
+    }
+
+    fn unit(&mut self, step: Result<Step<()>, BlockError>) -> Result<(), BlockError> {
+        if matches!(step?, Step::Now(())) {
+            return Ok(());
+        }
         let (mut completions, mut done) = (Vec::new(), Vec::new());
         while done.is_empty() {
-            assert!(world.step(), "it never ends");
-            reactor.reap(&mut completions, Wait::Poll).unwrap();
+            assert!(self.world.step(), "it never ends");
+            self.reactor.reap(&mut completions, Wait::Poll).unwrap();
             for completion in completions.drain(..).filter(|completion| completion.token != Token::WAKE) {
-                engine.complete(&mut reactor, completion, &mut done);
+                self.engine.complete(&mut self.reactor, completion, &mut done);
             }
         }
-        assert!(matches!(&done[0].outcome, Outcome::Unit(Err(failed)) if *failed == error.into()), "{done:?}");
-        let flush = engine.flush(&mut reactor, volume, Tag(7));
-        assert!(matches!(flush, Err(BlockError::FlushFailed)), "{flush:?}");
+        match done.remove(0).outcome {
+            Outcome::Unit(result) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), BlockError> {
+        let step = self.engine.flush(&mut self.reactor, self.volume, Tag(7));
+        self.unit(step)
+    }
+}
+
+#[test]
+fn the_sync_of_a_zeroing_counts_as_one() {
+    for error in [Errno::IO, Errno::NOSPC] {
+        let mut rig = Simulated::new();
+        rig.disk.fault_next(FileFault { op: FileOp::Sync, error });
+        let step = rig.engine.zero(&mut rig.reactor, rig.volume, (0, 4096), FUA, Tag(7));
+        assert_eq!(rig.unit(step), Err(error.into()));
+        assert_eq!(rig.flush(), Err(BlockError::FlushFailed));
+    }
+}
+
+#[test]
+fn a_durable_write_tells_its_own_want_of_room_from_that_of_older_bytes() {
+    let full = FileFault { op: FileOp::Write, error: Errno::NOSPC };
+    for (faults, flushed) in [(1, Err(BlockError::FlushFailed)), (2, Ok(()))] {
+        let mut rig = Simulated::new();
+        (0..faults).for_each(|_| rig.disk.fault_next(full));
+        let flags = WriteFlags { durable: true };
+        let step = rig.engine.write_small(&mut rig.reactor, rig.volume, 1000, &[1; 700], flags, Tag(7));
+        assert_eq!(rig.unit(step), Err(BlockError::NoSpace));
+        assert_eq!(rig.flush(), flushed, "{faults} in a row");
+        assert_eq!(rig.engine.in_flight(), 0);
     }
 }
 

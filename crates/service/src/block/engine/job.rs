@@ -74,6 +74,8 @@ pub(super) struct RunState {
     pub(super) job: usize,
     pub(super) part: usize,
     pub(super) len: usize,
+    /// See [`Engine::find_room`](super::Engine::find_room).
+    pub(super) finds_room: bool,
     /// `None` but in tests of what stands above.
     pub(super) fault: Option<Box<RunFault>>,
 }
@@ -153,7 +155,8 @@ impl Job {
         }
         match &self.kind {
             JobKind::Flush => true,
-            // There was no room for its own bytes. Of a sync the same error says that others', taken before, had none.
+            // There was no room for its own bytes (see `Engine::find_room`). Of a sync the same error says that others',
+            // taken before, had none.
             JobKind::Write { durable } => *durable && error != BlockError::NoSpace,
             JobKind::Zero(zeroing) => zeroing.is_syncing(),
             JobKind::Read { .. } | JobKind::Plain | JobKind::Trim | JobKind::Extents { .. } => false,

@@ -226,7 +226,7 @@ impl Engine {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
-        let run = self.runs.insert(RunState { job, part, len, fault });
+        let run = self.runs.insert(RunState { job, part, len, finds_room: false, fault });
         reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 
@@ -242,12 +242,15 @@ impl Engine {
         let run = self.runs.remove(index);
         let at = run.job;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
+        let outcome =
+            if injected.is_ok() { self.find_room(reactor, &run, completion.outcome) } else { Some(completion.outcome) };
+        let Some(outcome) = outcome else { return };
         if matches!(self.jobs[at].kind, JobKind::Zero(_)) {
-            self.zero_went(reactor, at, &run, injected, &completion.outcome);
+            self.zero_went(reactor, at, &run, injected, &outcome);
         } else {
             let job = &mut self.jobs[at];
             job.left -= 1;
-            if let Err(error) = injected.and_then(|()| job.take(&run, completion.outcome)) {
+            if let Err(error) = injected.and_then(|()| job.take(&run, outcome)) {
                 job.error.get_or_insert(error);
                 self.note_failure(at, error);
             }
