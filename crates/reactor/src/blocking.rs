@@ -8,9 +8,8 @@ use rustix::io::Errno;
 
 use crate::op::{Allocate, Extent};
 
-/// `BLKDISCARD`, `BLKZEROOUT` of `linux/fs.h`: a range as two u64.
+/// `BLKDISCARD` of `linux/fs.h`: a range as two u64. `fallocate` of a device cannot ask for it.
 const BLKDISCARD: libc::c_ulong = 0x1277;
-const BLKZEROOUT: libc::c_ulong = 0x127f;
 
 fn last_error() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -78,13 +77,45 @@ pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// breaks the promise of `mode`.
 pub(crate) fn allocate(fd: BorrowedFd<'_>, device: bool, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
     if device {
-        let request = if mode == Allocate::Discard { BLKDISCARD } else { BLKZEROOUT };
-        let range = [offset, len];
-        // SAFETY: both requests read two u64 from the pointer.
-        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request, range.as_ptr()) };
-        return if rc == 0 { Ok(()) } else { Err(last_error()) };
+        return allocate_on_device(fd, mode, offset, len);
     }
     rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len)
+}
+
+/// A device does whole blocks alone, and refuses others (`blkdev_fallocate` of Linux). What is left at the ends is
+/// written where it is to be zeroes.
+fn allocate_on_device(fd: BorrowedFd<'_>, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    let block = u64::from(rustix::fs::ioctl_blksszget(fd)?.max(512));
+    let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::INVAL)?;
+    let first = offset.checked_next_multiple_of(block).unwrap_or(end).min(end);
+    let last = (end - end % block).max(first);
+    if last > first {
+        allocate_blocks(fd, mode, first, last - first)?;
+    }
+    if mode == Allocate::Discard {
+        return Ok(());
+    }
+    write_zeroes(fd, offset, first)?;
+    write_zeroes(fd, last, end)
+}
+
+fn allocate_blocks(fd: BorrowedFd<'_>, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    if mode != Allocate::Discard {
+        // Punching a hole ends in EOPNOTSUPP where the device has no such command; only ZERO_RANGE writes zeroes out then.
+        return rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len);
+    }
+    let range = [offset, len];
+    // SAFETY: the request reads two u64 from the pointer.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
+    if rc == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Writes less than a block.
+fn write_zeroes(fd: BorrowedFd<'_>, start: u64, end: u64) -> Result<(), Errno> {
+    let mut zeroes = vec![0; (end - start) as usize];
+    let memory = Memory { ptr: zeroes.as_mut_ptr(), len: zeroes.len() };
+    // SAFETY: the memory is the vector's, which outlives the call.
+    unsafe { write(fd, memory, start, false) }.map(|_| ())
 }
 
 pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {
@@ -95,7 +126,8 @@ pub(crate) fn fallocate_flags(mode: Allocate) -> rustix::fs::FallocateFlags {
     }
 }
 
-/// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data.
+/// Data and holes of a range (`SEEK_DATA`, `SEEK_HOLE`); a device or a file system that cannot tell is all data. So is
+/// what lies past the end of a file that became shorter: a hole is skipped as zeroes, but a reader must meet the error.
 pub(crate) fn extents(
     fd: BorrowedFd<'_>,
     device: bool,
@@ -109,28 +141,33 @@ pub(crate) fn extents(
     }
     let mut found: Vec<Extent> = Vec::new();
     let mut at = offset;
-    while at < end && found.len() < max.max(1) {
+    while at < end {
         let data = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => data.min(end),
-            Err(Errno::NXIO) => end,
+            Err(Errno::NXIO) => end.min(at.max(rustix::fs::fstat(fd)?.st_size as u64)),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(error) => return Err(error),
         };
-        if data > at {
-            found.push(Extent { len: data - at, hole: true });
-            at = data;
-            continue;
+        let hole = data > at;
+        let next = if hole { data } else { data_end(fd, at)?.max(at + 1).min(end) };
+        let full = found.len() >= max.max(1);
+        match found.last_mut() {
+            Some(last) if last.hole == hole => last.len += next - at,
+            _ if full => break,
+            _ => found.push(Extent { len: next - at, hole }),
         }
-        let hole = match rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(at)) {
-            Ok(hole) => hole.min(end),
-            // The file became shorter, or the file system cannot tell: call the rest data.
-            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => end,
-            Err(error) => return Err(error),
-        };
-        found.push(Extent { len: hole.max(at + 1).min(end) - at, hole: false });
-        at = hole.max(at + 1).min(end);
+        at = next;
     }
     Ok(found)
+}
+
+/// Where the data ends that begins at `at`.
+fn data_end(fd: BorrowedFd<'_>, at: u64) -> Result<u64, Errno> {
+    match rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(at)) {
+        // The file became shorter, or the file system cannot tell: call the rest data.
+        Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(u64::MAX),
+        found => found,
+    }
 }
 
 pub(crate) fn prefetch(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {

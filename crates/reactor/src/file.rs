@@ -39,7 +39,7 @@ pub(crate) struct OsFile {
     fd: OwnedFd,
     /// Reads and writes of it never wait for a device (tmpfs, memfd): done at once, in the loop.
     pub(crate) in_memory: bool,
-    /// A block device: discards by ioctl.
+    /// A block device: zeroes and discards whole blocks, and cannot tell its holes.
     pub(crate) device: bool,
     pub(crate) map: Option<Mapping>,
 }

@@ -174,7 +174,7 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
-    /// List what lies in a range: data and holes.
+    /// List what lies in a range: data and holes. What lies past the end of the file as it is now is data.
     Extents {
         /// Of which file.
         file: File,
@@ -201,14 +201,17 @@ pub enum Op {
     },
 }
 
-/// How [`Op::Allocate`] changes a range.
+/// How [`Op::Allocate`] changes a range. What a store cannot do answers `EOPNOTSUPP`. Any range will do, also of a
+/// device that is not `direct`: parts of its blocks are written, or kept by a discard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// Read as zeroes and give the space back (`FALLOC_FL_PUNCH_HOLE`; a device: discard that zeroes).
+    /// Read as zeroes and give the space back (`FALLOC_FL_PUNCH_HOLE`; a device: its command for zeroes, which may unmap).
+    /// Zeroes are never written out.
     PunchHole,
-    /// Read as zeroes and keep the space (`FALLOC_FL_ZERO_RANGE`; a device: write zeroes).
+    /// Read as zeroes and keep the space (`FALLOC_FL_ZERO_RANGE`). A device that has no command for it writes zeroes out,
+    /// which takes as long as any write does.
     ZeroRange,
-    /// Give the space back; what it reads as afterwards does not matter (a file: punch; a device: discard).
+    /// Give the space back; what it reads as afterwards does not matter (a file: punch; a device: `BLKDISCARD`).
     Discard,
 }
 

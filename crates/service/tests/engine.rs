@@ -2,6 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+mod devices;
+mod durability;
+
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -167,6 +170,11 @@ impl Rig {
 
     fn zero(&mut self, range: (u64, u64), flags: ZeroFlags) -> Result<(), BlockError> {
         let step = self.engine.zero(&mut self.reactor, self.volume, range, flags, Tag(7));
+        self.unit(step)
+    }
+
+    fn trim(&mut self, range: (u64, u64), durable: bool) -> Result<(), BlockError> {
+        let step = self.engine.trim(&mut self.reactor, self.volume, range, durable, Tag(7));
         self.unit(step)
     }
 
@@ -344,6 +352,12 @@ fn a_truncated_file_is_an_error_and_not_zeroes() {
             std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
             assert_eq!(rig.read(0, 4096).unwrap(), [0; 4096]);
             assert!(matches!(rig.read(8192, 4096), Err(BlockError::Io(_))), "on {}", folder.path().display());
+            // Who copies skips holes as zeroes: what is gone must not be told as one.
+            for start in [0, 8192] {
+                let extents = rig.extents((start, (1 << 20) - start));
+                let past = extents.last().unwrap();
+                assert!(!past.hole && past.len >= (1 << 20) - 8192, "{extents:?}");
+            }
         }
     }
 }

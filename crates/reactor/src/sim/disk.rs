@@ -292,9 +292,9 @@ impl State {
             }
             at += part;
         }
-        // As a file system says it: past the end there is a hole.
+        // Past the end there is no hole that reads as zeroes: a reader is to meet the end.
         if at >= end && at < asked_end && found.is_empty() {
-            found.push(Extent { len: (asked_end - at) as u64, hole: true });
+            found.push(Extent { len: (asked_end - at) as u64, hole: false });
         }
         found
     }

@@ -87,6 +87,31 @@ pub fn ranges_become_holes_and_zeroes(rig: &mut Rig) {
     assert!(allocate(rig, Allocate::PunchHole, 0, 0).is_err(), "a range has bytes");
 }
 
+pub fn what_lies_past_the_end_of_a_file_is_no_hole(rig: &mut Rig) {
+    let hole_at = |rig: &mut Rig, file, offset| {
+        let found = extents(rig, file, offset, 4096, 100);
+        assert!(!found.is_empty());
+        found[0].hole
+    };
+    let file = rig.open("short", LEN, FileOptions::default());
+    assert!(!hole_at(rig, file, LEN), "nothing reads as zeroes there");
+    assert!(!hole_at(rig, file, LEN + 9000));
+    if !rig.is_real() {
+        return;
+    }
+    // What is left of it is data and a hole, and the hole ends where the file does.
+    rig.write(file, 0, &[1; 65536], false).unwrap();
+    let cut = std::fs::File::options().write(true).open(rig.path("short")).unwrap();
+    cut.set_len(256 << 10).unwrap();
+    let found = extents(rig, file, 0, LEN, 100);
+    assert_eq!(found.iter().map(|extent| extent.len).sum::<u64>(), LEN);
+    let past = found.last().unwrap();
+    assert!(!past.hole && past.len >= LEN - (256 << 10), "{found:?}");
+    assert!(!hole_at(rig, file, 256 << 10));
+    cut.set_len(32 << 10).unwrap();
+    assert_eq!(extents(rig, file, 0, LEN, 100), [Extent { len: LEN, hole: false }], "neighbours are one");
+}
+
 pub fn a_removed_file_lives_as_long_as_a_send_of_it(rig: &mut Rig) {
     let len = 8 << 20;
     let file = rig.open("sent", len as u64, MAPPED);

@@ -51,6 +51,7 @@ suites! {
         handles::another_thread_wakes_the_loop,
         files::what_was_written_is_read,
         files::ranges_become_holes_and_zeroes,
+        files::what_lies_past_the_end_of_a_file_is_no_hole,
         files::a_removed_file_lives_as_long_as_a_send_of_it,
         files::a_range_outside_of_a_mapping_answers_efault,
         files::a_truncated_file_fails_the_send_and_not_the_loop,

@@ -47,13 +47,13 @@ impl Engine {
         durable: bool,
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
-        if durable {
-            // A hole that must be durable: the zeroing path syncs.
-            let flags = ZeroFlags { durable, ..ZeroFlags::default() };
-            return self.zero(reactor, id, (offset, len), flags, tag);
-        }
         let request = Request { volume: id, operation: Operation::Trim, offset, len, tag };
-        let result = self.start_trim(reactor, request);
+        let result = if durable {
+            let flags = ZeroFlags { durable, ..ZeroFlags::default() };
+            self.start_zeroing(reactor, request, Allocate::Discard, flags)
+        } else {
+            self.start_trim(reactor, request)
+        };
         self.counted((id, Operation::Trim, len), result)
     }
 

@@ -1,7 +1,7 @@
 //! A request that has operations in flight: what it waits for, and what came of it.
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Extent, Instant};
+use byway_reactor::{Allocate, Extent, Instant};
 
 use super::fault::{Fault, RunFault};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
@@ -46,16 +46,27 @@ pub(super) struct SliceState {
     pub(super) left: u32,
 }
 
-/// Zeroing, range by range; by writing where the store cannot.
+/// Zeroing, or a trim that is to be durable, range by range.
 pub(super) struct Zeroing {
     pub(super) flags: ZeroFlags,
     pub(super) ranges: Vec<Run>,
-    /// The range in progress is being written, up to here.
-    pub(super) written: Option<u64>,
+    /// How each range begins.
+    pub(super) first: Allocate,
+    /// How the range in progress is done.
+    pub(super) way: Way,
     /// The shortest piece that a range may be written in.
     pub(super) piece_bytes_min: usize,
     /// Files that are to be made durable when the last range is done.
     pub(super) unsynced: Vec<usize>,
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the store.
+    Store(Allocate),
+    /// By writing zeroes, up to here.
+    Written(u64),
 }
 
 /// One operation of a job: which, and which part of it.
@@ -63,6 +74,8 @@ pub(super) struct RunState {
     pub(super) job: usize,
     pub(super) part: usize,
     pub(super) len: usize,
+    /// See [`Engine::find_room`](super::Engine::find_room).
+    pub(super) finds_room: bool,
     /// `None` but in tests of what stands above.
     pub(super) fault: Option<Box<RunFault>>,
 }
@@ -126,11 +139,27 @@ impl Job {
         }
     }
 
-    /// One of its operations has failed. The others that are under way, also of other jobs, must know that at once: the
-    /// end of this job may come after theirs.
-    pub(super) fn note_failure(&self, volume: &Volume) {
-        if self.is_durable() && !seeded::is(Bug::ForgottenFlushError) {
+    /// The operation that it waits for has failed. If data may be lost by that, the others that are under way, also of
+    /// other jobs, must know at once: the end of this job may come after theirs.
+    pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
+        if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
             volume.note_failed_flush();
+        }
+    }
+
+    /// Whether the failure of the operation that it waits for may have cost data that somebody was, or is yet to be,
+    /// told is durable: only a sync does that, or a write that syncs. What was refused has touched nothing.
+    fn may_have_lost(&self, error: BlockError) -> bool {
+        if matches!(error, BlockError::Unsupported | BlockError::Closed) || is_refusal(error) {
+            return false;
+        }
+        match &self.kind {
+            JobKind::Flush => true,
+            // There was no room for its own bytes (see `Engine::find_room`). Of a sync the same error says that others',
+            // taken before, had none.
+            JobKind::Write { durable } => *durable && error != BlockError::NoSpace,
+            JobKind::Zero(zeroing) => zeroing.is_syncing(),
+            JobKind::Read { .. } | JobKind::Plain | JobKind::Trim | JobKind::Extents { .. } => false,
         }
     }
 
@@ -138,8 +167,10 @@ impl Job {
         let tag = self.tag;
         let mut failed = self.error;
         let durable = self.is_durable();
-        if failed.is_some() {
-            self.note_failure(volume);
+        if seeded::is(Bug::LateFlushError)
+            && let Some(error) = failed
+        {
+            self.note_failure(volume, error);
         }
         // The kernel reports a failure to one of the syncs that are under way: the others' data may be lost as well.
         if failed.is_none() && durable && volume.flush_failed() {
@@ -161,6 +192,41 @@ impl Job {
         };
         Done { tag, outcome }
     }
+}
+
+impl Zeroing {
+    /// The store cannot do the range in progress that way: takes the next one that keeps what was asked for.
+    ///
+    /// # Errors
+    /// [`BlockError::Unsupported`] if there is none.
+    pub(super) fn fall_back(&mut self, run: Run) -> Result<(), BlockError> {
+        match self.way {
+            // A trim may do nothing.
+            Way::Store(Allocate::Discard) => self.end_range(),
+            Way::Store(_) if self.flags.fast => return Err(BlockError::Unsupported),
+            Way::Store(Allocate::PunchHole) => self.way = Way::Store(Allocate::ZeroRange),
+            Way::Store(Allocate::ZeroRange) => self.way = Way::Written(run.offset),
+            Way::Written(_) => return Err(BlockError::Unsupported),
+        }
+        Ok(())
+    }
+
+    /// The range in progress is done.
+    pub(super) fn end_range(&mut self) {
+        self.ranges.pop();
+        self.way = Way::Store(self.first);
+    }
+
+    /// Whether all ranges are done, and what is left is to make them durable.
+    fn is_syncing(&self) -> bool {
+        self.ranges.is_empty()
+    }
+}
+
+/// Whether the loop did not take the operation: it was full, or the file is no longer there.
+fn is_refusal(error: BlockError) -> bool {
+    use byway_reactor::Errno;
+    matches!(error, BlockError::Io(Errno::AGAIN | Errno::NOBUFS | Errno::BADF))
 }
 
 /// The slice to which an operation belongs.

@@ -24,7 +24,7 @@ use self::count::SlowLog;
 pub use self::count::{Operation, Slow, VolumeCounters};
 use self::fault::RunFault;
 pub(super) use self::fault::{Effect, Fault};
-use self::job::{Job, JobKind, RunState, unit_result};
+use self::job::{Job, JobKind, RunState};
 use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
@@ -226,7 +226,7 @@ impl Engine {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
-        let run = self.runs.insert(RunState { job, part, len, fault });
+        let run = self.runs.insert(RunState { job, part, len, finds_room: false, fault });
         reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 
@@ -242,17 +242,17 @@ impl Engine {
         let run = self.runs.remove(index);
         let at = run.job;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
+        let outcome =
+            if injected.is_ok() { self.find_room(reactor, &run, completion.outcome) } else { Some(completion.outcome) };
+        let Some(outcome) = outcome else { return };
         if matches!(self.jobs[at].kind, JobKind::Zero(_)) {
-            let result = injected.and_then(|()| unit_result(&completion.outcome));
-            self.zero_went(reactor, at, run.len, result);
+            self.zero_went(reactor, at, &run, injected, &outcome);
         } else {
             let job = &mut self.jobs[at];
             job.left -= 1;
-            if let Err(error) = injected.and_then(|()| job.take(&run, completion.outcome)) {
+            if let Err(error) = injected.and_then(|()| job.take(&run, outcome)) {
                 job.error.get_or_insert(error);
-                if !seeded::is(Bug::LateFlushError) {
-                    job.note_failure(&self.volumes[job.volume.index as usize].volume);
-                }
+                self.note_failure(at, error);
             }
         }
         if let Some(slice) = self.jobs[at].slice_of(run.part) {
@@ -260,6 +260,13 @@ impl Engine {
         }
         if self.jobs[at].left == 0 {
             self.end_job(reactor, at, done);
+        }
+    }
+
+    fn note_failure(&self, at: usize, error: BlockError) {
+        if !seeded::is(Bug::LateFlushError) {
+            let job = &self.jobs[at];
+            job.note_failure(&self.volumes[job.volume.index as usize].volume, error);
         }
     }
 

@@ -2,9 +2,10 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Op, Reactor, Socket};
+use byway_reactor::{Errno, Frame, Op, Outcome, Reactor, Socket, Token};
 
-use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use super::job::{Job, RunState};
+use super::{ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::limits::{MEMORY_PIECE_BYTES, PIECE_BYTES_MAX};
@@ -184,5 +185,37 @@ impl Engine {
             self.start_run(reactor, job, part, len, op);
         }
         Ok(Step::Later)
+    }
+
+    /// A durable write that is told that there is no room may be told so of older bytes, which were taken and found none
+    /// when the kernel wrote them out (a thin device, NFS): who syncs first is told, and nobody after. To know which it
+    /// was it is written again, without a sync: if that finds room, it was theirs, and they are lost.
+    ///
+    /// Gives the outcome of the operation; `None` while that is found out.
+    pub(super) fn find_room(&mut self, reactor: &mut Reactor, run: &RunState, outcome: Outcome) -> Option<Outcome> {
+        let Job { kind: JobKind::Write { durable: true }, volume: id, offset, len, .. } = &self.jobs[run.job] else {
+            return Some(outcome);
+        };
+        let attached = &self.volumes[id.index as usize];
+        match outcome {
+            Outcome::Written { from, result: Err(error @ (Errno::NOSPC | Errno::DQUOT)) } if !run.finds_room => {
+                let Kind::Files { layout, .. } = attached.volume.kind() else {
+                    return Some(Outcome::Written { from, result: Err(error) });
+                };
+                let Some(at) = layout.runs(*offset, *len, PIECE_BYTES_MAX as u64).nth(run.part) else {
+                    return Some(Outcome::Written { from, result: Err(error) });
+                };
+                let (file, len) = (attached.files[at.file], run.len.min(at.len as usize));
+                let again = RunState { job: run.job, part: run.part, len: run.len, finds_room: true, fault: None };
+                let token = Token::new(ENGINE_CLASS, 0, self.runs.insert(again) as u32, 0);
+                reactor.submit(Op::Write { file, offset: at.offset, from, start: 0, len, durable: false }, token);
+                None
+            }
+            Outcome::Written { from, result: Ok(_) } if run.finds_room => {
+                self.note_failure(run.job, BlockError::Io(Errno::NOSPC));
+                Some(Outcome::Written { from, result: Err(Errno::NOSPC) })
+            }
+            outcome => Some(outcome),
+        }
     }
 }

@@ -1,15 +1,19 @@
 //! Zeroing: by the store where it can, else by writing zeroes out, range by range.
 
-use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Op, Reactor};
+use std::time::Duration;
 
-use super::job::{Job, JobKind, Zeroing};
-use super::{Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
+
+use super::job::{Job, JobKind, RunState, Way, Zeroing, unit_result};
+use super::{ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
 /// Bytes of zeroes that are written at once where a store cannot zero by itself.
 const ZERO_BYTES: usize = 64 << 10;
+/// How long zeroing that must write waits for a frame, again and again: as long as others need to end a transfer or two.
+const FRAME_WAIT: Duration = Duration::from_millis(2);
 
 impl Engine {
     /// Makes a range read as zeroes.
@@ -25,28 +29,36 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
         let request = Request { volume: id, operation: Operation::Zero, offset, len, tag };
-        let result = self.start_zeroing(reactor, request, flags);
+        let first = if flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
+        let result = self.start_zeroing(reactor, request, first, flags);
         self.counted((id, Operation::Zero, len), result)
     }
 
-    fn start_zeroing(
+    /// Begins each range with `first`, goes on as `flags` say where the store cannot do that, and syncs at the end if it
+    /// is to be durable.
+    pub(super) fn start_zeroing(
         &mut self,
         reactor: &mut Reactor,
         request: Request,
+        first: Allocate,
         flags: ZeroFlags,
     ) -> Result<Step<()>, BlockError> {
         let Request { volume: id, offset, len, .. } = request;
         let attached = self.check(id, offset, len, true)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {
             return Ok(Step::Now(()));
         }
         let ranges = layout.ranges(offset, len);
+        // A device that keeps the space may write all of it, and does not say whether it will.
+        if flags.fast && first == Allocate::ZeroRange && ranges.iter().any(|range| files[range.file].is_device()) {
+            return Err(BlockError::Unsupported);
+        }
         let synced_max = if seeded::is(Bug::OneFileSynced) { 1 } else { ranges.len() };
         let synced = ranges.iter().filter(|_| flags.durable).take(synced_max);
         let unsynced = synced.map(|range| range.file).collect();
         let piece_bytes_min = self.piece_bytes_min(id);
-        let zeroing = Zeroing { flags, ranges, written: None, unsynced, piece_bytes_min };
+        let zeroing = Zeroing { flags, ranges, first, way: Way::Store(first), unsynced, piece_bytes_min };
         let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
         self.zero_next(reactor, job);
         Ok(Step::Later)
@@ -62,41 +74,68 @@ impl Engine {
             return self.start_run(reactor, job, 0, 0, Op::Sync { file });
         };
         let file = files[run.file];
-        let op = match zeroing.written {
-            None => {
-                let mode = if zeroing.flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
-                Op::Allocate { file, mode, offset: run.offset, len: run.len }
-            }
-            Some(at) => {
+        let op = match zeroing.way {
+            Way::Store(mode) => Op::Allocate { file, mode, offset: run.offset, len: run.len },
+            Way::Written(at) => {
                 let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
                 // It is done piece by piece anyway.
                 let Some(mut from) = reactor.frames().alloc_largest(len, zeroing.piece_bytes_min) else {
-                    return self.end_zeroing(reactor, job, Err(BlockError::Io(byway_reactor::Errno::NOBUFS)));
+                    return self.wait_for_frame(reactor, job);
                 };
                 from.fill(0);
                 let len = from.len();
-                Op::Write { file, offset: at, from, start: 0, len, durable: zeroing.flags.durable }
+                // If it is to be durable, one sync of the file is so for all pieces.
+                Op::Write { file, offset: at, from, start: 0, len, durable: false }
             }
         };
         let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
         self.start_run(reactor, job, 0, len, op);
     }
 
-    pub(super) fn zero_went(&mut self, reactor: &mut Reactor, job: usize, len: usize, result: Result<(), BlockError>) {
+    /// Goes on when others may have given frames back.
+    fn wait_for_frame(&mut self, reactor: &mut Reactor, job: usize) {
+        let run = self.runs.insert(RunState { job, part: 0, len: 0, finds_room: false, fault: None });
+        let at = reactor.now() + FRAME_WAIT;
+        reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
+    }
+
+    /// A step has ended, as `outcome` says if the fault that was `injected` into it does not say otherwise.
+    pub(super) fn zero_went(
+        &mut self,
+        reactor: &mut Reactor,
+        job: usize,
+        run: &RunState,
+        injected: Result<(), BlockError>,
+        outcome: &Outcome,
+    ) {
+        let result = match (injected, outcome) {
+            (Ok(()), Outcome::TimedOut(Ok(()))) => return self.zero_next(reactor, job),
+            (Ok(()), Outcome::TimedOut(Err(error))) => Err((*error).into()),
+            (injected, outcome) => injected.and_then(|()| unit_result(outcome)),
+        };
+        if let Err(error) = result {
+            self.note_failure(job, error);
+        }
+        let len = run.len;
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
-        match (result, zeroing.written, zeroing.ranges.last().copied()) {
-            (Err(BlockError::Unsupported), None, Some(run)) if !zeroing.flags.fast => {
-                zeroing.written = Some(run.offset);
-            }
-            (Err(error), _, _) => return self.end_zeroing(reactor, job, Err(error)),
-            (Ok(()), Some(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
-                zeroing.written = Some(at + len as u64);
+        let went = match (result, zeroing.way, zeroing.ranges.last().copied()) {
+            (Err(BlockError::Unsupported), Way::Store(_), Some(run)) => zeroing.fall_back(run),
+            (Err(error), _, _) => Err(error),
+            (Ok(()), Way::Written(at), Some(run)) if at + (len as u64) < run.offset + run.len => {
+                zeroing.way = Way::Written(at + len as u64);
+                Ok(())
             }
             (Ok(()), _, Some(_)) => {
-                zeroing.ranges.pop();
-                zeroing.written = None;
+                zeroing.end_range();
+                Ok(())
             }
-            (Ok(()), _, None) => drop(zeroing.unsynced.pop()),
+            (Ok(()), _, None) => {
+                zeroing.unsynced.pop();
+                Ok(())
+            }
+        };
+        if let Err(error) = went {
+            return self.end_zeroing(reactor, job, Err(error));
         }
         if zeroing.ranges.is_empty() && zeroing.unsynced.is_empty() {
             return self.end_zeroing(reactor, job, Ok(()));
