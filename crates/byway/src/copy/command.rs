@@ -132,9 +132,17 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     }
     let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
-    let goes_on = log.is_of(&identity, bytes).map_err(resume)?;
+    // Decided before anything is made or opened for writing: what is there then is what the records tell of, or not.
+    let there = found.identity();
+    let goes_on = match &there {
+        Some(there) => log.is_of(&identity, there, bytes).map_err(resume)?,
+        None => false,
+    };
     if !may_overwrite && !goes_on {
         return Err(CopyCommandError::Exists(to.to_string()));
+    }
+    if !goes_on {
+        log.clear().map_err(resume)?;
     }
     let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
     note_larger(to, &mut destination, bytes);

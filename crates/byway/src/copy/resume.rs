@@ -55,16 +55,21 @@ impl ResumeLog {
         Ok(Self { file, path: path.to_owned(), text: String::new() })
     }
 
-    /// Whether the file names this source and size: the copy can go on, if its destination is the same too.
+    /// Whether the file is of the copy from this source to this destination, so that it can go on.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn is_of(&mut self, source: &str, bytes: u64) -> io::Result<bool> {
-        let text = self.read()?;
-        let mut lines = text.lines();
-        Ok(lines.next() == Some("byway-resume 1")
-            && lines.next().and_then(|line| line.strip_prefix("source ")) == Some(source)
-            && lines.nth(1).and_then(|line| line.strip_prefix("bytes ")) == Some(bytes.to_string().as_str()))
+    pub fn is_of(&mut self, source: &str, destination: &str, bytes: u64) -> io::Result<bool> {
+        Ok(self.read()?.starts_with(&head_of(source, destination, bytes)))
+    }
+
+    /// Empties the file, durably: nothing of its copy counts any more. Called before the destination's contents are
+    /// dropped, since a record must never outlive what it tells of.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.restart("")
     }
 
     /// The records, by offset, if the file is of this copy; else the file is begun anew and there are none.
@@ -72,7 +77,7 @@ impl ResumeLog {
     /// # Errors
     /// The kernel's.
     pub fn load(&mut self, source: &str, destination: &str, bytes: u64) -> io::Result<BTreeMap<u64, Record>> {
-        let head = format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n");
+        let head = head_of(source, destination, bytes);
         let text = self.read()?;
         let Some(body) = text.strip_prefix(&head) else {
             self.restart(&head)?;
@@ -134,6 +139,10 @@ impl ResumeLog {
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
+}
+
+fn head_of(source: &str, destination: &str, bytes: u64) -> String {
+    format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n")
 }
 
 /// Puts a record in and takes out all that it overlaps: an earlier run may have cut its pieces otherwise.
