@@ -98,6 +98,11 @@ impl Endpoint for FileEndpoint {
         format!("{object}:{}.{}", metadata.mtime(), metadata.mtime_nsec())
     }
 
+    /// A file has a time of change; a device has none.
+    fn shows_changes(&self) -> bool {
+        !self.device
+    }
+
     fn class(&self) -> u8 {
         self.class
     }

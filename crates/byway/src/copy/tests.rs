@@ -77,6 +77,9 @@ impl Endpoint for Faulty {
     fn identity(&self) -> String {
         self.inner.identity()
     }
+    fn shows_changes(&self) -> bool {
+        self.inner.shows_changes()
+    }
     fn class(&self) -> u8 {
         self.inner.class()
     }
