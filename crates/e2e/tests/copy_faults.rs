@@ -247,6 +247,28 @@ fn an_nbd_server_that_dies_ends_the_copy_with_a_word_and_the_copy_goes_on_later(
 }
 
 #[test]
+fn a_volume_that_was_written_to_between_two_runs_is_copied_in_its_last_state() {
+    let test = "a_volume_that_was_written_to_between_two_runs_is_copied_in_its_last_state";
+    let bytes = 64 << 20;
+    let Some(mut rig) = Rig::new(test, bytes, "800M") else { return };
+    let out = rig.path("out");
+    let mut copy = rig.copy_to(&out.display().to_string());
+    wait_for_bytes(&mut copy, &out, 8 << 20);
+    rig.source.kill();
+    assert!(!copy.end().status.success());
+    let log = std::fs::read_to_string(rig.path("resume")).unwrap();
+    assert!(log.lines().any(|line| line.starts_with("data 0 ")), "the first piece is recorded: {log}");
+    let file = std::fs::File::options().write(true).open(rig.path("source")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"the guest went on", 4096).unwrap();
+    rig.source.restart();
+    let output = rig.copy(&rig.source.uri(""), &out.display().to_string(), &["--verify"]).end();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(number(&said, "resumed_bytes") > 4 << 20, "{said}");
+    assert!(rig.same("out"));
+}
+
+#[test]
 fn a_source_that_dies_leaves_what_came_to_go_on_from() {
     let test = "a_source_that_dies_leaves_what_came_to_go_on_from";
     let bytes = 64 << 20;

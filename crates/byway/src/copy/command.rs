@@ -21,6 +21,9 @@ use crate::units::{parse_size, show_size};
 /// What connections need for themselves of the loop's memory, at most.
 const LANE_BYTES: usize = 8 << 20;
 
+/// What the bar of a copy shows.
+const PROGRESS_TEMPLATE: &str = "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
@@ -47,7 +50,9 @@ pub struct CopyArguments {
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// Where to write down what is done, to go on from it [default: beside the file, or in the user's state folder]
+    /// Where to write down what is done, to go on from it [default: beside the file, or in the user's state folder].
+    /// Going on needs the same destination and an unchanged source. Nobody tells whether a volume or device was written to
+    /// meanwhile: of such a source everything is read again, and only what differs is written
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
     /// Bytes of a piece, a power of two from 4K to 1M
@@ -84,6 +89,18 @@ pub enum CopyCommandError {
     /// The loop cannot be opened.
     #[error("copy: no event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(io::Error),
+    /// The copy is of no use.
+    #[error("copy: {error}; when nobody writes to the source, run the same command again with --overwrite")]
+    Changed {
+        /// How.
+        error: CopyError,
+    },
+    /// The copy is wrong.
+    #[error("copy: {error}; run the same command again to copy those pieces again, with --verify")]
+    Differs {
+        /// How.
+        error: CopyError,
+    },
     /// The copy ended early.
     #[error("copy: {error}; run the same command again to go on from {}", resume.display())]
     Copy {
@@ -132,9 +149,17 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     }
     let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
-    let goes_on = log.is_of(&identity, bytes).map_err(resume)?;
+    // Decided before anything is made or opened for writing: what is there then is what the records tell of, or not.
+    let there = found.identity();
+    let goes_on = match &there {
+        Some(there) => log.is_of(&identity, there, bytes).map_err(resume)?,
+        None => false,
+    };
     if !may_overwrite && !goes_on {
         return Err(CopyCommandError::Exists(to.to_string()));
+    }
+    if !goes_on {
+        log.clear().map_err(resume)?;
     }
     let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
     note_larger(to, &mut destination, bytes);
@@ -145,7 +170,11 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     let (one, other) = (source.endpoint(), destination.endpoint());
     let copied = copy(&mut reactor, one, other, options, Some(&mut log), &mut progress);
     bar.finish_and_clear();
-    let copied = copied.map_err(|error| CopyCommandError::Copy { error, resume: resume_path.clone() })?;
+    let copied = copied.map_err(|error| match error {
+        CopyError::Changed => CopyCommandError::Changed { error },
+        CopyError::Differs { .. } => CopyCommandError::Differs { error },
+        error => CopyCommandError::Copy { error, resume: resume_path.clone() },
+    })?;
     log.remove().map_err(resume)?;
     let seconds = reactor.now().since(started).as_secs_f64();
     let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
@@ -187,9 +216,8 @@ fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
 /// A bar on standard error, if that is a terminal.
 fn progress_bar(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes);
-    let template = "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    // The template is constant and a test parses it.
-    if let Ok(style) = ProgressStyle::with_template(template) {
+    // A test parses it.
+    if let Ok(style) = ProgressStyle::with_template(PROGRESS_TEMPLATE) {
         bar.set_style(style);
     }
     bar
@@ -227,9 +255,8 @@ mod tests {
 
     #[test]
     fn the_progress_template_is_good() {
-        let bar = progress_bar(100);
-        assert_eq!(bar.length(), Some(100));
-        assert!(ProgressStyle::with_template("{wide_bar} {binary_bytes} of {binary_total_bytes}").is_ok());
+        ProgressStyle::with_template(PROGRESS_TEMPLATE).unwrap();
+        assert_eq!(progress_bar(100).length(), Some(100));
     }
 
     #[test]

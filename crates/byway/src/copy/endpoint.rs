@@ -24,6 +24,12 @@ pub trait Endpoint {
     /// far as that can be told. Asked for before and after; a resume file holds both ends'.
     fn identity(&self) -> String;
 
+    /// Whether a source whose contents have changed has another [`Endpoint::identity`]. Where it need not, what an earlier
+    /// run copied counts only after it was read again.
+    fn shows_changes(&self) -> bool {
+        false
+    }
+
     /// Starts a request. `id` is unused until its answer has come.
     fn submit(&mut self, reactor: &mut Reactor, id: u32, request: Request);
 

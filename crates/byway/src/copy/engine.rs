@@ -1,9 +1,10 @@
 //! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
-use byway_reactor::{Completion, Extent, Frame, Instant, Reactor, Wait};
+use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
 
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 use super::pieces::{align_extents, whole_crc};
@@ -38,7 +39,7 @@ pub struct Copied {
     pub moved_bytes: u64,
     /// Bytes that were holes.
     pub zero_bytes: u64,
-    /// Bytes that an earlier run had done.
+    /// Bytes that an earlier run had done and that were not written again.
     pub resumed_bytes: u64,
     /// CRC32C of the whole image, as read from the source.
     pub crc32c: u32,
@@ -46,7 +47,7 @@ pub struct Copied {
     pub verified: bool,
 }
 
-/// Why a copy ended. What is recorded stays recorded: the same command goes on from there.
+/// Why a copy ended. What is recorded stays recorded, and the same command goes on from there, except after `Changed`.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The source failed.
@@ -68,16 +69,16 @@ pub enum CopyError {
     /// What was flushed is not there.
     #[error("flushing the destination: {0}; what was written since the last flush may be lost")]
     Flush(EndpointError),
-    /// The destination does not hold what the source gave.
-    #[error("the destination differs from the source in the {len} bytes at {offset}; do not trust it")]
+    /// The destination does not hold what the source gave. The next run copies those pieces again.
+    #[error("the destination differs from the source in pieces of {len} bytes, the first at {offset}; do not trust it")]
     Differs {
-        /// First byte of the piece.
+        /// First byte of the first such piece.
         offset: u64,
-        /// Bytes of the piece.
+        /// Bytes of all such pieces.
         len: u64,
     },
     /// The source is not what it was when the copy began.
-    #[error("the source was changed while it was copied; copy it again when nobody writes to it")]
+    #[error("the source was changed while it was copied, and the copy is of no one state of it")]
     Changed,
     /// The resume file failed.
     #[error("the resume file: {0}")]
@@ -130,33 +131,85 @@ pub fn copy(
         done_bytes: 0,
         copied: Copied { bytes, ..Copied::default() },
         failure: None,
+        forgotten: 0..0,
+        differing: Vec::new(),
     };
     let copied = engine.copy()?;
-    if engine.source.identity() == identity { Ok(copied) } else { Err(CopyError::Changed) }
+    if engine.source.identity() == identity {
+        return Ok(copied);
+    }
+    // Nobody shall go on with it, not even when the source has its old time of change again.
+    if let Some(log) = &mut engine.resume {
+        log.clear().map_err(CopyError::Resume)?;
+    }
+    Err(CopyError::Changed)
 }
 
 /// What is to be started.
 #[derive(Debug)]
 enum Work {
-    Plan { offset: u64 },
-    Read { offset: u64, len: u64 },
-    Write { offset: u64, frame: Frame },
-    Zero { offset: u64, len: u64 },
+    Plan {
+        offset: u64,
+    },
+    Read {
+        offset: u64,
+        len: u64,
+        before: Option<u32>,
+    },
+    Write {
+        offset: u64,
+        frame: Frame,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+    },
+    /// Zeroes, written: for a destination that cannot make holes.
+    Fill {
+        offset: u64,
+        len: u64,
+    },
     Flush,
-    Check { offset: u64, record: Record },
-    FindData { offset: u64, len: u64 },
+    Check {
+        offset: u64,
+        record: Record,
+    },
+    FindData {
+        offset: u64,
+        len: u64,
+    },
 }
 
 /// What is in flight.
 #[derive(Debug)]
 enum Slot {
-    Planning { offset: u64 },
-    Reading { offset: u64 },
-    Writing { offset: u64, record: Record },
-    Zeroing { offset: u64, len: u64 },
-    Flushing { records: Vec<(u64, Record)> },
-    Checking { offset: u64, record: Record },
-    Finding { offset: u64, len: u64 },
+    Planning {
+        offset: u64,
+    },
+    /// `before`: the checksum of what an earlier run had copied, which counts if it is the same.
+    Reading {
+        offset: u64,
+        before: Option<u32>,
+    },
+    Writing {
+        offset: u64,
+        record: Record,
+    },
+    Zeroing {
+        offset: u64,
+        len: u64,
+    },
+    Flushing {
+        records: Vec<(u64, Record)>,
+    },
+    Checking {
+        offset: u64,
+        record: Record,
+    },
+    Finding {
+        offset: u64,
+        len: u64,
+    },
 }
 
 struct Engine<'a> {
@@ -181,6 +234,10 @@ struct Engine<'a> {
     done_bytes: u64,
     copied: Copied,
     failure: Option<CopyError>,
+    /// Whose records in the file were dropped, since the source's contents are others.
+    forgotten: Range<u64>,
+    /// What verification found to differ: offset, bytes.
+    differing: Vec<(u64, u64)>,
 }
 
 impl Engine<'_> {
@@ -207,10 +264,20 @@ impl Engine<'_> {
             if let Some(failure) = self.failure.take() {
                 return Err(failure);
             }
+            self.repent()?;
             self.copied.verified = true;
         }
         self.copied.crc32c = whole_crc(&self.records);
         Ok(self.copied)
+    }
+
+    /// Ends the copy if anything differs, and sees to it that the next run copies that again.
+    fn repent(&mut self) -> Result<(), CopyError> {
+        let Some(&(offset, _)) = self.differing.iter().min() else { return Ok(()) };
+        if let Some(log) = &mut self.resume {
+            log.forget(&self.differing).map_err(CopyError::Resume)?;
+        }
+        Err(CopyError::Differs { offset, len: self.differing.iter().map(|(_, len)| len).sum() })
     }
 
     /// Starts work and takes answers until there is neither.
@@ -284,11 +351,19 @@ impl Engine<'_> {
                 }
                 (Slot::Planning { offset }, true, Request::Extents { offset, len })
             }
-            Work::Read { offset, len } => {
+            Work::Read { offset, len, before } => {
                 let Some(into) = self.reactor.frames().alloc(len as usize) else {
                     return Some(work);
                 };
-                (Slot::Reading { offset }, true, Request::Read { offset, into })
+                (Slot::Reading { offset, before }, true, Request::Read { offset, into })
+            }
+            Work::Fill { offset, len } => {
+                let Some(mut from) = self.reactor.frames().alloc(len as usize) else {
+                    return Some(work);
+                };
+                from.fill(0);
+                let record = Record { len, crc: Some(crc32c::crc32c(&from)) };
+                (Slot::Writing { offset, record }, false, Request::Write { offset, from })
             }
             Work::Write { offset, frame } => {
                 let record = Record { len: frame.len() as u64, crc: Some(crc32c::crc32c(&frame)) };
@@ -318,16 +393,19 @@ impl Engine<'_> {
         match (slot, answer) {
             (Slot::Planning { offset }, Answer::Extents(extents)) => {
                 let extents = extents.map_err(|error| CopyError::Source { offset, error })?;
-                self.plan(offset, &extents);
+                self.plan(offset, &extents)?;
             }
-            (Slot::Reading { offset }, Answer::Read(result)) => {
+            (Slot::Reading { offset, before }, Answer::Read(result)) => {
                 let frame = result.map_err(|error| CopyError::Source { offset, error })?;
-                self.work.push_front(Work::Write { offset, frame });
+                self.compare(offset, frame, before)?;
             }
             (Slot::Writing { offset, record }, Answer::Changed(result)) => {
                 result.map_err(|error| CopyError::Destination { offset, error })?;
                 self.copied.moved_bytes += record.len;
                 self.record(offset, record);
+            }
+            (Slot::Zeroing { offset, len }, Answer::Changed(Err(EndpointError::File(Errno::OPNOTSUPP)))) => {
+                self.fill(offset, len);
             }
             (Slot::Zeroing { offset, len }, Answer::Changed(result)) => {
                 result.map_err(|error| CopyError::Destination { offset, error })?;
@@ -349,7 +427,7 @@ impl Engine<'_> {
                     None => frame.iter().all(|&byte| byte == 0),
                 };
                 if !same {
-                    return Err(CopyError::Differs { offset, len: record.len });
+                    self.differing.push((offset, record.len));
                 }
                 self.done_bytes += record.len;
             }
@@ -363,16 +441,17 @@ impl Engine<'_> {
     }
 
     /// Cuts extents of the source, from `offset` on, into pieces, and plans on behind them.
-    fn plan(&mut self, mut offset: u64, extents: &[Extent]) {
+    fn plan(&mut self, mut offset: u64, extents: &[Extent]) -> Result<(), CopyError> {
         for run in align_extents(offset, extents, self.block_bytes, self.copied.bytes) {
             let end = offset + run.len;
             while offset < end {
                 let len = if run.hole { end - offset } else { self.chunk_at(offset, end) };
-                self.add_piece(offset, len, run.hole);
+                self.add_piece(offset, len, run.hole)?;
                 offset += len;
             }
         }
         self.work.push_back(Work::Plan { offset });
+        Ok(())
     }
 
     /// Bytes to the next multiple of the chunk, or to `end`.
@@ -381,18 +460,75 @@ impl Engine<'_> {
         (chunk - offset % chunk).min(end - offset)
     }
 
-    fn add_piece(&mut self, offset: u64, len: u64, hole: bool) {
+    fn add_piece(&mut self, offset: u64, len: u64, hole: bool) -> Result<(), CopyError> {
         let is_done = self.records.get(&offset).is_some_and(|done| done.len == len && done.crc.is_none() == hole);
-        if is_done {
-            self.copied.resumed_bytes += len;
-            self.done_bytes += len;
+        let last = self.records.range(..offset + len).next_back();
+        let overlaps = last.is_some_and(|(at, record)| at + record.len > offset);
+        if overlaps && !is_done && !self.source.shows_changes() {
+            self.forget_from(offset, len)?;
+        }
+        if is_done && (hole || self.source.shows_changes()) {
+            self.resumed(offset, Record { len, crc: self.records.get(&offset).and_then(|done| done.crc) });
         } else if !hole {
-            self.work.push_back(Work::Read { offset, len });
+            let before = self.records.get(&offset).filter(|_| is_done).and_then(|done| done.crc);
+            self.work.push_back(Work::Read { offset, len, before });
         } else if self.destination.is_blank() {
             self.copied.zero_bytes += len;
             self.record(offset, Record { len, crc: None });
         } else {
             self.work.push_back(Work::Zero { offset, len });
+        }
+        Ok(())
+    }
+
+    /// Has what was read written, unless an earlier run has written just that.
+    fn compare(&mut self, offset: u64, frame: Frame, before: Option<u32>) -> Result<(), CopyError> {
+        let len = frame.len() as u64;
+        let Some(before) = before else {
+            self.work.push_front(Work::Write { offset, frame });
+            return Ok(());
+        };
+        if crc32c::crc32c(&frame) != before {
+            // A record must not outlive what it tells of: the source may be again what it was when the next run comes.
+            self.forget_from(offset, len)?;
+            self.work.push_front(Work::Write { offset, frame });
+            return Ok(());
+        }
+        self.resumed(offset, Record { len, crc: Some(before) });
+        Ok(())
+    }
+
+    /// Counts a piece that an earlier run had done, and records it again if that was dropped.
+    fn resumed(&mut self, offset: u64, record: Record) {
+        self.copied.resumed_bytes += record.len;
+        if self.forgotten.contains(&offset) {
+            self.record(offset, record);
+        } else {
+            self.done_bytes += record.len;
+        }
+    }
+
+    /// Drops the records of a checkpoint's worth of bytes from a changed piece on: one flush of the file for many changed
+    /// pieces. Those behind it that turn out to be the same are recorded again.
+    fn forget_from(&mut self, offset: u64, len: u64) -> Result<(), CopyError> {
+        if self.forgotten.contains(&offset) {
+            return Ok(());
+        }
+        let end = (offset + len.max(CHECKPOINT_BYTES)).min(self.copied.bytes);
+        if let Some(log) = &mut self.resume {
+            log.forget(&[(offset, end - offset)]).map_err(CopyError::Resume)?;
+        }
+        self.forgotten = offset..end;
+        Ok(())
+    }
+
+    /// Has a range written with zeroes, piece by piece.
+    fn fill(&mut self, mut offset: u64, len: u64) {
+        let end = offset + len;
+        while offset < end {
+            let len = self.chunk_at(offset, end);
+            self.work.push_back(Work::Fill { offset, len });
+            offset += len;
         }
     }
 

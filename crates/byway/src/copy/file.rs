@@ -1,10 +1,11 @@
 //! A file or block device as one end of a copy.
 
-use std::fs::{File as StdFile, OpenOptions};
+use std::fs::{File as StdFile, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use byway_reactor::{Allocate, Completion, Errno, File, FileOptions, Op, OpenFile, Outcome, Reactor, Token};
 
@@ -36,13 +37,13 @@ impl FileEndpoint {
         Self::adopt(reactor, file, class, true, false)
     }
 
-    /// Opens what is copied to. A regular file that is not there is made; it gets `bytes`. With `keep` its contents stay
-    /// (a copy that goes on), else they are dropped first.
+    /// Opens what is copied to. A regular file that is not there is made; it gets `bytes`. With `keep` it must be there
+    /// and its contents stay (a copy that goes on), else they are dropped first.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` if a device is smaller than `bytes`.
     pub fn destination(reactor: &mut Reactor, path: &Path, class: u8, bytes: u64, keep: bool) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = OpenOptions::new().read(true).write(true).create(!keep).truncate(false).open(path)?;
         let metadata = file.metadata()?;
         let device = metadata.file_type().is_block_device();
         if metadata.is_file() {
@@ -51,7 +52,8 @@ impl FileEndpoint {
             }
             file.set_len(bytes)?;
         }
-        let endpoint = Self::adopt(reactor, file, class, false, !device)?;
+        // What is kept may hold anything where nothing is recorded.
+        let endpoint = Self::adopt(reactor, file, class, false, !device && !keep)?;
         if endpoint.bytes < bytes {
             let reason = format!("it has {} bytes, and {bytes} are to be copied", endpoint.bytes);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
@@ -67,6 +69,15 @@ impl FileEndpoint {
     }
 }
 
+/// Which file or device it is: a file system gives the number of a file that was removed to the next one, so the time of
+/// birth (where the file system tells it) and the length count too.
+pub(super) fn object_identity(metadata: &Metadata) -> String {
+    let born = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let born = born.map_or_else(String::new, |born| format!("{}.{:09}", born.as_secs(), born.subsec_nanos()));
+    let (device, number) = (metadata.dev(), metadata.ino());
+    format!("{device}:{number}:{}:{}:{born}", metadata.rdev(), metadata.len())
+}
+
 impl Endpoint for FileEndpoint {
     fn bytes(&self) -> u64 {
         self.bytes
@@ -80,11 +91,16 @@ impl Endpoint for FileEndpoint {
         let Ok(metadata) = self.handle.metadata() else {
             return "unknown".to_owned();
         };
-        let object = format!("{}:{}", metadata.dev(), metadata.ino());
+        let object = object_identity(&metadata);
         if !self.is_source {
             return object;
         }
-        format!("{object}:{}:{}.{}", metadata.len(), metadata.mtime(), metadata.mtime_nsec())
+        format!("{object}:{}.{}", metadata.mtime(), metadata.mtime_nsec())
+    }
+
+    /// A file has a time of change; a device has none.
+    fn shows_changes(&self) -> bool {
+        !self.device
     }
 
     fn class(&self) -> u8 {

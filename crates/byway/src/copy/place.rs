@@ -10,8 +10,8 @@ use byway_reactor::Reactor;
 use byway_service::block::client::{Answer, Request};
 
 use super::endpoint::Endpoint;
-use super::file::FileEndpoint;
-use super::remote::RemoteEndpoint;
+use super::file::{FileEndpoint, object_identity};
+use super::remote::{RemoteEndpoint, volume_identity};
 use crate::limits::{COPY_UNFLUSHED_BYTES_MAX, RESUME_NAME_CHARS_MAX};
 use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, RemoteUriError};
 use crate::tls::ClientTlsArguments;
@@ -143,15 +143,31 @@ impl Opened {
 
 /// A destination that was looked at, before anything is changed.
 pub(super) enum Found {
-    Path { occupied: bool },
-    Remote { remote: Box<Remote>, info: RemoteInfo, occupied: bool },
+    /// `identity` is that of what is there; `None`: nothing is.
+    Path {
+        identity: Option<String>,
+        occupied: bool,
+    },
+    Remote {
+        remote: Box<Remote>,
+        info: RemoteInfo,
+        occupied: bool,
+    },
 }
 
 impl Found {
     /// Whether something would be lost.
     pub(super) fn is_occupied(&self) -> bool {
         match self {
-            Self::Path { occupied } | Self::Remote { occupied, .. } => *occupied,
+            Self::Path { occupied, .. } | Self::Remote { occupied, .. } => *occupied,
+        }
+    }
+
+    /// The identity of what is there, as its endpoint will tell it if its contents stay; `None`: nothing is there.
+    pub(super) fn identity(&self) -> Option<String> {
+        match self {
+            Self::Path { identity, .. } => identity.clone(),
+            Self::Remote { remote, info, .. } => Some(volume_identity(remote, info)),
         }
     }
 }
@@ -205,7 +221,7 @@ pub(super) fn find_destination(
     match place {
         Place::Path(path) => {
             let failed = |source| PlaceError::Destination { path: path.clone(), source };
-            Ok(is_occupied(from, path).map_err(failed)?.map(|occupied| Found::Path { occupied }))
+            find_path(from, path).map_err(failed)
         }
         Place::Remote(_) if place == from => Ok(None),
         Place::Remote(uri) => {
@@ -282,10 +298,12 @@ pub(super) fn open_destination(
     }
 }
 
-/// Whether something would be lost at a path; `None` if it is the source itself.
-fn is_occupied(from: &Place, to: &Path) -> io::Result<Option<bool>> {
+/// What is at a path; `None` if it is the source itself.
+fn find_path(from: &Place, to: &Path) -> io::Result<Option<Found>> {
     let there = match std::fs::metadata(to) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(false)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Some(Found::Path { identity: None, occupied: false }));
+        }
         there => there?,
     };
     let device = there.file_type().is_block_device();
@@ -297,7 +315,7 @@ fn is_occupied(from: &Place, to: &Path) -> io::Result<Option<bool>> {
             return Ok(None);
         }
     }
-    Ok(Some(device || there.len() > 0))
+    Ok(Some(Found::Path { identity: Some(object_identity(&there)), occupied: device || there.len() > 0 }))
 }
 
 #[cfg(test)]

@@ -54,6 +54,13 @@ impl RemoteEndpoint {
     }
 }
 
+/// Name and size are all that is known of most volumes; one that lives in its server's memory is another after each
+/// start of the server.
+pub(super) fn volume_identity(remote: &Remote, info: &RemoteInfo) -> String {
+    let process = info.process.map_or_else(String::new, |process| format!(":{process:016x}"));
+    format!("{}:{}{process}", remote.uri(), info.bytes)
+}
+
 impl Endpoint for RemoteEndpoint {
     fn bytes(&self) -> u64 {
         self.info.bytes
@@ -67,11 +74,8 @@ impl Endpoint for RemoteEndpoint {
         self.blank
     }
 
-    /// Name and size are all that is known of most volumes; one that lives in its server's memory is another after each
-    /// start of the server.
     fn identity(&self) -> String {
-        let process = self.info.process.map_or_else(String::new, |process| format!(":{process:016x}"));
-        format!("{}:{}{process}", self.remote.uri(), self.info.bytes)
+        volume_identity(&self.remote, &self.info)
     }
 
     fn class(&self) -> u8 {

@@ -9,6 +9,7 @@
 //! bytes SIZE
 //! data OFFSET LENGTH CRC32C     (decimal, decimal, eight hex digits)
 //! zero OFFSET LENGTH
+//! drop OFFSET LENGTH            (what came before and overlaps counts no more)
 //! ```
 //!
 //! Reading stops at the first line that is not whole: a crash may tear the end, never the middle. A file whose head
@@ -55,16 +56,21 @@ impl ResumeLog {
         Ok(Self { file, path: path.to_owned(), text: String::new() })
     }
 
-    /// Whether the file names this source and size: the copy can go on, if its destination is the same too.
+    /// Whether the file is of the copy from this source to this destination, so that it can go on.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn is_of(&mut self, source: &str, bytes: u64) -> io::Result<bool> {
-        let text = self.read()?;
-        let mut lines = text.lines();
-        Ok(lines.next() == Some("byway-resume 1")
-            && lines.next().and_then(|line| line.strip_prefix("source ")) == Some(source)
-            && lines.nth(1).and_then(|line| line.strip_prefix("bytes ")) == Some(bytes.to_string().as_str()))
+    pub fn is_of(&mut self, source: &str, destination: &str, bytes: u64) -> io::Result<bool> {
+        Ok(self.read()?.starts_with(&head_of(source, destination, bytes)))
+    }
+
+    /// Empties the file, durably: nothing of its copy counts any more. Called before the destination's contents are
+    /// dropped, since a record must never outlive what it tells of.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.restart("")
     }
 
     /// The records, by offset, if the file is of this copy; else the file is begun anew and there are none.
@@ -72,7 +78,7 @@ impl ResumeLog {
     /// # Errors
     /// The kernel's.
     pub fn load(&mut self, source: &str, destination: &str, bytes: u64) -> io::Result<BTreeMap<u64, Record>> {
-        let head = format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n");
+        let head = head_of(source, destination, bytes);
         let text = self.read()?;
         let Some(body) = text.strip_prefix(&head) else {
             self.restart(&head)?;
@@ -81,11 +87,12 @@ impl ResumeLog {
         let mut records = BTreeMap::new();
         let mut whole_bytes = head.len();
         for line in body.split_inclusive('\n') {
-            let Some((offset, record)) = line.strip_suffix('\n').and_then(|line| parse_record(line, bytes)) else {
-                break;
-            };
+            match line.strip_suffix('\n').and_then(|line| parse_line(line, bytes)) {
+                Some(Line::Done(offset, record)) => supersede(&mut records, offset, record),
+                Some(Line::Drop(offset, len)) => remove_overlap(&mut records, offset, len),
+                None => break,
+            }
             whole_bytes += line.len();
-            supersede(&mut records, offset, record);
         }
         // Cut the torn end off, so that what is appended starts a line.
         self.file.set_len(whole_bytes as u64)?;
@@ -127,6 +134,21 @@ impl ResumeLog {
         self.file.sync_data()
     }
 
+    /// Takes back, durably, what is recorded of these ranges (offset, bytes): they are about to be written with something
+    /// else, or do not hold what they should.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn forget(&mut self, ranges: &[(u64, u64)]) -> io::Result<()> {
+        self.text.clear();
+        for (offset, len) in ranges {
+            // Writing to a string does not fail.
+            let _ = writeln!(self.text, "drop {offset} {len}");
+        }
+        self.file.write_all(self.text.as_bytes())?;
+        self.file.sync_data()
+    }
+
     /// Removes the file: the copy is whole.
     ///
     /// # Errors
@@ -136,25 +158,43 @@ impl ResumeLog {
     }
 }
 
+fn head_of(source: &str, destination: &str, bytes: u64) -> String {
+    format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n")
+}
+
 /// Puts a record in and takes out all that it overlaps: an earlier run may have cut its pieces otherwise.
 pub(super) fn supersede(records: &mut BTreeMap<u64, Record>, offset: u64, record: Record) {
-    let end = offset + record.len;
-    while let Some((&at, _)) = records.range(..end).next_back().filter(|(at, old)| *at + old.len > offset) {
-        records.remove(&at);
-    }
+    remove_overlap(records, offset, record.len);
     records.insert(offset, record);
 }
 
-fn parse_record(line: &str, bytes: u64) -> Option<(u64, Record)> {
+fn remove_overlap(records: &mut BTreeMap<u64, Record>, offset: u64, len: u64) {
+    let end = offset + len;
+    while let Some((&at, _)) = records.range(..end).next_back().filter(|(at, old)| *at + old.len > offset) {
+        records.remove(&at);
+    }
+}
+
+/// A line after the head.
+enum Line {
+    Done(u64, Record),
+    Drop(u64, u64),
+}
+
+fn parse_line(line: &str, bytes: u64) -> Option<Line> {
     let mut words = line.split(' ');
     let kind = words.next()?;
     let offset: u64 = words.next()?.parse().ok()?;
     let len: u64 = words.next()?.parse().ok()?;
-    let crc = match kind {
-        "data" => Some(words.next().filter(|word| word.len() == 8).and_then(|w| u32::from_str_radix(w, 16).ok())?),
-        "zero" => None,
+    let line = match kind {
+        "data" => {
+            let crc = words.next().filter(|word| word.len() == 8).and_then(|w| u32::from_str_radix(w, 16).ok())?;
+            Line::Done(offset, Record { len, crc: Some(crc) })
+        }
+        "zero" => Line::Done(offset, Record { len, crc: None }),
+        "drop" => Line::Drop(offset, len),
         _ => return None,
     };
     let inside = len > 0 && offset.checked_add(len)? <= bytes;
-    (inside && words.next().is_none()).then_some((offset, Record { len, crc }))
+    (inside && words.next().is_none()).then_some(line)
 }

@@ -7,6 +7,9 @@ use byway_reactor::{Completion, Errno, IoChoice, Reactor};
 
 use super::*;
 
+#[path = "resume_tests.rs"]
+mod resume_tests;
+
 /// What a faulty endpoint answers.
 const FAULT: EndpointError = EndpointError::File(Errno::NOSPC);
 
@@ -73,6 +76,9 @@ impl Endpoint for Faulty {
     }
     fn identity(&self) -> String {
         self.inner.identity()
+    }
+    fn shows_changes(&self) -> bool {
+        self.inner.shows_changes()
     }
     fn class(&self) -> u8 {
         self.inner.class()
@@ -186,13 +192,19 @@ fn a_resume_file_survives_a_torn_end_and_other_cuts() {
     File::options().append(true).open(&path).unwrap().write_all(b"data 150 10 0000").unwrap();
 
     let mut log = ResumeLog::open(&path).unwrap();
-    assert!(log.is_of("s", 1000).unwrap() && !log.is_of("s", 1001).unwrap() && !log.is_of("x", 1000).unwrap());
+    assert!(log.is_of("s", "d", 1000).unwrap());
+    for (source, destination, bytes) in [("s", "d", 1001), ("x", "d", 1000), ("s", "x", 1000)] {
+        assert!(!log.is_of(source, destination, bytes).unwrap(), "{source} {destination} {bytes}");
+    }
     assert_eq!(log.load("s", "d", 1000).unwrap().len(), 2, "the torn line is none");
     log.append(&[(50, data(100, 9))]).unwrap();
     let records: Vec<_> = log.load("s", "d", 1000).unwrap().into_iter().collect();
     assert_eq!(records, [(50, data(100, 9))], "what it overlaps is gone");
     assert!(log.load("s", "another", 1000).unwrap().is_empty(), "another destination starts over");
     assert!(log.load("s", "d", 1000).unwrap().is_empty());
+    log.append(&[(0, data(100, 7))]).unwrap();
+    log.clear().unwrap();
+    assert!(!log.is_of("s", "d", 1000).unwrap() && log.load("s", "d", 1000).unwrap().is_empty());
 }
 
 #[test]
