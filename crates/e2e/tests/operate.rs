@@ -187,6 +187,19 @@ fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
 }
 
 #[test]
+fn a_confined_node_reloads_without_asking_the_resolver_again() {
+    let test = "a_confined_node_reloads_without_asking_the_resolver_again";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, SkipReason::Machine("not root"));
+    }
+    // A name of /etc/hosts, which the confinement hides.
+    let rig = Rig::new("\"m=mem:1M\"", &["--user", "nobody", "--listen", "tcp://localhost:0"]);
+    assert!(rig.server.port("byway") > 0);
+    configure(rig.folder.path(), "\"m=mem:1M\", \"more=mem:1M\"");
+    assert_eq!(rig.reload(), "added: more\n");
+}
+
+#[test]
 fn a_node_tells_how_it_is() {
     let python = python!("a_node_tells_how_it_is");
     let rig = Rig::new("\"m=mem:1M\", \"slow=fault:write=5ms:mem:1M\"", &["--slow-us", "1000"]);
