@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
@@ -24,12 +24,15 @@ use crate::control::{self, ReloadRequest};
 use crate::memory::default_mapped_bytes;
 use crate::node::{Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
-use crate::reload::{self, ReloadError, Served, Summary};
+use crate::reload::{self, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a reload waits for the loops to confirm it, and for the last requests to volumes that it took out.
+const APPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Open files that a node asks for: a descriptor for each connection, and some for itself.
 const OPEN_FILES: u64 = 65_536;
@@ -203,8 +206,11 @@ impl Serving<'_> {
         let outcome = self.try_reload();
         match &outcome {
             Ok(summary) => {
-                let Summary { added, dropped, resized, changed } = summary;
+                let Summary { added, dropped, resized, changed, pending } = summary;
                 tracing::info!(?added, ?dropped, ?resized, ?changed, "reloaded");
+                for what in pending {
+                    tracing::warn!("the reload has not come to its end: {what}");
+                }
             }
             Err(error) => tracing::error!(%error, "the reload changed nothing"),
         }
@@ -223,15 +229,18 @@ impl Serving<'_> {
         configuration.admit(&self.listeners)?;
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
-        let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
             old.replace(new);
         }
-        let volumes: Vec<_> = plan.served.iter().map(|served| Arc::clone(&served.volume)).collect();
-        self.node.replace_volumes(&volumes);
-        self.node.replace_allowed(&configuration.allow);
+        let retired = Retired::between(&self.served, &plan.served);
+        self.served = plan.served;
+        let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
-        (self.served, self.configuration) = (plan.served, configuration);
+        let deadline = Instant::now() + APPLY_LIMIT;
+        let silent = self.node.replace(&volumes, &configuration.allow, deadline);
+        self.configuration = configuration;
+        plan.summary.pending = reload::pending(silent, &retired.wait(deadline), APPLY_LIMIT);
         Ok(plan.summary)
     }
 }
