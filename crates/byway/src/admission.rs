@@ -1,10 +1,12 @@
 //! Who may come in. A listener that others can reach is refused unless it knows who they are.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use byway_reactor::Address;
+use rustix::net::AddressFamily;
 
-use crate::address::Cidr;
+use crate::address::{Cidr, Listen};
 
 /// Whether clients show certificates, over TLS.
 #[derive(
@@ -39,6 +41,47 @@ pub enum Refusal {
     /// `--insecure` without `--allow`.
     #[error("--insecure alone would open {0} to everybody; add --allow CIDR for those who may come in")]
     InsecureAlone(Address),
+}
+
+/// A listener of a node, by the address that it is bound to. Start-up and each reload judge the same one: a name may
+/// resolve to something else later, or, once the node is confined, not at all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Guarded {
+    /// Who asked for it.
+    pub origin: Origin,
+    /// Where it is.
+    pub address: Address,
+}
+
+/// Who asked for a listener.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// The configuration, in these words.
+    Configured(Listen),
+    /// The service manager, which opened it (socket activation).
+    Inherited,
+}
+
+impl Guarded {
+    /// A socket that the service manager passed on.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidInput` if it is neither TCP nor a unix socket: nothing could tell who comes in there.
+    pub fn inherited(socket: &OwnedFd) -> std::io::Result<Self> {
+        let name = rustix::net::getsockname(socket)?;
+        let address = match name.address_family() {
+            AddressFamily::UNIX => Address::Unix("(inherited)".into()),
+            AddressFamily::INET | AddressFamily::INET6 => Address::Tcp(SocketAddr::try_from(name)?),
+            family => {
+                let message = format!(
+                    "a passed socket is of address family {}; pass TCP and unix stream sockets only",
+                    family.as_raw()
+                );
+                return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message));
+            }
+        };
+        Ok(Self { origin: Origin::Inherited, address })
+    }
 }
 
 /// Whether a listener may be opened, if clients there show `clients`. Loopback and unix sockets may always; a wider
@@ -104,6 +147,18 @@ mod tests {
             }
             assert_eq!(ask(ClientAuthentication::Required, &[], false), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_passed_socket_is_judged_by_where_it_is() {
+        let of = |socket: OwnedFd| Guarded::inherited(&socket).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = Address::Tcp(listener.local_addr().unwrap());
+        assert_eq!(of(listener.into()), Guarded { origin: Origin::Inherited, address: at });
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(matches!(of(unix.into()).address, Address::Unix(_)));
+        let netlink = rustix::net::socket(AddressFamily::NETLINK, rustix::net::SocketType::DGRAM, None).unwrap();
+        assert_eq!(Guarded::inherited(&netlink).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     }
 
     #[test]

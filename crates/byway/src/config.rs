@@ -34,7 +34,7 @@ use byway_service::block::spec::{VolumeName, VolumeSpec};
 use serde::Deserialize;
 
 use crate::address::{BYWAY_PORT, Cidr, Listen, NBD_PORT};
-use crate::admission::{ClientAuthentication, admissible};
+use crate::admission::{ClientAuthentication, Guarded, Origin, admissible};
 use crate::cli::ServeArguments;
 use crate::{limits, spec, units};
 
@@ -341,20 +341,24 @@ impl Configuration {
         always.map_or(ClientAuthentication::Off, Tls::authentication)
     }
 
-    /// The addresses of some of its listeners, resolved now and checked against [`admissible`].
+    /// Judges listeners by [`admissible`]: before they are opened, and, since `allow` may have changed, at each reload.
     ///
     /// # Errors
-    /// A name that does not resolve, or a listener that is refused.
-    pub fn admitted(&self, listeners: &[Listen]) -> Result<Vec<Address>, ConfigError> {
-        let mut admitted = Vec::new();
-        for listener in listeners {
-            for address in listener.resolve().map_err(|error| value(listener.to_string(), error))? {
-                admissible(&address, self.authentication(), &self.allow, self.insecure)
-                    .map_err(|refusal| value(listener.to_string(), refusal))?;
-                admitted.push(address);
-            }
+    /// The first that is refused, with what to change.
+    pub fn admit(&self, listeners: &[Guarded]) -> Result<(), ConfigError> {
+        for Guarded { origin, address } in listeners {
+            let judged = admissible(address, self.authentication(), &self.allow, self.insecure);
+            judged.map_err(|refusal| match origin {
+                Origin::Configured(listener) => value(listener.to_string(), refusal),
+                Origin::Inherited => value(
+                    format!("the passed socket {address}"),
+                    format!(
+                        "{refusal}; or change ListenStream= of the systemd socket unit, for example to 127.0.0.1:10809"
+                    ),
+                ),
+            })?;
         }
-        Ok(admitted)
+        Ok(())
     }
 
     /// Where HTTP may listen: it has no TLS, so only loopback, or `allow` together with `insecure`.
@@ -414,6 +418,20 @@ fn read_form(file: &Path, open: &dyn Fn(&Path) -> std::io::Result<std::fs::File>
         return Err(syntax(format!("over {} bytes; that is no configuration", limits::CONFIG_BYTES_MAX)));
     }
     toml::from_str(&text).map_err(|error| syntax(error.to_string().trim_end().to_owned()))
+}
+
+/// The addresses of listeners, resolved now: at start, while the resolver's files can still be read.
+///
+/// # Errors
+/// A name that does not resolve.
+pub fn resolve(listeners: &[Listen]) -> Result<Vec<Guarded>, ConfigError> {
+    let mut resolved = Vec::new();
+    for listener in listeners {
+        let addresses = listener.resolve().map_err(|error| value(listener.to_string(), error))?;
+        let guarded = |address| Guarded { origin: Origin::Configured(listener.clone()), address };
+        resolved.extend(addresses.into_iter().map(guarded));
+    }
+    Ok(resolved)
 }
 
 fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, ConfigError> {

@@ -208,12 +208,12 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
         ("changed", &summary.changed),
     ];
     if parts.iter().all(|(_, names)| names.is_empty()) {
-        return writeln!(out, "no volume has changed");
+        writeln!(out, "no volume has changed")?;
     }
     for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
         writeln!(out, "{what}: {}", names.join(", "))?;
     }
-    Ok(())
+    summary.pending.iter().try_for_each(|what| writeln!(out, "not yet: {what}"))
 }
 
 fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {

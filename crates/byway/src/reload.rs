@@ -1,7 +1,8 @@
 //! Reloads: the configuration is read again, and volumes, certificates and the allowed addresses change under running
 //! clients. All of it, or, with a reason, nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
@@ -30,6 +31,9 @@ pub struct Summary {
     pub resized: Vec<String>,
     /// With other options; of these, those whose store was opened anew ended their clients' connections.
     pub changed: Vec<String>,
+    /// What had not happened yet when the reload was answered, in sentences; it will. Mostly nothing.
+    #[serde(default)]
+    pub pending: Vec<String>,
 }
 
 /// Why a reload changed nothing.
@@ -69,6 +73,51 @@ pub struct Plan {
     pub served: Vec<Served>,
     /// What is different.
     pub summary: Summary,
+}
+
+/// Volumes that a reload has taken out, until their last request has ended: until then their files are open and locked.
+#[derive(Debug)]
+pub struct Retired(Vec<(String, Weak<Volume>)>);
+
+impl Retired {
+    /// Those of `old` that `new` does not go on with.
+    pub fn between(old: &[Served], new: &[Served]) -> Self {
+        let stays = |served: &&Served| new.iter().any(|other| other.volume.is_same(&served.volume));
+        let gone = old.iter().filter(|served| !stays(served));
+        Self(gone.map(|served| (served.spec.name.to_string(), Arc::downgrade(&served.volume))).collect())
+    }
+
+    /// Waits until nobody has them any more, at most until `deadline`; gives the names of those that somebody still has.
+    pub fn wait(mut self, deadline: Instant) -> Vec<String> {
+        loop {
+            self.0.retain(|(_, volume)| volume.strong_count() > 0);
+            if self.0.is_empty() || Instant::now() >= deadline {
+                return self.0.into_iter().map(|(name, _)| name).collect();
+            }
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
+        }
+    }
+}
+
+/// What has not happened by the end of the wait, in sentences.
+pub fn pending(silent_loops: usize, busy: &[String], waited: Duration) -> Vec<String> {
+    let seconds = waited.as_secs();
+    let mut pending = Vec::new();
+    if silent_loops > 0 {
+        pending.push(format!(
+            "{silent_loops} event loops have not confirmed within {seconds} s; the reload stands, and they will do as it \
+             says once they come to it (byway ctl status says whether they answer)"
+        ));
+    }
+    // While a loop is silent it holds them all.
+    if !busy.is_empty() && silent_loops == 0 {
+        pending.push(format!(
+            "requests to {} are still in flight after {seconds} s; the files stay open and locked until those end",
+            busy.join(", ")
+        ));
+    }
+    pending
 }
 
 /// Opens a volume as its specification says.
@@ -265,6 +314,24 @@ mod tests {
         let volume = |at: usize| &next.served[at].volume;
         assert!(volume(0).is_same(&start.served[0].volume) && volume(1).is_same(&start.served[1].volume));
         assert_eq!((volume(0).len(), volume(1).len()), (1 << 20, 2 << 20));
+    }
+
+    #[test]
+    fn a_volume_that_was_taken_out_is_waited_for() {
+        let old = plan(&[], &specs(&["a=mem:1M".to_owned(), "b=mem:1M".to_owned()]), &OpenHere).unwrap().served;
+        let new = plan(&old, &specs(&["a=mem:2M".to_owned()]), &OpenHere).unwrap().served;
+        let retired = || Retired::between(&old, &new);
+        let request = Arc::clone(&old[1].volume);
+        let busy = retired().wait(Instant::now());
+        assert_eq!(busy, ["b"], "`a` goes on in another size");
+        let said = pending(0, &busy, Duration::from_secs(10));
+        assert!(said[0].contains("requests to b") && said[0].contains("10 s"), "{said:?}");
+        assert!(pending(1, &busy, Duration::from_secs(10))[0].contains("the reload stands"));
+        let retired = retired();
+        drop(old);
+        let ends = std::thread::spawn(move || drop(request));
+        assert!(retired.wait(Instant::now() + Duration::from_secs(60)).is_empty());
+        ends.join().unwrap();
     }
 
     #[test]

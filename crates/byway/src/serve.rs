@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
@@ -16,20 +16,23 @@ use byway_reactor::{Address, limit_mapped};
 use byway_service::block::OpenHere;
 
 use crate::address::{Cidr, Listen};
-use crate::admission::peer_allowed;
+use crate::admission::{Guarded, peer_allowed};
 use crate::cli::ServeArguments;
-use crate::config::{ConfigError, Configuration};
+use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, ReloadRequest};
 use crate::memory::default_mapped_bytes;
 use crate::node::{Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
-use crate::reload::{self, ReloadError, Served, Summary};
+use crate::reload::{self, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a reload waits for the loops to confirm it, and for the last requests to volumes that it took out.
+const APPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Open files that a node asks for: a descriptor for each connection, and some for itself.
 const OPEN_FILES: u64 = 65_536;
@@ -88,7 +91,8 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
     let inherited = byway_reactor::activation::inherited_listeners().map_err(ServeError::Manager)?;
     let user = configuration.user.as_deref().map(found_user).transpose()?;
-    let addresses = addresses(&configuration, inherited)?;
+    let listeners = listeners(&configuration, inherited)?;
+    let guarded = listeners.guarded();
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
@@ -106,7 +110,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     watch_signals(events.clone())?;
-    let node = Node::start(node_options(&configuration, addresses, &plan.served, tls.clone()))?;
+    let node = Node::start(node_options(&configuration, listeners, &plan.served, tls.clone()))?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -131,7 +135,8 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     announce(&node, http.as_ref().map(HttpDoor::address), ctl.as_deref());
-    let mut serving = Serving { arguments, configuration, files, served: plan.served, tls, allow, node };
+    let mut serving =
+        Serving { arguments, configuration, files, served: plan.served, listeners: guarded, tls, allow, node };
     tell(supervisor.ready(&serving.status()));
     while let Ok(Event::Reload(asker)) = happened.recv() {
         tell(supervisor.reloading());
@@ -182,6 +187,8 @@ struct Serving<'a> {
     configuration: Configuration,
     files: Box<dyn Files>,
     served: Vec<Served>,
+    /// As they were opened at start.
+    listeners: Vec<Guarded>,
     /// Shared with the node's doors.
     tls: ServerTls,
     /// Shared with the HTTP door.
@@ -199,8 +206,11 @@ impl Serving<'_> {
         let outcome = self.try_reload();
         match &outcome {
             Ok(summary) => {
-                let Summary { added, dropped, resized, changed } = summary;
+                let Summary { added, dropped, resized, changed, pending } = summary;
                 tracing::info!(?added, ?dropped, ?resized, ?changed, "reloaded");
+                for what in pending {
+                    tracing::warn!("the reload has not come to its end: {what}");
+                }
             }
             Err(error) => tracing::error!(%error, "the reload changed nothing"),
         }
@@ -215,61 +225,81 @@ impl Serving<'_> {
         if configuration.volumes.is_empty() {
             return Err(ReloadError::Nothing);
         }
-        configuration.admitted(&configuration.listen)?;
-        configuration.admitted(&configuration.nbd)?;
+        // Those that are open: what the lists name now is not asked for again, and under socket activation never was.
+        configuration.admit(&self.listeners)?;
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
-        let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
             old.replace(new);
         }
-        let volumes: Vec<_> = plan.served.iter().map(|served| Arc::clone(&served.volume)).collect();
-        self.node.replace_volumes(&volumes);
-        self.node.replace_allowed(&configuration.allow);
+        let retired = Retired::between(&self.served, &plan.served);
+        self.served = plan.served;
+        let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
-        (self.served, self.configuration) = (plan.served, configuration);
+        let deadline = Instant::now() + APPLY_LIMIT;
+        let silent = self.node.replace(&volumes, &configuration.allow, deadline);
+        self.configuration = configuration;
+        plan.summary.pending = reload::pending(silent, &retired.wait(deadline), APPLY_LIMIT);
         Ok(plan.summary)
     }
 }
 
 /// Where a node listens.
-struct Addresses {
-    native: Vec<Address>,
-    nbd: Vec<Address>,
+struct Listeners {
+    native: Vec<Guarded>,
+    nbd: Vec<Guarded>,
     inherited: Vec<OwnedFd>,
+    /// Where those are.
+    inherited_at: Vec<Guarded>,
 }
 
-fn addresses(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Addresses, ServeError> {
+impl Listeners {
+    /// All of them, for reloads to judge again.
+    fn guarded(&self) -> Vec<Guarded> {
+        [&self.native[..], &self.nbd, &self.inherited_at].concat()
+    }
+}
+
+fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Listeners, ServeError> {
     if configuration.volumes.is_empty() {
         return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH"));
     }
     // Passed sockets are all there is: the manager decides where this node listens.
     let here = inherited.is_empty();
-    let nbd = if here { configuration.admitted(&configuration.nbd)? } else { Vec::new() };
-    let native = if here { configuration.admitted(&configuration.listen)? } else { Vec::new() };
-    if nbd.is_empty() && native.is_empty() && here {
+    let nbd = if here { resolve(&configuration.nbd)? } else { Vec::new() };
+    let native = if here { resolve(&configuration.listen)? } else { Vec::new() };
+    let inherited_at: std::io::Result<_> = inherited.iter().map(Guarded::inherited).collect();
+    let listeners = Listeners { native, nbd, inherited, inherited_at: inherited_at.map_err(ServeError::Manager)? };
+    let guarded = listeners.guarded();
+    if guarded.is_empty() {
         return Err(ServeError::Nothing(
             "nowhere to listen: give --listen tcp://127.0.0.1 (byway's own wire), --nbd tcp://127.0.0.1 or \
              --nbd unix:///PATH",
         ));
     }
-    Ok(Addresses { native, nbd, inherited })
+    configuration.admit(&guarded)?;
+    Ok(listeners)
 }
 
-fn node_options(configuration: &Configuration, addresses: Addresses, served: &[Served], tls: ServerTls) -> NodeOptions {
+fn node_options(configuration: &Configuration, listeners: Listeners, served: &[Served], tls: ServerTls) -> NodeOptions {
     NodeOptions {
         io: configuration.io,
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
-        native: addresses.native,
-        nbd: addresses.nbd,
-        nbd_inherited: addresses.inherited,
+        native: addresses(listeners.native),
+        nbd: addresses(listeners.nbd),
+        nbd_inherited: listeners.inherited,
         nbd_options: NbdOptions::default(),
         tls,
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
     }
+}
+
+fn addresses(listeners: Vec<Guarded>) -> Vec<Address> {
+    listeners.into_iter().map(|listener| listener.address).collect()
 }
 
 fn listen_error(at: SocketAddr, source: std::io::Error) -> StartError {

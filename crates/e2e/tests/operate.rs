@@ -159,6 +159,37 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
 }
 
 #[test]
+fn a_file_can_be_served_under_another_name_once_a_reload_has_taken_it_out() {
+    let test = "a_file_can_be_served_under_another_name_once_a_reload_has_taken_it_out";
+    let python = python!(test);
+    let rig = Rig::new("\"keep=mem:1M\"", &[]);
+    let disk = rig.file("disk", 1 << 20);
+    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"old=fault:write=5s:{disk}\""));
+    rig.reload();
+    // Its write is in flight, and the file locked, for longer than opening a file waits for its lock.
+    let mut client = Script::start(
+        &python,
+        &rig.script(
+            "old = connect('old')\n\
+             old.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b'x' * 4096)), 0)\n\
+             while old.aio_in_flight() and not old.aio_is_ready(): old.poll(-1)\n\
+             print('written', flush=True); input()\n",
+        ),
+    );
+    client.expect("written");
+    until(Instant::now() + LIMIT, "the write to arrive", || {
+        let status = String::from_utf8_lossy(&rig.ctl(&["status"]).stdout).into_owned();
+        status.lines().any(|line| line.contains("volume old") && line.contains("1 in flight")).then_some(())
+    });
+    configure(rig.folder.path(), "\"keep=mem:1M\"");
+    assert_eq!(rig.reload(), "dropped: old\n");
+    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"new={disk}\""));
+    assert_eq!(rig.reload(), "added: new\n");
+    client.go_on();
+    client.ends_well();
+}
+
+#[test]
 fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
     let test = "a_node_that_gave_up_root_reloads_what_only_root_may_open";
     if !rustix::process::geteuid().is_root() {
@@ -184,6 +215,19 @@ fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
     rig.server.kill();
     let gone = || !Path::new("/proc").join(opener.trim()).exists();
     until(Instant::now() + LIMIT, "the opener to end with its node", || gone().then_some(()));
+}
+
+#[test]
+fn a_confined_node_reloads_without_asking_the_resolver_again() {
+    let test = "a_confined_node_reloads_without_asking_the_resolver_again";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, SkipReason::Machine("not root"));
+    }
+    // A name of /etc/hosts, which the confinement hides.
+    let rig = Rig::new("\"m=mem:1M\"", &["--user", "nobody", "--listen", "tcp://localhost:0"]);
+    assert!(rig.server.port("byway") > 0);
+    configure(rig.folder.path(), "\"m=mem:1M\", \"more=mem:1M\"");
+    assert_eq!(rig.reload(), "added: more\n");
 }
 
 #[test]

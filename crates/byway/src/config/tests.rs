@@ -84,14 +84,16 @@ fn errors_name_the_key_and_the_file() {
 fn wide_listeners_are_refused_without_a_guard() {
     let wide = |flags: &[&str]| {
         let got = load(&[&["--nbd", "tcp://0.0.0.0:1", "--http", "0.0.0.0:2"], flags].concat(), None).unwrap();
-        (got.admitted(&got.nbd).map_err(|e| e.to_string()), got.admitted_http().map_err(|e| e.to_string()))
+        let listeners = resolve(&got.nbd).unwrap();
+        assert_eq!(listeners.len(), 1);
+        (got.admit(&listeners).map_err(|e| e.to_string()), got.admitted_http().map_err(|e| e.to_string()))
     };
     let (nbd, http) = wide(&[]);
     assert!(nbd.unwrap_err().contains("--tls-client-ca"));
     assert!(http.is_err());
     let tls = ["--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "ca"];
     let (nbd, http) = wide(&tls);
-    assert_eq!(nbd.unwrap().len(), 1);
+    assert!(nbd.is_ok());
     assert!(http.is_err(), "HTTP has no TLS");
     let (nbd, _) = wide(&[&tls[..], &["--tls", "optional"]].concat());
     assert!(nbd.unwrap_err().contains("can be reached"), "plain clients show no certificate");

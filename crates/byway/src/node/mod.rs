@@ -125,7 +125,23 @@ impl Node {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left running then.
-    pub fn start(mut options: NodeOptions) -> Result<Self, StartError> {
+    pub fn start(options: NodeOptions) -> Result<Self, StartError> {
+        let mut node = Self {
+            loops: Vec::new(),
+            ready: Vec::new(),
+            report: NodeReport::new(Vec::new(), Arc::default(), String::new()),
+            io: String::new(),
+        };
+        match node.start_loops(options) {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                node.end();
+                Err(error)
+            }
+        }
+    }
+
+    fn start_loops(&mut self, mut options: NodeOptions) -> Result<(), StartError> {
         let inherited = std::mem::take(&mut options.nbd_inherited);
         let threads = options.threads.max(1);
         let options = Arc::new(options);
@@ -133,7 +149,6 @@ impl Node {
         let (native, bound) = listen_native(&options.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
         let slow = Arc::new(SlowOperations::default());
-        let (mut loops, mut ready, mut io) = (Vec::new(), Vec::new(), String::new());
         // The accepting loop starts last: it must know the others.
         let mut peers = Vec::new();
         for index in (0..threads).rev() {
@@ -154,13 +169,21 @@ impl Node {
             };
             let (started, one) = start_loop(assignment, sender, peers.clone())?;
             peers.insert(0, (one.sender.clone(), one.waker.clone()));
-            ready.extend(started.ready);
-            io = started.io;
-            loops.push(one);
+            self.ready.extend(started.ready);
+            self.io = started.io;
+            self.loops.push(one);
         }
-        ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
-        let report = NodeReport::new(peers, slow, io.clone());
-        Ok(Self { loops, ready, report, io })
+        self.ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
+        self.report = NodeReport::new(peers, slow, self.io.clone());
+        Ok(())
+    }
+
+    /// Ends what runs, at once.
+    fn end(self) {
+        self.tell_all(|| Message::Stop);
+        for one in self.loops {
+            let _ = one.thread.join();
+        }
     }
 
     /// The doors that are open.
@@ -181,15 +204,24 @@ impl Node {
         &self.io
     }
 
-    /// Makes `volumes` the list that is served. Volumes that are the same, perhaps in another size, go on; connections of
-    /// those that are gone end.
-    pub fn replace_volumes(&self, volumes: &[Arc<Volume>]) {
-        self.tell_all(|| Message::Volumes(volumes.to_vec()));
-    }
-
-    /// Lets only these addresses connect from now on, besides this machine's; empty: everybody.
-    pub fn replace_allowed(&self, allow: &[Cidr]) {
-        self.tell_all(|| Message::Allow(allow.to_vec()));
+    /// Makes `volumes` the list that is served, and lets only the addresses of `allow` connect from now on, besides this
+    /// machine's (empty: everybody). Volumes that are the same, perhaps in another size, go on; connections of those that
+    /// are gone end.
+    ///
+    /// Waits for every loop to confirm that it is so, until `deadline`, and gives how many have not: they do as told
+    /// once they come to it.
+    pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], deadline: Instant) -> usize {
+        let (confirm_allowed, allowed) = channel();
+        // First those who may no longer come in: they are not to see what is new.
+        self.tell_all(|| Message::Allow(allow.to_vec(), confirm_allowed.clone()));
+        let (confirm_volumes, replaced) = channel();
+        self.tell_all(|| Message::Volumes(volumes.to_vec(), confirm_volumes.clone()));
+        drop((confirm_allowed, confirm_volumes));
+        let confirmed = |confirmations: &Receiver<()>| {
+            let left = || deadline.saturating_duration_since(Instant::now());
+            self.loops.iter().take_while(|_| confirmations.recv_timeout(left()).is_ok()).count()
+        };
+        self.loops.len() - confirmed(&allowed).min(confirmed(&replaced))
     }
 
     fn tell_all(&self, message: impl Fn() -> Message) {
@@ -282,7 +314,16 @@ fn start_loop(
     };
     let thread = std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Loop)?;
     let gone = || StartError::Loop(std::io::Error::other("its thread ended"));
-    let started = reported.recv().map_err(|_| gone())??;
+    let started = match reported.recv().unwrap_or_else(|_| Err(gone())) {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = thread.join();
+            return Err(error);
+        }
+    };
     let waker = started.waker.clone();
     Ok((started, Loop { sender, waker, thread, ended }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,10 +34,10 @@ const NATIVE_CLASS: u8 = 0x20;
 pub(super) enum Message {
     /// A new stream of the NBD door.
     Stream(OwnedFd),
-    /// The volumes from now on.
-    Volumes(Vec<Arc<Volume>>),
-    /// Who may connect from now on.
-    Allow(Vec<Cidr>),
+    /// The volumes from now on. Confirmed once it is so.
+    Volumes(Vec<Arc<Volume>>, Sender<()>),
+    /// Who may connect from now on. Confirmed once it is so.
+    Allow(Vec<Cidr>, Sender<()>),
     /// Tell what was done.
     Report(Sender<LoopReport>),
     /// Answer what is in flight, then end.
@@ -277,8 +277,16 @@ impl Worker {
                     }
                     Err(error) => tracing::error!(%error, "cannot take over a connection"),
                 },
-                Message::Volumes(volumes) => self.take_volumes(&volumes),
-                Message::Allow(allow) => self.take_allowed(allow),
+                Message::Volumes(volumes, applied) => {
+                    self.take_volumes(&volumes);
+                    // Before the answer: whoever waits for it may want to be the last to know of a volume.
+                    drop(volumes);
+                    let _ = applied.send(());
+                }
+                Message::Allow(allow, applied) => {
+                    self.take_allowed(allow);
+                    let _ = applied.send(());
+                }
                 Message::Report(sender) => {
                     let _ = sender.send(self.report());
                 }
