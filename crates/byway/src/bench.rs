@@ -1,5 +1,8 @@
 //! `byway bench volume`: how fast a volume is, as its own client sees it.
 
+mod server;
+
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,6 +12,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use self::server::{CostError, ServerCost};
 use crate::config::parse_io;
 use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
 use crate::tls::ClientTlsArguments;
@@ -59,6 +63,9 @@ pub struct BenchArguments {
     /// What the event loop stands on: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
     pub io: IoChoice,
+    /// Also say what it costs the server: the address of its metrics, what it was given as --http
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -94,6 +101,9 @@ pub enum BenchError {
     /// The volume is too small for one request.
     #[error("the volume is smaller than one request; give a smaller --bs")]
     Small,
+    /// The server's metrics.
+    #[error(transparent)]
+    Cost(#[from] CostError),
     /// A request failed.
     #[error("a request failed: {0}")]
     Request(#[from] TransferError),
@@ -109,6 +119,9 @@ struct Report {
     latency_us: Latencies,
     client_cpu_us_per_request: f64,
     client_kernel_copied_bytes_per_byte: f64,
+    /// Both `None` without `--metrics`. They hold whatever else the node did meanwhile.
+    server_cpu_us_per_request: Option<f64>,
+    server_kernel_copied_bytes_per_byte: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -148,11 +161,16 @@ pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
         return Err(BenchError::Block(arguments.bs));
     }
     let mut bench = Bench::open(arguments)?;
+    let cost_before = arguments.metrics.map(server::ask).transpose()?;
     let (cpu, counters, began) = (own_cpu(), bench.reactor.counters(), bench.reactor.now());
     bench.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
     let seconds = bench.reactor.now().since(began).as_secs_f64();
-    let report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
+    let mut report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
+    let cost_after = arguments.metrics.map(server::ask).transpose()?;
     bench.leave();
+    if let (Some(before), Some(after)) = (cost_before, cost_after) {
+        report.add_server(&before, &after, arguments.bs);
+    }
     if arguments.json {
         println!("{}", serde_json::json!(report));
     } else {
@@ -168,12 +186,27 @@ pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
             report.client_cpu_us_per_request,
             report.client_kernel_copied_bytes_per_byte,
         );
+        match (report.server_cpu_us_per_request, report.server_kernel_copied_bytes_per_byte) {
+            (Some(cpu), Some(copied)) => println!(
+                "server: {cpu:.2} us of CPU for each request, {copied:.2} bytes copied by its kernel for each byte moved"
+            ),
+            _ => println!("server: not asked; give --metrics the address of its --http"),
+        }
     }
     Ok(())
 }
 
+impl Report {
+    fn add_server(&mut self, before: &ServerCost, after: &ServerCost, block: u64) {
+        let requests = self.requests.max(1) as f64;
+        self.server_cpu_us_per_request = Some((after.cpu_seconds - before.cpu_seconds) * 1e6 / requests);
+        let copied = after.copied_bytes - before.copied_bytes;
+        self.server_kernel_copied_bytes_per_byte = Some(copied / (requests * block as f64));
+    }
+}
+
 /// CPU time of this process, user and system.
-fn own_cpu() -> Duration {
+pub(crate) fn own_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -288,6 +321,8 @@ impl Bench {
             latency_us: Latencies { p50: us(0.5), p99: us(0.99), p999: us(0.999), max: us(1.0) },
             client_cpu_us_per_request: cpu.as_secs_f64() * 1e6 / requests.max(1) as f64,
             client_kernel_copied_bytes_per_byte: copied as f64 / bytes,
+            server_cpu_us_per_request: None,
+            server_kernel_copied_bytes_per_byte: None,
         }
     }
 }

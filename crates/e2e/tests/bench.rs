@@ -8,8 +8,8 @@ fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let socket = format!("unix://{}/sock", folder.path().display());
         let arguments = ["--io", io, "--volume", "m=mem:16M", "--volume", "r=null:16M,ro", "--nbd", &socket];
-        let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
-        let server = Server::start(folder.path(), 3, &[&arguments[..], &doors[..]].concat());
+        let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"];
+        let server = Server::start(folder.path(), 4, &[&arguments[..], &doors[..]].concat());
         let native = |name: &str| format!("byway://127.0.0.1:{}/{name}", server.port("byway"));
         let tcp = |name: &str| format!("nbd://127.0.0.1:{}/{name}", server.port("nbd"));
         let unix = |name: &str| format!("nbd+unix:///{name}?socket={}/sock", folder.path().display());
@@ -22,6 +22,19 @@ fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
             assert!(said.contains("\"requests_per_second\""), "{said}");
             assert!(!said.contains("\"requests\":0,"), "{said}");
         }
+        let metrics = format!("127.0.0.1:{}", server.port("http"));
+        let more = ["--bs", "64K", "--seconds", "1", "--json", "--metrics", &metrics];
+        let said = run_well(&binary(), &[&["bench", "volume", &native("m")][..], &more[..]].concat());
+        let figure = |name: &str| -> f64 {
+            let rest = said.split_once(&format!("\"{name}\":")).expect("the figure is there").1;
+            rest.split([',', '}']).next().unwrap().parse().unwrap_or_else(|_| panic!("{name} in {said}"))
+        };
+        assert!(figure("server_cpu_us_per_request") > 0.0, "{said}");
+        // Reads of memory: one copy, into the socket, or none where it is spliced.
+        assert!((0.0..1.2).contains(&figure("server_kernel_copied_bytes_per_byte")), "{said}");
+        let wrong = format!("127.0.0.1:{}", server.port("nbd"));
+        let refused = run(&binary(), &["bench", "volume", &native("m"), "--seconds", "1", "--metrics", &wrong]);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("--http"), "{refused:?}");
         for name in [&native as &dyn Fn(&str) -> String, &tcp, &unix] {
             let refused = run(&binary(), &["bench", "volume", &name("r"), "--rw", "randwrite", "--seconds", "1"]);
             assert!(String::from_utf8_lossy(&refused.stderr).contains("read-only"), "{refused:?}");

@@ -17,6 +17,8 @@ pub fn render(snapshot: &Snapshot) -> String {
 fn node(page: &mut Page, node: &Snapshot) {
     page.head("byway_info", "gauge", "Version and backend of this node; always 1.");
     page.line("byway_info", &[("version", &node.version), ("io", &node.io)], 1);
+    page.head("byway_cpu_seconds_total", "counter", "CPU time of the process, user and system.");
+    page.line("byway_cpu_seconds_total", &[], node.cpu.as_secs_f64());
     let gauges = [
         ("byway_ready", "Whether the node serves: 1 or 0.", u64::from(node.not_ready.is_none())),
         ("byway_uptime_seconds", "Seconds since the node started.", node.uptime_seconds),
@@ -118,7 +120,7 @@ impl Page {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         self.0 += name;
         for (index, (label, text)) in labels.iter().enumerate() {
             let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

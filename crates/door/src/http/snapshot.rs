@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub io: String,
     /// Seconds since it started.
     pub uptime_seconds: u64,
+    /// CPU time of the process, user and system.
+    pub cpu: std::time::Duration,
     /// Event loops.
     pub loops: u64,
     /// What the loops moved, and who copied it.

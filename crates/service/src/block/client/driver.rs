@@ -1,27 +1,28 @@
 //! The client's session with its server: connecting again and again, opening the volume, calls, windows.
 
+mod calls;
+
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_fabric::limits::{CONTROL_QUEUE_BYTES, SMALL_BYTES_MAX};
+use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{Agreed, ClientId, CloseReason, Closed, Fabric, Handler, Identity, Options, Slot, WindowKey};
-use byway_reactor::{Address, Completion, Extent, Frame, Instant, Op, Reactor, Token};
-use byway_rpc::wire::{CallBody, DataBody, PullBody, ReplyBody};
-use byway_rpc::{Calls, Progress};
+use byway_fabric::{Agreed, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot, WindowKey};
+use byway_reactor::{Address, Completion, Frame, Instant, Op, Reactor, Token};
+use byway_rpc::Calls;
+use byway_rpc::wire::{CallBody, DataBody, PullBody};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::super::wire::{
-    Arguments, CallError, EXTENT_HOLE, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, Method,
-    NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY, VOLUME_VOLATILE, read_status,
+    Arguments, CallError, FLAG_READ_ONLY, Method, NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY,
+    VOLUME_VOLATILE,
 };
-use super::machine::{Kind, Machine, OpId};
-use super::request::{Answer, Bounds, Done, Request, VolumeError};
+use super::machine::{Machine, OpId};
+use super::request::{Bounds, Done, Request, VolumeError};
 use crate::limits::{
-    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, LONG_CALL_TIME_MAX, RECONNECT_MAX,
-    RECONNECT_MIN,
+    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
 };
 
 /// The tag of the volume's own timer; the fabric's tags are below.
@@ -323,127 +324,6 @@ impl Core {
         }
     }
 
-    fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, now): (OpId, Instant)) {
-        let Some(operation) = self.machine.operation(id) else { return };
-        let (start, len) = (operation.start, operation.len as usize);
-        let mut payload = None;
-        let mut window = None;
-        let (method, flags) = match operation.kind {
-            Kind::Read => {
-                if len > SMALL_BYTES_MAX
-                    && let Some(frame) = operation.into.take()
-                {
-                    window = fabric.open_target(session, (frame, 0, len), 0);
-                }
-                (Method::Read, 0)
-            }
-            Kind::Write { durable } => {
-                match operation.from.clone() {
-                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, start, len), 0),
-                    from => payload = from,
-                }
-                (Method::Write, if durable { FLAG_DURABLE } else { 0 })
-            }
-            Kind::Flush => (Method::Flush, 0),
-            Kind::Trim { durable } => (Method::Trim, if durable { FLAG_DURABLE } else { 0 }),
-            Kind::Zero(flags) => {
-                let flag = |on, bit| if on { bit } else { 0 };
-                let keep = flag(flags.keep_space, FLAG_KEEP_SPACE);
-                (Method::Zero, flag(flags.durable, FLAG_DURABLE) | keep | flag(flags.fast, FLAG_FAST))
-            }
-            Kind::Extents => (Method::Extents, 0),
-            Kind::Prefetch => (Method::Prefetch, 0),
-        };
-        let arguments = Arguments {
-            handle: U32::new(handle),
-            flags: U32::new(flags),
-            offset: U64::new(operation.offset),
-            len: U64::new(operation.len),
-            reserved: [0; 40],
-        };
-        let time_max = match operation.kind {
-            Kind::Flush | Kind::Trim { .. } | Kind::Zero(_) => LONG_CALL_TIME_MAX,
-            _ if flags & FLAG_DURABLE != 0 => LONG_CALL_TIME_MAX,
-            _ => CALL_TIME_MAX,
-        };
-        let call = self.calls.start(Pending::Operation(id, window), now + time_max);
-        let header = call_header(call, method, &arguments, window.map(|key| (key, len)));
-        let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
-        match payload {
-            Some(from) => {
-                let checksum = checksum.then(|| crc32c::crc32c(&from[start..start + len]));
-                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, start, len));
-            }
-            None => fabric.send(session, header),
-        }
-    }
-
-    fn replied(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, header: &Header, payload: &[u8]) {
-        let reply: ReplyBody = header.body();
-        if let Some(Pending::Operation(id, None)) = self.calls.context(reply.call.get()).copied()
-            && let Some(operation) = self.machine.operation(id)
-            && operation.kind == Kind::Read
-            && let Some(into) = &mut operation.into
-            && payload.len() == operation.len as usize
-        {
-            into[..payload.len()].copy_from_slice(payload);
-        }
-        let progress = self.calls.replied(&reply, payload.len());
-        self.progressed(fabric, reactor, session, &progress, payload);
-    }
-
-    fn progressed(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        progress: &Progress<Pending>,
-        payload: &[u8],
-    ) {
-        self.strays += u64::from(*progress == Progress::Unknown);
-        let &Progress::Complete(pending, answer) = progress else { return };
-        let status = read_status(answer.status, &answer.result);
-        let (id, window) = match pending {
-            Pending::Open => return self.opened(fabric, reactor, session, status, &answer.result),
-            Pending::Operation(id, window) => (id, window),
-        };
-        if let Some(key) = window {
-            if fabric.windows().is_lent(key) {
-                self.limbo.push((id, key));
-                return fabric.close(reactor, session, CloseReason::Unexpected(Message::Data));
-            }
-            self.close_window(fabric, id, key);
-        }
-        let Some(operation) = self.machine.operation(id) else { return };
-        let result = status.map(|()| match operation.kind {
-            Kind::Extents => Answer::Extents(read_extents(payload)),
-            _ => Answer::Unit,
-        });
-        if let Ok(Answer::Extents(extents)) = &result
-            && !are_sound(extents, operation.len)
-        {
-            self.machine.complete(id, Err(CallError::Malformed));
-            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
-        }
-        if result.is_ok() && operation.kind == Kind::Read && u64::from(answer.total) != operation.len {
-            self.machine.complete(id, Err(CallError::Malformed));
-            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
-        }
-        self.machine.complete(id, result);
-        if self.machine.failed().is_some() {
-            self.give_up(fabric, reactor);
-        }
-    }
-
-    /// Takes an operation's memory back.
-    fn close_window(&mut self, fabric: &mut Fabric, id: OpId, key: WindowKey) {
-        if let Closed::Target(frame) = fabric.windows().close(key)
-            && let Some(operation) = self.machine.operation(id)
-        {
-            operation.into = Some(frame);
-        }
-    }
-
     fn opened(
         &mut self,
         fabric: &mut Fabric,
@@ -604,34 +484,4 @@ fn call_header(call: u64, method: Method, arguments: &Arguments, window: Option<
     let mut header = Header::with_body(Message::Call, &body);
     header.window.set(window.map_or(0, |(key, _)| key.0));
     header
-}
-
-/// Whether a list of extents says something, of bytes that were asked about alone: who goes on where it ends must not hang.
-fn are_sound(extents: &[Extent], asked: u64) -> bool {
-    let all = extents.iter().try_fold(0u64, |all, extent| all.checked_add(extent.len).filter(|_| extent.len > 0));
-    all.is_some_and(|all| all <= asked && (all > 0 || asked == 0))
-}
-
-fn read_extents(payload: &[u8]) -> Vec<Extent> {
-    let entry = |bytes: &[u8; 8]| {
-        let word = u64::from_le_bytes(*bytes);
-        Extent { len: word & !EXTENT_HOLE, hole: word & EXTENT_HOLE != 0 }
-    };
-    payload.as_chunks::<8>().0.iter().map(entry).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_of_extents_that_leads_nowhere_or_too_far_is_not_taken() {
-        let sound = |lens: &[u64], asked| {
-            let extents: Vec<_> = lens.iter().map(|len| Extent { len: *len, hole: false }).collect();
-            are_sound(&extents, asked)
-        };
-        assert!(sound(&[512, 1024], 4096) && sound(&[4096], 4096) && sound(&[], 0));
-        assert!(!sound(&[], 4096) && !sound(&[512, 0], 4096) && !sound(&[4097], 4096));
-        assert!(!sound(&[u64::MAX >> 1, u64::MAX >> 1, 4], u64::MAX >> 1));
-    }
 }
