@@ -2,7 +2,7 @@
 
 mod nbd_certificates;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -160,13 +160,16 @@ impl Client {
     fn take(&mut self, n: usize) -> Option<Vec<u8>> {
         while self.plaintext.len() < n {
             let mut bytes = vec![0; 64 << 10];
-            let got = self.socket.read(&mut bytes).unwrap_or_else(|error| {
-                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "the server says nothing");
-                0
-            });
-            if got == 0 {
-                return None;
-            }
+            let got = match self.socket.read(&mut bytes) {
+                Ok(0) => return None,
+                Ok(got) => got,
+                // A ring that this thread has closed interrupts it once more, when the kernel is done with it.
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    assert_ne!(error.kind(), ErrorKind::WouldBlock, "the server says nothing");
+                    return None;
+                }
+            };
             match &mut self.tls {
                 None => self.plaintext.extend_from_slice(&bytes[..got]),
                 Some(tls) => {

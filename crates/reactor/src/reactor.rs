@@ -73,6 +73,9 @@ macro_rules! each {
 impl Reactor {
     /// Opens a loop for the calling thread, with a pool of `frame_bytes` (see [`FramePool`]).
     ///
+    /// When a loop over io_uring is dropped, the kernel takes it down later and interrupts the thread once for that: a
+    /// blocking call that the thread makes meanwhile may fail with `EINTR`, although no signal has come.
+    ///
     /// # Errors
     /// The kernel's: no memory, no descriptors, or, for [`IoChoice::Uring`], io_uring refused.
     pub fn open(choice: IoChoice, frame_bytes: usize) -> std::io::Result<Self> {

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,7 +91,11 @@ impl Lane {
     fn wait_for(&mut self, len: usize) -> Option<()> {
         while self.came.len() < len {
             let mut bytes = [0; 4096];
-            let n = self.socket.read(&mut bytes).ok().filter(|n| *n > 0)?;
+            let n = match self.socket.read(&mut bytes) {
+                // A ring that this thread has closed interrupts it once more, when the kernel is done with it.
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                read => read.ok().filter(|n| *n > 0)?,
+            };
             match &mut self.tls {
                 None => self.came.extend_from_slice(&bytes[..n]),
                 Some(tls) => tls.feed(&bytes[..n], &mut self.came).ok()?,
