@@ -34,7 +34,7 @@ const IDLE_SECONDS: u64 = 2;
 
 #[derive(Subcommand)]
 pub enum Task {
-    /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client, beside a stub that only answers.
+    /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client, beside stubs that only answer.
     Block(Options),
     /// byway's own wire beside nbdkit and iperf3.
     Native(ContestOptions),
@@ -88,6 +88,9 @@ pub struct StubOptions {
     port: Option<u16>,
     #[arg(long)]
     unix: Option<PathBuf>,
+    /// Answers with the bytes of this file, which it reads into memory first.
+    #[arg(long)]
+    file: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -102,7 +105,7 @@ pub struct Options {
     #[arg(long)]
     only: Option<String>,
     /// The servers, in the order in which they take turns.
-    #[arg(long, value_delimiter = ',', default_value = "byway,nbdkit,qemu-nbd,nbd-server,stub")]
+    #[arg(long, value_delimiter = ',', default_value = "byway,nbdkit,qemu-nbd,nbd-server,stub,stub-memory")]
     servers: Vec<Kind>,
     /// Also write everything, each round too, as JSON.
     #[arg(long)]
@@ -139,7 +142,7 @@ pub struct Idle {
 /// Runs the task, first of all in a network namespace of its own.
 pub fn run(task: &Task) -> Result<()> {
     if let Task::Stub(options) = task {
-        return stub::serve(options.port, options.unix.clone());
+        return stub::serve(options);
     }
     if !network::is_isolated() {
         return network::run_again_isolated();

@@ -27,6 +27,8 @@ pub enum Kind {
     NbdServer,
     /// Our own, which only answers: the client's ceiling.
     Stub,
+    /// The same, with the file's bytes out of its memory.
+    StubMemory,
 }
 
 impl fmt::Display for Kind {
@@ -37,6 +39,7 @@ impl fmt::Display for Kind {
             Self::QemuNbd => "qemu-nbd",
             Self::NbdServer => "nbd-server",
             Self::Stub => "stub",
+            Self::StubMemory => "stub-memory",
         })
     }
 }
@@ -46,7 +49,7 @@ impl Kind {
     pub fn find(self, byway: &Path) -> Option<PathBuf> {
         match self {
             Self::Byway => byway.is_file().then(|| byway.to_path_buf()),
-            Self::Stub => std::env::current_exe().ok(),
+            Self::Stub | Self::StubMemory => std::env::current_exe().ok(),
             other => process::find_program(&other.to_string()),
         }
     }
@@ -104,7 +107,8 @@ impl Server {
             Kind::Nbdkit => nbdkit(&mut command, file, &endpoint),
             Kind::QemuNbd => qemu_nbd(&mut command, file, &endpoint),
             Kind::NbdServer => command = nbd_server(program, file, folder, &endpoint)?,
-            Kind::Stub => stub(&mut command, &endpoint),
+            Kind::Stub => stub(&mut command, None, &endpoint),
+            Kind::StubMemory => stub(&mut command, Some(file), &endpoint),
         }
         let log = folder.join(format!("{kind}-{}.log", endpoint.transport()));
         let mut process = Background::start(&mut command, &log)?;
@@ -133,8 +137,11 @@ fn byway(command: &mut Command, file: &Path, endpoint: &Endpoint) {
     };
 }
 
-fn stub(command: &mut Command, endpoint: &Endpoint) {
+fn stub(command: &mut Command, file: Option<&Path>, endpoint: &Endpoint) {
     command.args(["peers", "stub"]);
+    if let Some(file) = file {
+        command.arg("--file").arg(file);
+    }
     match endpoint {
         Endpoint::Unix(path) => command.arg("--unix").arg(path),
         Endpoint::Tcp(port) => command.args(["--port", &port.to_string()]),
@@ -164,7 +171,7 @@ fn nbd_server(program: &Path, file: &Path, folder: &Path, endpoint: &Endpoint) -
     // It always listens on a port too, so the one for the unix socket gets a port nobody uses.
     let (port, socket) = match endpoint {
         Endpoint::Tcp(port) => (*port, String::new()),
-        Endpoint::Unix(path) => (Kind::NbdServer.port() + 1, format!("unixsock = {}\n", path.display())),
+        Endpoint::Unix(path) => (Kind::NbdServer.port() + 100, format!("unixsock = {}\n", path.display())),
     };
     let configuration = folder.join(format!("nbd-server-{}.conf", endpoint.transport()));
     let text = format!(

@@ -1,11 +1,13 @@
-//! A server that does nothing but answer: the same bytes to every read, nothing kept of a write. What a client reaches
-//! against it is the most that it can reach against anybody.
+//! A server that does nothing but answer: nothing kept of a write, and to every read the same bytes, or, given a file,
+//! the right ones out of its own memory. What a client reaches against the first is the most that it can reach against
+//! anybody; the second adds what no server that sends from memory is spared, bytes that no core has in its cache.
 
 use anyhow::{Context, Result, bail};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 const IHAVEOPT: &[u8; 8] = b"IHAVEOPT";
 const OPTION_GO: u32 = 7;
@@ -14,27 +16,34 @@ const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 /// Bytes of requests that are taken at once.
 const BATCH_BYTES: usize = 256 << 10;
+/// Shorter payloads are copied behind their heads, to be sent with others in one call.
+const GATHER_BYTES_MAX: usize = 16 << 10;
+
+/// What is answered to reads.
+type Content = Option<Arc<Vec<u8>>>;
 
 /// Serves until it is ended.
-pub fn serve(port: Option<u16>, unix: Option<PathBuf>) -> Result<()> {
-    if let Some(path) = unix {
+pub fn serve(options: &super::StubOptions) -> Result<()> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let content: Content = options.file.as_deref().map(read).transpose()?.map(Arc::new);
+    if let Some(path) = &options.unix {
         let listener = UnixListener::bind(path)?;
         for stream in listener.incoming() {
-            let stream = stream?;
-            std::thread::spawn(move || talk(&stream, &stream));
+            let (stream, content) = (stream?, content.clone());
+            std::thread::spawn(move || talk(&stream, &stream, &content));
         }
         return Ok(());
     }
-    let listener = TcpListener::bind(("127.0.0.1", port.context("give --port or --unix")?))?;
+    let listener = TcpListener::bind(("127.0.0.1", options.port.context("give --port or --unix")?))?;
     for stream in listener.incoming() {
-        let stream = stream?;
+        let (stream, content) = (stream?, content.clone());
         stream.set_nodelay(true)?;
-        std::thread::spawn(move || talk(&stream, &stream));
+        std::thread::spawn(move || talk(&stream, &stream, &content));
     }
     Ok(())
 }
 
-fn talk(mut from: impl Read, mut to: impl Write) -> Result<()> {
+fn talk(mut from: impl Read, mut to: impl Write, content: &Content) -> Result<()> {
     to.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     from.read_exact(&mut [0; 4])?;
     loop {
@@ -57,7 +66,7 @@ fn talk(mut from: impl Read, mut to: impl Write) -> Result<()> {
         info.extend_from_slice(&(1u16 | 1 << 2 | 1 << 8).to_be_bytes());
         to.write_all(&reply(option, 3, &info))?;
         to.write_all(&reply(option, 1, &[]))?;
-        return answer(from, to);
+        return answer(from, to, content);
     }
 }
 
@@ -70,7 +79,7 @@ fn reply(option: u32, kind: u32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn answer(mut from: impl Read, mut to: impl Write) -> Result<()> {
+fn answer(mut from: impl Read, mut to: impl Write, content: &Content) -> Result<()> {
     let mut input = vec![0; BATCH_BYTES];
     let (mut start, mut end) = (0, 0);
     let mut output = Vec::new();
@@ -87,7 +96,21 @@ fn answer(mut from: impl Read, mut to: impl Write) -> Result<()> {
             output.extend_from_slice(&head[8..16]);
             start += 28;
             match command {
-                READ => output.resize(output.len() + len, 0),
+                READ => {
+                    let offset = u64::from_be_bytes(*head[16..].first_chunk().context("28 bytes")?) as usize;
+                    match content {
+                        None => output.resize(output.len() + len, 0),
+                        Some(content) => {
+                            let bytes = content.get(offset..offset + len).context("a read beyond the end")?;
+                            if len <= GATHER_BYTES_MAX {
+                                output.extend_from_slice(bytes);
+                            } else {
+                                send_both(&mut to, &output, bytes)?;
+                                output.clear();
+                            }
+                        }
+                    }
+                }
                 WRITE => {
                     let here = len.min(end - start);
                     start += here;
@@ -112,4 +135,11 @@ fn answer(mut from: impl Read, mut to: impl Write) -> Result<()> {
         }
         end += n;
     }
+}
+
+/// Sends the one and the other, in one call where they fit.
+fn send_both(to: &mut impl Write, first: &[u8], second: &[u8]) -> Result<()> {
+    let n = to.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])?;
+    to.write_all(first.get(n..).unwrap_or_default())?;
+    Ok(to.write_all(&second[n.saturating_sub(first.len())..])?)
 }
