@@ -17,10 +17,7 @@ pub enum TlsSetupError {
         reason: String,
     },
     /// Certificate and key are not a pair, or not of a kind that is supported.
-    #[error(
-        "{certificate} with {key}: {reason}; give the key that belongs to the first certificate of the file",
-        certificate = certificate.display(), key = key.display()
-    )]
+    #[error("{certificate} with {key}: {reason}; {advice}", certificate = certificate.display(), key = key.display())]
     Pair {
         /// The certificate's file.
         certificate: PathBuf,
@@ -28,6 +25,8 @@ pub enum TlsSetupError {
         key: PathBuf,
         /// Why.
         reason: String,
+        /// What to do.
+        advice: &'static str,
     },
     /// Client certificates are wanted, and there is nothing to check them against.
     #[error("client certificates need the certificate of the authority that signs them (--tls-client-ca)")]
@@ -45,8 +44,17 @@ impl TlsSetupError {
         Self::File { path: path.to_owned(), reason: reason.to_string() }
     }
 
-    pub(super) fn pair(certificate: &Path, key: &Path, reason: &dyn Display) -> Self {
-        Self::Pair { certificate: certificate.to_owned(), key: key.to_owned(), reason: reason.to_string() }
+    pub(super) fn pair(certificate: &Path, key: &Path, error: &Error) -> Self {
+        let reason = error.to_string();
+        let advice = match error {
+            // rustls tells this only by the text of the library below it.
+            _ if reason.contains("UnsupportedCertVersion") => {
+                "the certificate is not of X.509 version 3: sign it with an extension (`openssl x509 -req -extfile`)"
+            }
+            Error::InvalidCertificate(_) => "give a certificate in PEM that is whole, the node's own first",
+            _ => "give the key that belongs to the first certificate of the file",
+        };
+        Self::Pair { certificate: certificate.to_owned(), key: key.to_owned(), reason, advice }
     }
 
     // By value so that it can stand in `map_err`.

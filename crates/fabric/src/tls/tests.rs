@@ -214,3 +214,18 @@ fn a_key_that_does_not_fit_and_files_of_another_kind_are_named() {
         assert!(named.iter().all(|part| said.contains(part)), "{said}");
     }
 }
+
+#[test]
+fn a_certificate_of_version_1_is_named() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut der = rcgen::CertificateParams::new(vec![]).unwrap().self_signed(&key).unwrap().der().to_vec();
+    // The version is the first field, an explicit context tag of its own (RFC 5280, 4.1).
+    let version = der.windows(5).position(|bytes| bytes == [0xa0, 3, 2, 1, 2]).unwrap();
+    der[version + 4] = 0;
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let error = builder.with_single_cert(vec![CertificateDer::from(der)], key).unwrap_err();
+    let said = TlsSetupError::pair(Path::new("a.pem"), Path::new("a.key"), &error).to_string();
+    assert!(said.contains("a.pem") && said.contains("X.509 version 3"), "{said}");
+}
