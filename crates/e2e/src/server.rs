@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 /// How long anything here may take before the test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// The same for a program that is run: those of a long run work for a minute by themselves.
+fn program_limit() -> Duration {
+    if std::env::var_os("BYWAY_LONG").is_some() { LIMIT * 3 } else { LIMIT }
+}
+
 /// The binary under test: `BYWAY_BIN`, else the workspace's release or debug build.
 ///
 /// # Panics
@@ -149,7 +154,7 @@ pub fn until<T>(deadline: Instant, what: &str, mut look: impl FnMut() -> Option<
     }
 }
 
-/// Runs a program to its end, at most [`LIMIT`].
+/// Runs a program to its end, at most [`LIMIT`], or three times that in a long run.
 ///
 /// # Panics
 /// If it cannot be started or takes too long.
@@ -164,7 +169,7 @@ pub fn run(program: &Path, arguments: &[&str]) -> Output {
     let id = rustix::process::Pid::from_child(&child);
     let (send, done) = mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if done.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if done.recv_timeout(program_limit()) == Err(mpsc::RecvTimeoutError::Timeout) {
             let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
         }
     });
