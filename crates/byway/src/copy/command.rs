@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use byway_reactor::{IoChoice, Reactor, limits::FRAME_BYTES_MAX};
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -147,7 +147,8 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     if !may_overwrite && !resume_path.exists() {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
-    let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
+    let ends: Vec<&Path> = [from, to].into_iter().filter_map(Place::path).collect();
+    let mut log = ResumeLog::open(&resume_path, &ends).map_err(resume)?;
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
     // Decided before anything is made or opened for writing: what is there then is what the records tell of, or not.
     let there = found.identity();

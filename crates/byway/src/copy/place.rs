@@ -41,6 +41,14 @@ impl Place {
         }
     }
 
+    /// The path, if it is one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Remote(_) => None,
+        }
+    }
+
     /// Where a copy to it writes down what is done: beside a file, or for a volume in `state`.
     pub(super) fn resume_path(&self, state: &Path) -> PathBuf {
         match self {

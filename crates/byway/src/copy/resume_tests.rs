@@ -21,7 +21,7 @@ impl Bench {
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), false).unwrap();
         let mut source = Faulty { inner, bad: BAD, lie: false, failing: None };
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {}).unwrap_err();
     }
 
@@ -31,7 +31,7 @@ impl Bench {
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), keep).unwrap();
         let mut source = Blind(Faulty { inner, bad, lie: false, failing: None });
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {})
     }
 
@@ -197,7 +197,7 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
     let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
     let modified = touch.metadata().unwrap().modified().unwrap();
-    let mut log = ResumeLog::open(&log).unwrap();
+    let mut log = ResumeLog::open(&log, &[]).unwrap();
     let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut progress);
     let error = failed.unwrap_err();
@@ -215,7 +215,7 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
 #[test]
 fn a_dropped_range_is_no_record_and_what_comes_after_is() {
     let folder = tempfile::tempdir().unwrap();
-    let mut log = ResumeLog::open(&folder.path().join("log")).unwrap();
+    let mut log = ResumeLog::open(&folder.path().join("log"), &[]).unwrap();
     log.load("s", "d", 1000).unwrap();
     let data = |len, crc| Record { len, crc: Some(crc) };
     log.append(&[(0, data(100, 7)), (100, data(100, 8)), (200, data(100, 9))]).unwrap();
@@ -223,4 +223,37 @@ fn a_dropped_range_is_no_record_and_what_comes_after_is() {
     log.append(&[(200, data(100, 10))]).unwrap();
     let records: Vec<_> = log.load("s", "d", 1000).unwrap().into_iter().collect();
     assert_eq!(records, [(0, data(100, 7)), (200, data(100, 10))]);
+}
+
+#[test]
+fn a_resume_file_that_is_somebodys_is_left_alone() {
+    let bench = Bench::new();
+    let bytes = bench.make_source();
+    let command = |resume: &Path| {
+        let words = [&bench.path("source"), &bench.path("destination"), Path::new("--resume"), resume];
+        let words = std::iter::once(Path::new("copy")).chain(words.map(AsRef::as_ref));
+        run(&CommandLine::try_parse_from(words).unwrap().arguments).unwrap_err().to_string()
+    };
+    std::fs::hard_link(bench.path("source"), bench.path("alias")).unwrap();
+    std::os::unix::fs::symlink(bench.path("destination"), bench.path("to")).unwrap();
+    for end in ["source", "alias", "destination"] {
+        let said = command(&bench.path(end));
+        assert!(said.contains("it is the source or the destination"), "{end}: {said}");
+    }
+    command(&bench.path("to"));
+    std::fs::write(bench.path("text"), "by").unwrap();
+    let said = command(&bench.path("text"));
+    assert!(said.contains("it is no resume file; name another"), "{said}");
+    let said = command(bench.folder.path());
+    assert!(said.contains("it is no regular file"), "{said}");
+    assert!(command(Path::new("/dev/null")).contains("it is no regular file"));
+    assert!(contents(&bench.path("source")) == bytes && contents(&bench.path("text")) == b"by");
+    assert!(!bench.path("destination").exists(), "nothing was begun");
+    // As it is there, it is found by its number as well.
+    std::fs::write(bench.path("destination"), "kept").unwrap();
+    for end in ["destination", "to"] {
+        let said = command(&bench.path(end));
+        assert!(said.contains("it is the source or the destination"), "{end}: {said}");
+    }
+    assert!(contents(&bench.path("destination")) == b"kept");
 }

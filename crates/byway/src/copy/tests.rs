@@ -48,7 +48,7 @@ impl Bench {
         let mut source = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let bytes = source.bytes();
         let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, &to, 2, bytes, keep).unwrap());
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut *destination, OPTIONS, Some(&mut log), &mut |_| {})
     }
 }
@@ -157,7 +157,7 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, inner.bytes(), false).unwrap();
     let bad = 45 * CHUNK as u64;
     let mut source = Faulty { inner, bad, lie: false, failing: None };
-    let mut log = ResumeLog::open(&bench.path("log")).unwrap();
+    let mut log = ResumeLog::open(&bench.path("log"), &[]).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {});
     assert!(matches!(failed, Err(CopyError::Source { offset, error: FAULT }) if offset == bad), "{failed:?}");
     drop(log);
@@ -183,15 +183,15 @@ fn a_full_destination_is_named_and_nothing_is_recorded_after_it() {
 fn a_resume_file_survives_a_torn_end_and_other_cuts() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
-    let mut log = ResumeLog::open(&path).unwrap();
+    let mut log = ResumeLog::open(&path, &[]).unwrap();
     assert!(log.load("s", "d", 1000).unwrap().is_empty());
     let data = |len, crc| Record { len, crc: Some(crc) };
     log.append(&[(0, data(100, 7)), (100, Record { len: 50, crc: None })]).unwrap();
-    assert_eq!(ResumeLog::open(&path).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy, "one copy at a time");
+    assert_eq!(ResumeLog::open(&path, &[]).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy, "one copy at a time");
     drop(log);
     File::options().append(true).open(&path).unwrap().write_all(b"data 150 10 0000").unwrap();
 
-    let mut log = ResumeLog::open(&path).unwrap();
+    let mut log = ResumeLog::open(&path, &[]).unwrap();
     assert!(log.is_of("s", "d", 1000).unwrap());
     for (source, destination, bytes) in [("s", "d", 1001), ("x", "d", 1000), ("s", "x", 1000)] {
         assert!(!log.is_of(source, destination, bytes).unwrap(), "{source} {destination} {bytes}");
