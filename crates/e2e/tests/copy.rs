@@ -171,6 +171,29 @@ fn what_cannot_be_copied_is_said_before_anything_is_touched() {
 }
 
 #[test]
+fn a_file_that_is_served_or_copied_to_is_no_destination() {
+    let rig = Rig::new();
+    rig.image("source", SIZE);
+    let served = noise(SIZE, 6);
+    std::fs::write(rig.path("served"), &served).unwrap();
+    let mut server = rig.serve("auto", &[format!("v={}", rig.text("served"))]);
+    let itself = &rig.names(&server, "v")[2];
+    for from in [itself, &rig.text("source")] {
+        let said = rig.fail(from, &rig.text("served"), &["--overwrite"]);
+        assert!(said.contains("is in use") && said.contains("copy to the volume that is served"), "{said}");
+    }
+    assert!(std::fs::read(rig.path("served")).unwrap() == served, "nothing was touched");
+    server.terminate();
+    // Another copy holds it in the same way.
+    let held = std::fs::File::open(rig.path("served")).unwrap();
+    held.lock().unwrap();
+    let said = rig.fail(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
+    assert!(said.contains("another copy"), "{said}");
+    drop(held);
+    rig.copy(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
+}
+
+#[test]
 fn a_web_server_is_not_taken_for_a_volume() {
     let rig = Rig::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -28,10 +28,12 @@ const PROGRESS_TEMPLATE: &str = "{wide_bar} {binary_bytes} of {binary_total_byte
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
     /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, nbd://HOST/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, or byways://, nbds://, nbds+unix:// for TLS)
+    /// nbd+unix:///EXPORT?socket=PATH, or byways://, nbds://, nbds+unix:// for TLS). It is not locked: what is written to
+    /// it meanwhile may be in the copy or not, and of a file is noticed at the end
     #[arg(value_parser = place_parser())]
     pub source: Place,
-    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough
+    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough. A file or device that
+    /// a server or another copy writes to, or that is mounted, is refused
     #[arg(value_parser = place_parser())]
     pub destination: Place,
     /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the

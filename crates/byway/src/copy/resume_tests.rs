@@ -19,7 +19,8 @@ impl Bench {
     fn interrupt(&mut self) {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
-        let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), false).unwrap();
+        let mut destination =
+            FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
         let mut source = Faulty { inner, bad: BAD, lie: false, failing: None };
         let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {}).unwrap_err();
@@ -29,7 +30,7 @@ impl Bench {
     fn copy_from_blind(&mut self, keep: bool, bad: u64) -> Result<Copied, CopyError> {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
-        let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), keep).unwrap();
+        let mut destination = FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), keep).unwrap();
         let mut source = Blind(Faulty { inner, bad, lie: false, failing: None });
         let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {})
@@ -194,7 +195,7 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
     let bytes = bench.make_source();
     let (from, to, log) = (bench.path("source"), bench.path("destination"), bench.path("log"));
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
     let modified = touch.metadata().unwrap().modified().unwrap();
     let mut log = ResumeLog::open(&log, &[]).unwrap();
@@ -256,4 +257,22 @@ fn a_resume_file_that_is_somebodys_is_left_alone() {
         assert!(said.contains("it is the source or the destination"), "{end}: {said}");
     }
     assert!(contents(&bench.path("destination")) == b"kept");
+}
+
+#[test]
+fn a_destination_that_others_write_to_is_refused_and_untouched() {
+    let bench = Bench::new();
+    let bytes = bench.make_source();
+    std::fs::write(bench.path("destination"), "a volume").unwrap();
+    let server = File::options().write(true).open(bench.path("destination")).unwrap();
+    server.lock().unwrap();
+    let refused = bench.command(&["--overwrite"]).unwrap_err().to_string();
+    assert!(refused.contains("destination is in use: a server or another copy"), "{refused}");
+    assert!(refused.contains("copy to the volume that is served"), "{refused}");
+    assert!(contents(&bench.path("destination")) == b"a volume" && !bench.path("log").exists());
+    drop(server);
+    bench.command(&["--overwrite"]).unwrap();
+    assert!(contents(&bench.path("destination")) == bytes);
+    // It has let go of it.
+    File::open(bench.path("destination")).unwrap().try_lock().unwrap();
 }

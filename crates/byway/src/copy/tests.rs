@@ -47,10 +47,15 @@ impl Bench {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let mut source = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let bytes = source.bytes();
-        let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, &to, 2, bytes, keep).unwrap());
+        let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, claim(&to), 2, bytes, keep).unwrap());
         let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut *destination, OPTIONS, Some(&mut log), &mut |_| {})
     }
+}
+
+/// What is to be written, made if it is not there.
+fn claim(path: &Path) -> Claim {
+    if path.exists() { Claim::existing(path).unwrap() } else { Claim::made(path).unwrap() }
 }
 
 fn contents(path: &Path) -> Vec<u8> {
@@ -154,13 +159,13 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let bytes = bench.make_source();
     let (from, to) = (bench.path("source"), bench.path("destination"));
     let inner = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, inner.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
     let bad = 45 * CHUNK as u64;
     let mut source = Faulty { inner, bad, lie: false, failing: None };
     let mut log = ResumeLog::open(&bench.path("log"), &[]).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {});
     assert!(matches!(failed, Err(CopyError::Source { offset, error: FAULT }) if offset == bad), "{failed:?}");
-    drop(log);
+    drop((log, destination));
 
     let copied = bench.copy(true, |file| Box::new(file)).unwrap();
     assert!(copied.resumed_bytes > 1 << 20, "{copied:?}");
@@ -213,7 +218,7 @@ fn a_source_that_changes_under_the_copy_is_noticed() {
     bench.make_source();
     let (from, to) = (bench.path("source"), bench.path("destination"));
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
     let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, None, &mut progress);
