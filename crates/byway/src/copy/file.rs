@@ -1,15 +1,15 @@
 //! A file or block device as one end of a copy.
 
-use std::fs::{File as StdFile, Metadata};
+use std::fs::{File as StdFile, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use byway_reactor::{Allocate, Completion, Errno, File, FileOptions, Op, OpenFile, Outcome, Reactor, Token};
 
-use super::claim::Claim;
+use super::claim::{Claim, open_storage};
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 
 /// Extents asked for at once.
@@ -32,9 +32,15 @@ impl FileEndpoint {
     /// Opens what is copied from. It is not locked: whoever writes to it meanwhile is noticed, if at all, at the end.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; `InvalidInput` for what is neither a regular file nor a block device, and for a file whose size is
+    /// not that of what can be read from it, as in `/proc`.
     pub fn source(reactor: &mut Reactor, path: &Path, class: u8) -> io::Result<Self> {
-        let file = StdFile::open(path)?;
+        let file = open_storage(path, OpenOptions::new().read(true))?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.len() == 0 && file.read_at(&mut [0], 0)? > 0 {
+            let reason = "it says that it is empty and is not; write it into a file of its own (cat) and copy that";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         Self::adopt(reactor, file, class, None, false)
     }
 

@@ -224,3 +224,16 @@ fn a_source_that_changes_under_the_copy_is_noticed() {
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, None, &mut progress);
     assert!(matches!(failed, Err(CopyError::Changed)), "{failed:?}");
 }
+
+#[test]
+fn a_source_that_is_no_storage_is_refused_at_once() {
+    let mut bench = Bench::new();
+    let pipe = bench.path("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let words = [(pipe.as_path(), "neither a regular file"), (Path::new("/dev/null"), "neither a regular file")];
+    for (path, words) in words.into_iter().chain([(Path::new("/proc/cpuinfo"), "it says that it is empty and is not")])
+    {
+        let Err(refused) = FileEndpoint::source(&mut bench.reactor, path, 1) else { panic!("{}", path.display()) };
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+}
