@@ -27,9 +27,9 @@ const PROGRESS_TEMPLATE: &str = "{wide_bar} {binary_bytes} of {binary_total_byte
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
-    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, nbd://HOST/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, or byways://, nbds://, nbds+unix:// for TLS). It is not locked: what is written to
-    /// it meanwhile may be in the copy or not, and of a file is noticed at the end
+    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, byway+unix:///NAME?socket=PATH,
+    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS). It is not locked:
+    /// what is written to it meanwhile may be in the copy or not, and of a file is noticed at the end
     #[arg(value_parser = place_parser())]
     pub source: Place,
     /// Where to: a file (made if it is not there), a block device, or a volume that is large enough. A file or device that
