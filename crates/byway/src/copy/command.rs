@@ -10,7 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::engine::{Copied, CopyError, CopyOptions, copy};
-use super::place::{self, Opened, Place, PlaceError, Reach};
+use super::place::{self, Found, Opened, Place, PlaceError, Reach};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
@@ -151,13 +151,8 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     }
     let ends: Vec<&Path> = [from, to].into_iter().filter_map(Place::path).collect();
     let mut log = ResumeLog::open(&resume_path, &ends).map_err(resume)?;
-    let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
-    // Decided before anything is made or opened for writing: what is there then is what the records tell of, or not.
-    let there = found.identity();
-    let goes_on = match &there {
-        Some(there) => log.is_of(&identity, there, bytes).map_err(resume)?,
-        None => false,
-    };
+    let bytes = source.endpoint().bytes();
+    let goes_on = goes_on(&mut log, &mut source, &found, to).map_err(resume)?;
     if !may_overwrite && !goes_on {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
@@ -184,6 +179,22 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
     report(&copied, seconds, arguments.json);
     Ok(())
+}
+
+/// Whether the log is of this copy. Decided before anything is made or opened for writing: what is there then is what
+/// the records tell of, or not.
+fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) -> io::Result<bool> {
+    let Some(there) = found.identity() else { return Ok(false) };
+    let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
+    if !log.is_of(&identity, &there, bytes)? {
+        return Ok(false);
+    }
+    let tells_of_data = log.load(&identity, &there, bytes)?.values().any(|record| record.crc.is_some());
+    if tells_of_data && !found.is_occupied() {
+        eprintln!("byway: nothing of what was copied before is in {to} any more; all is copied anew");
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 /// The resume file: as asked, or by the destination.
