@@ -1,7 +1,11 @@
 //! Where a node listens, and how clients name what it shares.
 
+mod percent;
+
+use std::ffi::OsString;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -28,9 +32,13 @@ pub enum AddressError {
     UnixPath(String),
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
-        "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or byways:// for TLS"
+        "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
+         byway+unix:///NAME?socket=PATH, or byways:// and byways+unix:// for TLS"
     )]
     Resource(String),
+    /// A unix socket with a host, or without a path that can be one.
+    #[error("`{0}` names no socket; write byway+unix:///NAME?socket=PATH, with a path of at most 107 bytes")]
+    Socket(String),
     /// The name in a resource is none.
     #[error("{0}")]
     Name(#[from] VolumeNameError),
@@ -77,8 +85,7 @@ impl Listen {
         let Some(path) = text.strip_prefix("unix://") else {
             return Err(AddressError::Scheme(text.to_owned()));
         };
-        // `sun_path` has 108 bytes, one for the end (unix(7)).
-        if !path.starts_with('/') || path.len() > 107 || path.contains('\0') {
+        if !path.starts_with('/') || !is_socket_path(path.as_bytes()) {
             return Err(AddressError::UnixPath(path.to_owned()));
         }
         Ok(Self::Unix(PathBuf::from(path)))
@@ -109,6 +116,11 @@ impl fmt::Display for Listen {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
         }
     }
+}
+
+/// `sun_path` has 108 bytes, one for the end (unix(7)).
+fn is_socket_path(path: &[u8]) -> bool {
+    (1..=107).contains(&path.len()) && !path.contains(&0)
 }
 
 /// `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`.
@@ -143,19 +155,32 @@ pub enum Via {
     Tcp,
 }
 
-/// `byway://HOST[:PORT]/NAME[?via=tcp]`: a volume of another node; `byways://` the same over TLS.
+/// The node that a resource belongs to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum NodeName {
+    /// `HOST[:PORT]`.
+    Tcp {
+        /// Name or address; IPv6 without brackets.
+        host: String,
+        /// Port; [`BYWAY_PORT`] if none was written.
+        port: u16,
+        /// The wire, if one was forced.
+        via: Option<Via>,
+    },
+    /// A node of this machine, by its unix socket.
+    Unix(PathBuf),
+}
+
+/// `byway://HOST[:PORT]/NAME[?via=tcp]` or `byway+unix:///NAME?socket=PATH`: a volume of another node; `byways://` and
+/// `byways+unix://` the same over TLS. What follows the plus sign says how the node is reached.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ResourceName {
-    /// Name or address; IPv6 without brackets.
-    pub host: String,
-    /// Port; [`BYWAY_PORT`] if none was written.
-    pub port: u16,
+    /// Which node.
+    pub node: NodeName,
     /// The volume; `None` only where a whole node is named (`byway ls`).
     pub volume: Option<VolumeName>,
     /// Over TLS, or not at all.
     pub tls: bool,
-    /// The wire, if one was forced.
-    pub via: Option<Via>,
 }
 
 impl FromStr for ResourceName {
@@ -163,35 +188,65 @@ impl FromStr for ResourceName {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let bad = || AddressError::Resource(text.to_owned());
-        let (tls, rest) = match text.strip_prefix("byways://") {
-            Some(rest) => (true, rest),
-            None => (false, text.strip_prefix("byway://").ok_or_else(bad)?),
+        let (scheme, rest) = text.split_once("://").ok_or_else(bad)?;
+        let (wire, transport) = scheme.split_once('+').map_or((scheme, None), |(wire, how)| (wire, Some(how)));
+        let tls = match wire {
+            "byway" => false,
+            "byways" => true,
+            _ => return Err(bad()),
         };
-        let (rest, via) = match rest.split_once('?') {
-            None => (rest, None),
-            Some((rest, "via=tcp")) => (rest, Some(Via::Tcp)),
-            Some((_, query)) => return Err(AddressError::Query(query.to_owned())),
-        };
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
-        let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+        let node = match transport {
+            None => {
+                let via = match query {
+                    None => None,
+                    Some("via=tcp") => Some(Via::Tcp),
+                    Some(query) => return Err(AddressError::Query(query.to_owned())),
+                };
+                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+                NodeName::Tcp { host, port, via }
+            }
+            Some("unix") => {
+                let path = query.filter(|_| authority.is_empty()).and_then(socket_path);
+                NodeName::Unix(path.ok_or_else(|| AddressError::Socket(text.to_owned()))?)
+            }
+            Some(_) => return Err(bad()),
+        };
         let volume = if name.is_empty() { None } else { Some(VolumeName::new(name)?) };
-        Ok(Self { host, port, volume, tls, via })
+        Ok(Self { node, volume, tls })
     }
+}
+
+/// The path in `socket=PATH`, percent-decoded.
+fn socket_path(query: &str) -> Option<PathBuf> {
+    let path = query.strip_prefix("socket=").filter(|path| !path.contains('&'))?;
+    let path = percent::decode(path).filter(|path| is_socket_path(path))?;
+    Some(OsString::from_vec(path).into())
 }
 
 impl fmt::Display for ResourceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "byways" } else { "byway" };
-        if self.host.contains(':') {
-            write!(f, "{scheme}://[{}]", self.host)?;
-        } else {
-            write!(f, "{scheme}://{}", self.host)?;
+        f.write_str(if self.tls { "byways" } else { "byway" })?;
+        match &self.node {
+            NodeName::Tcp { host, .. } if host.contains(':') => write!(f, "://[{host}]")?,
+            NodeName::Tcp { host, .. } => write!(f, "://{host}")?,
+            NodeName::Unix(_) => f.write_str("+unix://")?,
         }
-        if self.port != BYWAY_PORT {
-            write!(f, ":{}", self.port)?;
+        if let NodeName::Tcp { port, .. } = self.node
+            && port != BYWAY_PORT
+        {
+            write!(f, ":{port}")?;
         }
         write!(f, "/{}", self.volume.as_ref().map_or("", VolumeName::as_str))?;
-        if self.via == Some(Via::Tcp) { f.write_str("?via=tcp") } else { Ok(()) }
+        match &self.node {
+            NodeName::Tcp { via: Some(Via::Tcp), .. } => f.write_str("?via=tcp"),
+            NodeName::Tcp { via: None, .. } => Ok(()),
+            NodeName::Unix(path) => {
+                f.write_str("?socket=")?;
+                percent::encode(f, path.as_os_str().as_bytes())
+            }
+        }
     }
 }
 
@@ -288,10 +343,37 @@ mod tests {
         for text in ["byway://h/disk", "byway://h:1/disk?via=tcp", "byway://[::1]/d", "byway://h/"] {
             assert_eq!(text.parse::<ResourceName>().unwrap().to_string(), text);
         }
-        assert_eq!("byway://h".parse::<ResourceName>().unwrap().port, BYWAY_PORT);
+        let node = "byway://h".parse::<ResourceName>().unwrap().node;
+        assert_eq!(node, NodeName::Tcp { host: "h".to_owned(), port: BYWAY_PORT, via: None });
         assert!(matches!("byway://h/a?via=x".parse::<ResourceName>(), Err(AddressError::Query(_))));
         assert!(matches!("byway://h/a/b".parse::<ResourceName>(), Err(AddressError::Name(_))));
         assert!(matches!("byway:///a".parse::<ResourceName>(), Err(AddressError::Resource(_))));
+    }
+
+    #[test]
+    fn resources_behind_a_socket_are_read_and_written() {
+        for (text, tls, path) in [
+            ("byway+unix:///disk?socket=/run/byway.sock", false, "/run/byway.sock"),
+            ("byways+unix:///disk?socket=/run/byway.sock", true, "/run/byway.sock"),
+            ("byway+unix:///?socket=beside", false, "beside"),
+            ("byway+unix:///d?socket=/a%20b%26c%25%23d", false, "/a b&c%#d"),
+        ] {
+            let name: ResourceName = text.parse().unwrap();
+            assert_eq!((name.tls, &name.node), (tls, &NodeName::Unix(path.into())));
+            assert_eq!(name.to_string(), text);
+        }
+        let not_text: ResourceName = "byway+unix:///d?socket=/%ff".parse().unwrap();
+        assert_eq!(not_text.to_string(), "byway+unix:///d?socket=/%FF");
+        let long = format!("byway+unix:///d?socket=/{}", "x".repeat(107));
+        for bad in ["", "?socket=", "?socket=/a&via=tcp", "?socket=/%0", "?socket=/%00", "?path=/a"] {
+            let bad = format!("byway+unix:///d{bad}");
+            assert!(matches!(bad.parse::<ResourceName>(), Err(AddressError::Socket(_))), "{bad}");
+        }
+        for bad in ["byway+unix://h/d?socket=/a", &long] {
+            assert!(matches!(bad.parse::<ResourceName>(), Err(AddressError::Socket(_))), "{bad}");
+        }
+        assert!(matches!("byway+carrier:///d?socket=/a".parse::<ResourceName>(), Err(AddressError::Resource(_))));
+        assert!(matches!("byway+unix:///a/b?socket=/a".parse::<ResourceName>(), Err(AddressError::Name(_))));
     }
 
     #[test]

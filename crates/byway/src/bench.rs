@@ -39,8 +39,8 @@ pub enum BenchCommand {
 /// The flags of `byway bench volume`.
 #[derive(Args, Debug)]
 pub struct BenchArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, or
-    /// byways://, nbds://, nbds+unix:// for TLS. Writing overwrites what it holds
+    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS. Writing overwrites what it holds
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]

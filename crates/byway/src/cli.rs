@@ -74,7 +74,8 @@ pub struct ServeArguments {
     /// colon inside a path needs a backslash before it, or double quotes around the path.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
-    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711) or unix:///PATH; may be repeated
+    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711) or unix:///PATH (byway+unix:///NAME?socket=/PATH for
+    /// byway's other commands); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH; may be repeated

@@ -23,7 +23,8 @@ const FRAME_BYTES: usize = 8 << 20;
 /// The flags of `byway ls`.
 #[derive(Args, Debug)]
 pub struct LsArguments {
-    /// The server: byway://HOST[:PORT], nbd://HOST[:PORT] or nbd+unix:///?socket=PATH
+    /// The server: byway://HOST[:PORT], byway+unix:///?socket=PATH, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH, or
+    /// the same with an s, as byways://, for TLS
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]
@@ -39,8 +40,8 @@ pub struct LsArguments {
 /// The flags of `byway info`.
 #[derive(Args, Debug)]
 pub struct InfoArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, or byways://,
-    /// nbds://, nbds+unix:// for TLS
+    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]

@@ -171,6 +171,63 @@ fn what_cannot_be_copied_is_said_before_anything_is_touched() {
 }
 
 #[test]
+fn a_file_that_is_served_or_copied_to_is_no_destination() {
+    let rig = Rig::new();
+    rig.image("source", SIZE);
+    let served = noise(SIZE, 6);
+    std::fs::write(rig.path("served"), &served).unwrap();
+    let mut server = rig.serve("auto", &[format!("v={}", rig.text("served"))]);
+    let itself = &rig.names(&server, "v")[2];
+    for from in [itself, &rig.text("source")] {
+        let said = rig.fail(from, &rig.text("served"), &["--overwrite"]);
+        assert!(said.contains("is in use") && said.contains("copy to the volume that is served"), "{said}");
+    }
+    assert!(std::fs::read(rig.path("served")).unwrap() == served, "nothing was touched");
+    server.terminate();
+    // Another copy holds it in the same way.
+    let held = std::fs::File::open(rig.path("served")).unwrap();
+    held.lock().unwrap();
+    let said = rig.fail(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
+    assert!(said.contains("another copy"), "{said}");
+    drop(held);
+    rig.copy(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
+}
+
+#[test]
+fn a_destination_that_is_blank_again_gets_everything() {
+    let rig = Rig::new();
+    let image = rig.image("source", SIZE);
+    // The first run ends at the first read there, the second does not.
+    let source = format!("s=fault:read=eio@9M+4K#1:{}", rig.text("source"));
+    let disk = format!("v={}", rig.text("disk"));
+    let make = || std::fs::File::create(rig.path("disk")).unwrap().set_len(SIZE as u64).unwrap();
+    make();
+    for emptied in [true, false] {
+        let mut server = rig.serve("auto", &[source.clone(), disk.clone()]);
+        let [from, to] = ["s", "v"].map(|volume| rig.names(&server, volume)[2].clone());
+        let said = rig.fail(&from, &to, &["--depth", "1", "--overwrite"]);
+        assert!(said.contains("reading the source at byte 9437184"), "{said}");
+        let log = std::fs::read_to_string(rig.path("resume-failed")).unwrap();
+        assert!(log.lines().any(|line| line.starts_with("data 0 ")), "{log}");
+        if emptied {
+            // Another disk of the same size, under the same name.
+            server.terminate();
+            std::fs::remove_file(rig.path("disk")).unwrap();
+            make();
+            server = rig.serve("auto", &[format!("s={}", rig.text("source")), disk.clone()]);
+        }
+        let resume = rig.text("resume-failed");
+        let output = run(&binary(), &rig.arguments(&resume, &[&from, &to, "--json"]));
+        let (done, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{said}");
+        assert_eq!(done.contains("\"resumed_bytes\":0,"), emptied, "{done}");
+        assert_eq!(said.contains("all is copied anew"), emptied, "{said}");
+        assert!(std::fs::read(rig.path("disk")).unwrap() == image, "emptied: {emptied}");
+        drop(server);
+    }
+}
+
+#[test]
 fn a_web_server_is_not_taken_for_a_volume() {
     let rig = Rig::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

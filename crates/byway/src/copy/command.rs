@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use byway_reactor::{IoChoice, Reactor, limits::FRAME_BYTES_MAX};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::engine::{Copied, CopyError, CopyOptions, copy};
-use super::place::{self, Opened, Place, PlaceError, Reach};
+use super::place::{self, Found, Opened, Place, PlaceError, Reach};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
@@ -27,11 +27,13 @@ const PROGRESS_TEMPLATE: &str = "{wide_bar} {binary_bytes} of {binary_total_byte
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
-    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, nbd://HOST/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, or byways://, nbds://, nbds+unix:// for TLS)
+    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, byway+unix:///NAME?socket=PATH,
+    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS). It is not locked:
+    /// what is written to it meanwhile may be in the copy or not, and of a file is noticed at the end
     #[arg(value_parser = place_parser())]
     pub source: Place,
-    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough
+    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough. A file or device that
+    /// a server or another copy writes to, or that is mounted, is refused
     #[arg(value_parser = place_parser())]
     pub destination: Place,
     /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the
@@ -147,14 +149,10 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     if !may_overwrite && !resume_path.exists() {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
-    let mut log = ResumeLog::open(&resume_path).map_err(resume)?;
-    let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
-    // Decided before anything is made or opened for writing: what is there then is what the records tell of, or not.
-    let there = found.identity();
-    let goes_on = match &there {
-        Some(there) => log.is_of(&identity, there, bytes).map_err(resume)?,
-        None => false,
-    };
+    let ends: Vec<&Path> = [from, to].into_iter().filter_map(Place::path).collect();
+    let mut log = ResumeLog::open(&resume_path, &ends).map_err(resume)?;
+    let bytes = source.endpoint().bytes();
+    let goes_on = goes_on(&mut log, &mut source, &found, to).map_err(resume)?;
     if !may_overwrite && !goes_on {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
@@ -181,6 +179,22 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
     report(&copied, seconds, arguments.json);
     Ok(())
+}
+
+/// Whether the log is of this copy. Decided before anything is made or opened for writing: what is there then is what
+/// the records tell of, or not.
+fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) -> io::Result<bool> {
+    let Some(there) = found.identity() else { return Ok(false) };
+    let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
+    if !log.is_of(&identity, &there, bytes)? {
+        return Ok(false);
+    }
+    let tells_of_data = log.load(&identity, &there, bytes)?.values().any(|record| record.crc.is_some());
+    if tells_of_data && !found.is_occupied() {
+        eprintln!("byway: nothing of what was copied before is in {to} any more; all is copied anew");
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 /// The resume file: as asked, or by the destination.

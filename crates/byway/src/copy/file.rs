@@ -2,13 +2,14 @@
 
 use std::fs::{File as StdFile, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use byway_reactor::{Allocate, Completion, Errno, File, FileOptions, Op, OpenFile, Outcome, Reactor, Token};
 
+use super::claim::{Claim, open_storage};
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 
 /// Extents asked for at once.
@@ -23,37 +24,42 @@ pub struct FileEndpoint {
     device: bool,
     /// The same open file, to ask about it.
     handle: StdFile,
-    /// Modified or resized means changed: it is a source.
-    is_source: bool,
+    /// Of a destination. A source has none, and for it modified or resized means changed.
+    claim: Option<Claim>,
 }
 
 impl FileEndpoint {
-    /// Opens what is copied from.
+    /// Opens what is copied from. It is not locked: whoever writes to it meanwhile is noticed, if at all, at the end.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; `InvalidInput` for what is neither a regular file nor a block device, and for a file whose size is
+    /// not that of what can be read from it, as in `/proc`.
     pub fn source(reactor: &mut Reactor, path: &Path, class: u8) -> io::Result<Self> {
-        let file = StdFile::open(path)?;
-        Self::adopt(reactor, file, class, true, false)
+        let file = open_storage(path, OpenOptions::new().read(true))?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.len() == 0 && file.read_at(&mut [0], 0)? > 0 {
+            let reason = "it says that it is empty and is not; write it into a file of its own (cat) and copy that";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
+        Self::adopt(reactor, file, class, None, false)
     }
 
-    /// Opens what is copied to. A regular file that is not there is made; it gets `bytes`. With `keep` it must be there
-    /// and its contents stay (a copy that goes on), else they are dropped first.
+    /// Takes what is copied to, which stays claimed as long as this is there. A regular file gets `bytes`; with `keep` its
+    /// contents stay (a copy that goes on), else they are dropped first.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` if a device is smaller than `bytes`.
-    pub fn destination(reactor: &mut Reactor, path: &Path, class: u8, bytes: u64, keep: bool) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(!keep).truncate(false).open(path)?;
-        let metadata = file.metadata()?;
-        let device = metadata.file_type().is_block_device();
-        if metadata.is_file() {
+    pub fn destination(reactor: &mut Reactor, claim: Claim, class: u8, bytes: u64, keep: bool) -> io::Result<Self> {
+        let device = claim.metadata().file_type().is_block_device();
+        if !device {
             if !keep {
-                file.set_len(0)?;
+                claim.file().set_len(0)?;
             }
-            file.set_len(bytes)?;
+            claim.file().set_len(bytes)?;
         }
+        let file = claim.file().try_clone()?;
         // What is kept may hold anything where nothing is recorded.
-        let endpoint = Self::adopt(reactor, file, class, false, !device && !keep)?;
+        let endpoint = Self::adopt(reactor, file, class, Some(claim), !device && !keep)?;
         if endpoint.bytes < bytes {
             let reason = format!("it has {} bytes, and {bytes} are to be copied", endpoint.bytes);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
@@ -61,11 +67,12 @@ impl FileEndpoint {
         Ok(endpoint)
     }
 
-    fn adopt(reactor: &mut Reactor, file: StdFile, class: u8, is_source: bool, blank: bool) -> io::Result<Self> {
+    fn adopt(reactor: &mut Reactor, file: StdFile, class: u8, claim: Option<Claim>, blank: bool) -> io::Result<Self> {
         let handle = file.try_clone()?;
-        let open = OpenFile::from_fd(file.into(), FileOptions { read_only: is_source, ..FileOptions::default() })?;
+        let open =
+            OpenFile::from_fd(file.into(), FileOptions { read_only: claim.is_none(), ..FileOptions::default() })?;
         let (bytes, device) = (open.len(), open.is_device());
-        Ok(Self { class, file: reactor.add_file(Arc::new(open)), bytes, blank, device, handle, is_source })
+        Ok(Self { class, file: reactor.add_file(Arc::new(open)), bytes, blank, device, handle, claim })
     }
 }
 
@@ -92,7 +99,7 @@ impl Endpoint for FileEndpoint {
             return "unknown".to_owned();
         };
         let object = object_identity(&metadata);
-        if !self.is_source {
+        if self.claim.is_some() {
             return object;
         }
         format!("{object}:{}.{}", metadata.mtime(), metadata.mtime_nsec())

@@ -5,6 +5,7 @@
 //! What is done is written to a resume file (`resume.rs`) only after the destination was flushed, so that a copy that
 //! was killed, or lost its power, goes on from there.
 
+mod claim;
 mod command;
 mod endpoint;
 mod engine;
@@ -17,6 +18,7 @@ mod resume;
 #[cfg(test)]
 mod tests;
 
+pub use claim::{Claim, ClaimError};
 pub use command::{CopyArguments, run};
 pub use endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 pub use engine::{Copied, CopyError, CopyOptions, copy};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use byway_reactor::Reactor;
 use byway_service::block::client::{Answer, Request};
 
+use super::claim::{Claim, ClaimError};
 use super::endpoint::Endpoint;
 use super::file::{FileEndpoint, object_identity};
 use super::remote::{RemoteEndpoint, volume_identity};
@@ -38,6 +39,14 @@ impl Place {
         match text.to_str().filter(|text| RemoteUri::is_uri(text)) {
             Some(uri) => uri.parse().map(Self::Remote),
             None => Ok(Self::Path(text.into())),
+        }
+    }
+
+    /// The path, if it is one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Remote(_) => None,
         }
     }
 
@@ -87,6 +96,17 @@ pub enum PlaceError {
         path: PathBuf,
         /// Why not.
         source: io::Error,
+    },
+    /// A path that is being written by others.
+    #[error(
+        "{} is in use: {by}; wait for that copy, copy to the volume that is served (byway://, nbd://), or stop what uses it",
+        path.display()
+    )]
+    InUse {
+        /// Which.
+        path: PathBuf,
+        /// By whom, as far as is known.
+        by: &'static str,
     },
     /// A volume.
     #[error(transparent)]
@@ -143,10 +163,9 @@ impl Opened {
 
 /// A destination that was looked at, before anything is changed.
 pub(super) enum Found {
-    /// `identity` is that of what is there; `None`: nothing is.
+    /// `claim`: on what is there; `None`: nothing is.
     Path {
-        identity: Option<String>,
-        occupied: bool,
+        claim: Option<Claim>,
     },
     Remote {
         remote: Box<Remote>,
@@ -159,14 +178,18 @@ impl Found {
     /// Whether something would be lost.
     pub(super) fn is_occupied(&self) -> bool {
         match self {
-            Self::Path { occupied, .. } | Self::Remote { occupied, .. } => *occupied,
+            Self::Path { claim } => claim.as_ref().is_some_and(|claim| {
+                let there = claim.metadata();
+                there.file_type().is_block_device() || there.len() > 0
+            }),
+            Self::Remote { occupied, .. } => *occupied,
         }
     }
 
     /// The identity of what is there, as its endpoint will tell it if its contents stay; `None`: nothing is there.
     pub(super) fn identity(&self) -> Option<String> {
         match self {
-            Self::Path { identity, .. } => identity.clone(),
+            Self::Path { claim } => claim.as_ref().map(|claim| object_identity(claim.metadata())),
             Self::Remote { remote, info, .. } => Some(volume_identity(remote, info)),
         }
     }
@@ -219,10 +242,7 @@ pub(super) fn find_destination(
 ) -> Result<Option<Found>, PlaceError> {
     let bytes = source.endpoint().bytes();
     match place {
-        Place::Path(path) => {
-            let failed = |source| PlaceError::Destination { path: path.clone(), source };
-            find_path(from, path).map_err(failed)
-        }
+        Place::Path(path) => find_path(from, path).map_err(|error| unclaimed(path, error)),
         Place::Remote(_) if place == from => Ok(None),
         Place::Remote(uri) => {
             let other = match source {
@@ -289,33 +309,38 @@ pub(super) fn open_destination(
         (_, Found::Remote { remote, info, occupied }) => {
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(*remote, info, !occupied))))
         }
-        (Place::Path(path), Found::Path { .. }) => {
+        (Place::Path(path), Found::Path { claim }) => {
             let failed = |source| PlaceError::Destination { path: path.clone(), source };
-            let file = FileEndpoint::destination(reactor, path, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
+            let claim = claim.map_or_else(|| Claim::made(path), Ok).map_err(|error| unclaimed(path, error))?;
+            let file = FileEndpoint::destination(reactor, claim, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
             Ok(Opened::File(Box::new(file)))
         }
         (Place::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
     }
 }
 
-/// What is at a path; `None` if it is the source itself.
-fn find_path(from: &Place, to: &Path) -> io::Result<Option<Found>> {
+fn unclaimed(path: &Path, error: ClaimError) -> PlaceError {
+    let path = path.to_owned();
+    match error {
+        ClaimError::Open(source) => PlaceError::Destination { path, source },
+        ClaimError::InUse(by) => PlaceError::InUse { path, by },
+    }
+}
+
+/// Claims what is at a path, from before it is looked at until the copy has ended; `None` if it is the source itself.
+fn find_path(from: &Place, to: &Path) -> Result<Option<Found>, ClaimError> {
     let there = match std::fs::metadata(to) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Ok(Some(Found::Path { identity: None, occupied: false }));
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Found::Path { claim: None })),
         there => there?,
     };
-    let device = there.file_type().is_block_device();
     if let Place::Path(from) = from {
         let here = std::fs::metadata(from)?;
-        let same = (here.dev(), here.ino()) == (there.dev(), there.ino())
-            || device && here.file_type().is_block_device() && here.rdev() == there.rdev();
-        if same {
+        let devices = here.file_type().is_block_device() && there.file_type().is_block_device();
+        if (here.dev(), here.ino()) == (there.dev(), there.ino()) || devices && here.rdev() == there.rdev() {
             return Ok(None);
         }
     }
-    Ok(Some(Found::Path { identity: Some(object_identity(&there)), occupied: device || there.len() > 0 }))
+    Ok(Some(Found::Path { claim: Some(Claim::existing(to)?) }))
 }
 
 #[cfg(test)]

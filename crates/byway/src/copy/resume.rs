@@ -17,11 +17,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::limits::RESUME_BYTES_MAX;
+
+/// What every resume file begins with: what does not is somebody's, and stays as it is.
+const MAGIC: &str = "byway-resume ";
 
 /// A piece that is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,18 +47,23 @@ pub struct ResumeLog {
 }
 
 impl ResumeLog {
-    /// Opens or makes the file and locks it. Call [`ResumeLog::load`] next.
+    /// Opens or makes the file and locks it. Call [`ResumeLog::load`] next. `ends` are the paths of the copy's source and
+    /// destination, which need not be there.
     ///
     /// # Errors
-    /// The kernel's; `ResourceBusy` if another copy holds it.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-        file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => {
-                io::Error::new(io::ErrorKind::ResourceBusy, "another copy to this destination is running")
+    /// The kernel's; `ResourceBusy` if another copy holds it; `InvalidInput` for what is no resume file, or is one of the
+    /// `ends`: the file is emptied and removed in the end. Nothing has been changed then.
+    pub fn open(path: &Path, ends: &[&Path]) -> io::Result<Self> {
+        let (file, made) = open_or_make(path)?;
+        if is_one_of(&file, ends)? {
+            // It was to be the destination and was not there: nor is it now.
+            if made {
+                std::fs::remove_file(path)?;
             }
-            TryLockError::Error(error) => error,
-        })?;
+            return Err(refusal("it is the source or the destination; name another resume file"));
+        }
+        lock(&file)?;
+        check_magic(&file)?;
         Ok(Self { file, path: path.to_owned(), text: String::new() })
     }
 
@@ -158,8 +169,53 @@ impl ResumeLog {
     }
 }
 
+/// The file, and whether it was made.
+fn open_or_make(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    // Whatever it may have become meanwhile is not waited for.
+    options.read(true).append(true).custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32);
+    match std::fs::metadata(path) {
+        // Opening some devices does something.
+        Ok(there) if !there.is_file() => Err(refusal("it is no regular file; name another resume file")),
+        Ok(_) => Ok((options.open(path)?, false)),
+        // Through a link that leads nowhere no file is made.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok((options.create_new(true).open(path)?, true)),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_one_of(file: &File, ends: &[&Path]) -> io::Result<bool> {
+    let here = file.metadata()?;
+    let is_here = |there: Metadata| (there.dev(), there.ino()) == (here.dev(), here.ino());
+    Ok(ends.iter().any(|end| std::fs::metadata(end).is_ok_and(is_here)))
+}
+
+/// Refuses what somebody may want to keep.
+fn check_magic(file: &File) -> io::Result<()> {
+    let here = file.metadata()?;
+    let mut begins = [0; MAGIC.len()];
+    let mut is_ours = || file.read_exact_at(&mut begins, 0).is_ok() && begins == *MAGIC.as_bytes();
+    if here.is_file() && (here.len() == 0 || is_ours()) {
+        return Ok(());
+    }
+    Err(refusal("it is no resume file; name another, or remove it if nobody needs it"))
+}
+
+fn refusal(reason: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, reason)
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => {
+            io::Error::new(ErrorKind::ResourceBusy, "another copy to this destination is running")
+        }
+        TryLockError::Error(error) => error,
+    })
+}
+
 fn head_of(source: &str, destination: &str, bytes: u64) -> String {
-    format!("byway-resume 1\nsource {source}\ndestination {destination}\nbytes {bytes}\n")
+    format!("{MAGIC}1\nsource {source}\ndestination {destination}\nbytes {bytes}\n")
 }
 
 /// Puts a record in and takes out all that it overlaps: an earlier run may have cut its pieces otherwise.

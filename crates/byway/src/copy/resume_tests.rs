@@ -19,9 +19,10 @@ impl Bench {
     fn interrupt(&mut self) {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
-        let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), false).unwrap();
+        let mut destination =
+            FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
         let mut source = Faulty { inner, bad: BAD, lie: false, failing: None };
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {}).unwrap_err();
     }
 
@@ -29,9 +30,9 @@ impl Bench {
     fn copy_from_blind(&mut self, keep: bool, bad: u64) -> Result<Copied, CopyError> {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
-        let mut destination = FileEndpoint::destination(&mut self.reactor, &to, 2, inner.bytes(), keep).unwrap();
+        let mut destination = FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), keep).unwrap();
         let mut source = Blind(Faulty { inner, bad, lie: false, failing: None });
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {})
     }
 
@@ -194,10 +195,10 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
     let bytes = bench.make_source();
     let (from, to, log) = (bench.path("source"), bench.path("destination"), bench.path("log"));
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
     let modified = touch.metadata().unwrap().modified().unwrap();
-    let mut log = ResumeLog::open(&log).unwrap();
+    let mut log = ResumeLog::open(&log, &[]).unwrap();
     let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut progress);
     let error = failed.unwrap_err();
@@ -215,7 +216,7 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
 #[test]
 fn a_dropped_range_is_no_record_and_what_comes_after_is() {
     let folder = tempfile::tempdir().unwrap();
-    let mut log = ResumeLog::open(&folder.path().join("log")).unwrap();
+    let mut log = ResumeLog::open(&folder.path().join("log"), &[]).unwrap();
     log.load("s", "d", 1000).unwrap();
     let data = |len, crc| Record { len, crc: Some(crc) };
     log.append(&[(0, data(100, 7)), (100, data(100, 8)), (200, data(100, 9))]).unwrap();
@@ -223,4 +224,55 @@ fn a_dropped_range_is_no_record_and_what_comes_after_is() {
     log.append(&[(200, data(100, 10))]).unwrap();
     let records: Vec<_> = log.load("s", "d", 1000).unwrap().into_iter().collect();
     assert_eq!(records, [(0, data(100, 7)), (200, data(100, 10))]);
+}
+
+#[test]
+fn a_resume_file_that_is_somebodys_is_left_alone() {
+    let bench = Bench::new();
+    let bytes = bench.make_source();
+    let command = |resume: &Path| {
+        let words = [&bench.path("source"), &bench.path("destination"), Path::new("--resume"), resume];
+        let words = std::iter::once(Path::new("copy")).chain(words.map(AsRef::as_ref));
+        run(&CommandLine::try_parse_from(words).unwrap().arguments).unwrap_err().to_string()
+    };
+    std::fs::hard_link(bench.path("source"), bench.path("alias")).unwrap();
+    std::os::unix::fs::symlink(bench.path("destination"), bench.path("to")).unwrap();
+    for end in ["source", "alias", "destination"] {
+        let said = command(&bench.path(end));
+        assert!(said.contains("it is the source or the destination"), "{end}: {said}");
+    }
+    command(&bench.path("to"));
+    std::fs::write(bench.path("text"), "by").unwrap();
+    let said = command(&bench.path("text"));
+    assert!(said.contains("it is no resume file; name another"), "{said}");
+    let said = command(bench.folder.path());
+    assert!(said.contains("it is no regular file"), "{said}");
+    assert!(command(Path::new("/dev/null")).contains("it is no regular file"));
+    assert!(contents(&bench.path("source")) == bytes && contents(&bench.path("text")) == b"by");
+    assert!(!bench.path("destination").exists(), "nothing was begun");
+    // As it is there, it is found by its number as well.
+    std::fs::write(bench.path("destination"), "kept").unwrap();
+    for end in ["destination", "to"] {
+        let said = command(&bench.path(end));
+        assert!(said.contains("it is the source or the destination"), "{end}: {said}");
+    }
+    assert!(contents(&bench.path("destination")) == b"kept");
+}
+
+#[test]
+fn a_destination_that_others_write_to_is_refused_and_untouched() {
+    let bench = Bench::new();
+    let bytes = bench.make_source();
+    std::fs::write(bench.path("destination"), "a volume").unwrap();
+    let server = File::options().write(true).open(bench.path("destination")).unwrap();
+    server.lock().unwrap();
+    let refused = bench.command(&["--overwrite"]).unwrap_err().to_string();
+    assert!(refused.contains("destination is in use: a server or another copy"), "{refused}");
+    assert!(refused.contains("copy to the volume that is served"), "{refused}");
+    assert!(contents(&bench.path("destination")) == b"a volume" && !bench.path("log").exists());
+    drop(server);
+    bench.command(&["--overwrite"]).unwrap();
+    assert!(contents(&bench.path("destination")) == bytes);
+    // It has let go of it.
+    File::open(bench.path("destination")).unwrap().try_lock().unwrap();
 }

@@ -47,10 +47,15 @@ impl Bench {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let mut source = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let bytes = source.bytes();
-        let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, &to, 2, bytes, keep).unwrap());
-        let mut log = ResumeLog::open(&log).unwrap();
+        let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, claim(&to), 2, bytes, keep).unwrap());
+        let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut *destination, OPTIONS, Some(&mut log), &mut |_| {})
     }
+}
+
+/// What is to be written, made if it is not there.
+fn claim(path: &Path) -> Claim {
+    if path.exists() { Claim::existing(path).unwrap() } else { Claim::made(path).unwrap() }
 }
 
 fn contents(path: &Path) -> Vec<u8> {
@@ -154,13 +159,13 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let bytes = bench.make_source();
     let (from, to) = (bench.path("source"), bench.path("destination"));
     let inner = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, inner.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
     let bad = 45 * CHUNK as u64;
     let mut source = Faulty { inner, bad, lie: false, failing: None };
-    let mut log = ResumeLog::open(&bench.path("log")).unwrap();
+    let mut log = ResumeLog::open(&bench.path("log"), &[]).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {});
     assert!(matches!(failed, Err(CopyError::Source { offset, error: FAULT }) if offset == bad), "{failed:?}");
-    drop(log);
+    drop((log, destination));
 
     let copied = bench.copy(true, |file| Box::new(file)).unwrap();
     assert!(copied.resumed_bytes > 1 << 20, "{copied:?}");
@@ -183,15 +188,15 @@ fn a_full_destination_is_named_and_nothing_is_recorded_after_it() {
 fn a_resume_file_survives_a_torn_end_and_other_cuts() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
-    let mut log = ResumeLog::open(&path).unwrap();
+    let mut log = ResumeLog::open(&path, &[]).unwrap();
     assert!(log.load("s", "d", 1000).unwrap().is_empty());
     let data = |len, crc| Record { len, crc: Some(crc) };
     log.append(&[(0, data(100, 7)), (100, Record { len: 50, crc: None })]).unwrap();
-    assert_eq!(ResumeLog::open(&path).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy, "one copy at a time");
+    assert_eq!(ResumeLog::open(&path, &[]).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy, "one copy at a time");
     drop(log);
     File::options().append(true).open(&path).unwrap().write_all(b"data 150 10 0000").unwrap();
 
-    let mut log = ResumeLog::open(&path).unwrap();
+    let mut log = ResumeLog::open(&path, &[]).unwrap();
     assert!(log.is_of("s", "d", 1000).unwrap());
     for (source, destination, bytes) in [("s", "d", 1001), ("x", "d", 1000), ("s", "x", 1000)] {
         assert!(!log.is_of(source, destination, bytes).unwrap(), "{source} {destination} {bytes}");
@@ -213,9 +218,22 @@ fn a_source_that_changes_under_the_copy_is_noticed() {
     bench.make_source();
     let (from, to) = (bench.path("source"), bench.path("destination"));
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
-    let mut destination = FileEndpoint::destination(&mut bench.reactor, &to, 2, source.bytes(), false).unwrap();
+    let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
     let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, None, &mut progress);
     assert!(matches!(failed, Err(CopyError::Changed)), "{failed:?}");
+}
+
+#[test]
+fn a_source_that_is_no_storage_is_refused_at_once() {
+    let mut bench = Bench::new();
+    let pipe = bench.path("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let words = [(pipe.as_path(), "neither a regular file"), (Path::new("/dev/null"), "neither a regular file")];
+    for (path, words) in words.into_iter().chain([(Path::new("/proc/cpuinfo"), "it says that it is empty and is not")])
+    {
+        let Err(refused) = FileEndpoint::source(&mut bench.reactor, path, 1) else { panic!("{}", path.display()) };
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
 }

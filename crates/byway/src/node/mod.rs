@@ -80,6 +80,8 @@ fn listen_hint(source: &std::io::Error) -> &'static str {
 pub struct Node {
     loops: Vec<Loop>,
     ready: Vec<Ready>,
+    /// Where the native wire listens.
+    native: Vec<Address>,
     report: NodeReport,
     io: String,
 }
@@ -129,6 +131,7 @@ impl Node {
         let mut node = Self {
             loops: Vec::new(),
             ready: Vec::new(),
+            native: Vec::new(),
             report: NodeReport::new(Vec::new(), Arc::default(), String::new()),
             io: String::new(),
         };
@@ -146,7 +149,7 @@ impl Node {
         let threads = options.threads.max(1);
         let options = Arc::new(options);
         let registry = Arc::new(Registry::new(instance_id()?));
-        let (native, bound) = listen_native(&options.native)?;
+        let native = listen_native(&options.native, &mut self.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
         let slow = Arc::new(SlowOperations::default());
         // The accepting loop starts last: it must know the others.
@@ -173,16 +176,26 @@ impl Node {
             self.io = started.io;
             self.loops.push(one);
         }
-        self.ready.extend(bound.into_iter().map(|address| Ready { door: "byway", address }));
+        self.ready.extend(self.native.iter().map(|address| Ready { door: "byway", address: address.clone() }));
         self.report = NodeReport::new(peers, slow, self.io.clone());
         Ok(())
     }
 
     /// Ends what runs, at once.
     fn end(self) {
+        self.remove_native_sockets();
         self.tell_all(|| Message::Stop);
         for one in self.loops {
             let _ = one.thread.join();
+        }
+    }
+
+    /// Before the loops close their listeners: then the next node may listen there.
+    fn remove_native_sockets(&self) {
+        for address in &self.native {
+            if let Address::Unix(path) = address {
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 
@@ -241,6 +254,7 @@ impl Node {
     pub fn stop(self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         self.report.note_draining();
+        self.remove_native_sockets();
         self.tell_all(|| Message::Drain);
         let mut clean = true;
         for one in &self.loops {
@@ -280,16 +294,16 @@ fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Resu
     }
 }
 
-/// Opens the listeners of the native wire; says where they are.
-fn listen_native(addresses: &[Address]) -> Result<(Vec<OwnedFd>, Vec<Address>), StartError> {
-    let (mut listeners, mut bound) = (Vec::new(), Vec::new());
+/// Opens the listeners of the native wire; `bound` gets where they are, also if one cannot be opened.
+fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<OwnedFd>, StartError> {
+    let mut listeners = Vec::new();
     for address in addresses {
         let failed = |source| StartError::Listen { address: address.clone(), source };
         let (fd, at) = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
         listeners.push(fd);
         bound.push(at);
     }
-    Ok((listeners, bound))
+    Ok(listeners)
 }
 
 fn start_loop(

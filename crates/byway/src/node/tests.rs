@@ -61,3 +61,24 @@ fn nothing_is_left_of_a_node_that_could_not_listen() {
     assert!(matches!(Node::start(options(&[&volume], nowhere)), Err(StartError::Listen { .. })));
     assert_eq!(Arc::strong_count(&volume), 1, "no loop runs on with it");
 }
+
+#[test]
+fn the_files_of_its_sockets_go_with_a_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = memory("m");
+    let at = |name: &str| Address::Unix(folder.path().join(name));
+    let left = || std::fs::read_dir(folder.path()).unwrap().count();
+    let both = |native, nbd| NodeOptions { native: vec![native], ..options(&[&volume], nbd) };
+    let node = Node::start(both(at("native"), at("nbd"))).unwrap();
+    assert_eq!(left(), 2);
+    assert!(node.stop(Duration::from_secs(60)));
+    assert_eq!(left(), 0);
+    // Nor does one stay that could not listen everywhere.
+    let mut more = both(at("native"), at("nbd"));
+    more.nbd.push(at("missing/nbd"));
+    assert!(matches!(Node::start(more), Err(StartError::Listen { .. })));
+    let mut more = both(at("native"), at("nbd"));
+    more.native.push(at("missing/native"));
+    assert!(matches!(Node::start(more), Err(StartError::Listen { .. })));
+    assert_eq!(left(), 0);
+}

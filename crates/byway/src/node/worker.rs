@@ -111,7 +111,11 @@ impl Worker {
         worker.take_allowed(options.allow.clone());
         let mut ready = Vec::new();
         if index == 0 {
-            worker.listen(&options.nbd, inherited)?;
+            let listening = worker.listen(&options.nbd, inherited);
+            if let Err(error) = listening {
+                worker.close_listeners();
+                return Err(error);
+            }
             ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
         }
         let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
@@ -156,11 +160,16 @@ impl Worker {
             }
             self.finish_turn(&mut done);
         }
+        self.close_listeners();
+    }
+
+    /// Sockets' files go first: once a listener is closed, the next node may listen there.
+    fn close_listeners(&mut self) {
         for (listener, address) in self.listeners.drain(..) {
-            self.reactor.close_listener(listener);
             if let Address::Unix(path) = address {
                 let _ = std::fs::remove_file(path);
             }
+            self.reactor.close_listener(listener);
         }
     }
 
@@ -292,9 +301,7 @@ impl Worker {
                 }
                 Message::Drain => {
                     self.draining = true;
-                    for (listener, _) in &self.listeners {
-                        self.reactor.close_listener(*listener);
-                    }
+                    self.close_listeners();
                     let (nbd, mut floor) = self.door();
                     nbd.drain(&mut floor);
                     self.native.shut_down(&mut self.reactor);

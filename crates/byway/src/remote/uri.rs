@@ -1,4 +1,5 @@
-//! What names a server, or a volume of one: `byway://`, `nbd://` and `nbd+unix://`, and the same with `s` for TLS.
+//! What names a server, or a volume of one: `byway://` and `byway+unix://`, `nbd://` and `nbd+unix://`, and the same with
+//! `s` for TLS.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use byway_door::nbd::uri::{NbdAddress, NbdUri, NbdUriError};
 use byway_reactor::Address;
 
-use crate::address::{AddressError, ResourceName};
+use crate::address::{AddressError, NodeName, ResourceName};
 
 /// How long each of several addresses of a host may take to answer.
 const PROBE_LIMIT: Duration = Duration::from_secs(3);
@@ -27,7 +28,8 @@ pub enum RemoteUri {
 pub enum RemoteUriError {
     /// None of the schemes.
     #[error(
-        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), nbd://HOST/EXPORT (nbds://) or nbd+unix:///EXPORT?socket=PATH"
+        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), byway+unix:///NAME?socket=PATH, \
+         nbd://HOST/EXPORT (nbds://) or nbd+unix:///EXPORT?socket=PATH"
     )]
     Scheme(String),
     /// A bad native address.
@@ -69,7 +71,10 @@ impl RemoteUri {
     /// [`RemoteUriError::Unresolved`].
     pub fn resolve(&self) -> Result<Address, RemoteUriError> {
         match self {
-            Self::Native(name) => tcp(&name.host, name.port),
+            Self::Native(name) => match &name.node {
+                NodeName::Tcp { host, port, .. } => tcp(host, *port),
+                NodeName::Unix(path) => Ok(Address::Unix(path.clone())),
+            },
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, port }, .. }) => tcp(host, *port),
             Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. }) => Ok(Address::Unix(path.clone())),
         }
@@ -87,7 +92,10 @@ impl RemoteUri {
     /// this host.
     pub fn host(&self) -> &str {
         match self {
-            Self::Native(name) => &name.host,
+            Self::Native(name) => match &name.node {
+                NodeName::Tcp { host, .. } => host,
+                NodeName::Unix(_) => "localhost",
+            },
             Self::Nbd(NbdUri { tls_hostname: Some(name), .. }) => name,
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, .. }, .. }) => host,
             Self::Nbd(NbdUri { address: NbdAddress::Unix(_), .. }) => "localhost",
@@ -134,6 +142,8 @@ impl FromStr for RemoteUri {
         let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase()).unwrap_or_default();
         match scheme.as_str() {
             "byway" | "byways" => Ok(Self::Native(text.parse()?)),
+            // How the node is reached is none of the wire's business.
+            native if native.starts_with("byway+") || native.starts_with("byways+") => Ok(Self::Native(text.parse()?)),
             "nbd" | "nbds" | "nbd+unix" | "nbds+unix" => match text.parse::<NbdUri>() {
                 Ok(NbdUri { tls: true, tls_verify_peer: false, .. }) => Err(RemoteUriError::Unverified),
                 Ok(uri) => Ok(Self::Nbd(uri)),
@@ -163,6 +173,8 @@ mod tests {
         for (text, tls, host) in [
             ("byway://h/disk", false, "h"),
             ("byways://h/disk", true, "h"),
+            ("byway+unix:///disk?socket=/run/x", false, "localhost"),
+            ("byways+unix:///disk?socket=/run/x", true, "localhost"),
             ("nbd://h/disk", false, "h"),
             ("nbd://[::1]:7/", false, "::1"),
             ("nbd+unix:///disk?socket=/run/x", false, "localhost"),
@@ -186,6 +198,11 @@ mod tests {
         let node: RemoteUri = "byway://h:1/".parse().unwrap();
         assert_eq!((node.volume(), node.with_volume("x").unwrap().to_string()), (None, "byway://h:1/x".into()));
         assert!(node.with_volume("a/b").is_err());
+        let here: RemoteUri = "byway+unix:///?socket=s".parse().unwrap();
+        assert_eq!(
+            (here.volume(), here.with_volume("x").unwrap().to_string()),
+            (None, "byway+unix:///x?socket=s".into())
+        );
         let server: RemoteUri = "nbd+unix:///?socket=s".parse().unwrap();
         assert_eq!(server.with_volume("a b").unwrap().to_string(), "nbd+unix:///a%20b?socket=s");
     }

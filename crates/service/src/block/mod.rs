@@ -20,5 +20,5 @@ pub use engine::{
 };
 pub use error::{BlockError, OpenError};
 pub use payload::Payload;
-pub use store::{OpenHere, Opener, Store, StoreOptions};
+pub use store::{OpenHere, Opener, Store, StoreOptions, is_claimed, lock_for_writing};
 pub use volume::{Volume, VolumeOptions};

@@ -1,6 +1,6 @@
 //! What a volume's bytes lie in: a file or device, several of them, memory, or nothing.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -213,21 +213,27 @@ fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<O
     if file.is_empty() {
         return Err(OpenError::Empty { path: path.to_owned() });
     }
-    if !options.read_only && !options.shared {
-        lock(&file, path)?;
+    if !options.read_only
+        && !options.shared
+        && let Some(fd) = file.descriptor()
+    {
+        lock_for_writing(fd, path)?;
     }
     Ok(Arc::new(file))
 }
 
 /// Whether a block device has an exclusive owner: a mounted file system, swap, a volume group.
-fn is_claimed(path: &Path) -> bool {
+pub fn is_claimed(path: &Path) -> bool {
     let exclusive = rustix::fs::open(path, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
     exclusive.err() == Some(rustix::io::Errno::BUSY)
 }
 
-/// Locks the file against other servers of this machine (`flock(2)`; the lock goes with the last descriptor).
-fn lock(file: &OpenFile, path: &Path) -> Result<(), OpenError> {
-    let Some(fd) = file.descriptor() else { return Ok(()) };
+/// Locks a file or device against the servers of this machine that write to it, as they do against each other
+/// (`flock(2)`; the lock goes with the last descriptor). Waits a moment for one that has just been killed.
+///
+/// # Errors
+/// [`OpenError::InUse`], or [`OpenError::Open`] with the kernel's.
+pub fn lock_for_writing(fd: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError> {
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
         match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {

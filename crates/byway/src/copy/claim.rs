@@ -1,0 +1,145 @@
+//! A file or block device that is to be overwritten, held against everybody else of this machine who would write to it:
+//! servers and other copies. They hold theirs in the same way.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use byway_service::block::{OpenError, is_claimed, lock_for_writing};
+use rustix::fs::OFlags;
+
+/// An open file or block device with its lock, which goes with this.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    metadata: Metadata,
+}
+
+/// Why something cannot be overwritten.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The kernel's reason, or that it is neither a file nor a block device.
+    #[error(transparent)]
+    Open(#[from] io::Error),
+    /// Somebody would lose by it.
+    #[error("it is in use: {0}")]
+    InUse(&'static str),
+}
+
+impl Claim {
+    /// Claims what is there. Changes nothing.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; of kind `NotFound` if nothing is there.
+    pub fn existing(path: &Path) -> Result<Self, ClaimError> {
+        Self::open(path, false)
+    }
+
+    /// Makes a file where nothing was, and claims it.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; `InUse` if somebody else has made and filled one meanwhile.
+    pub fn made(path: &Path) -> Result<Self, ClaimError> {
+        let claim = Self::open(path, true)?;
+        if claim.metadata.len() > 0 {
+            return Err(ClaimError::InUse("somebody else has just made it"));
+        }
+        Ok(claim)
+    }
+
+    fn open(path: &Path, make: bool) -> Result<Self, ClaimError> {
+        let file = open_storage(path, OpenOptions::new().read(true).write(true).create(make))?;
+        lock_for_writing(file.as_fd(), path).map_err(|error| match error {
+            OpenError::Open { source, .. } => ClaimError::Open(source),
+            _ => ClaimError::InUse("a server or another copy has it open for writing (flock)"),
+        })?;
+        let metadata = file.metadata()?;
+        if metadata.file_type().is_block_device() && is_claimed(path) {
+            return Err(ClaimError::InUse("it is mounted, or part of a device that is"));
+        }
+        Ok(Self { file, metadata })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// What it was when it was claimed.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl Drop for Claim {
+    /// The loop may keep the file open for a while.
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
+    }
+}
+
+/// Opens a regular file or block device, and nothing else: opening a pipe would wait for its other end, and opening some
+/// devices does something.
+///
+/// # Errors
+/// The kernel's; `InvalidInput` for what is neither.
+pub fn open_storage(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let check = |metadata: Metadata| {
+        if metadata.is_file() || metadata.file_type().is_block_device() {
+            return Ok(());
+        }
+        Err(io::Error::new(ErrorKind::InvalidInput, "it is neither a regular file nor a block device"))
+    };
+    match std::fs::metadata(path) {
+        Ok(there) => check(there)?,
+        // Perhaps it is to be made.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    // Whatever it may have become meanwhile is not waited for.
+    let file = options.custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32).open(path)?;
+    check(file.metadata()?)?;
+    // Some file systems would have reads through io_uring answer that they would wait.
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_and_nothing_is_changed_by_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let missing = Claim::existing(&path).unwrap_err();
+        assert!(matches!(&missing, ClaimError::Open(error) if error.kind() == ErrorKind::NotFound), "{missing}");
+        let first = Claim::made(&path).unwrap();
+        assert!(matches!(Claim::existing(&path), Err(ClaimError::InUse(_))));
+        // Whoever still has it open, as a loop may, does not hold it.
+        let open = first.file().try_clone().unwrap();
+        drop(first);
+        drop(Claim::made(&path).unwrap());
+        std::fs::write(&path, "something").unwrap();
+        assert!(matches!(Claim::made(&path), Err(ClaimError::InUse(_))), "somebody else's by now");
+        let flags = rustix::fs::fcntl_getfl(Claim::existing(&path).unwrap().file()).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK));
+        assert_eq!(std::fs::read(&path).unwrap(), b"something");
+        drop(open);
+    }
+
+    #[test]
+    fn what_holds_no_bytes_is_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        for path in [pipe.as_path(), folder.path(), Path::new("/dev/null")] {
+            let refused = open_storage(path, OpenOptions::new().read(true)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{}", path.display());
+            assert!(matches!(Claim::existing(path), Err(ClaimError::Open(_))), "{}", path.display());
+        }
+    }
+}
