@@ -302,6 +302,49 @@ fn memory_reads_as_zeroes_and_stays_sparse() {
 }
 
 #[test]
+fn requests_for_no_bytes_end_at_once() {
+    for folder in folders() {
+        for io in BACKENDS {
+            let path = file(folder.path(), "f", 1 << 20);
+            let paths: Vec<_> = (0..2).map(|i| file(folder.path(), &i.to_string(), 1 << 19)).collect();
+            let stripe = Store::stripe(&paths, 64 << 10, StoreOptions::default(), &OpenHere).unwrap();
+            for store in [path_store(&path), stripe, Store::memory("m", 1 << 20).unwrap(), Store::null(1 << 20)] {
+                let mut rig = Rig::new(io, store, VolumeOptions::default());
+                let Rig { reactor, engine, volume } = &mut rig;
+                let id = *volume;
+                for offset in [0, 4096, 1 << 20] {
+                    for private in [false, true] {
+                        let flags = ReadFlags { private, sliced: true };
+                        let step = engine.read(reactor, id, (offset, 0), flags, Tag(7));
+                        assert!(matches!(&step, Ok(Step::Now(payload)) if payload.is_empty()), "{step:?}");
+                    }
+                    let frame = reactor.frames().alloc(4096).unwrap();
+                    for durable in [false, true] {
+                        let flags = WriteFlags { durable };
+                        let zero = ZeroFlags { durable, ..ZeroFlags::default() };
+                        assert!(matches!(
+                            engine.write_small(reactor, id, offset, &[], flags, Tag(7)),
+                            Ok(Step::Now(()))
+                        ));
+                        assert!(matches!(engine.trim(reactor, id, (offset, 0), durable, Tag(7)), Ok(Step::Now(()))));
+                        assert!(matches!(engine.zero(reactor, id, (offset, 0), zero, Tag(7)), Ok(Step::Now(()))));
+                    }
+                    let flags = WriteFlags { durable: true };
+                    let step = engine.write(reactor, id, offset, (frame, 0), flags, Tag(7));
+                    assert!(matches!(step, Ok(Step::Now(()))), "{step:?}");
+                    assert!(matches!(engine.prefetch(reactor, id, (offset, 0), Tag(7)), Ok(Step::Now(()))));
+                    let extents = engine.extents(reactor, id, (offset, 0), 100, Tag(7));
+                    assert!(matches!(&extents, Ok(Step::Now(none)) if none.is_empty()), "{extents:?}");
+                }
+                let past = engine.read(reactor, id, ((1 << 20) + 1, 0), ReadFlags::default(), Tag(7));
+                assert!(matches!(past, Err(BlockError::OutOfRange)), "{past:?}");
+                assert_eq!(engine.in_flight(), 0);
+            }
+        }
+    }
+}
+
+#[test]
 fn null_forgets() {
     let mut rig = Rig::new(IoChoice::Auto, Store::null(1 << 30), VolumeOptions::default());
     rig.write_small(0, b"gone", true).unwrap();

@@ -211,6 +211,7 @@ impl Engine {
     }
 
     fn start_job(&mut self, reactor: &Reactor, request: Request, runs: usize, kind: JobKind) -> usize {
+        debug_assert!(runs > 0, "nothing would ever end it");
         let Request { volume, operation, offset, len, tag } = request;
         let attached = &mut self.volumes[volume.index as usize];
         attached.jobs += 1;

@@ -49,6 +49,9 @@ impl Engine {
         if len as u64 > REQUEST_BYTES_MAX {
             return Err(BlockError::TooLong);
         }
+        if len == 0 {
+            return Ok(Step::Now(Payload::default()));
+        }
         let Kind::Files { layout, files } = attached.volume.kind() else {
             self.charge(reactor, id, len);
             return Ok(Step::Now(Payload::one(Piece::Zero { len })));
@@ -129,12 +132,12 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<Vec<Extent>>, BlockError> {
         let attached = self.check(id, offset, len, false)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else {
-            return Ok(Step::Now(vec![Extent { len, hole: true }]));
-        };
         if len == 0 {
             return Ok(Step::Now(Vec::new()));
         }
+        let Kind::Files { layout, .. } = attached.volume.kind() else {
+            return Ok(Step::Now(vec![Extent { len, hole: true }]));
+        };
         if self.listing >= LISTS_MAX {
             return Ok(Step::Busy);
         }
