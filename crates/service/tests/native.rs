@@ -187,6 +187,86 @@ fn a_volume_in_memory_that_came_back_empty_fails() {
 }
 
 #[test]
+fn writes_that_a_replaced_volume_had_acknowledged_are_written_to_its_successor() {
+    each_io(|io| {
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(16 << 20)]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let flushed = pattern(8192, 1);
+        volume.write(0, &flushed, false).unwrap();
+        volume.flush().unwrap();
+        let data = pattern(300_032, 3);
+        volume.write(1 << 20, &data, false).unwrap();
+        // The same process, and the same name, and nothing in it.
+        server.replace(memory(16 << 20));
+        volume.flush().unwrap();
+        let mut back = vec![0; data.len()];
+        volume.read(1 << 20, &mut back).unwrap();
+        assert!(back == data, "an acknowledged write is gone, and a flush said that it was durable");
+        let mut back = vec![1; flushed.len()];
+        volume.read(0, &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0), "a flushed write was written again");
+        assert_eq!((volume.volume().sessions(), volume.volume().unflushed_bytes()), (2, 0));
+    });
+}
+
+#[test]
+fn a_volume_in_memory_that_was_replaced_fails() {
+    each_io(|io| {
+        let volatile = || {
+            let options = Served { volatile: true, ..Served::default() };
+            Volume::new("disk", Store::memory("disk", 1 << 20).unwrap(), options)
+        };
+        let first = Arc::new(volatile());
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        volume.write(0, &[7; 4096], false).unwrap();
+        // Over the same memory nothing is lost.
+        let same = first.replaced_by(first.store().clone(), first.options().clone());
+        assert!(!same.is_same(&first));
+        server.replace(Arc::new(same));
+        let mut back = [0; 4096];
+        volume.read(0, &mut back).unwrap();
+        assert_eq!((back, volume.volume().sessions()), ([7; 4096], 2));
+        server.replace(Arc::new(volatile()));
+        assert_eq!(volume.read(0, &mut back), Err(VolumeError::VolatileLost));
+        assert_eq!(volume.flush(), Err(VolumeError::VolatileLost));
+    });
+}
+
+#[test]
+fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk");
+    each_io(|io| {
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let opened = |faults| {
+            let options = StoreOptions { shared: true, ..StoreOptions::default() };
+            let store = Store::path(&path, options, &OpenHere).unwrap();
+            Arc::new(Volume::new("disk", store, Served { faults: FaultRules(faults), ..Served::default() }))
+        };
+        let fails = FaultRule {
+            operation: FaultOperation::Flush,
+            effect: FaultEffect::Error(byway_reactor::Errno::IO),
+            range: None,
+            count_max: Some(1),
+        };
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![opened(vec![fails])]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let data = pattern(70_000 / 512 * 512, 1);
+        volume.write(4096, &data, false).unwrap();
+        assert!(volume.flush().is_err());
+        assert_eq!(volume.flush(), Err(CallError::from(BlockError::FlushFailed).into()), "it is remembered");
+        // What a kernel may do after a failed sync.
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        server.replace(opened(Vec::new()));
+        volume.flush().unwrap();
+        let file = std::fs::read(&path).unwrap();
+        assert!(file[4096..4096 + data.len()] == data, "a flush succeeded over writes that are gone");
+        assert!(volume.volume().replayed() > 0);
+    });
+}
+
+#[test]
 fn without_a_server_everything_fails_after_the_limit() {
     each_io(|io| {
         let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(1 << 20)]);

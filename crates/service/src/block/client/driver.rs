@@ -19,7 +19,7 @@ use super::super::wire::{
     Arguments, CallError, FLAG_READ_ONLY, Method, NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY,
     VOLUME_VOLATILE,
 };
-use super::machine::{Machine, OpId};
+use super::machine::{Machine, OpId, Place};
 use super::request::{Bounds, Done, Request, VolumeError};
 use crate::limits::{
     CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
@@ -70,6 +70,9 @@ pub struct VolumeInfo {
     pub volatile: bool,
     /// The server process.
     pub instance: u64,
+    /// The files that the server has open for the volume. Where this or [`VolumeInfo::instance`] is another than before,
+    /// what was acknowledged and not flushed may be missing: it is written again, or, if the volume is volatile, all fails.
+    pub store: u64,
 }
 
 /// What happened to a volume besides its requests.
@@ -203,12 +206,12 @@ impl Volume {
         self.core.machine.pending()
     }
 
-    /// Changes that were sent again to another server process.
+    /// Changes that were sent again to another server process, or into another store.
     pub fn replayed(&self) -> u64 {
         self.core.machine.replayed()
     }
 
-    /// Whether there is a session, and its server process has every change that was acknowledged.
+    /// Whether there is a session, and its server has every change that was acknowledged.
     pub fn is_settled(&self) -> bool {
         self.core.machine.settled()
     }
@@ -345,6 +348,7 @@ impl Core {
             read_only: flags & VOLUME_READ_ONLY != 0,
             volatile: flags & VOLUME_VOLATILE != 0,
             instance: self.agreed.map_or(0, |agreed| agreed.instance),
+            store: opened.store.get(),
         };
         if self.info.is_some_and(|old| old.len != info.len) {
             self.notice(Notice::Resized(info.len));
@@ -353,7 +357,7 @@ impl Core {
         self.state = State::Open { handle: opened.handle.get() };
         self.backoff = RECONNECT_MIN;
         self.notice(Notice::Opened(info));
-        self.machine.connected(info.instance, info.volatile);
+        self.machine.connected(Place { instance: info.instance, store: info.store }, info.volatile);
         if self.machine.failed().is_some() {
             self.give_up(fabric, reactor);
         }

@@ -1,13 +1,15 @@
 //! What a client owes its user when servers die: which requests may be sent now, which writes must be sent again.
 //!
 //! Every write that was acknowledged and not flushed is kept. When the session's server is another process than the one
-//! that acknowledged it, it may be lost: all of them are sent again, in order, before anything else. A request that was
-//! not answered when its connection broke is sent again in any case.
+//! that acknowledged it, or has opened other files under the volume's name since, it may be lost: all of them are sent
+//! again, in order, before anything else. A request that was not answered when its connection broke is sent again in any
+//! case.
 //!
 //! Three rules make that safe:
 //! - Changes that overlap are never in flight together, so "in order" has a meaning and a resent one cannot overtake.
 //! - A flush covers the writes that were acknowledged when it was sent, and counts only if the server process that
-//!   acknowledged them is the one that flushed. The session guarantees that: another process is another session.
+//!   acknowledged them is the one that flushed, over the same open files. The session guarantees that: another process is
+//!   another session, and a server ends the sessions of a volume that it replaces.
 //! - A durable change cuts what it covers out of the older ones that are kept: those must never be put over it, not even
 //!   for the moment until it would be sent again itself.
 //!
@@ -25,6 +27,15 @@ use self::log::Unflushed;
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
+
+/// Where acknowledged changes are until they are flushed. In another place they may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The server process.
+    pub(super) instance: u64,
+    /// The files that it has open for the volume.
+    pub(super) store: u64,
+}
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +108,7 @@ pub(super) struct Machine<R, W> {
     /// Of each flush in flight: the first log entry that it does not cover.
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
-    instance: Option<u64>,
+    place: Option<Place>,
     connected: bool,
     replaying: bool,
     replays_in_flight: usize,
@@ -122,7 +133,7 @@ impl<R, W: Clone> Machine<R, W> {
             log_bytes: 0,
             flushing: Vec::new(),
             own_flush: false,
-            instance: None,
+            place: None,
             connected: false,
             replaying: false,
             replays_in_flight: 0,
@@ -227,7 +238,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.replayed
     }
 
-    /// Whether the server process that there is has every acknowledged change.
+    /// Whether the server that there is has every acknowledged change.
     pub(super) fn settled(&self) -> bool {
         self.connected && !self.replaying && self.replays_in_flight == 0
     }
@@ -242,19 +253,19 @@ impl<R, W: Clone> Machine<R, W> {
     }
 
     /// A session is up and the volume open in it.
-    pub(super) fn connected(&mut self, instance: u64, volatile: bool) {
+    pub(super) fn connected(&mut self, place: Place, volatile: bool) {
         if self.failed.is_some() {
             return;
         }
-        let other = self.instance.is_some_and(|old| old != instance);
+        let other = self.place.is_some_and(|old| old != place);
         if other && (self.volatile || volatile) {
             return self.fail(VolumeError::VolatileLost);
         }
         self.volatile = volatile;
-        self.instance = Some(instance);
+        self.place = Some(place);
         self.connected = true;
         self.lost_since = None;
-        self.replaying = self.log.iter().any(|entry| entry.instance != instance) && !seeded::is(Bug::NoReplay);
+        self.replaying = self.log.iter().any(|entry| entry.place != place) && !seeded::is(Bug::NoReplay);
     }
 
     /// The session ended, and everything that was in flight with it.

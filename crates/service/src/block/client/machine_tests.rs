@@ -9,11 +9,13 @@ use byway_fabric::random::Random;
 use byway_reactor::Instant;
 
 use super::super::wire::CallError;
-use super::machine::{Kind, Machine, OpId};
+use super::machine::{Kind, Machine, OpId, Place};
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 const SECTORS: usize = 16;
 const BOUNDS: Bounds = Bounds { requests_max: 64, unflushed_bytes_max: 12 * 4096, lost_after: Duration::from_secs(10) };
+
+const FIRST: Place = Place { instance: 1, store: 1 };
 
 type Sectors = [u64; SECTORS];
 
@@ -41,7 +43,7 @@ struct Run {
     user: User,
     cache: Sectors,
     stable: Sectors,
-    instance: u64,
+    place: Place,
     connected: bool,
     /// Sent, and neither done nor answered.
     sent: Vec<OpId>,
@@ -58,7 +60,7 @@ impl Run {
             user: User::default(),
             cache: [0; SECTORS],
             stable: [0; SECTORS],
-            instance: 1,
+            place: FIRST,
             connected: false,
             sent: Vec::new(),
             executed: Vec::new(),
@@ -127,7 +129,11 @@ impl Run {
             }
             self.stable[sector] = self.cache[sector];
         }
-        self.instance += 1;
+        // The server's process ended, or it opened another store under the name.
+        match self.below(2) {
+            0 => self.place.instance += 1,
+            _ => self.place.store += 1,
+        }
     }
 
     fn send(&mut self) {
@@ -212,7 +218,7 @@ impl Run {
             91..93 => self.power_loss(),
             _ if !self.connected => {
                 self.connected = true;
-                self.machine.connected(self.instance, false);
+                self.machine.connected(self.place, false);
             }
             _ => {}
         }
@@ -226,7 +232,7 @@ impl Run {
                 return;
             }
             if !std::mem::replace(&mut self.connected, true) {
-                self.machine.connected(self.instance, false);
+                self.machine.connected(self.place, false);
             }
             self.send();
             self.serve_one();
@@ -268,7 +274,7 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
         machine.submit(write(offset), tag).unwrap();
     }
     assert!(!machine.cancel(5));
-    machine.connected(1, false);
+    machine.connected(FIRST, false);
     let sent: Vec<OpId> = std::iter::from_fn(|| machine.next()).collect();
     assert_eq!(sent.len(), 2, "the third overlaps the first");
     let mut done = Vec::new();
@@ -284,7 +290,7 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     machine.disconnected(Instant::from_nanos(5));
     machine.reap(&mut done);
     assert_eq!(ended(&mut done), [(1, Ok(Answer::Unit)), (2, Err(VolumeError::Cancelled { sent: true }))]);
-    machine.connected(1, false);
+    machine.connected(FIRST, false);
     assert_eq!((machine.next(), machine.pending()), (None, 0));
     assert!(!machine.cancel(2));
 }
@@ -296,7 +302,7 @@ fn after_a_failure_everything_ends() {
         run.submit();
     }
     run.connected = true;
-    run.machine.connected(1, false);
+    run.machine.connected(FIRST, false);
     run.send();
     run.machine.fail(VolumeError::Closed);
     run.machine.disconnected(Instant::from_nanos(5));
@@ -318,4 +324,17 @@ fn without_a_server_it_is_lost_after_the_limit() {
     assert_eq!(machine.failed(), None);
     machine.tick(Instant::from_nanos(19_999_999_999));
     assert_eq!(machine.failed(), Some(VolumeError::Lost(BOUNDS.lost_after)));
+}
+
+#[test]
+fn a_volume_in_memory_is_lost_with_its_process_or_its_store() {
+    let elsewhere = [Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }];
+    for (place, failed) in [(FIRST, None)].into_iter().chain(elsewhere.map(|at| (at, Some(VolumeError::VolatileLost))))
+    {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, true);
+        machine.disconnected(Instant::from_nanos(1));
+        machine.connected(place, true);
+        assert_eq!(machine.failed(), failed);
+    }
 }

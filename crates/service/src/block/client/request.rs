@@ -75,8 +75,9 @@ pub enum VolumeError {
     /// No server could be reached for too long.
     #[error("the server could not be reached for {} s; check that it runs, then open the volume again", .0.as_secs())]
     Lost(Duration),
-    /// The server process that held the volume in its memory is gone, and the contents with it.
-    #[error("the volume lived in the memory of a server process that is gone; its contents are lost")]
+    /// The memory that the volume lived in is gone, and the contents with it: the server process ended, or the volume was
+    /// replaced there.
+    #[error("the volume lived in a server's memory, and that process ended or replaced it; its contents are lost")]
     VolatileLost,
     /// The server restarted, and writes that it had acknowledged could not be written again.
     #[error("the server restarted and refused writes that it had acknowledged before: {0}")]

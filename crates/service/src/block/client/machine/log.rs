@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 
 use super::super::super::wire::CallError;
-use super::{Kind, Machine, OpId, Operation, Purpose};
+use super::{Kind, Machine, OpId, Operation, Place, Purpose};
 
 /// A change that was acknowledged and not flushed.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Unflushed<W> {
     pub(super) len: u64,
     pub(super) from: Option<W>,
     pub(super) start: usize,
-    pub(super) instance: u64,
+    pub(super) place: Place,
     /// It is being sent again.
     pub(super) sent: bool,
 }
@@ -28,10 +28,10 @@ fn log_cost(len: u64, has_payload: bool) -> usize {
 }
 
 impl<R, W: Clone> Machine<R, W> {
-    /// The next entry of the log that another server process acknowledged.
+    /// The next entry of the log that was acknowledged in another place.
     pub(super) fn next_replay(&mut self) -> Option<OpId> {
-        let instance = self.instance?;
-        let waits = |entry: &Unflushed<W>| entry.instance != instance && !entry.sent;
+        let place = self.place?;
+        let waits = |entry: &Unflushed<W>| entry.place != place && !entry.sent;
         let backwards = seeded::is(Bug::ReplayBackwards);
         let next = if backwards { self.log.iter().rposition(waits) } else { self.log.iter().position(waits) };
         let Some(index) = next else {
@@ -56,7 +56,7 @@ impl<R, W: Clone> Machine<R, W> {
 
     /// Keeps an acknowledged change until a flush covers it.
     pub(super) fn keep(&mut self, operation: &Operation<R, W>) {
-        let Some(instance) = self.instance else { return };
+        let Some(place) = self.place else { return };
         if self.volatile {
             return;
         }
@@ -76,7 +76,7 @@ impl<R, W: Clone> Machine<R, W> {
             len: operation.len,
             from: operation.from.clone(),
             start: operation.start,
-            instance,
+            place,
             sent: false,
         });
         self.next_sequence += 1;
@@ -98,10 +98,10 @@ impl<R, W: Clone> Machine<R, W> {
             if to > end {
                 self.next_id += 1;
                 let (skipped, id) = ((end - from) as usize, self.next_id);
-                let (kind, sequence, instance) = (whole.kind, whole.sequence, whole.instance);
+                let (kind, sequence, place) = (whole.kind, whole.sequence, whole.place);
                 let (from, start) = (whole.from.clone(), whole.start + skipped);
                 let (offset, len) = (end, to - end);
-                pieces[1] = Some(Unflushed { id, sequence, kind, offset, len, from, start, instance, sent: false });
+                pieces[1] = Some(Unflushed { id, sequence, kind, offset, len, from, start, place, sent: false });
             }
             if from < first {
                 whole.len = first - from;
@@ -116,9 +116,9 @@ impl<R, W: Clone> Machine<R, W> {
     }
 
     pub(super) fn replay_went(&mut self, number: u64) {
-        let Some(instance) = self.instance else { return };
+        let Some(place) = self.place else { return };
         if let Some(entry) = self.log.iter_mut().find(|entry| entry.id == number) {
-            entry.instance = instance;
+            entry.place = place;
             entry.sent = false;
         }
     }
