@@ -34,6 +34,10 @@ pub const CREDITS_DEFAULT: u16 = 256;
 /// Time from accept to a complete `Hello`, and from connect to `Welcome`.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time from accept until a client is told `Busy` whose old session has not ended. Its own [`HANDSHAKE_TIME_MAX`] begins
+/// before the accept: it must hear of us well within that, or it takes us for dead.
+pub const FENCE_TIME_MAX: Duration = Duration::from_secs(HANDSHAKE_TIME_MAX.as_secs() / 2);
+
 /// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 

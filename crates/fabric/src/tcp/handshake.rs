@@ -9,7 +9,7 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
-use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
+use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
 use crate::slots::Slot;
@@ -493,7 +493,10 @@ impl Fabric {
             .lanes
             .iter()
             .filter(|(_, lane)| !matches!(lane.phase, Phase::Up | Phase::Closing))
-            .filter(|(_, lane)| now - lane.opened_at >= HANDSHAKE_TIME_MAX)
+            .filter(|(_, lane)| {
+                let fenced = lane.hello.is_some() && !lane.is_busy() && lane.close_when_sent.is_none();
+                now - lane.opened_at >= if fenced { FENCE_TIME_MAX } else { HANDSHAKE_TIME_MAX }
+            })
             .map(|(slot, _)| slot)
             .collect();
         for slot in slow {
