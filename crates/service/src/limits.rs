@@ -76,6 +76,12 @@ pub const RECONNECT_MIN: Duration = Duration::from_millis(5);
 /// The longest pause before a client connects again.
 pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
 
+/// The first pause of a client whose request was answered `Busy`; each next one is twice as long.
+pub const BUSY_PAUSE_MIN: Duration = Duration::from_millis(2);
+
+/// The longest pause of a client whose requests are answered `Busy`.
+pub const BUSY_PAUSE_MAX: Duration = Duration::from_millis(100);
+
 /// The longest read or write of one call: a frame. Clients cut longer ones.
 pub const CALL_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 

@@ -27,6 +27,8 @@ use crate::limits::{
 
 /// The tag of the volume's own timer; the fabric's tags are below.
 const TIMER: u8 = 16;
+/// The tag of the timer that ends a pause.
+const PAUSE: u8 = 17;
 /// How often a volume that waits for something looks at the time.
 const TICK: Duration = Duration::from_millis(50);
 /// Notices kept for a user who does not take them; older ones are dropped.
@@ -130,6 +132,8 @@ struct Core {
     backoff: Duration,
     notices: Vec<Notice>,
     ticking: bool,
+    /// The timer of a pause is set.
+    pausing: bool,
     sessions: u64,
     strays: u64,
 }
@@ -155,6 +159,7 @@ impl Volume {
             backoff: RECONNECT_MIN,
             notices: Vec::new(),
             ticking: false,
+            pausing: false,
             sessions: 0,
             strays: 0,
         };
@@ -236,6 +241,10 @@ impl Volume {
         if completion.token.tag() < TIMER {
             return self.fabric.handle(reactor, completion, &mut self.core);
         }
+        if completion.token.tag() == PAUSE {
+            self.core.pausing = false;
+            return;
+        }
         self.core.ticking = false;
         let now = reactor.now();
         self.core.machine.tick(now);
@@ -273,6 +282,12 @@ impl Volume {
                 _ => now + TICK,
             };
             reactor.submit(Op::Timer { at }, Token::new(core.options.fabric.class, TIMER, 0, 0));
+        }
+        if let Some(at) = core.machine.paused_until(reactor.now())
+            && !core.pausing
+        {
+            core.pausing = true;
+            reactor.submit(Op::Timer { at }, Token::new(core.options.fabric.class, PAUSE, 0, 0));
         }
     }
 
@@ -321,7 +336,7 @@ impl Core {
         while self.calls.may_start()
             && !fabric.windows().is_full()
             && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
-            && let Some(id) = self.machine.next()
+            && let Some(id) = self.machine.next(now)
         {
             self.send(fabric, session, handle, (id, now));
         }

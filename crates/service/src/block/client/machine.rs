@@ -16,6 +16,7 @@
 //! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
 
 mod log;
+mod pause;
 
 use std::collections::VecDeque;
 
@@ -24,6 +25,7 @@ use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
 use self::log::Unflushed;
+use self::pause::Pause;
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
@@ -114,6 +116,7 @@ pub(super) struct Machine<R, W> {
     replays_in_flight: usize,
     volatile: bool,
     lost_since: Option<Instant>,
+    pause: Pause,
     failed: Option<VolumeError>,
     done: Vec<Done<R>>,
     replayed: u64,
@@ -139,6 +142,7 @@ impl<R, W: Clone> Machine<R, W> {
             replays_in_flight: 0,
             volatile: false,
             lost_since: Some(now),
+            pause: Pause::default(),
             failed: None,
             done: Vec::new(),
             replayed: 0,
@@ -271,6 +275,7 @@ impl<R, W: Clone> Machine<R, W> {
     /// The session ended, and everything that was in flight with it.
     pub(super) fn disconnected(&mut self, now: Instant) {
         self.connected = false;
+        self.pause = Pause::default();
         self.lost_since.get_or_insert(now);
         self.changing.clear();
         self.flushing.clear();
@@ -352,9 +357,14 @@ impl<R, W: Clone> Machine<R, W> {
         !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
     }
 
+    /// When [`Machine::next`] is to be asked again after a pause: the server was busy.
+    pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.pause.until().filter(|until| self.connected && now < *until)
+    }
+
     /// The next operation that may be sent now; the caller sends it.
-    pub(super) fn next(&mut self) -> Option<OpId> {
-        if !self.connected {
+    pub(super) fn next(&mut self, now: Instant) -> Option<OpId> {
+        if !self.connected || self.pause.is_on(now) {
             return None;
         }
         if self.replaying
@@ -399,10 +409,12 @@ impl<R, W: Clone> Machine<R, W> {
     }
 
     /// An operation that was sent is answered.
-    pub(super) fn complete(&mut self, id: OpId, result: Result<Answer, CallError>) {
+    pub(super) fn complete(&mut self, id: OpId, result: Result<Answer, CallError>, now: Instant) {
         if result == Err(CallError::Busy) {
+            self.pause.begin(now);
             return self.send_again(id);
         }
+        self.pause.shorten();
         let Some(operation) = self.operations.remove(id) else { return };
         self.changing.retain(|(_, _, changing)| *changing != id);
         match operation.purpose {

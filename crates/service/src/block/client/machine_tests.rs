@@ -68,6 +68,10 @@ impl Run {
         }
     }
 
+    fn time(&self) -> Instant {
+        Instant::from_nanos(self.now * 1_000_000)
+    }
+
     fn below(&mut self, limit: usize) -> usize {
         (self.random.next_u64() % limit as u64) as usize
     }
@@ -118,7 +122,7 @@ impl Run {
         }
         self.executed.clear();
         self.connected = false;
-        self.machine.disconnected(Instant::from_nanos(self.now));
+        self.machine.disconnected(self.time());
     }
 
     fn power_loss(&mut self) {
@@ -137,7 +141,7 @@ impl Run {
     }
 
     fn send(&mut self) {
-        while let Some(id) = self.machine.next() {
+        while let Some(id) = self.machine.next(self.time()) {
             self.sent.push(id);
         }
     }
@@ -147,7 +151,7 @@ impl Run {
         if !self.executed.is_empty() && (self.sent.is_empty() || self.below(2) == 0) {
             let at = self.below(self.executed.len());
             let id = self.executed.swap_remove(at);
-            return self.machine.complete(id, Ok(Answer::Unit));
+            return self.machine.complete(id, Ok(Answer::Unit), self.time());
         }
         if self.sent.is_empty() {
             return;
@@ -155,7 +159,7 @@ impl Run {
         let at = self.below(self.sent.len());
         let id = self.sent.swap_remove(at);
         if self.below(20) == 0 {
-            return self.machine.complete(id, Err(CallError::Busy));
+            return self.machine.complete(id, Err(CallError::Busy), self.time());
         }
         self.execute(id);
         self.executed.push(id);
@@ -231,6 +235,7 @@ impl Run {
             if self.user.asked.is_empty() {
                 return;
             }
+            self.now += 1;
             if !std::mem::replace(&mut self.connected, true) {
                 self.machine.connected(self.place, false);
             }
@@ -275,7 +280,7 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     }
     assert!(!machine.cancel(5));
     machine.connected(FIRST, false);
-    let sent: Vec<OpId> = std::iter::from_fn(|| machine.next()).collect();
+    let sent: Vec<OpId> = std::iter::from_fn(|| machine.next(Instant::from_nanos(0))).collect();
     assert_eq!(sent.len(), 2, "the third overlaps the first");
     let mut done = Vec::new();
     for tag in 1..=4 {
@@ -286,12 +291,12 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     let unsent = Err(VolumeError::Cancelled { sent: false });
     assert_eq!(ended(&mut done), [(3, unsent.clone()), (4, unsent)]);
     // The server answers one as if nothing had been said; with the other its session ends.
-    machine.complete(sent[0], Ok(Answer::Unit));
+    machine.complete(sent[0], Ok(Answer::Unit), Instant::from_nanos(1));
     machine.disconnected(Instant::from_nanos(5));
     machine.reap(&mut done);
     assert_eq!(ended(&mut done), [(1, Ok(Answer::Unit)), (2, Err(VolumeError::Cancelled { sent: true }))]);
     machine.connected(FIRST, false);
-    assert_eq!((machine.next(), machine.pending()), (None, 0));
+    assert_eq!((machine.next(Instant::from_nanos(5)), machine.pending()), (None, 0));
     assert!(!machine.cancel(2));
 }
 
@@ -337,4 +342,44 @@ fn a_volume_in_memory_is_lost_with_its_process_or_its_store() {
         machine.connected(place, true);
         assert_eq!(machine.failed(), failed);
     }
+}
+
+#[test]
+fn a_busy_server_is_asked_again_after_pauses_that_grow() {
+    let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+    let mut machine: Machine<(), ()> = Machine::new(BOUNDS, at(0));
+    for tag in 1..=3 {
+        machine.submit(Request::Read { offset: tag * 4096, len: 4096, into: () }, tag).unwrap();
+    }
+    machine.connected(FIRST, false);
+    let first = machine.next(at(0)).unwrap();
+    let second = machine.next(at(0)).unwrap();
+    assert_eq!(machine.paused_until(at(0)), None);
+    machine.complete(first, Err(CallError::Busy), at(0));
+    machine.complete(second, Err(CallError::Busy), at(1));
+    assert_eq!((machine.next(at(1)), machine.paused_until(at(1))), (None, Some(at(2))), "one pause for both");
+    let (mut asked, mut now) = (Vec::new(), 2);
+    while now < 2000 {
+        let Some(id) = machine.next(at(now)) else {
+            now += 1;
+            continue;
+        };
+        asked.push(now);
+        machine.complete(id, Err(CallError::Busy), at(now));
+    }
+    assert_eq!(asked[..8], [2, 6, 14, 30, 62, 126, 226, 326]);
+    assert!(asked.len() < 30, "{asked:?}");
+    // Something is answered: the pause that there is goes on, the next one is short again.
+    let until = machine.paused_until(at(now)).unwrap();
+    assert_eq!(machine.paused_until(until), None);
+    let id = machine.next(until).unwrap();
+    machine.complete(id, Ok(Answer::Unit), until);
+    let id = machine.next(until).unwrap();
+    machine.complete(id, Err(CallError::Busy), until);
+    assert_eq!(machine.paused_until(until), Some(until + Duration::from_millis(2)));
+    // Another session begins without one.
+    machine.disconnected(until);
+    assert_eq!(machine.paused_until(until), None);
+    machine.connected(FIRST, false);
+    assert!(machine.next(until).is_some());
 }
