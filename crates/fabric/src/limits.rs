@@ -61,6 +61,10 @@ pub const LOOP_HEAP_BYTES_MAX: usize = 4 << 20;
 /// See [`LOOP_HEAP_BYTES_MAX`].
 pub const SESSION_HEAP_BYTES_MIN: usize = 4 << 10;
 
+/// How long a client may take nothing while it, or all clients together, are above those bounds. Then its session ends
+/// with [`CloseReason::TakesNothing`](crate::CloseReason::TakesNothing), and its memory is free.
+pub const TAKE_TIME_MAX: Duration = Duration::from_mins(1);
+
 /// Bytes that a TLS stream holds for sending; more plaintext is taken when the ciphertext has been.
 pub const TLS_QUEUE_BYTES: usize = 256 << 10;
 

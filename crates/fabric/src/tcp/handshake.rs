@@ -11,7 +11,7 @@ use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
-use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
+use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness};
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, ServerTls};
 use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
@@ -75,6 +75,7 @@ impl Fabric {
             drained: false,
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+            intake: Intake::default(),
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -308,6 +309,7 @@ impl Fabric {
             drained: false,
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+            intake: Intake::default(),
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
