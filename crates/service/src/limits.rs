@@ -91,5 +91,9 @@ pub const HANDLES_MAX: usize = 64;
 /// Bytes of small writes that a server keeps on the heap while frames are out; more are answered `Busy`, and sent again.
 pub const WAITING_BYTES_MAX: usize = 16 << 20;
 
+/// A pool of which more than this share is free is not short of frames but cut up, by connections that are idle: requests
+/// are done in smaller pieces, and wait for the end of no other.
+pub const FREE_SHARE_MIN: usize = 4;
+
 /// Bytes of frames that pulled writes of one loop may take, as a share of the pool: the rest is for reads and lanes.
 pub const PULL_SHARE_MAX: usize = 2;
