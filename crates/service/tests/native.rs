@@ -140,8 +140,16 @@ fn many_requests_of_all_sizes_are_in_flight_together() {
 
 #[test]
 fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk");
+    let empty = || {
+        let file = std::fs::File::options().write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(16 << 20).unwrap();
+        let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
+        Arc::new(Volume::new("disk", store, Served::default()))
+    };
     each_io(|io| {
-        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![memory(16 << 20)]);
+        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![empty()]);
         let address = first.address;
         let mut volume = client(io, address, VolumeOptions::new(0x30)).unwrap();
         let flushed = pattern(8192, 1);
@@ -153,8 +161,8 @@ fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
         volume.write(1 << 20, &new, false).unwrap();
         volume.zero((1 << 20) + 4096, 4096, byway_service::block::ZeroFlags::default()).unwrap();
         first.stop();
-        // The next process has an empty store: what was flushed is gone with this trick, what was not must come again.
-        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![memory(16 << 20)]);
+        // The next process finds the file empty: what was flushed is gone with this trick, what was not must come again.
+        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![empty()]);
         let mut expected = new.clone();
         expected[4096..8192].fill(0);
         let mut back = vec![0; new.len()];
@@ -187,25 +195,45 @@ fn a_volume_in_memory_that_came_back_empty_fails() {
 }
 
 #[test]
-fn writes_that_a_replaced_volume_had_acknowledged_are_written_to_its_successor() {
+fn a_volume_over_another_file_under_the_old_name_is_not_written_to() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let over = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
+        Arc::new(Volume::new("disk", store, Served::default()))
+    };
     each_io(|io| {
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(16 << 20)]);
+        // In the same process, and in another one.
+        for restarts in [false, true] {
+            let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![over("first")]);
+            let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+            volume.write(0, &[7; 4096], false).unwrap();
+            let _second = if restarts {
+                server.stop();
+                Some(Running::start(io, Some(server.address), 2, Options::new(SERVER), vec![over("second")]))
+            } else {
+                server.replace(over("second"));
+                None
+            };
+            assert_eq!(volume.write(8192, &[8; 4096], false), Err(VolumeError::Replaced));
+            assert_eq!(volume.flush(), Err(VolumeError::Replaced));
+            let written = std::fs::read(folder.path().join("second")).unwrap();
+            assert!(written.iter().all(|byte| *byte == 0), "what was kept for one file was written into another");
+        }
+    });
+}
+
+#[test]
+fn a_volume_that_is_served_over_tls_alone_from_now_on_says_so_to_its_old_clients() {
+    each_io(|io| {
+        let first = memory(1 << 20);
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
         let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
-        let flushed = pattern(8192, 1);
-        volume.write(0, &flushed, false).unwrap();
-        volume.flush().unwrap();
-        let data = pattern(300_032, 3);
-        volume.write(1 << 20, &data, false).unwrap();
-        // The same process, and the same name, and nothing in it.
-        server.replace(memory(16 << 20));
-        volume.flush().unwrap();
-        let mut back = vec![0; data.len()];
-        volume.read(1 << 20, &mut back).unwrap();
-        assert!(back == data, "an acknowledged write is gone, and a flush said that it was durable");
-        let mut back = vec![1; flushed.len()];
-        volume.read(0, &mut back).unwrap();
-        assert!(back.iter().all(|byte| *byte == 0), "a flushed write was written again");
-        assert_eq!((volume.volume().sessions(), volume.volume().unflushed_bytes()), (2, 0));
+        volume.write(0, &[7; 4096], false).unwrap();
+        let options = Served { tls_required: true, ..Served::default() };
+        server.replace(Arc::new(first.replaced_by(first.store().clone(), options)));
+        assert_eq!(volume.flush(), Err(VolumeError::Refused(CallError::TlsRequired)));
     });
 }
 

@@ -103,8 +103,11 @@ pub struct OpenResult {
     /// Names the files that are open for the volume, unlike any others: if it is another number than in an earlier session
     /// with the same server process, the volume was replaced, and what was not flushed may be missing.
     pub store: U64,
+    /// Names what the bytes lie in, the same for all server processes; 0 if that is not known. If it is another than in an
+    /// earlier session, the name is now another volume's.
+    pub medium: U64,
     /// Zero.
-    pub reserved: [u8; 32],
+    pub reserved: [u8; 24],
 }
 
 /// Arguments of the notice [`NOTICE_RESIZED`].
@@ -258,9 +261,10 @@ mod tests {
             block_bytes: U32::new(0x1413_1211),
             request_max: U32::new(0x1817_1615),
             store: U64::new(0x201f_1e1d_1c1b_1a19),
-            reserved: [0; 32],
+            medium: U64::new(0x2827_2625_2423_2221),
+            reserved: [0; 24],
         };
-        let golden: Vec<u8> = (1..=32).chain([0; 32]).collect();
+        let golden: Vec<u8> = (1..=40).chain([0; 24]).collect();
         assert_eq!(result.as_bytes(), golden);
     }
 

@@ -75,6 +75,9 @@ pub struct VolumeInfo {
     /// The files that the server has open for the volume. Where this or [`VolumeInfo::instance`] is another than before,
     /// what was acknowledged and not flushed may be missing: it is written again, or, if the volume is volatile, all fails.
     pub store: u64,
+    /// What the volume's bytes lie in, by a name that lasts as long as it does; 0 if the server does not know. Where it is
+    /// another than before, all fails: the name is another volume's now.
+    pub medium: u64,
 }
 
 /// What happened to a volume besides its requests.
@@ -352,6 +355,7 @@ impl Core {
     ) {
         if let Err(error) = status {
             self.notice(Notice::Refused(error));
+            self.machine.refused(error);
             return fabric.close(reactor, session, CloseReason::Closed);
         }
         let opened = OpenResult::read_from_prefix(result).map_or_else(|_| OpenResult::new_zeroed(), |(body, _)| body);
@@ -364,6 +368,7 @@ impl Core {
             volatile: flags & VOLUME_VOLATILE != 0,
             instance: self.agreed.map_or(0, |agreed| agreed.instance),
             store: opened.store.get(),
+            medium: opened.medium.get(),
         };
         if self.info.is_some_and(|old| old.len != info.len) {
             self.notice(Notice::Resized(info.len));
@@ -372,7 +377,7 @@ impl Core {
         self.state = State::Open { handle: opened.handle.get() };
         self.backoff = RECONNECT_MIN;
         self.notice(Notice::Opened(info));
-        self.machine.connected(Place { instance: info.instance, store: info.store }, info.volatile);
+        self.machine.connected(Place { instance: info.instance, store: info.store }, info.medium, info.volatile);
         if self.machine.failed().is_some() {
             self.give_up(fabric, reactor);
         }

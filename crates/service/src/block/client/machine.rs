@@ -111,6 +111,10 @@ pub(super) struct Machine<R, W> {
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
     place: Option<Place>,
+    /// What the volume's bytes lie in; 0 if that is not known.
+    medium: u64,
+    /// Why the server would not open the volume again, when it was asked last.
+    refusal: Option<CallError>,
     connected: bool,
     replaying: bool,
     replays_in_flight: usize,
@@ -137,6 +141,8 @@ impl<R, W: Clone> Machine<R, W> {
             flushing: Vec::new(),
             own_flush: false,
             place: None,
+            medium: 0,
+            refusal: None,
             connected: false,
             replaying: false,
             replays_in_flight: 0,
@@ -256,8 +262,8 @@ impl<R, W: Clone> Machine<R, W> {
         self.operations.get_mut(id)
     }
 
-    /// A session is up and the volume open in it.
-    pub(super) fn connected(&mut self, place: Place, volatile: bool) {
+    /// A session is up and the volume open in it, over a medium by that name (0 if its server does not know).
+    pub(super) fn connected(&mut self, place: Place, medium: u64, volatile: bool) {
         if self.failed.is_some() {
             return;
         }
@@ -265,6 +271,12 @@ impl<R, W: Clone> Machine<R, W> {
         if other && (self.volatile || volatile) {
             return self.fail(VolumeError::VolatileLost);
         }
+        // What was kept belongs to the old medium alone.
+        if self.medium != 0 && medium != 0 && medium != self.medium {
+            return self.fail(VolumeError::Replaced);
+        }
+        self.medium = medium;
+        self.refusal = None;
         self.volatile = volatile;
         self.place = Some(place);
         self.connected = true;
@@ -347,7 +359,20 @@ impl<R, W: Clone> Machine<R, W> {
             && now - since >= self.bounds.lost_after
             && self.failed.is_none()
         {
-            self.fail(VolumeError::Lost(self.bounds.lost_after));
+            let lost = VolumeError::Lost(self.bounds.lost_after);
+            self.fail(self.refusal.map_or(lost, VolumeError::Refused));
+        }
+    }
+
+    /// The server would not open the volume. Before it ever did, that is its user's to judge; later, waiting may help
+    /// against some refusals, as long as it would against silence.
+    pub(super) fn refused(&mut self, error: CallError) {
+        if self.place.is_none() || self.failed.is_some() {
+            return;
+        }
+        self.refusal = Some(error);
+        if error == CallError::TlsRequired {
+            self.fail(VolumeError::Refused(error));
         }
     }
 

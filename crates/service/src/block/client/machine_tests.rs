@@ -222,7 +222,7 @@ impl Run {
             91..93 => self.power_loss(),
             _ if !self.connected => {
                 self.connected = true;
-                self.machine.connected(self.place, false);
+                self.machine.connected(self.place, 1, false);
             }
             _ => {}
         }
@@ -237,7 +237,7 @@ impl Run {
             }
             self.now += 1;
             if !std::mem::replace(&mut self.connected, true) {
-                self.machine.connected(self.place, false);
+                self.machine.connected(self.place, 1, false);
             }
             self.send();
             self.serve_one();
@@ -279,7 +279,7 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
         machine.submit(write(offset), tag).unwrap();
     }
     assert!(!machine.cancel(5));
-    machine.connected(FIRST, false);
+    machine.connected(FIRST, 1, false);
     let sent: Vec<OpId> = std::iter::from_fn(|| machine.next(Instant::from_nanos(0))).collect();
     assert_eq!(sent.len(), 2, "the third overlaps the first");
     let mut done = Vec::new();
@@ -295,7 +295,7 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     machine.disconnected(Instant::from_nanos(5));
     machine.reap(&mut done);
     assert_eq!(ended(&mut done), [(1, Ok(Answer::Unit)), (2, Err(VolumeError::Cancelled { sent: true }))]);
-    machine.connected(FIRST, false);
+    machine.connected(FIRST, 1, false);
     assert_eq!((machine.next(Instant::from_nanos(5)), machine.pending()), (None, 0));
     assert!(!machine.cancel(2));
 }
@@ -307,7 +307,7 @@ fn after_a_failure_everything_ends() {
         run.submit();
     }
     run.connected = true;
-    run.machine.connected(FIRST, false);
+    run.machine.connected(FIRST, 1, false);
     run.send();
     run.machine.fail(VolumeError::Closed);
     run.machine.disconnected(Instant::from_nanos(5));
@@ -337,11 +337,49 @@ fn a_volume_in_memory_is_lost_with_its_process_or_its_store() {
     for (place, failed) in [(FIRST, None)].into_iter().chain(elsewhere.map(|at| (at, Some(VolumeError::VolatileLost))))
     {
         let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
-        machine.connected(FIRST, true);
+        machine.connected(FIRST, 1, true);
         machine.disconnected(Instant::from_nanos(1));
-        machine.connected(place, true);
+        machine.connected(place, 1, true);
         assert_eq!(machine.failed(), failed);
     }
+}
+
+#[test]
+fn a_volume_of_another_medium_is_given_up_unless_a_medium_is_not_known() {
+    let at = |place, media: [u64; 2]| {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, media[0], false);
+        machine.disconnected(Instant::from_nanos(1));
+        machine.connected(place, media[1], false);
+        machine.failed()
+    };
+    for place in [FIRST, Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }] {
+        for same in [[5, 5], [0, 5], [5, 0]] {
+            assert_eq!(at(place, same), None);
+        }
+        assert_eq!(at(place, [5, 6]), Some(VolumeError::Replaced));
+    }
+}
+
+#[test]
+fn a_server_that_refuses_the_volume_is_not_said_to_be_lost() {
+    let after = |refused: &[CallError]| {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, 1, false);
+        machine.disconnected(Instant::from_nanos(0));
+        for error in refused {
+            machine.refused(*error);
+        }
+        let early = machine.failed();
+        machine.tick(Instant::from_nanos(10_000_000_000));
+        (early, machine.failed())
+    };
+    let lost = Some(VolumeError::Lost(BOUNDS.lost_after));
+    let refused = |error| Some(VolumeError::Refused(error));
+    assert_eq!(after(&[]), (None, lost));
+    assert_eq!(after(&[CallError::Busy, CallError::NotFound]), (None, refused(CallError::NotFound)));
+    let tls = refused(CallError::TlsRequired);
+    assert_eq!(after(&[CallError::TlsRequired]), (tls, tls), "waiting does not help");
 }
 
 #[test]
@@ -351,7 +389,7 @@ fn a_busy_server_is_asked_again_after_pauses_that_grow() {
     for tag in 1..=3 {
         machine.submit(Request::Read { offset: tag * 4096, len: 4096, into: () }, tag).unwrap();
     }
-    machine.connected(FIRST, false);
+    machine.connected(FIRST, 1, false);
     let first = machine.next(at(0)).unwrap();
     let second = machine.next(at(0)).unwrap();
     assert_eq!(machine.paused_until(at(0)), None);
@@ -380,6 +418,6 @@ fn a_busy_server_is_asked_again_after_pauses_that_grow() {
     // Another session begins without one.
     machine.disconnected(until);
     assert_eq!(machine.paused_until(until), None);
-    machine.connected(FIRST, false);
+    machine.connected(FIRST, 1, false);
     assert!(machine.next(until).is_some());
 }

@@ -79,6 +79,15 @@ pub enum VolumeError {
     /// replaced there.
     #[error("the volume lived in a server's memory, and that process ended or replaced it; its contents are lost")]
     VolatileLost,
+    /// The name is another volume's now.
+    #[error(
+        "its server has another file or device under the volume's name than the one that was opened; what was not flushed \
+         is not written into it. Open the volume again if that is the one you mean"
+    )]
+    Replaced,
+    /// The server is there, and would not open the volume again.
+    #[error("the server opened the volume before, and refuses it now: {0}")]
+    Refused(CallError),
     /// The server restarted, and writes that it had acknowledged could not be written again.
     #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
     ReplayFailed(CallError),

@@ -204,7 +204,8 @@ impl Serving<'_> {
         }
         let flags =
             volume_flags(volume) | if arguments.flags.get() & FLAG_READ_ONLY != 0 { VOLUME_READ_ONLY } else { 0 };
-        let (len, block_bytes, store) = (volume.len(), volume.block_bytes(), volume.store_identity());
+        let (len, block_bytes) = (volume.len(), volume.block_bytes());
+        let (store, medium) = (volume.store_identity(), volume.store().medium());
         let Some(session) = self.core.session(call.session) else { return Ok(()) };
         if session.handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
@@ -217,7 +218,8 @@ impl Serving<'_> {
             block_bytes: U32::new(block_bytes),
             request_max: U32::new(CALL_BYTES_MAX as u32),
             store: U64::new(store),
-            reserved: [0; 32],
+            medium: U64::new(medium),
+            reserved: [0; 24],
         };
         self.answer_with(fabric, call, Ok(()), (result.as_bytes(), &[]));
         Ok(())
