@@ -34,6 +34,10 @@ pub const CREDITS_DEFAULT: u16 = 256;
 /// Time from accept to a complete `Hello`, and from connect to `Welcome`.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time from accept until a client is told `Busy` whose old session has not ended. Its own [`HANDSHAKE_TIME_MAX`] begins
+/// before the accept: it must hear of us well within that, or it takes us for dead.
+pub const FENCE_TIME_MAX: Duration = Duration::from_secs(HANDSHAKE_TIME_MAX.as_secs() / 2);
+
 /// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 
@@ -56,6 +60,10 @@ pub const LOOP_HEAP_BYTES_MAX: usize = 4 << 20;
 
 /// See [`LOOP_HEAP_BYTES_MAX`].
 pub const SESSION_HEAP_BYTES_MIN: usize = 4 << 10;
+
+/// How long a client may take nothing while it, or all clients together, are above those bounds. Then its session ends
+/// with [`CloseReason::TakesNothing`](crate::CloseReason::TakesNothing), and its memory is free.
+pub const TAKE_TIME_MAX: Duration = Duration::from_mins(1);
 
 /// Bytes that a TLS stream holds for sending; more plaintext is taken when the ciphertext has been.
 pub const TLS_QUEUE_BYTES: usize = 256 << 10;

@@ -10,7 +10,7 @@ use byway_reactor::{Errno, Instant};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::limits::{BULK_LANES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::limits::{BULK_LANES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
 use crate::tls::TlsError;
 use crate::wire::{
     FEATURE_PAYLOAD_CHECKSUM, FEATURES, Header, HeaderError, Hello, Kind, MAGIC, Refuse, RefuseCode, VERSIONS, Welcome,
@@ -52,6 +52,9 @@ pub enum CloseReason {
     /// The peer owes something and says nothing.
     #[error("the peer owes an answer and has been silent for too long")]
     Silent,
+    /// The peer takes no answers, and they have filled the memory that there is for them.
+    #[error("the peer has taken no answers for too long, and there is no memory for more")]
+    TakesNothing,
     /// More calls than the server allows.
     #[error("the peer has more calls in flight than it was granted")]
     Credit,
@@ -311,6 +314,30 @@ impl Liveness {
     }
 }
 
+/// Watches a peer for which answers wait, while there is little memory for more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Intake {
+    /// The first look, since the peer last took something, at which there was little memory.
+    since: Option<Instant>,
+}
+
+impl Intake {
+    /// The peer took something.
+    pub fn took(&mut self) {
+        self.since = None;
+    }
+
+    /// Looks at the peer, again and again: whether it has taken nothing for [`TAKE_TIME_MAX`], while memory was short at
+    /// each look.
+    pub fn has_stopped(&mut self, short: bool, now: Instant) -> bool {
+        if !short {
+            self.since = None;
+            return false;
+        }
+        now - *self.since.get_or_insert(now) >= TAKE_TIME_MAX
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -404,6 +431,19 @@ mod tests {
         assert_eq!(peer.check(at(100_360)), Health::Dead);
         peer.set_owes(false, at(100_361));
         assert_eq!(peer.check(at(200_000)), Health::Well);
+    }
+
+    #[test]
+    fn who_takes_nothing_for_a_minute_while_memory_is_short_has_stopped() {
+        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
+        let mut peer = Intake::default();
+        assert!(!peer.has_stopped(true, at(1000)) && !peer.has_stopped(true, at(1059)));
+        assert!(peer.has_stopped(true, at(1060)));
+        peer.took();
+        assert!(!peer.has_stopped(true, at(1061)) && !peer.has_stopped(true, at(1120)));
+        assert!(!peer.has_stopped(false, at(1122)), "others may be slow while there is room");
+        assert!(!peer.has_stopped(true, at(2000)) && !peer.has_stopped(true, at(2059)));
+        assert!(peer.has_stopped(true, at(2060)));
     }
 
     proptest! {

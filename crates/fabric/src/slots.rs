@@ -73,6 +73,12 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// The free entry with the lowest index is taken next, then the next higher, whatever the order in which they became
+    /// free. Generations go on.
+    pub fn order_free(&mut self) {
+        self.free.sort_unstable_by(|a, b| b.cmp(a));
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
@@ -114,5 +120,18 @@ mod tests {
         assert_eq!(slots.remove(first), None);
         assert_eq!(slots.get(second), Some(&'b'));
         assert_eq!(slots.len(), 1);
+    }
+
+    #[test]
+    fn in_order_the_lowest_free_entry_is_taken_first() {
+        let mut slots = Slots::default();
+        let names: Vec<Slot> = (0..6).map(|value| slots.insert(value)).collect();
+        for index in [1, 4, 0, 3] {
+            slots.remove(names[index]);
+        }
+        slots.order_free();
+        let taken: Vec<u32> = (0..5).map(|value| slots.insert(value).index).collect();
+        assert_eq!(taken, [0, 1, 3, 4, 6]);
+        assert!(names.iter().take(2).all(|name| slots.get(*name).is_none()), "generations go on");
     }
 }

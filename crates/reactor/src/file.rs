@@ -173,6 +173,15 @@ impl OpenFile {
         }
     }
 
+    /// Names what the bytes lie in, the same however often it is opened, also by other processes: a file by its number and
+    /// time of birth, a device by its number. 0 if that is not known; all simulated files have one name.
+    pub fn medium(&self) -> u64 {
+        match &self.backing {
+            Backing::Os(os) => medium(&os.fd, os.device).unwrap_or(0),
+            Backing::Sim(_) => 1,
+        }
+    }
+
     /// The descriptor, to lock or to pass on; `None` when simulated.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
@@ -190,6 +199,23 @@ impl OsFile {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// See [`OpenFile::medium`].
+fn medium(fd: &OwnedFd, device: bool) -> Option<u64> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME).ok()?;
+    let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    let words = match (device, born) {
+        (true, _) => [1, u64::from(stat.stx_rdev_major), u64::from(stat.stx_rdev_minor)],
+        (false, true) => [stat.stx_ino, stat.stx_btime.tv_sec as u64, u64::from(stat.stx_btime.tv_nsec)],
+        (false, false) => return None,
+    };
+    // FNV-1a: it must tell files apart, not withstand anybody.
+    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    Some(hash.max(1))
 }
 
 /// The alignment that direct I/O asks for: the logical block of a device, `statx`'s word for a file, else a page.

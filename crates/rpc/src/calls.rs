@@ -117,10 +117,11 @@ impl<T> Calls<T> {
     /// The session ended: forgets all calls and credits, and gives back what the caller wanted to know of each.
     pub fn drain(&mut self) -> Vec<T> {
         self.credits = 0;
-        let mut ids: Vec<_> = self.calls.iter().map(|(id, _)| id).collect();
-        // The lowest is free last and taken first: the next session may grant less, and an id is under its credits.
-        ids.reverse();
-        ids.into_iter().filter_map(|id| self.calls.remove(id)).map(|call| call.context).collect()
+        let ids: Vec<_> = self.calls.iter().map(|(id, _)| id).collect();
+        let contexts = ids.into_iter().filter_map(|id| self.calls.remove(id)).map(|call| call.context).collect();
+        // The next session may grant less, and an id is under its credits: also those answered before are in the way.
+        self.calls.order_free();
+        contexts
     }
 }
 
@@ -167,6 +168,32 @@ mod tests {
             calls.replied(&reply(*id, 0), 0);
         }
         assert_eq!(calls.drain().len(), 30);
+        two_at_a_time(&mut calls);
+    }
+
+    #[test]
+    fn a_session_that_grants_less_takes_calls_whichever_were_answered_before() {
+        // In any order, and in several sessions: those answered are free already when the session ends.
+        for answered in [[0..10, 10..10], [30..40, 5..5], [0..20, 20..40], [39..40, 0..1], [25..40, 5..20]] {
+            let mut calls = Calls::default();
+            let mut seen = std::collections::HashSet::new();
+            for _ in 0..3 {
+                calls.grant(64);
+                let ids: Vec<u64> = (0..40).map(|index| calls.start(index, LATER)).collect();
+                assert!(ids.iter().all(|id| seen.insert(*id)), "an id is used again");
+                for at in answered.iter().cloned().flatten() {
+                    calls.replied(&reply(ids[at], 0), 0);
+                }
+                assert_eq!(calls.drain().len(), 40 - answered.iter().map(ExactSizeIterator::len).sum::<usize>());
+                assert_eq!(calls.replied(&reply(ids[0], 0), 0), Progress::Unknown, "of a session that ended");
+                two_at_a_time(&mut calls);
+                calls.drain();
+            }
+        }
+    }
+
+    /// A session with two credits: ids must lie under them.
+    fn two_at_a_time(calls: &mut Calls<usize>) {
         calls.grant(2);
         for _ in 0..3 {
             let (first, second) = (calls.start(0, LATER), calls.start(1, LATER));

@@ -76,6 +76,12 @@ pub const RECONNECT_MIN: Duration = Duration::from_millis(5);
 /// The longest pause before a client connects again.
 pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
 
+/// The first pause of a client whose request was answered `Busy`; each next one is twice as long.
+pub const BUSY_PAUSE_MIN: Duration = Duration::from_millis(2);
+
+/// The longest pause of a client whose requests are answered `Busy`.
+pub const BUSY_PAUSE_MAX: Duration = Duration::from_millis(100);
+
 /// The longest read or write of one call: a frame. Clients cut longer ones.
 pub const CALL_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 
@@ -84,6 +90,10 @@ pub const HANDLES_MAX: usize = 64;
 
 /// Bytes of small writes that a server keeps on the heap while frames are out; more are answered `Busy`, and sent again.
 pub const WAITING_BYTES_MAX: usize = 16 << 20;
+
+/// A pool of which more than this share is free is not short of frames but cut up, by connections that are idle: requests
+/// are done in smaller pieces, and wait for the end of no other.
+pub const FREE_SHARE_MIN: usize = 4;
 
 /// Bytes of frames that pulled writes of one loop may take, as a share of the pool: the rest is for reads and lanes.
 pub const PULL_SHARE_MAX: usize = 2;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::{Frame, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{
     BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step, Store,
     StoreOptions, Tag, Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
@@ -298,6 +299,90 @@ fn memory_reads_as_zeroes_and_stays_sparse() {
         rig.zero((size / 2, 4096), ZeroFlags::default()).unwrap();
         assert_eq!(rig.extents((0, size)), [byway_reactor::Extent { len: size, hole: true }]);
         assert_eq!(rig.read(size / 2, 4).unwrap(), [0; 4]);
+    }
+}
+
+#[test]
+fn requests_for_no_bytes_end_at_once() {
+    for folder in folders() {
+        for io in BACKENDS {
+            let path = file(folder.path(), "f", 1 << 20);
+            let paths: Vec<_> = (0..2).map(|i| file(folder.path(), &i.to_string(), 1 << 19)).collect();
+            let stripe = Store::stripe(&paths, 64 << 10, StoreOptions::default(), &OpenHere).unwrap();
+            for store in [path_store(&path), stripe, Store::memory("m", 1 << 20).unwrap(), Store::null(1 << 20)] {
+                let mut rig = Rig::new(io, store, VolumeOptions::default());
+                let Rig { reactor, engine, volume } = &mut rig;
+                let id = *volume;
+                for offset in [0, 4096, 1 << 20] {
+                    for private in [false, true] {
+                        let flags = ReadFlags { private, sliced: true };
+                        let step = engine.read(reactor, id, (offset, 0), flags, Tag(7));
+                        assert!(matches!(&step, Ok(Step::Now(payload)) if payload.is_empty()), "{step:?}");
+                    }
+                    let frame = reactor.frames().alloc(4096).unwrap();
+                    for durable in [false, true] {
+                        let flags = WriteFlags { durable };
+                        let zero = ZeroFlags { durable, ..ZeroFlags::default() };
+                        assert!(matches!(
+                            engine.write_small(reactor, id, offset, &[], flags, Tag(7)),
+                            Ok(Step::Now(()))
+                        ));
+                        assert!(matches!(engine.trim(reactor, id, (offset, 0), durable, Tag(7)), Ok(Step::Now(()))));
+                        assert!(matches!(engine.zero(reactor, id, (offset, 0), zero, Tag(7)), Ok(Step::Now(()))));
+                    }
+                    let flags = WriteFlags { durable: true };
+                    let step = engine.write(reactor, id, offset, (frame, 0), flags, Tag(7));
+                    assert!(matches!(step, Ok(Step::Now(()))), "{step:?}");
+                    assert!(matches!(engine.prefetch(reactor, id, (offset, 0), Tag(7)), Ok(Step::Now(()))));
+                    let extents = engine.extents(reactor, id, (offset, 0), 100, Tag(7));
+                    assert!(matches!(&extents, Ok(Step::Now(none)) if none.is_empty()), "{extents:?}");
+                }
+                let past = engine.read(reactor, id, ((1 << 20) + 1, 0), ReadFlags::default(), Tag(7));
+                assert!(matches!(past, Err(BlockError::OutOfRange)), "{past:?}");
+                assert_eq!(engine.in_flight(), 0);
+            }
+        }
+    }
+}
+
+/// Takes frames until only pieces of two pages are free, but for `pieces` of them.
+fn cut_up(reactor: &Reactor, pieces: usize) -> Vec<Frame> {
+    let mut pages: Vec<Frame> = std::iter::from_fn(|| reactor.frames().alloc(4096)).collect();
+    pages.sort_by_key(|frame| frame.as_ptr());
+    let mut at = 0;
+    let is_taken = |at: usize| at % 4 < 2 || at / 4 >= pieces;
+    pages.retain(|_| (is_taken(at), at += 1).0);
+    pages
+}
+
+#[test]
+fn a_large_read_in_a_pool_that_is_cut_up_is_done_in_smaller_pieces_while_others_are_under_way() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("f");
+    for io in BACKENDS {
+        let bytes = patterned(&path, 1 << 20);
+        let slow = FaultRule {
+            operation: FaultOperation::Flush,
+            effect: FaultEffect::Delay(Duration::from_mins(10)),
+            range: None,
+            count_max: None,
+        };
+        let options = VolumeOptions { faults: FaultRules(vec![slow]), ..VolumeOptions::default() };
+        let mut rig = Rig::new(io, path_store(&path), options);
+        let flags = ReadFlags { private: true, ..ReadFlags::default() };
+        let read = |rig: &mut Rig| rig.engine.read(&mut rig.reactor, rig.volume, (0, 256 << 10), flags, Tag(7));
+        assert!(matches!(rig.engine.flush(&mut rig.reactor, rig.volume, Tag(7)), Ok(Step::Later)));
+        // Little is free: what is under way will bring more.
+        let taken = cut_up(&rig.reactor, 100);
+        assert!(rig.reactor.frames().free_bytes() > 512 << 10);
+        assert!(matches!(read(&mut rig), Ok(Step::Busy)), "short");
+        drop(taken);
+        // Much is, and it will not get any less cut up.
+        let taken = cut_up(&rig.reactor, usize::MAX);
+        assert!(matches!(read(&mut rig), Ok(Step::Later)), "cut up");
+        let Outcome::Read(Ok(payload)) = rig.wait() else { panic!("it fails") };
+        drop(taken);
+        assert!(rig.bytes_of(payload) == bytes[..256 << 10]);
     }
 }
 

@@ -246,6 +246,22 @@ fn a_guessed_window_is_refused_and_the_session_goes_on() {
     nobody_else_noticed(&server);
 }
 
+#[test]
+fn a_call_for_no_bytes_is_answered() {
+    let volume = Arc::new(Volume::new("disk", Store::null(1 << 20), Served::default()));
+    for volume in [memory(4 << 20), volume] {
+        let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), vec![volume]);
+        let mut session = Session::open(&server, 1, PayloadChecksum::Off);
+        session.open_volume();
+        for method in [Method::Read, Method::Write, Method::Trim, Method::Zero, Method::Extents, Method::Prefetch] {
+            session.call(0, method, Arguments::new_zeroed(), (0, 0), &[]);
+            let (header, kind, payload) = session.control.receive().expect("it is answered");
+            assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 0), "{method:?}");
+            assert_eq!(payload.len(), 0, "{method:?}");
+        }
+    }
+}
+
 /// Volumes whose list fills an answer.
 fn talkative() -> Vec<Arc<Volume>> {
     let described = || Served { description: "d".repeat(1000), ..Served::default() };

@@ -140,8 +140,16 @@ fn many_requests_of_all_sizes_are_in_flight_together() {
 
 #[test]
 fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk");
+    let empty = || {
+        let file = std::fs::File::options().write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(16 << 20).unwrap();
+        let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
+        Arc::new(Volume::new("disk", store, Served::default()))
+    };
     each_io(|io| {
-        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![memory(16 << 20)]);
+        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![empty()]);
         let address = first.address;
         let mut volume = client(io, address, VolumeOptions::new(0x30)).unwrap();
         let flushed = pattern(8192, 1);
@@ -153,8 +161,8 @@ fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
         volume.write(1 << 20, &new, false).unwrap();
         volume.zero((1 << 20) + 4096, 4096, byway_service::block::ZeroFlags::default()).unwrap();
         first.stop();
-        // The next process has an empty store: what was flushed is gone with this trick, what was not must come again.
-        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![memory(16 << 20)]);
+        // The next process finds the file empty: what was flushed is gone with this trick, what was not must come again.
+        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![empty()]);
         let mut expected = new.clone();
         expected[4096..8192].fill(0);
         let mut back = vec![0; new.len()];
@@ -183,6 +191,106 @@ fn a_volume_in_memory_that_came_back_empty_fails() {
         let _second = Running::start(io, Some(first.address), 2, Options::new(SERVER), vec![volatile()]);
         assert_eq!(volume.read(0, &mut [0; 4096]), Err(VolumeError::VolatileLost));
         assert_eq!(volume.write(0, &[7; 4096], false), Err(VolumeError::VolatileLost));
+    });
+}
+
+#[test]
+fn a_volume_over_another_file_under_the_old_name_is_not_written_to() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let over = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
+        Arc::new(Volume::new("disk", store, Served::default()))
+    };
+    each_io(|io| {
+        // In the same process, and in another one.
+        for restarts in [false, true] {
+            let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![over("first")]);
+            let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+            volume.write(0, &[7; 4096], false).unwrap();
+            let _second = if restarts {
+                server.stop();
+                Some(Running::start(io, Some(server.address), 2, Options::new(SERVER), vec![over("second")]))
+            } else {
+                server.replace(over("second"));
+                None
+            };
+            assert_eq!(volume.write(8192, &[8; 4096], false), Err(VolumeError::Replaced));
+            assert_eq!(volume.flush(), Err(VolumeError::Replaced));
+            let written = std::fs::read(folder.path().join("second")).unwrap();
+            assert!(written.iter().all(|byte| *byte == 0), "what was kept for one file was written into another");
+        }
+    });
+}
+
+#[test]
+fn a_volume_that_is_served_over_tls_alone_from_now_on_says_so_to_its_old_clients() {
+    each_io(|io| {
+        let first = memory(1 << 20);
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        volume.write(0, &[7; 4096], false).unwrap();
+        let options = Served { tls_required: true, ..Served::default() };
+        server.replace(Arc::new(first.replaced_by(first.store().clone(), options)));
+        assert_eq!(volume.flush(), Err(VolumeError::Refused(CallError::TlsRequired)));
+    });
+}
+
+#[test]
+fn a_volume_in_memory_that_was_replaced_fails() {
+    each_io(|io| {
+        let volatile = || {
+            let options = Served { volatile: true, ..Served::default() };
+            Volume::new("disk", Store::memory("disk", 1 << 20).unwrap(), options)
+        };
+        let first = Arc::new(volatile());
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        volume.write(0, &[7; 4096], false).unwrap();
+        // Over the same memory nothing is lost.
+        let same = first.replaced_by(first.store().clone(), first.options().clone());
+        assert!(!same.is_same(&first));
+        server.replace(Arc::new(same));
+        let mut back = [0; 4096];
+        volume.read(0, &mut back).unwrap();
+        assert_eq!((back, volume.volume().sessions()), ([7; 4096], 2));
+        server.replace(Arc::new(volatile()));
+        assert_eq!(volume.read(0, &mut back), Err(VolumeError::VolatileLost));
+        assert_eq!(volume.flush(), Err(VolumeError::VolatileLost));
+    });
+}
+
+#[test]
+fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk");
+    each_io(|io| {
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let opened = |faults| {
+            let options = StoreOptions { shared: true, ..StoreOptions::default() };
+            let store = Store::path(&path, options, &OpenHere).unwrap();
+            Arc::new(Volume::new("disk", store, Served { faults: FaultRules(faults), ..Served::default() }))
+        };
+        let fails = FaultRule {
+            operation: FaultOperation::Flush,
+            effect: FaultEffect::Error(byway_reactor::Errno::IO),
+            range: None,
+            count_max: Some(1),
+        };
+        let server = Running::start(io, None, 1, Options::new(SERVER), vec![opened(vec![fails])]);
+        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let data = pattern(70_000 / 512 * 512, 1);
+        volume.write(4096, &data, false).unwrap();
+        assert!(volume.flush().is_err());
+        assert_eq!(volume.flush(), Err(CallError::from(BlockError::FlushFailed).into()), "it is remembered");
+        // What a kernel may do after a failed sync.
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        server.replace(opened(Vec::new()));
+        volume.flush().unwrap();
+        let file = std::fs::read(&path).unwrap();
+        assert!(file[4096..4096 + data.len()] == data, "a flush succeeded over writes that are gone");
+        assert!(volume.volume().replayed() > 0);
     });
 }
 

@@ -46,6 +46,6 @@ fn the_failure_rules_hold_whatever_happens() {
     if count >= 100 {
         assert!(total.replayed > count / 2 && total.client_deaths > count / 2, "{total:?}");
         assert!(total.server_crashes > count && total.disk_errors > count / 4, "{total:?}");
-        assert!(total.lost_sectors > count, "{total:?}");
+        assert!(total.lost_sectors > count && total.replacements > count, "{total:?}");
     }
 }

@@ -54,11 +54,12 @@ impl RemoteEndpoint {
     }
 }
 
-/// Name and size are all that is known of most volumes; one that lives in its server's memory is another after each
-/// start of the server.
+/// A server of the native wire says what its volume's bytes lie in; of others, name and size are all that is known. A
+/// volume that lives in its server's memory is another after each start of the server.
 pub(super) fn volume_identity(remote: &Remote, info: &RemoteInfo) -> String {
     let process = info.process.map_or_else(String::new, |process| format!(":{process:016x}"));
-    format!("{}:{}{process}", remote.uri(), info.bytes)
+    let medium = info.medium.map_or_else(String::new, |medium| format!("@{medium:016x}"));
+    format!("{}:{}{process}{medium}", remote.uri(), info.bytes)
 }
 
 impl Endpoint for RemoteEndpoint {

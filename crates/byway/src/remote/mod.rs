@@ -53,6 +53,8 @@ pub struct RemoteInfo {
     pub has_extents: bool,
     /// Names the server process, if the contents go with it and it tells.
     pub process: Option<u64>,
+    /// Names what the bytes lie in, where the wire tells it.
+    pub medium: Option<u64>,
 }
 
 /// Why a request failed.
@@ -191,6 +193,7 @@ impl Remote {
                     description: String::new(),
                     has_extents: true,
                     process: info.volatile.then_some(info.instance),
+                    medium: Some(info.medium).filter(|medium| *medium != 0),
                 }
             }),
             Wire::Nbd(client) => client.session().map(|session| {
@@ -204,6 +207,7 @@ impl Remote {
                     description: session.description.clone(),
                     has_extents: rules.allocation_context.is_some(),
                     process: None,
+                    medium: None,
                 }
             }),
         }

@@ -9,9 +9,9 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
-use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
+use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
-use crate::session::{self, Agreed, CloseReason, Identity, Liveness};
+use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness};
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, ServerTls};
 use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
@@ -75,6 +75,7 @@ impl Fabric {
             drained: false,
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+            intake: Intake::default(),
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -308,6 +309,7 @@ impl Fabric {
             drained: false,
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
+            intake: Intake::default(),
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
@@ -493,7 +495,10 @@ impl Fabric {
             .lanes
             .iter()
             .filter(|(_, lane)| !matches!(lane.phase, Phase::Up | Phase::Closing))
-            .filter(|(_, lane)| now - lane.opened_at >= HANDSHAKE_TIME_MAX)
+            .filter(|(_, lane)| {
+                let fenced = lane.hello.is_some() && !lane.is_busy() && lane.close_when_sent.is_none();
+                now - lane.opened_at >= if fenced { FENCE_TIME_MAX } else { HANDSHAKE_TIME_MAX }
+            })
             .map(|(slot, _)| slot)
             .collect();
         for slot in slow {

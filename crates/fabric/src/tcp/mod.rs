@@ -21,7 +21,7 @@ use self::lane::{Lane, Phase};
 use crate::limits::{KEEP_ALIVE_DEFAULT, LOOP_HEAP_BYTES_MAX, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
-use crate::session::{self, Agreed, CloseReason, Health, Identity, Liveness, Terms};
+use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::{WindowError, Windows};
@@ -120,6 +120,7 @@ struct Session {
     drained: bool,
     released: bool,
     liveness: Liveness,
+    intake: Intake,
 }
 
 enum Event {
@@ -526,7 +527,7 @@ impl Fabric {
                 lane.start_send(reactor, token(class, SEND, slot));
             }
         }
-        if !self.ticking && (self.handshakes > 0 || self.owing > 0) {
+        if !self.ticking && (self.handshakes > 0 || self.owing > 0 || self.watches_intake()) {
             self.ticking = true;
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
@@ -547,6 +548,9 @@ impl Fabric {
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
         }
+        if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
+            state.intake.took();
+        }
         match (result, lane.close_when_sent) {
             // What the lane ends for is not forgotten over a peer that does not want to hear it.
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
@@ -565,6 +569,7 @@ impl Fabric {
         self.end_slow_handshakes(reactor);
         self.retry_fenced(reactor);
         self.end_superseded(reactor);
+        self.end_stopped(reactor);
         if self.owing == 0 {
             return;
         }

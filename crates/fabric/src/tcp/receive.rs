@@ -8,7 +8,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
-use super::{Fabric, Handler, RECV, Role, token};
+use super::{Fabric, Handler, RECV, Role, Session, token};
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
@@ -107,10 +107,39 @@ impl Fabric {
         if self.queued_heap <= SESSION_HEAP_BYTES_MAX {
             return false;
         }
-        let Some(state) = self.sessions.get(session).filter(|state| state.role == Role::Server) else { return false };
-        let lanes = state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot));
-        let heap: usize = lanes.map(Lane::queued_heap).sum();
+        let heap = self.sessions.get(session).map_or(0, |state| self.heap_for_client(state));
         heap > SESSION_HEAP_BYTES_MAX || (self.queued_heap > LOOP_HEAP_BYTES_MAX && heap > SESSION_HEAP_BYTES_MIN)
+    }
+
+    /// Heap memory of the answers that wait for a server's client.
+    fn heap_for_client(&self, state: &Session) -> usize {
+        let slots = state.lanes.iter().flatten().filter(|_| state.role == Role::Server);
+        slots.filter_map(|slot| self.lanes.get(*slot)).map(Lane::queued_heap).sum()
+    }
+
+    /// Whether the answers that wait are so many that clients are watched for taking them.
+    pub(super) fn watches_intake(&self) -> bool {
+        self.queued_heap > SESSION_HEAP_BYTES_MAX
+    }
+
+    /// Ends the sessions of clients that take nothing, while memory is short because of them or at all: those that have
+    /// less than it takes to be held back are too many then.
+    pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
+        if !self.watches_intake() {
+            return;
+        }
+        let now = reactor.now();
+        let up = |(_, state): &(Slot, &Session)| state.up && !state.down;
+        let short = |(slot, state): (Slot, &Session)| {
+            let heap = self.heap_for_client(state);
+            (slot, heap > SESSION_HEAP_BYTES_MAX || (heap > 0 && self.is_full()))
+        };
+        let looked: Vec<(Slot, bool)> = self.sessions.iter().filter(up).map(short).collect();
+        for (slot, short) in looked {
+            if self.sessions.get_mut(slot).is_some_and(|state| state.intake.has_stopped(short, now)) {
+                self.close(reactor, slot, CloseReason::TakesNothing);
+            }
+        }
     }
 
     /// Goes on with control lanes that had no frame for a message that is longer than an idle lane's. To be called before

@@ -62,6 +62,9 @@ impl Opener for OpenHere {
     }
 }
 
+/// The medium of all stores that forget what is written.
+const NULL_MEDIUM: u64 = 2;
+
 /// An open store. A clone is over the same open files.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -70,6 +73,7 @@ pub struct Store {
     paths: Vec<PathBuf>,
     len: u64,
     block_bytes: u32,
+    medium: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -118,7 +122,8 @@ impl Store {
         if len == 0 {
             return Err(OpenError::Stripe("every path must hold at least one chunk"));
         }
-        Ok(Self { kind: Kind::Files { layout, files }, paths, len, block_bytes })
+        let medium = medium_of(&files);
+        Ok(Self { kind: Kind::Files { layout, files }, paths, len, block_bytes, medium })
     }
 
     /// The same store in the size that its files have now; `None` if that has not changed.
@@ -154,7 +159,9 @@ impl Store {
     /// Over an open file: a simulated one, or a descriptor that was passed to us.
     pub fn open_file(file: Arc<OpenFile>) -> Self {
         let (len, block_bytes) = (file.len(), file.block_bytes());
-        Self { kind: Kind::Files { layout: Layout::SINGLE, files: vec![file] }, paths: Vec::new(), len, block_bytes }
+        let (files, paths) = (vec![file], Vec::new());
+        let medium = medium_of(&files);
+        Self { kind: Kind::Files { layout: Layout::SINGLE, files }, paths, len, block_bytes, medium }
     }
 
     /// [`Store::stripe`] over open files.
@@ -176,7 +183,12 @@ impl Store {
 
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
-        Self { kind: Kind::Null, paths: Vec::new(), len: bytes, block_bytes: 1 }
+        Self { kind: Kind::Null, paths: Vec::new(), len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
+    }
+
+    /// Names what the bytes lie in ([`OpenFile::medium`]); of a stripe, the media in their order. 0 if that is not known.
+    pub fn medium(&self) -> u64 {
+        self.medium
     }
 
     /// Bytes.
@@ -193,6 +205,15 @@ impl Store {
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
+}
+
+/// One name for what several files are together.
+fn medium_of(files: &[Arc<OpenFile>]) -> u64 {
+    let media: Vec<u64> = files.iter().map(|file| file.medium()).collect();
+    if media.contains(&0) {
+        return 0;
+    }
+    media.into_iter().reduce(|all, one| all.rotate_left(7).wrapping_mul(0x100_0000_01b3) ^ one).unwrap_or(0)
 }
 
 fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {

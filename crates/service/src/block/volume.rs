@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use byway_fabric::random::Random;
+
 use super::engine::{Effect, Fault, Operation};
 use super::rate::Rate;
 use super::spec::{FaultEffect, FaultOperation, FaultRules};
@@ -41,10 +43,18 @@ pub struct Volume {
 }
 
 /// What is known of a volume's open files, in any size and under any options.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Health {
     /// A flush failed: what it covered may be lost, and the kernel says so only once.
     flush_failed: AtomicBool,
+    /// Names these files, unlike any others.
+    store_identity: u64,
+}
+
+impl Health {
+    fn new() -> Self {
+        Self { flush_failed: AtomicBool::new(false), store_identity: Random::from_kernel().next_u64().max(1) }
+    }
 }
 
 impl Volume {
@@ -57,7 +67,7 @@ impl Volume {
             options,
             store,
             identity: Arc::default(),
-            health: Arc::default(),
+            health: Arc::new(Health::new()),
             rate,
             fault_matches,
         }
@@ -94,6 +104,13 @@ impl Volume {
     /// Whether it is the same volume, perhaps in another size.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.identity, &other.identity)
+    }
+
+    /// Names the open files, unlike any others that any process has had open. Native clients are told, and write what they
+    /// have not flushed again when it changes: into the new files, or into the same ones once they were opened anew, where
+    /// it also makes up for a failed flush that the volume before knew of and this one does not.
+    pub fn store_identity(&self) -> u64 {
+        self.health.store_identity
     }
 
     /// Its name.

@@ -100,8 +100,14 @@ pub struct OpenResult {
     pub block_bytes: U32,
     /// The longest read or write.
     pub request_max: U32,
+    /// Names the files that are open for the volume, unlike any others: if it is another number than in an earlier session
+    /// with the same server process, the volume was replaced, and what was not flushed may be missing.
+    pub store: U64,
+    /// Names what the bytes lie in, the same for all server processes; 0 if that is not known. If it is another than in an
+    /// earlier session, the name is now another volume's.
+    pub medium: U64,
     /// Zero.
-    pub reserved: [u8; 40],
+    pub reserved: [u8; 24],
 }
 
 /// Arguments of the notice [`NOTICE_RESIZED`].
@@ -254,8 +260,11 @@ mod tests {
             len: U64::new(0x100f_0e0d_0c0b_0a09),
             block_bytes: U32::new(0x1413_1211),
             request_max: U32::new(0x1817_1615),
-            reserved: [0; 40],
+            store: U64::new(0x201f_1e1d_1c1b_1a19),
+            medium: U64::new(0x2827_2625_2423_2221),
+            reserved: [0; 24],
         };
+        let golden: Vec<u8> = (1..=40).chain([0; 24]).collect();
         assert_eq!(result.as_bytes(), golden);
     }
 

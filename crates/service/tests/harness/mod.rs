@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use byway_fabric::tls::ServerTls;
 use byway_fabric::{CloseReason, Options, Registry};
 use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
 use byway_service::block::server::Server;
-use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
+use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
 
 pub const SERVER: u8 = 0x20;
 pub const FRAMES: usize = 32 << 20;
@@ -25,6 +26,8 @@ pub struct Running {
     pub state: Arc<Mutex<State>>,
     stop: Arc<AtomicBool>,
     drain: Arc<AtomicBool>,
+    /// To be offered instead of the volume of that name.
+    replacement: Arc<Mutex<Option<Arc<Volume>>>>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -63,9 +66,11 @@ impl Running {
         let stop = Arc::new(AtomicBool::new(false));
         let drain = Arc::new(AtomicBool::new(false));
         let state = Arc::new(Mutex::new(State::default()));
+        let replacement: Arc<Mutex<Option<Arc<Volume>>>> = Arc::default();
         let (send, receive) = std::sync::mpsc::channel();
         let thread = std::thread::spawn({
             let (stop, drain, state) = (Arc::clone(&stop), Arc::clone(&drain), Arc::clone(&state));
+            let replacement = Arc::clone(&replacement);
             move || {
                 let mut reactor = Reactor::open(io, FRAMES).unwrap();
                 let mut engine = Engine::default();
@@ -73,16 +78,33 @@ impl Running {
                 server.set_tls(tls);
                 let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
                 let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
+                let mut offered = Vec::new();
                 for volume in volumes {
                     let id = engine.attach(&mut reactor, volume);
                     server.offer(id);
+                    offered.push(id);
                 }
                 send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
-                serve(&mut reactor, &mut engine, &mut server, (&stop, &drain), &state);
+                serve(&mut reactor, &mut engine, &mut server, (&stop, &drain), &state, |reactor, engine, server| {
+                    if let Some(volume) = replacement.lock().unwrap().take() {
+                        replace(reactor, engine, server, &mut offered, volume);
+                    }
+                });
             }
         });
         let (address, waker) = receive.recv().unwrap();
-        Self { address, state, stop, drain, waker, thread: Some(thread) }
+        Self { address, state, stop, drain, replacement, waker, thread: Some(thread) }
+    }
+
+    /// Offers another volume instead of the one of its name, as a reload does; returns when that is done.
+    pub fn replace(&self, volume: Arc<Volume>) {
+        *self.replacement.lock().unwrap() = Some(volume);
+        self.waker.wake();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.replacement.lock().unwrap().is_some() {
+            assert!(Instant::now() < deadline, "the server does not take the volume");
+            std::thread::yield_now();
+        }
     }
 
     /// Begins to shut down; the thread ends when nothing is left.
@@ -111,12 +133,29 @@ impl Drop for Running {
     }
 }
 
+fn replace(
+    reactor: &mut Reactor,
+    engine: &mut Engine,
+    server: &mut Server,
+    offered: &mut [VolumeId],
+    volume: Arc<Volume>,
+) {
+    let named = |id: &&mut VolumeId| engine.volume(**id).is_some_and(|old| old.name() == volume.name());
+    let Some(id) = offered.iter_mut().find(named) else { return };
+    server.withdraw(*id);
+    server.dismiss_users(reactor, *id);
+    engine.detach(reactor, *id);
+    *id = engine.attach(reactor, volume);
+    server.offer(*id);
+}
+
 fn serve(
     reactor: &mut Reactor,
     engine: &mut Engine,
     server: &mut Server,
     (stop, drain): (&AtomicBool, &AtomicBool),
     state: &Mutex<State>,
+    mut before_each_turn: impl FnMut(&mut Reactor, &mut Engine, &mut Server),
 ) {
     let (mut completions, mut done) = (Vec::new(), Vec::new());
     let (mut queued_heap_bytes_max, mut draining) = (0, false);
@@ -124,6 +163,7 @@ fn serve(
         if drain.load(Ordering::Acquire) && !std::mem::replace(&mut draining, true) {
             server.shut_down(reactor);
         }
+        before_each_turn(reactor, engine, server);
         server.flush(reactor, engine);
         if draining && server.is_idle() {
             return;

@@ -1,8 +1,8 @@
 //! A server and several clients in a simulated world, and the rules that must hold whatever happens to them.
 //!
 //! Faults: partitions, resets and stalls of the network; the server's process or its power fails; a client's machine
-//! dies, now and then behind a partition, and a successor starts with nothing; disks answer errors, tear writes and lose
-//! what was not flushed. Rules, all checked in every run:
+//! dies, now and then behind a partition, and a successor starts with nothing; the server replaces the volume by another
+//! that has what was flushed alone; disks answer errors, tear writes and lose what was not flushed. Rules, all checked in every run:
 //!
 //! - a read gives, of each sector, the last value that was acknowledged before it was asked, or one submitted later;
 //! - so does the store at the end; after a power loss with nobody left to write again, each sector holds its last flushed
@@ -16,6 +16,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+mod replacement;
 mod rules;
 mod user;
 
@@ -29,7 +30,7 @@ use byway_reactor::sim::{Crash, FaultPlan, LinkProfile, SimFile, World};
 use byway_reactor::{Address, FileOptions, Frame, OpenFile, Reactor, Wait};
 use byway_service::block::client::{Volume as Client, VolumeOptions};
 use byway_service::block::server::Server;
-use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
+use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
 
 pub use self::rules::Broken;
 use self::rules::{SECTOR, broken, check_end_of_session};
@@ -59,6 +60,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 const SERVER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const COPIER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 1));
 const SERVER_CLASS: u8 = 0x20;
 const AT: Address = Address::Tcp(SocketAddr::new(SERVER_IP, 4711));
 
@@ -77,6 +79,8 @@ pub struct Report {
     pub disk_errors: u64,
     pub server_crashes: u64,
     pub client_deaths: u64,
+    /// Volumes that were replaced under their name.
+    pub replacements: u64,
     /// Sectors that a power loss took back.
     pub lost_sectors: u64,
     /// Writes that were sent again.
@@ -93,6 +97,7 @@ impl Report {
         self.disk_errors += other.disk_errors;
         self.server_crashes += other.server_crashes;
         self.client_deaths += other.client_deaths;
+        self.replacements += other.replacements;
         self.lost_sectors += other.lost_sectors;
         self.replayed += other.replayed;
         self.sessions += other.sessions;
@@ -116,6 +121,7 @@ struct Serving {
     engine: Engine,
     reactor: Reactor,
     instance: u64,
+    volume: VolumeId,
     /// Frames that something else on its machine holds, and how many bytes are free when it does nothing.
     _taken: Vec<Frame>,
     free_bytes: usize,
@@ -132,6 +138,9 @@ struct Run {
     users: Vec<User>,
     deaths: usize,
     server_crashes: u64,
+    replacements: u64,
+    /// Copies stores.
+    copier: Reactor,
 }
 
 impl Run {
@@ -142,7 +151,20 @@ impl Run {
         let files = (0..count).map(|file| disk.file(&format!("disk-{file}"), (bytes / count) as u64)).collect();
         let random = Random::from_seed(seed);
         let (server, users) = (None, Vec::new());
-        let mut run = Self { world, random, seed, files, server, starts: 0, users, deaths: 0, server_crashes: 0 };
+        let copier = world.node(COPIER_IP, 1 << 20);
+        let mut run = Self {
+            world,
+            random,
+            seed,
+            files,
+            server,
+            starts: 0,
+            users,
+            deaths: 0,
+            server_crashes: 0,
+            replacements: 0,
+            copier,
+        };
         run.start_server();
         let slow = LinkProfile { bandwidth: 50_000_000, buffer_bytes: 20_000, ..LinkProfile::default() };
         for index in 0..CLIENTS {
@@ -188,13 +210,6 @@ impl Run {
         } else {
             Vec::new()
         };
-        let options = FileOptions { map: self.seed.is_multiple_of(2), ..FileOptions::default() };
-        let open = |file: &SimFile| Arc::new(OpenFile::simulated(file.clone(), options));
-        let store = match &self.files[..] {
-            [file] => Store::open_file(open(file)),
-            files => Store::stripe_files(files.iter().map(open).collect(), CHUNK as u64).unwrap(),
-        };
-        let volume = Volume::new("disk", store, Served::default());
         let mut engine = Engine::default();
         engine.slice_at(if self.seed % 3 == 1 { 128 << 10 } else { 8 << 10 });
         let mut options = Options::new(SERVER_CLASS);
@@ -203,9 +218,20 @@ impl Run {
         options.terms.credits = if self.seed.is_multiple_of(5) { 3 } else { 64 };
         let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
         server.listen(&mut reactor, &AT).unwrap();
-        server.offer(engine.attach(&mut reactor, Arc::new(volume)));
+        let volume = engine.attach(&mut reactor, Arc::new(self.open_volume()));
+        server.offer(volume);
         let free_bytes = reactor.frames().free_bytes();
-        self.server = Some(Serving { server, engine, reactor, instance, _taken: taken, free_bytes });
+        self.server = Some(Serving { server, engine, reactor, instance, volume, _taken: taken, free_bytes });
+    }
+
+    fn open_volume(&self) -> Volume {
+        let options = FileOptions { map: self.seed.is_multiple_of(2), ..FileOptions::default() };
+        let open = |file: &SimFile| Arc::new(OpenFile::simulated(file.clone(), options));
+        let store = match &self.files[..] {
+            [file] => Store::open_file(open(file)),
+            files => Store::stripe_files(files.iter().map(open).collect(), CHUNK as u64).unwrap(),
+        };
+        Volume::new("disk", store, Served::default())
     }
 
     fn crash_server(&mut self, how: Crash) {
@@ -214,13 +240,15 @@ impl Run {
             self.world.crash(SERVER_IP, how);
             drop(serving);
             if how == Crash::Power {
-                self.users.iter_mut().for_each(User::server_lost_power);
+                self.users.iter_mut().for_each(User::server_lost_unflushed);
             }
         }
     }
 
-    fn instance(&self) -> Option<u64> {
-        self.server.as_ref().map(|serving| serving.instance)
+    /// The server process and the store that clients are to end up with.
+    fn place(&self) -> Option<(u64, u64)> {
+        let serving = self.server.as_ref()?;
+        Some((serving.instance, serving.engine.volume(serving.volume)?.store_identity()))
     }
 
     /// Handles everything that is ready, in every loop.
@@ -299,6 +327,7 @@ impl Run {
                 self.world.heal(SERVER_IP, client);
             }
             4 => self.kill_client(),
+            5 => self.replace_volume(),
             _ => {}
         }
     }
@@ -316,7 +345,7 @@ impl Run {
         let how = if self.below(2) == 0 { Crash::Power } else { Crash::Process };
         self.world.crash(client_ip(index), how);
         // A failed sync makes the kernel forget what it covered: only a client that lives writes that again.
-        let keeps = !self.has_disk_errors() && self.users[index].is_settled_at(self.instance());
+        let keeps = !self.has_disk_errors() && self.users[index].is_settled_at(self.place());
         self.users[index].die(self.world.now(), keeps);
     }
 
@@ -349,7 +378,7 @@ impl Run {
         }
         self.users.iter_mut().for_each(|user| user.ask_more(CALM_REQUESTS));
         let until = self.world.now() + ENDS_WITHIN;
-        while !self.users.iter().all(|user| user.is_done() && user.is_settled_at(self.instance())) {
+        while !self.users.iter().all(|user| user.is_done() && user.is_settled_at(self.place())) {
             if self.world.now() >= until {
                 let left: Vec<_> = self.users.iter().map(User::unanswered).collect();
                 broken(format!(
@@ -375,6 +404,7 @@ impl Run {
             disk_errors: faults.disk_errors,
             server_crashes: self.server_crashes,
             client_deaths: self.deaths as u64,
+            replacements: self.replacements,
             ..Report::default()
         };
         for user in &self.users {

@@ -57,7 +57,9 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
         | CloseReason::NoFrames
         | CloseReason::Closed => false,
         CloseReason::Refused(code) | CloseReason::WeRefused(code) => {
-            !matches!(code, RefuseCode::Busy | RefuseCode::Superseded | RefuseCode::UnknownSession)
+            use RefuseCode::{Busy, ShuttingDown, Superseded, UnknownSession};
+            // `ShuttingDown`: the volume was replaced.
+            !matches!(code, Busy | Superseded | UnknownSession | ShuttingDown)
         }
         CloseReason::NotByway
         | CloseReason::Tls(_)
@@ -65,6 +67,7 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
         | CloseReason::Oversize(_)
         | CloseReason::PayloadChecksum
         | CloseReason::Unexpected(_)
+        | CloseReason::TakesNothing
         | CloseReason::Credit => true,
     };
     if wrong {

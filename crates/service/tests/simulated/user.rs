@@ -114,8 +114,8 @@ impl User {
         self.last += requests;
     }
 
-    /// The server's machine lost its power: what a dead client left there unflushed, nobody sends again.
-    pub fn server_lost_power(&mut self) {
+    /// The server lost all that was not flushed: what a dead client left there, nobody sends again.
+    pub fn server_lost_unflushed(&mut self) {
         let (inherited, durable) = (self.inherited, &self.durable);
         let forget = |newest: &mut u64, sector: usize| {
             if *newest <= inherited {
@@ -310,10 +310,10 @@ impl User {
         self.life.is_some() && self.next >= self.last && self.asked.is_empty()
     }
 
-    /// That server process has all that was acknowledged, or the volume has failed.
-    pub fn is_settled_at(&self, instance: Option<u64>) -> bool {
-        let at = |volume: &Client| volume.info().map(|info| info.instance);
-        let settled = |volume: &Client| volume.is_settled() && instance.is_some() && at(volume) == instance;
+    /// That server process has all that was acknowledged in that store, or the volume has failed.
+    pub fn is_settled_at(&self, place: Option<(u64, u64)>) -> bool {
+        let at = |volume: &Client| volume.info().map(|info| (info.instance, info.store));
+        let settled = |volume: &Client| volume.is_settled() && place.is_some() && at(volume) == place;
         self.volume().is_some_and(|volume| settled(volume) || volume.failed().is_some())
     }
 }

@@ -19,7 +19,7 @@ use super::super::wire::{
     Arguments, CallError, FLAG_READ_ONLY, Method, NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY,
     VOLUME_VOLATILE,
 };
-use super::machine::{Machine, OpId};
+use super::machine::{Machine, OpId, Place};
 use super::request::{Bounds, Done, Request, VolumeError};
 use crate::limits::{
     CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
@@ -27,6 +27,8 @@ use crate::limits::{
 
 /// The tag of the volume's own timer; the fabric's tags are below.
 const TIMER: u8 = 16;
+/// The tag of the timer that ends a pause.
+const PAUSE: u8 = 17;
 /// How often a volume that waits for something looks at the time.
 const TICK: Duration = Duration::from_millis(50);
 /// Notices kept for a user who does not take them; older ones are dropped.
@@ -70,6 +72,12 @@ pub struct VolumeInfo {
     pub volatile: bool,
     /// The server process.
     pub instance: u64,
+    /// The files that the server has open for the volume. Where this or [`VolumeInfo::instance`] is another than before,
+    /// what was acknowledged and not flushed may be missing: it is written again, or, if the volume is volatile, all fails.
+    pub store: u64,
+    /// What the volume's bytes lie in, by a name that lasts as long as it does; 0 if the server does not know. Where it is
+    /// another than before, all fails: the name is another volume's now.
+    pub medium: u64,
 }
 
 /// What happened to a volume besides its requests.
@@ -127,6 +135,8 @@ struct Core {
     backoff: Duration,
     notices: Vec<Notice>,
     ticking: bool,
+    /// The timer of a pause is set.
+    pausing: bool,
     sessions: u64,
     strays: u64,
 }
@@ -152,6 +162,7 @@ impl Volume {
             backoff: RECONNECT_MIN,
             notices: Vec::new(),
             ticking: false,
+            pausing: false,
             sessions: 0,
             strays: 0,
         };
@@ -203,12 +214,12 @@ impl Volume {
         self.core.machine.pending()
     }
 
-    /// Changes that were sent again to another server process.
+    /// Changes that were sent again to another server process, or into another store.
     pub fn replayed(&self) -> u64 {
         self.core.machine.replayed()
     }
 
-    /// Whether there is a session, and its server process has every change that was acknowledged.
+    /// Whether there is a session, and its server has every change that was acknowledged.
     pub fn is_settled(&self) -> bool {
         self.core.machine.settled()
     }
@@ -232,6 +243,10 @@ impl Volume {
     pub fn handle(&mut self, reactor: &mut Reactor, completion: Completion) {
         if completion.token.tag() < TIMER {
             return self.fabric.handle(reactor, completion, &mut self.core);
+        }
+        if completion.token.tag() == PAUSE {
+            self.core.pausing = false;
+            return;
         }
         self.core.ticking = false;
         let now = reactor.now();
@@ -270,6 +285,12 @@ impl Volume {
                 _ => now + TICK,
             };
             reactor.submit(Op::Timer { at }, Token::new(core.options.fabric.class, TIMER, 0, 0));
+        }
+        if let Some(at) = core.machine.paused_until(reactor.now())
+            && !core.pausing
+        {
+            core.pausing = true;
+            reactor.submit(Op::Timer { at }, Token::new(core.options.fabric.class, PAUSE, 0, 0));
         }
     }
 
@@ -318,7 +339,7 @@ impl Core {
         while self.calls.may_start()
             && !fabric.windows().is_full()
             && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
-            && let Some(id) = self.machine.next()
+            && let Some(id) = self.machine.next(now)
         {
             self.send(fabric, session, handle, (id, now));
         }
@@ -334,6 +355,7 @@ impl Core {
     ) {
         if let Err(error) = status {
             self.notice(Notice::Refused(error));
+            self.machine.refused(error);
             return fabric.close(reactor, session, CloseReason::Closed);
         }
         let opened = OpenResult::read_from_prefix(result).map_or_else(|_| OpenResult::new_zeroed(), |(body, _)| body);
@@ -345,6 +367,8 @@ impl Core {
             read_only: flags & VOLUME_READ_ONLY != 0,
             volatile: flags & VOLUME_VOLATILE != 0,
             instance: self.agreed.map_or(0, |agreed| agreed.instance),
+            store: opened.store.get(),
+            medium: opened.medium.get(),
         };
         if self.info.is_some_and(|old| old.len != info.len) {
             self.notice(Notice::Resized(info.len));
@@ -353,7 +377,7 @@ impl Core {
         self.state = State::Open { handle: opened.handle.get() };
         self.backoff = RECONNECT_MIN;
         self.notice(Notice::Opened(info));
-        self.machine.connected(info.instance, info.volatile);
+        self.machine.connected(Place { instance: info.instance, store: info.store }, info.medium, info.volatile);
         if self.machine.failed().is_some() {
             self.give_up(fabric, reactor);
         }

@@ -1,17 +1,22 @@
 //! What a client owes its user when servers die: which requests may be sent now, which writes must be sent again.
 //!
 //! Every write that was acknowledged and not flushed is kept. When the session's server is another process than the one
-//! that acknowledged it, it may be lost: all of them are sent again, in order, before anything else. A request that was
-//! not answered when its connection broke is sent again in any case.
+//! that acknowledged it, or has opened other files under the volume's name since, it may be lost: all of them are sent
+//! again, in order, before anything else. A request that was not answered when its connection broke is sent again in any
+//! case.
 //!
 //! Three rules make that safe:
 //! - Changes that overlap are never in flight together, so "in order" has a meaning and a resent one cannot overtake.
 //! - A flush covers the writes that were acknowledged when it was sent, and counts only if the server process that
-//!   acknowledged them is the one that flushed. The session guarantees that: another process is another session.
+//!   acknowledged them is the one that flushed, over the same open files. The session guarantees that: another process is
+//!   another session, and a server ends the sessions of a volume that it replaces.
 //! - A durable change cuts what it covers out of the older ones that are kept: those must never be put over it, not even
 //!   for the moment until it would be sent again itself.
 //!
 //! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
+
+mod log;
+mod pause;
 
 use std::collections::VecDeque;
 
@@ -19,9 +24,20 @@ use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
+use self::log::Unflushed;
+use self::pause::Pause;
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
+
+/// Where acknowledged changes are until they are flushed. In another place they may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The server process.
+    pub(super) instance: u64,
+    /// The files that it has open for the volume.
+    pub(super) store: u64,
+}
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,23 +95,6 @@ enum Purpose {
     OwnFlush,
 }
 
-/// A change that was acknowledged and not flushed.
-#[derive(Debug)]
-struct Unflushed<W> {
-    /// Its own number.
-    id: u64,
-    /// Its place in the order of acknowledgements.
-    sequence: u64,
-    kind: Kind,
-    offset: u64,
-    len: u64,
-    from: Option<W>,
-    start: usize,
-    instance: u64,
-    /// It is being sent again.
-    sent: bool,
-}
-
 /// See the module.
 pub(super) struct Machine<R, W> {
     bounds: Bounds,
@@ -111,20 +110,20 @@ pub(super) struct Machine<R, W> {
     /// Of each flush in flight: the first log entry that it does not cover.
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
-    instance: Option<u64>,
+    place: Option<Place>,
+    /// What the volume's bytes lie in; 0 if that is not known.
+    medium: u64,
+    /// Why the server would not open the volume again, when it was asked last.
+    refusal: Option<CallError>,
     connected: bool,
     replaying: bool,
     replays_in_flight: usize,
     volatile: bool,
     lost_since: Option<Instant>,
+    pause: Pause,
     failed: Option<VolumeError>,
     done: Vec<Done<R>>,
     replayed: u64,
-}
-
-/// What a kept change counts as: at least a frame's smallest size.
-fn log_cost(len: u64, has_payload: bool) -> usize {
-    if has_payload { (len as usize).next_multiple_of(4096) } else { 64 }
 }
 
 impl<R, W: Clone> Machine<R, W> {
@@ -141,12 +140,15 @@ impl<R, W: Clone> Machine<R, W> {
             log_bytes: 0,
             flushing: Vec::new(),
             own_flush: false,
-            instance: None,
+            place: None,
+            medium: 0,
+            refusal: None,
             connected: false,
             replaying: false,
             replays_in_flight: 0,
             volatile: false,
             lost_since: Some(now),
+            pause: Pause::default(),
             failed: None,
             done: Vec::new(),
             replayed: 0,
@@ -246,7 +248,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.replayed
     }
 
-    /// Whether the server process that there is has every acknowledged change.
+    /// Whether the server that there is has every acknowledged change.
     pub(super) fn settled(&self) -> bool {
         self.connected && !self.replaying && self.replays_in_flight == 0
     }
@@ -260,25 +262,32 @@ impl<R, W: Clone> Machine<R, W> {
         self.operations.get_mut(id)
     }
 
-    /// A session is up and the volume open in it.
-    pub(super) fn connected(&mut self, instance: u64, volatile: bool) {
+    /// A session is up and the volume open in it, over a medium by that name (0 if its server does not know).
+    pub(super) fn connected(&mut self, place: Place, medium: u64, volatile: bool) {
         if self.failed.is_some() {
             return;
         }
-        let other = self.instance.is_some_and(|old| old != instance);
+        let other = self.place.is_some_and(|old| old != place);
         if other && (self.volatile || volatile) {
             return self.fail(VolumeError::VolatileLost);
         }
+        // What was kept belongs to the old medium alone.
+        if self.medium != 0 && medium != 0 && medium != self.medium {
+            return self.fail(VolumeError::Replaced);
+        }
+        self.medium = medium;
+        self.refusal = None;
         self.volatile = volatile;
-        self.instance = Some(instance);
+        self.place = Some(place);
         self.connected = true;
         self.lost_since = None;
-        self.replaying = self.log.iter().any(|entry| entry.instance != instance) && !seeded::is(Bug::NoReplay);
+        self.replaying = self.log.iter().any(|entry| entry.place != place) && !seeded::is(Bug::NoReplay);
     }
 
     /// The session ended, and everything that was in flight with it.
     pub(super) fn disconnected(&mut self, now: Instant) {
         self.connected = false;
+        self.pause = Pause::default();
         self.lost_since.get_or_insert(now);
         self.changing.clear();
         self.flushing.clear();
@@ -350,7 +359,20 @@ impl<R, W: Clone> Machine<R, W> {
             && now - since >= self.bounds.lost_after
             && self.failed.is_none()
         {
-            self.fail(VolumeError::Lost(self.bounds.lost_after));
+            let lost = VolumeError::Lost(self.bounds.lost_after);
+            self.fail(self.refusal.map_or(lost, VolumeError::Refused));
+        }
+    }
+
+    /// The server would not open the volume. Before it ever did, that is its user's to judge; later, waiting may help
+    /// against some refusals, as long as it would against silence.
+    pub(super) fn refused(&mut self, error: CallError) {
+        if self.place.is_none() || self.failed.is_some() {
+            return;
+        }
+        self.refusal = Some(error);
+        if error == CallError::TlsRequired {
+            self.fail(VolumeError::Refused(error));
         }
     }
 
@@ -360,9 +382,14 @@ impl<R, W: Clone> Machine<R, W> {
         !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
     }
 
+    /// When [`Machine::next`] is to be asked again after a pause: the server was busy.
+    pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.pause.until().filter(|until| self.connected && now < *until)
+    }
+
     /// The next operation that may be sent now; the caller sends it.
-    pub(super) fn next(&mut self) -> Option<OpId> {
-        if !self.connected {
+    pub(super) fn next(&mut self, now: Instant) -> Option<OpId> {
+        if !self.connected || self.pause.is_on(now) {
             return None;
         }
         if self.replaying
@@ -406,37 +433,13 @@ impl<R, W: Clone> Machine<R, W> {
         id
     }
 
-    /// The next entry of the log that another server process acknowledged.
-    fn next_replay(&mut self) -> Option<OpId> {
-        let instance = self.instance?;
-        let waits = |entry: &Unflushed<W>| entry.instance != instance && !entry.sent;
-        let backwards = seeded::is(Bug::ReplayBackwards);
-        let next = if backwards { self.log.iter().rposition(waits) } else { self.log.iter().position(waits) };
-        let Some(index) = next else {
-            self.replaying = false;
-            return None;
-        };
-        let entry = &self.log[index];
-        let (number, kind, range, start) = (entry.id, entry.kind, (entry.offset, entry.len), entry.start);
-        let payload = entry.from.clone();
-        if self.overlaps_change(range.0, range.1) {
-            return None;
-        }
-        self.log[index].sent = true;
-        self.replays_in_flight += 1;
-        self.replayed += 1;
-        let id = self.add(kind, range, None, payload, Purpose::Replay(number));
-        if let Some(operation) = self.operations.get_mut(id) {
-            operation.start = start;
-        }
-        Some(self.send(id))
-    }
-
     /// An operation that was sent is answered.
-    pub(super) fn complete(&mut self, id: OpId, result: Result<Answer, CallError>) {
+    pub(super) fn complete(&mut self, id: OpId, result: Result<Answer, CallError>, now: Instant) {
         if result == Err(CallError::Busy) {
+            self.pause.begin(now);
             return self.send_again(id);
         }
+        self.pause.shorten();
         let Some(operation) = self.operations.remove(id) else { return };
         self.changing.retain(|(_, _, changing)| *changing != id);
         match operation.purpose {
@@ -488,90 +491,6 @@ impl<R, W: Clone> Machine<R, W> {
                 self.own_flush = false;
             }
         }
-    }
-
-    /// Keeps an acknowledged change until a flush covers it.
-    fn keep(&mut self, operation: &Operation<R, W>) {
-        let Some(instance) = self.instance else { return };
-        if self.volatile {
-            return;
-        }
-        if operation.kind.durable() {
-            if !seeded::is(Bug::ReplayOverDurable) {
-                self.cut(operation.offset, operation.offset.saturating_add(operation.len));
-            }
-            return;
-        }
-        self.log_bytes += log_cost(operation.len, operation.from.is_some());
-        self.next_id += 1;
-        self.log.push_back(Unflushed {
-            id: self.next_id,
-            sequence: self.next_sequence,
-            kind: operation.kind,
-            offset: operation.offset,
-            len: operation.len,
-            from: operation.from.clone(),
-            start: operation.start,
-            instance,
-            sent: false,
-        });
-        self.next_sequence += 1;
-    }
-
-    /// What was durably changed from `first` to `end` is no longer kept in older versions.
-    fn cut(&mut self, first: u64, end: u64) {
-        let mut index = 0;
-        while let Some(entry) = self.log.get_mut(index) {
-            let (from, to) = (entry.offset, entry.offset.saturating_add(entry.len));
-            index += 1;
-            if from >= end || to <= first {
-                continue;
-            }
-            let Some(mut whole) = self.log.remove(index - 1) else { return };
-            self.log_bytes -= log_cost(whole.len, whole.from.is_some());
-            index -= 1;
-            let mut pieces = [None, None];
-            if to > end {
-                self.next_id += 1;
-                let (skipped, id) = ((end - from) as usize, self.next_id);
-                let (kind, sequence, instance) = (whole.kind, whole.sequence, whole.instance);
-                let (from, start) = (whole.from.clone(), whole.start + skipped);
-                let (offset, len) = (end, to - end);
-                pieces[1] = Some(Unflushed { id, sequence, kind, offset, len, from, start, instance, sent: false });
-            }
-            if from < first {
-                whole.len = first - from;
-                pieces[0] = Some(whole);
-            }
-            for piece in pieces.into_iter().flatten() {
-                self.log_bytes += log_cost(piece.len, piece.from.is_some());
-                self.log.insert(index, piece);
-                index += 1;
-            }
-        }
-    }
-
-    fn replay_went(&mut self, number: u64) {
-        let Some(instance) = self.instance else { return };
-        if let Some(entry) = self.log.iter_mut().find(|entry| entry.id == number) {
-            entry.instance = instance;
-            entry.sent = false;
-        }
-    }
-
-    fn flushed(&mut self, id: OpId, result: Result<(), CallError>) -> Result<(), CallError> {
-        let covered =
-            self.flushing.iter().position(|(flush, _)| *flush == id).map(|at| self.flushing.swap_remove(at).1);
-        let covered = if seeded::is(Bug::FlushCoversLater) { Some(self.next_sequence) } else { covered };
-        result?;
-        while let Some(entry) = self.log.front() {
-            if covered.is_none_or(|covered| entry.sequence >= covered) {
-                break;
-            }
-            self.log_bytes -= log_cost(entry.len, entry.from.is_some());
-            self.log.pop_front();
-        }
-        Ok(())
     }
 
     /// Appends the answers that there are.

@@ -9,11 +9,13 @@ use byway_fabric::random::Random;
 use byway_reactor::Instant;
 
 use super::super::wire::CallError;
-use super::machine::{Kind, Machine, OpId};
+use super::machine::{Kind, Machine, OpId, Place};
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 const SECTORS: usize = 16;
 const BOUNDS: Bounds = Bounds { requests_max: 64, unflushed_bytes_max: 12 * 4096, lost_after: Duration::from_secs(10) };
+
+const FIRST: Place = Place { instance: 1, store: 1 };
 
 type Sectors = [u64; SECTORS];
 
@@ -41,7 +43,7 @@ struct Run {
     user: User,
     cache: Sectors,
     stable: Sectors,
-    instance: u64,
+    place: Place,
     connected: bool,
     /// Sent, and neither done nor answered.
     sent: Vec<OpId>,
@@ -58,12 +60,16 @@ impl Run {
             user: User::default(),
             cache: [0; SECTORS],
             stable: [0; SECTORS],
-            instance: 1,
+            place: FIRST,
             connected: false,
             sent: Vec::new(),
             executed: Vec::new(),
             now: 0,
         }
+    }
+
+    fn time(&self) -> Instant {
+        Instant::from_nanos(self.now * 1_000_000)
     }
 
     fn below(&mut self, limit: usize) -> usize {
@@ -116,7 +122,7 @@ impl Run {
         }
         self.executed.clear();
         self.connected = false;
-        self.machine.disconnected(Instant::from_nanos(self.now));
+        self.machine.disconnected(self.time());
     }
 
     fn power_loss(&mut self) {
@@ -127,11 +133,15 @@ impl Run {
             }
             self.stable[sector] = self.cache[sector];
         }
-        self.instance += 1;
+        // The server's process ended, or it opened another store under the name.
+        match self.below(2) {
+            0 => self.place.instance += 1,
+            _ => self.place.store += 1,
+        }
     }
 
     fn send(&mut self) {
-        while let Some(id) = self.machine.next() {
+        while let Some(id) = self.machine.next(self.time()) {
             self.sent.push(id);
         }
     }
@@ -141,7 +151,7 @@ impl Run {
         if !self.executed.is_empty() && (self.sent.is_empty() || self.below(2) == 0) {
             let at = self.below(self.executed.len());
             let id = self.executed.swap_remove(at);
-            return self.machine.complete(id, Ok(Answer::Unit));
+            return self.machine.complete(id, Ok(Answer::Unit), self.time());
         }
         if self.sent.is_empty() {
             return;
@@ -149,7 +159,7 @@ impl Run {
         let at = self.below(self.sent.len());
         let id = self.sent.swap_remove(at);
         if self.below(20) == 0 {
-            return self.machine.complete(id, Err(CallError::Busy));
+            return self.machine.complete(id, Err(CallError::Busy), self.time());
         }
         self.execute(id);
         self.executed.push(id);
@@ -212,7 +222,7 @@ impl Run {
             91..93 => self.power_loss(),
             _ if !self.connected => {
                 self.connected = true;
-                self.machine.connected(self.instance, false);
+                self.machine.connected(self.place, 1, false);
             }
             _ => {}
         }
@@ -225,8 +235,9 @@ impl Run {
             if self.user.asked.is_empty() {
                 return;
             }
+            self.now += 1;
             if !std::mem::replace(&mut self.connected, true) {
-                self.machine.connected(self.instance, false);
+                self.machine.connected(self.place, 1, false);
             }
             self.send();
             self.serve_one();
@@ -268,8 +279,8 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
         machine.submit(write(offset), tag).unwrap();
     }
     assert!(!machine.cancel(5));
-    machine.connected(1, false);
-    let sent: Vec<OpId> = std::iter::from_fn(|| machine.next()).collect();
+    machine.connected(FIRST, 1, false);
+    let sent: Vec<OpId> = std::iter::from_fn(|| machine.next(Instant::from_nanos(0))).collect();
     assert_eq!(sent.len(), 2, "the third overlaps the first");
     let mut done = Vec::new();
     for tag in 1..=4 {
@@ -280,12 +291,12 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     let unsent = Err(VolumeError::Cancelled { sent: false });
     assert_eq!(ended(&mut done), [(3, unsent.clone()), (4, unsent)]);
     // The server answers one as if nothing had been said; with the other its session ends.
-    machine.complete(sent[0], Ok(Answer::Unit));
+    machine.complete(sent[0], Ok(Answer::Unit), Instant::from_nanos(1));
     machine.disconnected(Instant::from_nanos(5));
     machine.reap(&mut done);
     assert_eq!(ended(&mut done), [(1, Ok(Answer::Unit)), (2, Err(VolumeError::Cancelled { sent: true }))]);
-    machine.connected(1, false);
-    assert_eq!((machine.next(), machine.pending()), (None, 0));
+    machine.connected(FIRST, 1, false);
+    assert_eq!((machine.next(Instant::from_nanos(5)), machine.pending()), (None, 0));
     assert!(!machine.cancel(2));
 }
 
@@ -296,7 +307,7 @@ fn after_a_failure_everything_ends() {
         run.submit();
     }
     run.connected = true;
-    run.machine.connected(1, false);
+    run.machine.connected(FIRST, 1, false);
     run.send();
     run.machine.fail(VolumeError::Closed);
     run.machine.disconnected(Instant::from_nanos(5));
@@ -318,4 +329,95 @@ fn without_a_server_it_is_lost_after_the_limit() {
     assert_eq!(machine.failed(), None);
     machine.tick(Instant::from_nanos(19_999_999_999));
     assert_eq!(machine.failed(), Some(VolumeError::Lost(BOUNDS.lost_after)));
+}
+
+#[test]
+fn a_volume_in_memory_is_lost_with_its_process_or_its_store() {
+    let elsewhere = [Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }];
+    for (place, failed) in [(FIRST, None)].into_iter().chain(elsewhere.map(|at| (at, Some(VolumeError::VolatileLost))))
+    {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, 1, true);
+        machine.disconnected(Instant::from_nanos(1));
+        machine.connected(place, 1, true);
+        assert_eq!(machine.failed(), failed);
+    }
+}
+
+#[test]
+fn a_volume_of_another_medium_is_given_up_unless_a_medium_is_not_known() {
+    let at = |place, media: [u64; 2]| {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, media[0], false);
+        machine.disconnected(Instant::from_nanos(1));
+        machine.connected(place, media[1], false);
+        machine.failed()
+    };
+    for place in [FIRST, Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }] {
+        for same in [[5, 5], [0, 5], [5, 0]] {
+            assert_eq!(at(place, same), None);
+        }
+        assert_eq!(at(place, [5, 6]), Some(VolumeError::Replaced));
+    }
+}
+
+#[test]
+fn a_server_that_refuses_the_volume_is_not_said_to_be_lost() {
+    let after = |refused: &[CallError]| {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, 1, false);
+        machine.disconnected(Instant::from_nanos(0));
+        for error in refused {
+            machine.refused(*error);
+        }
+        let early = machine.failed();
+        machine.tick(Instant::from_nanos(10_000_000_000));
+        (early, machine.failed())
+    };
+    let lost = Some(VolumeError::Lost(BOUNDS.lost_after));
+    let refused = |error| Some(VolumeError::Refused(error));
+    assert_eq!(after(&[]), (None, lost));
+    assert_eq!(after(&[CallError::Busy, CallError::NotFound]), (None, refused(CallError::NotFound)));
+    let tls = refused(CallError::TlsRequired);
+    assert_eq!(after(&[CallError::TlsRequired]), (tls, tls), "waiting does not help");
+}
+
+#[test]
+fn a_busy_server_is_asked_again_after_pauses_that_grow() {
+    let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+    let mut machine: Machine<(), ()> = Machine::new(BOUNDS, at(0));
+    for tag in 1..=3 {
+        machine.submit(Request::Read { offset: tag * 4096, len: 4096, into: () }, tag).unwrap();
+    }
+    machine.connected(FIRST, 1, false);
+    let first = machine.next(at(0)).unwrap();
+    let second = machine.next(at(0)).unwrap();
+    assert_eq!(machine.paused_until(at(0)), None);
+    machine.complete(first, Err(CallError::Busy), at(0));
+    machine.complete(second, Err(CallError::Busy), at(1));
+    assert_eq!((machine.next(at(1)), machine.paused_until(at(1))), (None, Some(at(2))), "one pause for both");
+    let (mut asked, mut now) = (Vec::new(), 2);
+    while now < 2000 {
+        let Some(id) = machine.next(at(now)) else {
+            now += 1;
+            continue;
+        };
+        asked.push(now);
+        machine.complete(id, Err(CallError::Busy), at(now));
+    }
+    assert_eq!(asked[..8], [2, 6, 14, 30, 62, 126, 226, 326]);
+    assert!(asked.len() < 30, "{asked:?}");
+    // Something is answered: the pause that there is goes on, the next one is short again.
+    let until = machine.paused_until(at(now)).unwrap();
+    assert_eq!(machine.paused_until(until), None);
+    let id = machine.next(until).unwrap();
+    machine.complete(id, Ok(Answer::Unit), until);
+    let id = machine.next(until).unwrap();
+    machine.complete(id, Err(CallError::Busy), until);
+    assert_eq!(machine.paused_until(until), Some(until + Duration::from_millis(2)));
+    // Another session begins without one.
+    machine.disconnected(until);
+    assert_eq!(machine.paused_until(until), None);
+    machine.connected(FIRST, 1, false);
+    assert!(machine.next(until).is_some());
 }

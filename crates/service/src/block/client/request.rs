@@ -75,9 +75,19 @@ pub enum VolumeError {
     /// No server could be reached for too long.
     #[error("the server could not be reached for {} s; check that it runs, then open the volume again", .0.as_secs())]
     Lost(Duration),
-    /// The server process that held the volume in its memory is gone, and the contents with it.
-    #[error("the volume lived in the memory of a server process that is gone; its contents are lost")]
+    /// The memory that the volume lived in is gone, and the contents with it: the server process ended, or the volume was
+    /// replaced there.
+    #[error("the volume lived in a server's memory, and that process ended or replaced it; its contents are lost")]
     VolatileLost,
+    /// The name is another volume's now.
+    #[error(
+        "its server has another file or device under the volume's name than the one that was opened; what was not flushed \
+         is not written into it. Open the volume again if that is the one you mean"
+    )]
+    Replaced,
+    /// The server is there, and would not open the volume again.
+    #[error("the server opened the volume before, and refuses it now: {0}")]
+    Refused(CallError),
     /// The server restarted, and writes that it had acknowledged could not be written again.
     #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
     ReplayFailed(CallError),

@@ -16,7 +16,7 @@ mod zero;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Extent, Instant, Op, Reactor, Token};
+use byway_reactor::{Completion, Extent, FramePool, Instant, Op, Reactor, Token};
 use slab::Slab;
 
 use self::attached::Attached;
@@ -29,7 +29,7 @@ use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
-use crate::limits::{JOBS_MAX, SLICE_BYTES};
+use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, SLICE_BYTES};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -211,6 +211,7 @@ impl Engine {
     }
 
     fn start_job(&mut self, reactor: &Reactor, request: Request, runs: usize, kind: JobKind) -> usize {
+        debug_assert!(runs > 0, "nothing would ever end it");
         let Request { volume, operation, offset, len, tag } = request;
         let attached = &mut self.volumes[volume.index as usize];
         attached.jobs += 1;
@@ -287,6 +288,12 @@ impl Engine {
         }
         self.drop_if_unused(reactor, id);
     }
+}
+
+/// Whether frames for `len` bytes are free, though perhaps not in one piece, and many besides: then the end of what is
+/// under way would not help, since the pool is cut up by what stays.
+pub(super) fn is_cut_up(frames: &FramePool, len: usize) -> bool {
+    frames.free_bytes() >= len.max(frames.bytes() / FREE_SHARE_MIN)
 }
 
 impl Outcome {

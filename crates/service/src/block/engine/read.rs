@@ -3,7 +3,7 @@
 use byway_reactor::{Extent, File, Frame, Op, Reactor};
 
 use super::job::SliceState;
-use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId};
+use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
@@ -49,6 +49,9 @@ impl Engine {
         if len as u64 > REQUEST_BYTES_MAX {
             return Err(BlockError::TooLong);
         }
+        if len == 0 {
+            return Ok(Step::Now(Payload::default()));
+        }
         let Kind::Files { layout, files } = attached.volume.kind() else {
             self.charge(reactor, id, len);
             return Ok(Step::Now(Payload::one(Piece::Zero { len })));
@@ -69,8 +72,12 @@ impl Engine {
         let frames = loop {
             match frames_for(reactor, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
-                // With nothing under way that will end, small pieces must do: the pool may be cut up by idle lanes.
-                None if self.jobs.is_empty() && longest / 2 >= self.piece_bytes_min(id) as u64 => longest /= 2,
+                // Where no end of anything would bring larger ones, small pieces must do.
+                None if (self.jobs.is_empty() || is_cut_up(reactor.frames(), len))
+                    && longest / 2 >= self.piece_bytes_min(id) as u64 =>
+                {
+                    longest /= 2;
+                }
                 None => return Ok(Step::Busy),
             }
         };
@@ -129,12 +136,12 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<Vec<Extent>>, BlockError> {
         let attached = self.check(id, offset, len, false)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else {
-            return Ok(Step::Now(vec![Extent { len, hole: true }]));
-        };
         if len == 0 {
             return Ok(Step::Now(Vec::new()));
         }
+        let Kind::Files { layout, .. } = attached.volume.kind() else {
+            return Ok(Step::Now(vec![Extent { len, hole: true }]));
+        };
         if self.listing >= LISTS_MAX {
             return Ok(Step::Busy);
         }

@@ -103,6 +103,9 @@ impl Engine {
         self.charge(reactor, id, len);
         let attached = self.check(id, offset, len as u64, true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        if len == 0 {
+            return Ok(Step::Now(()));
+        }
         let run = layout.run(offset, len as u64);
         if run.len < len as u64 {
             return Err(BlockError::TooLong);

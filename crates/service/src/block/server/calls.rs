@@ -205,6 +205,7 @@ impl Serving<'_> {
         let flags =
             volume_flags(volume) | if arguments.flags.get() & FLAG_READ_ONLY != 0 { VOLUME_READ_ONLY } else { 0 };
         let (len, block_bytes) = (volume.len(), volume.block_bytes());
+        let (store, medium) = (volume.store_identity(), volume.store().medium());
         let Some(session) = self.core.session(call.session) else { return Ok(()) };
         if session.handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
@@ -216,7 +217,9 @@ impl Serving<'_> {
             len: U64::new(len),
             block_bytes: U32::new(block_bytes),
             request_max: U32::new(CALL_BYTES_MAX as u32),
-            reserved: [0; 40],
+            store: U64::new(store),
+            medium: U64::new(medium),
+            reserved: [0; 24],
         };
         self.answer_with(fabric, call, Ok(()), (result.as_bytes(), &[]));
         Ok(())

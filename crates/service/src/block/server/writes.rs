@@ -8,7 +8,7 @@ use byway_rpc::wire::PullBody;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
 
-use super::super::engine::{Step, WriteFlags};
+use super::super::engine::{Step, WriteFlags, is_cut_up};
 use super::super::wire::CallError;
 use super::Serving;
 use super::jobs::{Job, Queued, Write};
@@ -40,8 +40,9 @@ impl Serving<'_> {
             if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
                 return false;
             }
-            // With nothing on its way that will end, small pieces must do: the pool may be cut up by idle lanes.
-            let least = if self.core.pulled_bytes > 0 { len } else { self.engine.piece_bytes_min(write.volume) };
+            // Where no end of anything would bring larger ones, small pieces must do.
+            let small = self.core.pulled_bytes == 0 || is_cut_up(reactor.frames(), len);
+            let least = if small { self.engine.piece_bytes_min(write.volume) } else { len };
             let Some(frame) = reactor.frames().alloc_largest(len, least) else { return false };
             let len = frame.len();
             let part = Job::Part { write: slot, session: call.session, key: None, at, len };

@@ -123,14 +123,14 @@ impl Core {
         if let Ok(Answer::Extents(extents)) = &result
             && !are_sound(extents, operation.len)
         {
-            self.machine.complete(id, Err(CallError::Malformed));
+            self.machine.complete(id, Err(CallError::Malformed), reactor.now());
             return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
         }
         if result.is_ok() && operation.kind == Kind::Read && u64::from(answer.total) != operation.len {
-            self.machine.complete(id, Err(CallError::Malformed));
+            self.machine.complete(id, Err(CallError::Malformed), reactor.now());
             return fabric.close(reactor, session, CloseReason::Unexpected(Message::Reply));
         }
-        self.machine.complete(id, result);
+        self.machine.complete(id, result, reactor.now());
         if self.machine.failed().is_some() {
             self.give_up(fabric, reactor);
         }
