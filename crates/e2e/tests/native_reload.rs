@@ -5,16 +5,16 @@ use std::time::Instant;
 
 use byway_e2e::{LIMIT, Server, binary, noise, run, until};
 
-#[test]
-fn a_copy_goes_on_when_its_volume_is_opened_anew_under_it() {
+/// Copies a volume of 24 MiB that is served at 8 MB/s, and makes its file or options others by a reload meanwhile. Gives
+/// what the copy said at its end, and the copy's bytes if it ended well.
+fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec<u8>), String> {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let bytes = noise(24 << 20, 11);
     std::fs::write(at("disk"), &bytes).unwrap();
-    let configure = |more: &str| {
-        std::fs::write(at("byway.toml"), format!("volumes = ['v={},rate=8M{more}']", at("disk"))).unwrap();
-    };
-    configure("");
+    std::fs::write(at("other"), noise(24 << 20, 12)).unwrap();
+    let configure = |volume: &str| std::fs::write(at("byway.toml"), format!("volumes = ['{volume}']")).unwrap();
+    configure(&format!("v={},rate=8M", at("disk")));
     let arguments = ["--config", &at("byway.toml"), "--ctl", &at("ctl"), "--listen", "tcp://127.0.0.1:0"];
     let server = Server::start(folder.path(), 1, &arguments);
     let uri = format!("byway://127.0.0.1:{}/v", server.port("byway"));
@@ -26,13 +26,24 @@ fn a_copy_goes_on_when_its_volume_is_opened_anew_under_it() {
         std::fs::metadata(at("copy")).is_ok_and(|found| found.blocks() > 1024).then_some(())
     };
     until(Instant::now() + LIMIT, "the copy to begin", begun);
-    configure(",ro");
+    configure(&after(&folder.path().display().to_string()));
     let reload = run(&binary(), &["ctl", "--socket", &at("ctl"), "reload"]);
     assert!(reload.status.success(), "{}", String::from_utf8_lossy(&reload.stderr));
     assert!(copy.try_wait().unwrap().is_none(), "the reload came too late to show anything");
     let ended = until(Instant::now() + LIMIT, "the copy to end", || copy.try_wait().unwrap());
     let mut said = String::new();
     std::io::Read::read_to_string(&mut copy.stderr.take().unwrap(), &mut said).unwrap();
-    assert!(ended.success(), "{said}");
-    assert!(std::fs::read(at("copy")).unwrap() == bytes);
+    if ended.success() { Ok((bytes, std::fs::read(at("copy")).unwrap())) } else { Err(said) }
+}
+
+#[test]
+fn a_copy_goes_on_when_its_volume_is_opened_anew_under_it() {
+    let (bytes, copied) = copy_through_a_reload(|folder| format!("v={folder}/disk,rate=8M,ro")).unwrap();
+    assert!(copied == bytes);
+}
+
+#[test]
+fn a_copy_does_not_go_on_with_another_file_under_the_name() {
+    let said = copy_through_a_reload(|folder| format!("v={folder}/other")).unwrap_err();
+    assert!(said.contains("another file or device under the volume's name"), "{said}");
 }

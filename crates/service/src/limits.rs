@@ -45,9 +45,6 @@ pub const STRIPE_PATHS_MAX: usize = 64;
 
 const _: () = assert!(PIECE_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);
 
-/// Bytes of a volume's name.
-pub const VOLUME_NAME_BYTES_MAX: usize = 64;
-
 /// Requests that a client takes before it has answered; more are handed back.
 pub const CLIENT_REQUESTS_MAX: usize = 4096;
 

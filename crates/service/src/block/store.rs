@@ -264,7 +264,7 @@ pub fn lock_for_writing(fd: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError
                 let _ = rustix::thread::nanosleep(&pause);
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let by = "another server has it open for writing (flock)";
+                let by = "another server has it open for writing, or a copy into it is under way (flock)";
                 return Err(OpenError::InUse { path: path.to_owned(), by });
             }
             Err(error) => return Err(OpenError::Open { path: path.to_owned(), source: error.into() }),

@@ -11,10 +11,8 @@ mod machine;
 #[cfg(test)]
 mod machine_tests;
 mod request;
-mod uri;
 
 pub use blocking::{BlockingVolume, ConnectError};
 pub use driver::{Notice, Volume, VolumeInfo, VolumeOptions};
 pub use list::{ListedVolume, list};
 pub use request::{Answer, Bounds, Done, Request, VolumeError};
-pub use uri::{UriError, VolumeUri};
