@@ -88,12 +88,16 @@ pub const SUSPECT_RANGES_MAX: usize = 64;
 /// Mappings that one range may be made of; one of more is registered for one use.
 pub const BACKING_MAPPINGS_MAX: usize = 64;
 
+/// The longest mapping whose watch ends with the last range in it, since ending it takes the kernel a walk over its pages
+/// (2 ms). A longer one stays watched until it is unmapped: its changes wait for their event to be read.
+pub const UNWATCHED_BYTES_MAX: usize = 64 << 20;
+
 /// How often a look-up lets others run while a change of the address space is on its way; then it registers for one use.
 pub const SETTLE_TRIES_MAX: u32 = 64;
 
 /// Threads of a process that are looked at to see whether one is throwing pages away; with more, pages that were
 /// [suspect](SUSPECT_RANGES_MAX) stay so.
-pub const QUIESCENCE_THREADS_MAX: usize = 256;
+pub const SIGHTED_THREADS_MAX: usize = 1024;
 
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -62,6 +62,24 @@ impl Mappings {
         Backing::Unknown
     }
 
+    /// From the start of the first mapping with a page of `range` to the end of the last. `None` where none has one, or they
+    /// are more than we look at.
+    pub(super) fn around(&self, range: PageRange) -> Option<PageRange> {
+        let next = |address| self.query(address, sys::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64);
+        let first = next(range.start()).filter(|first| (first.vma_start as usize) < range.end())?;
+        let (start, mut end) = (first.vma_start as usize, first.vma_end as usize);
+        for _ in 0..BACKING_MAPPINGS_MAX {
+            if end >= range.end() {
+                return PageRange::covering(start, end - start);
+            }
+            match next(end).filter(|mapping| (mapping.vma_start as usize) < range.end()) {
+                Some(mapping) => end = mapping.vma_end as usize,
+                None => return PageRange::covering(start, end - start),
+            }
+        }
+        None
+    }
+
     /// The number of the descriptor, for a forked child to close.
     pub(super) fn raw_fd(&self) -> i32 {
         self.maps.as_raw_fd()
@@ -69,10 +87,15 @@ impl Mappings {
 
     /// The mapping with the byte at `address`.
     fn at(&self, address: usize) -> Option<sys::procmap_query> {
+        self.query(address, 0)
+    }
+
+    fn query(&self, address: usize, flags: u64) -> Option<sys::procmap_query> {
         // SAFETY: the structure is made of numbers only, for which zero is a value.
         let mut query: sys::procmap_query = unsafe { std::mem::zeroed() };
         query.size = size_of::<sys::procmap_query>() as u64;
         query.query_addr = address as u64;
+        query.query_flags = flags;
         // SAFETY: the structure is that of the call, and has no pointers set.
         unsafe { ioctl(&self.maps, Updater::<PROCMAP_QUERY, _>::new(&mut query)) }.ok()?;
         Some(query)

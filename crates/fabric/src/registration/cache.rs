@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 
 use super::range::PageRange;
+use super::seeded::{self, Bug};
 use super::suspects::Suspects;
 use crate::limits::{REGISTERED_RANGE_BYTES_MAX, REGISTRATIONS_IN_FLIGHT_MAX};
 
@@ -75,8 +76,8 @@ pub(super) enum Uncached {
     TooLong,
     /// The limits are reached, and everything is in use.
     Full,
-    /// Its pages may be on their way out (see [`Suspects`]).
-    Suspect,
+    /// Its pages may be on their way out (see [`Suspects`]): by a call with that number, or an earlier one.
+    Suspect(u64),
     /// Its watch is just being taken away.
     Closing,
     /// A fork is under way.
@@ -101,11 +102,10 @@ pub(super) enum Change {
 pub(super) struct Condemned<T> {
     /// For [`Cache::closed`].
     pub(super) ticket: Ticket,
-    pub(super) range: PageRange,
     /// Dropping it deregisters; not under the lock. `None` where nothing was registered in the end.
     pub(super) value: Option<T>,
-    /// Whether events about the range are of no more use.
-    pub(super) unwatched: bool,
+    /// What need not be watched any more.
+    pub(super) unwatched: Option<PageRange>,
 }
 
 /// No slot.
@@ -222,17 +222,13 @@ impl<T: Clone> Cache<T> {
         };
         match ticket {
             Ok(ticket) => Plan::Register { ticket, range },
-            Err(reason) => {
-                self.counters.uncached += 1;
-                Plan::Once(reason)
-            }
+            Err(reason) => Plan::Once(reason),
         }
     }
 
     /// Counts a look-up that must not be answered from here.
     pub(super) fn pass(&mut self, reason: Uncached) -> Plan {
         self.counters.misses += 1;
-        self.counters.uncached += 1;
         Plan::Once(reason)
     }
 
@@ -254,10 +250,10 @@ impl<T: Clone> Cache<T> {
             Some(Uncached::Forking)
         } else if range.bytes() > self.limits.bytes_max {
             Some(Uncached::TooLong)
-        } else if self.suspects.overlap(range) {
-            Some(Uncached::Suspect)
+        } else if self.is_closing(range) {
+            Some(Uncached::Closing)
         } else {
-            self.is_closing(range).then_some(Uncached::Closing)
+            self.suspects.overlap(range).map(Uncached::Suspect)
         }
     }
 
@@ -286,6 +282,7 @@ impl<T: Clone> Cache<T> {
         let range = self.slots[slot as usize].range;
         let State::Registering { spoiled } = self.state_of(ticket) else { return Err(value) };
         self.registering.retain(|other| *other != slot);
+        let spoiled = spoiled && !seeded::is(Bug::SpoiledKept);
         if spoiled || self.forks > 0 || self.live_with(range).is_some() || self.live.len() == self.limits.ranges_max {
             self.counters.uncached += 1;
             self.bytes -= range.bytes();
@@ -332,6 +329,9 @@ impl<T: Clone> Cache<T> {
     /// Takes notice of a change of the address space.
     pub(super) fn change(&mut self, change: Change) {
         match change {
+            Change::Unmapped(_) if seeded::is(Bug::UnmapForgotten) => {}
+            Change::Remapped { .. } if seeded::is(Bug::RemapForgotten) => {}
+            Change::Removed(_) if seeded::is(Bug::RemoveForgotten) => {}
             Change::Unmapped(range) => self.invalidate(range),
             Change::Remapped { from, to } => {
                 self.invalidate(from);
@@ -375,9 +375,9 @@ impl<T: Clone> Cache<T> {
         self.forks -= 1;
     }
 
-    /// The latest suspicion, for [`lift`](Self::lift).
+    /// The number of the latest suspicion.
     pub(super) fn suspicion(&self) -> u64 {
-        self.suspects.sequence()
+        self.suspects.latest()
     }
 
     /// Suspicions up to that one are over.
@@ -422,20 +422,21 @@ impl<T: Clone> Cache<T> {
         self.condemned.front().map(|slot| self.slots[*slot as usize].range)
     }
 
-    /// Hands out the next range that must be deregistered; [`closed`](Self::closed) must be told when that is done. If its
-    /// events are of no use to anybody (`elsewhere`: to other caches of the process) they are to end too.
-    pub(super) fn pop_condemned(&mut self, elsewhere: bool) -> Option<Condemned<T>> {
+    /// Hands out the next range that must be deregistered; [`closed`](Self::closed) must be told when that is done. `mapping`
+    /// is what was watched for it, if that may end as far as other caches are concerned: it ends if this one does not
+    /// need it either.
+    pub(super) fn pop_condemned(&mut self, mapping: Option<PageRange>) -> Option<Condemned<T>> {
         let slot = self.condemned.pop_front()?;
-        let range = self.slots[slot as usize].range;
-        let unwatched = !elsewhere && !self.watches(range);
+        let unwatched = mapping.filter(|mapping| !self.watches(*mapping) || seeded::is(Bug::WatchEndedForOthers));
         let entry = &mut self.slots[slot as usize];
         let ticket = Ticket { slot, generation: entry.generation };
         let value = entry.value.take();
         entry.state = State::Closing;
-        if unwatched {
+        if let Some(mapping) = unwatched {
+            entry.range = mapping;
             self.closing.push(slot);
         }
-        Some(Condemned { ticket, range, value, unwatched })
+        Some(Condemned { ticket, value, unwatched })
     }
 
     /// The range is deregistered and no longer watched.
@@ -460,6 +461,11 @@ impl<T: Clone> Cache<T> {
     /// Whether nothing is registered.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
+    }
+
+    /// Counts a registration for one use.
+    pub(super) fn count_uncached(&mut self) {
+        self.counters.uncached += 1;
     }
 
     /// Counts a refusal of the registrar.

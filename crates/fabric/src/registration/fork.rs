@@ -17,6 +17,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use super::Unavailable;
 use super::monitor;
+use super::seeded::{self, Bug};
 
 /// What the page has in the process that mapped it.
 const ORIGINAL: u32 = 1;
@@ -35,7 +36,8 @@ pub(super) fn prepare() -> Result<(), Unavailable> {
 
 /// Whether this process is the child of one that had the page.
 pub(super) fn is_child() -> bool {
-    PAGE.get().copied().flatten().is_some_and(|page| page.load(Ordering::Relaxed) != ORIGINAL)
+    let page = PAGE.get().copied().flatten();
+    page.is_some_and(|page| page.load(Ordering::Relaxed) != ORIGINAL) && !seeded::is(Bug::ChildUnaware)
 }
 
 fn map_page() -> Option<&'static AtomicU32> {

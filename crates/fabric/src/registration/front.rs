@@ -9,7 +9,8 @@ use super::cache::{Counters, Limits, Plan, Ticket, Uncached};
 use super::monitor::{Found, Seat};
 use super::range::PageRange;
 use super::registrar::{Refused, Registrar};
-use super::{Unavailable, fork, quiescence};
+use super::sightings::Sightings;
+use super::{Unavailable, fork};
 
 /// Keeps ranges registered after their use. A clone is another handle on the same cache.
 ///
@@ -29,6 +30,7 @@ impl<R: Registrar> Clone for RegistrationCache<R> {
 struct Shared<R: Registrar> {
     registrar: Arc<R>,
     seat: Result<Seat, Unavailable>,
+    sightings: Sightings,
     /// Without a seat, registrations and refusals are counted here.
     registered: AtomicU64,
     refused: AtomicU64,
@@ -63,7 +65,8 @@ impl<R: Registrar> RegistrationCache<R> {
             tracing::warn!(%reason, "memory is registered for each use");
         }
         let registrar = Arc::new(registrar);
-        Self { shared: Arc::new(Shared { registrar, seat, registered: AtomicU64::new(0), refused: AtomicU64::new(0) }) }
+        let (registered, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { registrar, seat, sightings: Sightings::default(), registered, refused }) }
     }
 
     /// The registration of a range with all of `range` in it, to be used until the guard is dropped. Kept afterwards if
@@ -116,8 +119,8 @@ impl<R: Registrar> RegistrationCache<R> {
         }
         let Ok(seat) = &self.shared.seat else { return self.register_once(wanted) };
         let mut found = seat.look_up(wanted);
-        if let Found::Miss(Plan::Once(Uncached::Suspect)) = found
-            && seat.lift_suspicions(quiescence::nobody_discards)
+        if let Found::Miss(Plan::Once(Uncached::Suspect(needed))) = found
+            && seat.lift_suspicions(|latest| self.shared.sightings.are_complete(needed, latest).then_some(needed))
         {
             found = seat.look_up(wanted);
         }
@@ -164,14 +167,14 @@ impl<R: Registrar> RegistrationCache<R> {
     /// For one use. Where memory cannot be locked, idle ranges give way.
     fn register_once(&self, range: PageRange) -> Result<Guard<R>, GetError> {
         let refused = match self.register(range) {
-            Ok(registration) => return Ok(self.guard(registration, None)),
+            Ok(registration) => return Ok(self.guard_once(registration)),
             Err(refused) => refused,
         };
         if let (Refused::MemoryLock { .. } | Refused::TooMany { .. }, Some(seat)) = (&refused, self.shared.seat())
             && seat.with(|cache| cache.evict(range.bytes()))
         {
             seat.close_condemned();
-            return Ok(self.guard(self.register(range)?, None));
+            return Ok(self.guard_once(self.register(range)?));
         }
         Err(refused.into())
     }
@@ -185,6 +188,13 @@ impl<R: Registrar> RegistrationCache<R> {
         shared.registered.fetch_add(1, Ordering::Relaxed);
         let handle = ManuallyDrop::new(handle);
         Ok(Arc::new(Registration { registrar: shared.registrar.clone(), handle, range }))
+    }
+
+    fn guard_once(&self, registration: Arc<Registration<R>>) -> Guard<R> {
+        if let Some(seat) = self.shared.seat() {
+            seat.with(super::cache::Cache::count_uncached);
+        }
+        self.guard(registration, None)
     }
 
     fn guard(&self, registration: Arc<Registration<R>>, ticket: Option<Ticket>) -> Guard<R> {

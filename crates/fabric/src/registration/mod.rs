@@ -28,9 +28,10 @@ mod fork;
 mod front;
 mod monitor;
 mod pinned;
-mod quiescence;
 mod range;
 mod registrar;
+pub mod seeded;
+mod sightings;
 mod suspects;
 mod userfault;
 

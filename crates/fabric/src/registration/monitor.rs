@@ -38,9 +38,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::backing::{Backing, Mappings};
 use super::cache::{Cache, Condemned, Limits, Plan, Ticket, Uncached};
 use super::range::PageRange;
+use super::seeded::{self, Bug};
 use super::userfault::{Read, Userfault};
 use super::{Unavailable, fork};
-use crate::limits::{REGISTRATION_CACHES_MAX, SETTLE_TRIES_MAX};
+use crate::limits::{REGISTRATION_CACHES_MAX, SETTLE_TRIES_MAX, UNWATCHED_BYTES_MAX};
 
 /// A registration of any registrar. Dropping the last clone deregisters.
 pub(super) type Registered = Arc<dyn Any + Send + Sync>;
@@ -153,7 +154,7 @@ pub(super) fn fork_ends() {
             .members
             .iter_mut()
             .flatten()
-            .filter(|member| !member.survives_fork)
+            .filter(|member| member.minds_forks())
             .for_each(|member| member.cache.fork_ends());
     }
 }
@@ -222,9 +223,11 @@ impl Seat {
         })
     }
 
-    /// Asks for events about a range that is to be registered.
+    /// Asks for events about the mappings that a range lies in: not about the range alone, since the kernel would divide them
+    /// at its ends, and a program's `mremap` over both parts would fail.
     pub(super) fn watch(&self, range: PageRange) -> bool {
-        self.monitor.userfault.watch(range).is_ok()
+        let around = self.monitor.mappings.around(range);
+        seeded::is(Bug::Unwatched) || around.is_some_and(|around| self.monitor.userfault.watch(around).is_ok())
     }
 
     /// See [`Cache::complete`].
@@ -249,14 +252,13 @@ impl Seat {
         self.monitor.mappings.backing(range) != Backing::Unknown
     }
 
-    /// Clears the suspects there are now if `is_over`, asked without the lock, says that nobody is throwing pages away.
-    pub(super) fn lift_suspicions(&self, is_over: impl FnOnce() -> bool) -> bool {
-        let suspicion = self.with(|cache| cache.suspicion());
-        let is_over = is_over();
-        if is_over {
-            self.with(|cache| cache.lift(suspicion));
+    /// Lets `how_far`, which is called without the lock and given the latest suspicion, say which are over. Whether any is.
+    pub(super) fn lift_suspicions(&self, how_far: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let lifted = how_far(self.with(|cache| cache.suspicion()));
+        if let Some(number) = lifted {
+            self.with(|cache| cache.lift(number));
         }
-        is_over
+        lifted.is_some()
     }
 
     /// Ends a registration that came to nothing, and its watch.
@@ -300,11 +302,11 @@ impl Monitor {
 
     /// Whether all changes until now are known, after reading what is pending.
     fn settle(&self, state: &mut State) -> bool {
-        if self.userfault.is_quiet() {
+        if seeded::is(Bug::LookUpUnsettled) || !seeded::is(Bug::OnTheWayForgotten) && self.userfault.is_quiet() {
             return true;
         }
         self.read(state);
-        self.userfault.is_quiet()
+        seeded::is(Bug::OnTheWayForgotten) || self.userfault.is_quiet()
     }
 
     /// Reads and handles what is pending; the lock is held.
@@ -330,6 +332,13 @@ impl Monitor {
             let is_alive = self.userfault.wait();
             let mut state = self.lock();
             self.read(&mut state);
+            if seeded::is(Bug::DeregisteredByMonitor) {
+                drop(state);
+                while let Some(condemned) = self.pop(|_| true) {
+                    self.close(condemned);
+                }
+                continue;
+            }
             if !is_alive || state.is_broken {
                 return;
             }
@@ -355,18 +364,26 @@ impl Monitor {
             let Some(range) = state.members[index].as_ref().and_then(|member| member.cache.next_condemned()) else {
                 continue;
             };
-            let elsewhere = state.others(index).any(|cache| cache.watches(range) || cache.is_closing(range));
-            return Some((index, state.with(index, |cache| cache.pop_condemned(elsewhere))?));
+            // Two questions to the kernel under the lock. They wait for whoever changes the address space, and those wait for
+            // events only when they have let go of it.
+            let mapping = self.mappings.around(range).filter(|mapping| {
+                mapping.bytes() <= UNWATCHED_BYTES_MAX && !state.others(index).any(|cache| cache.watches(*mapping))
+            });
+            let mut condemned = state.with(index, |cache| cache.pop_condemned(mapping))?;
+            if seeded::is(Bug::DeregisteredUnderLock) {
+                drop(condemned.value.take());
+            }
+            return Some((index, condemned));
         }
         None
     }
 
     /// Deregisters; no lock is held.
     fn close(&self, (index, condemned): (usize, Condemned<Registered>)) {
-        let Condemned { ticket, range, value, unwatched } = condemned;
+        let Condemned { ticket, value, unwatched } = condemned;
         drop(value);
-        if unwatched {
-            self.userfault.unwatch(range);
+        if let Some(mapping) = unwatched {
+            self.userfault.unwatch(mapping);
         }
         self.lock().with(index, |cache| cache.closed(ticket));
         self.closed.notify_all();
@@ -390,8 +407,12 @@ impl State {
 }
 
 impl Member {
+    fn minds_forks(&self) -> bool {
+        !self.survives_fork && !seeded::is(Bug::KeptOverFork)
+    }
+
     fn fork_begins(&mut self) {
-        if !self.survives_fork {
+        if self.minds_forks() {
             self.cache.fork_begins();
         }
     }

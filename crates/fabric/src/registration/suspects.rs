@@ -2,8 +2,7 @@
 //!
 //! `UFFD_EVENT_REMOVE` comes *before* `madvise(MADV_DONTNEED)` takes the pages, and the thread goes on when the event is
 //! read. What is registered between the two would name the old pages for good, and no further event would say so. So
-//! these pages are registered each time, until [quiescence](super::quiescence) shows that no thread is in such a call any
-//! more.
+//! these pages are registered each time, until each thread has been seen [elsewhere](super::sightings).
 
 use super::range::PageRange;
 use crate::limits::SUSPECT_RANGES_MAX;
@@ -33,13 +32,13 @@ impl Suspects {
         }
     }
 
-    /// Whether a page of `range` is among them.
-    pub(super) fn overlap(&self, range: PageRange) -> bool {
-        self.ranges.iter().any(|(suspect, _)| suspect.overlaps(range))
+    /// The number of the latest of them with a page of `range`.
+    pub(super) fn overlap(&self, range: PageRange) -> Option<u64> {
+        self.ranges.iter().filter(|(suspect, _)| suspect.overlaps(range)).map(|(_, number)| *number).max()
     }
 
-    /// The number of the latest; [`lift`](Self::lift) takes it.
-    pub(super) fn sequence(&self) -> u64 {
+    /// The number of the latest of all.
+    pub(super) fn latest(&self) -> u64 {
         self.sequence
     }
 
@@ -62,20 +61,20 @@ mod tests {
     fn those_up_to_a_number_are_lifted() {
         let mut suspects = Suspects::new();
         suspects.add(pages(1, 2));
-        let first = suspects.sequence();
+        let first = suspects.latest();
         suspects.add(pages(8, 1));
         suspects.lift(first);
-        assert_eq!([pages(1, 1), pages(2, 1), pages(8, 1)].map(|range| suspects.overlap(range)), [false, false, true]);
+        assert_eq!([pages(1, 1), pages(2, 1), pages(8, 1)].map(|range| suspects.overlap(range)), [None, None, Some(2)]);
     }
 
     #[test]
     fn one_that_is_suspected_again_has_the_new_number() {
         let mut suspects = Suspects::new();
         suspects.add(pages(1, 2));
-        let first = suspects.sequence();
+        let first = suspects.latest();
         suspects.add(pages(1, 1));
         suspects.lift(first);
-        assert!(suspects.overlap(pages(1, 1)));
+        assert_eq!(suspects.overlap(pages(1, 1)), Some(2));
     }
 
     #[test]
@@ -83,7 +82,7 @@ mod tests {
         let mut suspects = Suspects::new();
         let all: Vec<PageRange> = (0..SUSPECT_RANGES_MAX * 3).map(|index| pages(index * 10, 1)).collect();
         all.iter().for_each(|range| suspects.add(*range));
-        assert!(all.iter().all(|range| suspects.overlap(*range)));
+        assert!(all.iter().all(|range| suspects.overlap(*range).is_some()));
         assert_eq!((suspects.ranges.len(), suspects.ranges.capacity()), (SUSPECT_RANGES_MAX, SUSPECT_RANGES_MAX));
     }
 }

@@ -29,7 +29,7 @@ enum Step {
     Lift,
     Flush,
     Evict(usize),
-    Pop { elsewhere: bool },
+    Pop { elsewhere: bool, around: usize },
     Close(usize),
     Fork,
     ForkOver,
@@ -52,7 +52,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Lift),
         1 => Just(Step::Flush),
         1 => (1..10usize).prop_map(|count| Step::Evict(count * PAGE)),
-        6 => any::<bool>().prop_map(|elsewhere| Step::Pop { elsewhere }),
+        6 => (any::<bool>(), 0..3usize).prop_map(|(elsewhere, around)| Step::Pop { elsewhere, around }),
         4 => which.prop_map(Step::Close),
         1 => Just(Step::Fork),
         2 => Just(Step::ForkOver),
@@ -241,20 +241,23 @@ impl Pair {
         self.cache.release(ticket);
     }
 
-    fn pop(&mut self, elsewhere: bool) -> bool {
-        let Some(condemned) = self.cache.pop_condemned(elsewhere) else { return false };
+    /// `around`: the mapping is so many pages longer than the range, on both sides.
+    fn pop(&mut self, elsewhere: bool, around: usize) -> bool {
+        let Some(range) = self.cache.next_condemned() else { return false };
+        let longer = PageRange::covering(range.start() - around.min(1) * PAGE, range.bytes() + 2 * around * PAGE);
+        let mapping = longer.filter(|_| !elsewhere);
+        let condemned = self.cache.pop_condemned(mapping).unwrap();
         if let Some(id) = condemned.value {
             let at = self.made.iter().position(|known| known.id == id).expect("condemned once");
             let known = self.made.remove(at);
             assert!(known.users == 0 && !known.is_found, "{known:?} is in use or found");
         }
-        let found = self.found().any(|known| known.range.overlaps(condemned.range));
-        let needed = found || self.registering.iter().any(|(_, known)| known.range.overlaps(condemned.range));
-        assert_eq!(condemned.unwatched, !needed && !elsewhere);
-        if condemned.unwatched {
-            self.closing.push((condemned.ticket, condemned.range));
-        } else {
-            self.cache.closed(condemned.ticket);
+        let in_mapping = |known: &Known| mapping.is_some_and(|mapping| known.range.overlaps(mapping));
+        let needed = self.found().any(in_mapping) || self.registering.iter().any(|(_, known)| in_mapping(known));
+        assert_eq!(condemned.unwatched, mapping.filter(|_| !needed));
+        match condemned.unwatched {
+            Some(mapping) => self.closing.push((condemned.ticket, mapping)),
+            None => self.cache.closed(condemned.ticket),
         }
         true
     }
@@ -286,7 +289,7 @@ impl Pair {
                 while before - self.taken_bytes() < bytes && self.evict_oldest() {}
                 assert_eq!(self.cache.evict(bytes), before != self.taken_bytes());
             }
-            Step::Pop { elsewhere } => drop(self.pop(elsewhere)),
+            Step::Pop { elsewhere, around } => drop(self.pop(elsewhere, around)),
             Step::Close(which) if !self.closing.is_empty() => {
                 let (ticket, _) = self.closing.swap_remove(which % self.closing.len());
                 self.cache.closed(ticket);
@@ -324,7 +327,7 @@ impl Pair {
         }
         self.cache.flush();
         self.flush();
-        while self.pop(true) {}
+        while self.pop(true, 0) {}
         self.closing.drain(..).for_each(|(ticket, _)| self.cache.closed(ticket));
         assert!(self.made.is_empty() && self.cache.is_empty(), "{:?}", self.made);
         assert_eq!(self.cache.bytes, 0);
@@ -368,7 +371,7 @@ fn a_walk_registers_a_page_as_often_as_its_length_doubles() {
         registered += range.bytes() / PAGE;
         cache.complete(ticket, 0).unwrap();
         cache.release(ticket);
-        while let Some(condemned) = cache.pop_condemned(false) {
+        while let Some(condemned) = cache.pop_condemned(None) {
             cache.closed(condemned.ticket);
         }
     }
@@ -385,7 +388,7 @@ fn what_is_in_use_is_condemned_by_its_last_user() {
     cache.release(first);
     assert!(cache.next_condemned().is_none());
     cache.release(second);
-    assert_eq!(cache.pop_condemned(false).unwrap().value, Some(7));
+    assert_eq!(cache.pop_condemned(None).unwrap().value, Some(7));
 }
 
 #[test]
@@ -403,7 +406,7 @@ fn an_old_ticket_ends_nothing() {
     let old = cached(&mut cache, pages(0, 1), 1);
     cache.release(old);
     cache.flush();
-    let condemned = cache.pop_condemned(false).unwrap();
+    let condemned = cache.pop_condemned(None).unwrap();
     cache.closed(condemned.ticket);
     let new = cached(&mut cache, pages(0, 1), 2);
     assert_eq!(new.slot, old.slot, "it has the same place");
