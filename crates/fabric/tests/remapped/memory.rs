@@ -79,6 +79,16 @@ impl Region {
         Self { address: base.unwrap().expose_provenance(), pages, ..self }
     }
 
+    /// Moves its pages elsewhere; it has new ones from then on.
+    pub fn move_pages_out(self) -> Self {
+        let bytes = self.pages * PAGE;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        // SAFETY: the mapping is ours, and nothing refers to it. The last argument is where it would like to be: anywhere.
+        let base = unsafe { libc::mremap(self.pointer(), bytes, bytes, flags, null_mut::<std::ffi::c_void>()) };
+        assert_ne!(base, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        Self { address: base.expose_provenance(), ..self }
+    }
+
     /// Moves it over another, whose pages go.
     pub fn move_over(self, other: Self) -> Self {
         let (old, new) = (self.pages * PAGE, other.pages * PAGE);

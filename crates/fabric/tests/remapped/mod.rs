@@ -10,6 +10,7 @@ mod worker;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use byway_fabric::registration::{
@@ -17,7 +18,7 @@ use byway_fabric::registration::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use memory::Region;
+pub use memory::{Region, memfd, write};
 
 /// The variable that tells a process of this test to be the workload: its seed, steps, and the place of a bug.
 const WORKLOAD: &str = "BYWAY_REGISTRATION_WORKLOAD";
@@ -125,7 +126,7 @@ impl World {
         let pinned = PinnedBuffers::new(1024).unwrap();
         let cache = RegistrationCache::new(Unmapping { pinned }, limits);
         assert_eq!(cache.mode(), Mode::Cached);
-        let plain = RegistrationCache::new(Plain, Limits { ranges_max: 64, bytes_max: 1 << 20 });
+        let plain = RegistrationCache::new(Plain::default(), Limits { ranges_max: 64, bytes_max: 1 << 20 });
         let shared = (0..2).map(|_| Mutex::new(Region::anonymous(8))).collect();
         Self { cache, plain, shared }
     }
@@ -166,16 +167,18 @@ impl Registrar for Unmapping {
     }
 }
 
-/// Registers nothing.
-#[derive(Debug)]
-pub struct Plain;
+/// Numbers what it is asked to register.
+#[derive(Debug, Default)]
+pub struct Plain {
+    next: AtomicU64,
+}
 
 impl Registrar for Plain {
-    type Handle = ();
+    type Handle = u64;
 
-    fn register(&self, _: PageRange) -> Result<(), Refused> {
-        Ok(())
+    fn register(&self, _: PageRange) -> Result<u64, Refused> {
+        Ok(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn deregister(&self, (): ()) {}
+    fn deregister(&self, _: u64) {}
 }

@@ -41,7 +41,8 @@ impl<'a> Worker<'a> {
             match self.below(20) {
                 0..2 => self.unmap(),
                 2 => self.shrink(),
-                3 => self.resize(),
+                3 if self.below(2) == 0 => self.resize(),
+                3 => self.move_pages_out(),
                 4 => self.move_over(),
                 5 => self.replace(),
                 6 => self.discard(),
@@ -112,6 +113,18 @@ impl<'a> Worker<'a> {
         if !region.is_file || pages < region.pages {
             self.regions[at] = region.resize(pages);
             self.check(self.regions[at]);
+        }
+    }
+
+    fn move_pages_out(&mut self) {
+        let at = self.any();
+        let region = self.regions[at];
+        if !region.is_file {
+            self.check(region);
+            let moved = region.move_pages_out();
+            self.regions.push(moved);
+            self.check(region);
+            self.check(moved);
         }
     }
 
@@ -219,7 +232,7 @@ impl<'a> Worker<'a> {
     fn fork(&mut self) {
         let page = Region::anonymous(1);
         let plain = &self.world.plain;
-        drop(plain.get(page.range()).unwrap());
+        let before = *plain.get(page.range()).unwrap();
         // SAFETY: the child calls nothing that allocates or locks, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -232,6 +245,9 @@ impl<'a> Worker<'a> {
         let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap().unwrap();
         if status.exit_status() != Some(0) {
             found_stale(&format!("a forked child was served: {status:?}"));
+        }
+        if *plain.get(page.range()).unwrap() == before {
+            found_stale("a registration that does not survive a fork was found after it");
         }
         page.unmap();
     }
