@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use byway_fabric::registration::{GetError, Limits, Mode, PinnedBuffers, Refused, Registrar, RegistrationCache};
-use remapped::{Region, Verdict, memfd, write};
+use remapped::Verdict;
+use remapped::memory::{Region, memfd, write};
 
 /// Far more than a run takes: what is not through by then never will be.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -111,6 +112,7 @@ fn a_mapping_is_not_divided_by_what_is_registered_in_it() {
     drop(cache.get(region.part(2, 1)).unwrap());
     // Of a divided mapping the kernel would refuse it.
     let region = region.resize(64);
+    assert_eq!(region.pages, 64);
     drop(cache.get(region.part(2, 1)).unwrap());
     region.unmap();
 }

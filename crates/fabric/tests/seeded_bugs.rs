@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::registration::seeded::{self, Bug};
 use remapped::Verdict;
 
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 100;
 const STEPS: u64 = 6_000;
 /// A run without a bug takes a tenth of it.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -8,108 +8,19 @@
 //! A range's life: registering → live (found by look-ups; in use or idle) → perhaps detached (found no more, still in use)
 //! → condemned → closing (being deregistered and no longer watched) → free. Live ranges never overlap.
 
+mod idle;
+mod terms;
+
 use std::collections::VecDeque;
 
+pub(super) use self::terms::{Change, Condemned, Plan, Ticket, Uncached};
+pub use self::terms::{Counters, Limits};
+
+use self::idle::Idle;
 use super::range::PageRange;
 use super::seeded::{self, Bug};
 use super::suspects::Suspects;
 use crate::limits::{REGISTERED_RANGE_BYTES_MAX, REGISTRATIONS_IN_FLIGHT_MAX};
-
-/// How much stays registered after use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Ranges. Above, the one that was used longest ago is deregistered; if all are in use, further ranges are registered
-    /// for one use.
-    pub ranges_max: usize,
-    /// Bytes of all ranges together, likewise.
-    pub bytes_max: usize,
-}
-
-/// What happened, since the cache was made, and what there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Look-ups that found a registration.
-    pub hits: u64,
-    /// Look-ups that did not.
-    pub misses: u64,
-    /// Ranges deregistered for the limits.
-    pub evictions: u64,
-    /// Ranges that the address space's changes made untrue.
-    pub invalidations: u64,
-    /// Ranges that a longer one replaced.
-    pub merges: u64,
-    /// Registrations that the registrar refused.
-    pub refused: u64,
-    /// Registrations made for one use.
-    pub uncached: u64,
-    /// Ranges that look-ups find now.
-    pub ranges: usize,
-    /// Their bytes.
-    pub bytes: usize,
-    /// Those of them that are in use.
-    pub in_use: usize,
-    /// Ranges that look-ups do not find and that are in use still.
-    pub detached: usize,
-}
-
-/// A use of a range, or a registration under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket {
-    slot: u32,
-    generation: u32,
-}
-
-/// What to do about a range that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
-    /// Watch and register this range, which may be longer than the wanted one, then say [`Cache::complete`] or
-    /// [`Cache::abandon`].
-    Register { ticket: Ticket, range: PageRange },
-    /// Register the wanted range for this use alone.
-    Once(Uncached),
-}
-
-/// Why a range is registered for one use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Uncached {
-    /// Longer than all ranges together may be.
-    TooLong,
-    /// The limits are reached, and everything is in use.
-    Full,
-    /// Its pages may be on their way out (see [`Suspects`]): by a call with that number, or an earlier one.
-    Suspect(u64),
-    /// Its watch is just being taken away.
-    Closing,
-    /// A fork is under way.
-    Forking,
-    /// The address space is changing.
-    Changing,
-}
-
-/// What the kernel says of the address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// These pages are gone.
-    Unmapped(PageRange),
-    /// The pages of the first are now at the second.
-    Remapped { from: PageRange, to: PageRange },
-    /// These pages will be gone any moment.
-    Removed(PageRange),
-}
-
-/// A range that nobody uses and no look-up finds, to be deregistered.
-#[derive(Debug)]
-pub(super) struct Condemned<T> {
-    /// For [`Cache::closed`].
-    pub(super) ticket: Ticket,
-    /// Dropping it deregisters; not under the lock. `None` where nothing was registered in the end.
-    pub(super) value: Option<T>,
-    /// What need not be watched any more.
-    pub(super) unwatched: Option<PageRange>,
-}
-
-/// No slot.
-const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -127,9 +38,6 @@ struct Slot<T> {
     generation: u32,
     range: PageRange,
     value: Option<T>,
-    /// Neighbours in the list of idle ranges.
-    newer: u32,
-    older: u32,
 }
 
 /// See the module. `T` is what a registration is.
@@ -143,9 +51,7 @@ pub(super) struct Cache<T> {
     registering: Vec<u32>,
     closing: Vec<u32>,
     condemned: VecDeque<u32>,
-    /// The ends of the list of idle ranges.
-    newest: u32,
-    oldest: u32,
+    idle: Idle,
     /// Of live ranges and those being registered.
     bytes: usize,
     suspects: Suspects,
@@ -160,14 +66,7 @@ impl<T: Clone> Cache<T> {
         // transfers is rare, and finds its ranges registered for one use.
         let count = limits.ranges_max * 2 + REGISTRATIONS_IN_FLIGHT_MAX;
         let nothing = PageRange::covering(0, 1).into_iter().cycle();
-        let slots = nothing.take(count).map(|range| Slot {
-            state: State::Free,
-            generation: 0,
-            range,
-            value: None,
-            newer: NONE,
-            older: NONE,
-        });
+        let slots = nothing.take(count).map(|range| Slot { state: State::Free, generation: 0, range, value: None });
         Self {
             limits,
             slots: slots.collect(),
@@ -176,8 +75,7 @@ impl<T: Clone> Cache<T> {
             registering: Vec::with_capacity(REGISTRATIONS_IN_FLIGHT_MAX),
             closing: Vec::with_capacity(count),
             condemned: VecDeque::with_capacity(count),
-            newest: NONE,
-            oldest: NONE,
+            idle: Idle::new(count),
             bytes: 0,
             suspects: Suspects::new(),
             forks: 0,
@@ -196,7 +94,7 @@ impl<T: Clone> Cache<T> {
         entry.state = State::Live { users: users + 1 };
         let found = (Ticket { slot, generation: entry.generation }, entry.value.clone()?);
         if users == 0 {
-            self.unlink(slot);
+            self.idle.remove(slot);
             self.counters.in_use += 1;
         }
         self.counters.hits += 1;
@@ -298,12 +196,16 @@ impl<T: Clone> Cache<T> {
         Ok(())
     }
 
-    /// Ends a registration that was not made.
-    pub(super) fn abandon(&mut self, ticket: Ticket) {
+    /// Ends a registration that was not made, of a range that may have been watched already.
+    pub(super) fn abandon(&mut self, ticket: Ticket, is_watched: bool) {
         if let State::Registering { .. } = self.state_of(ticket) {
             self.registering.retain(|other| *other != ticket.slot);
             self.bytes -= self.slots[ticket.slot as usize].range.bytes();
-            self.condemn(ticket.slot);
+            if is_watched {
+                self.condemn(ticket.slot);
+            } else {
+                self.set_free(ticket.slot);
+            }
         }
     }
 
@@ -314,7 +216,7 @@ impl<T: Clone> Cache<T> {
             State::Live { users: 1 } => {
                 self.slots[slot as usize].state = State::Live { users: 0 };
                 self.counters.in_use -= 1;
-                self.link_newest(slot);
+                self.idle.push(slot);
             }
             State::Live { users } => self.slots[slot as usize].state = State::Live { users: users - 1 },
             State::Detached { users: 1 } => {
@@ -406,10 +308,7 @@ impl<T: Clone> Cache<T> {
     }
 
     fn evict_oldest(&mut self) -> bool {
-        let slot = self.oldest;
-        if slot == NONE {
-            return false;
-        }
+        let Some(slot) = self.idle.oldest() else { return false };
         let at = self.live_from(self.slots[slot as usize].range);
         self.live.remove(at);
         self.detach(slot);
@@ -511,7 +410,7 @@ impl<T: Clone> Cache<T> {
         self.bytes -= entry.range.bytes();
         match entry.state {
             State::Live { users: 0 } => {
-                self.unlink(slot);
+                self.idle.remove(slot);
                 self.condemn(slot);
             }
             State::Live { users } => {
@@ -533,29 +432,6 @@ impl<T: Clone> Cache<T> {
         entry.state = State::Free;
         entry.generation = entry.generation.wrapping_add(1);
         self.free.push(slot);
-    }
-
-    fn link_newest(&mut self, slot: u32) {
-        let entry = &mut self.slots[slot as usize];
-        entry.newer = NONE;
-        entry.older = self.newest;
-        match self.newest {
-            NONE => self.oldest = slot,
-            newest => self.slots[newest as usize].newer = slot,
-        }
-        self.newest = slot;
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        let (newer, older) = (self.slots[slot as usize].newer, self.slots[slot as usize].older);
-        match newer {
-            NONE => self.newest = older,
-            newer => self.slots[newer as usize].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.slots[older as usize].newer = newer,
-        }
     }
 }
 

@@ -153,10 +153,15 @@ impl<R: Registrar> RegistrationCache<R> {
     fn register_and_keep(&self, seat: &Seat, ticket: Ticket, range: PageRange, is_stable: bool) -> Option<Guard<R>> {
         // Watched first: what changes from now on spoils the ticket. Then the question what the memory is, whose answer
         // would otherwise be old.
-        let may_stay = seat.watch(range) && if is_stable { seat.is_mapped(range) } else { seat.is_private(range) };
+        if !seat.watch(range) {
+            // Somebody else's userfaultfd has it: its watch is not ours to end.
+            seat.abandon(ticket, false);
+            return None;
+        }
+        let may_stay = if is_stable { seat.is_mapped(range) } else { seat.is_private(range) };
         let registered = if may_stay { self.register(range).ok() } else { None };
         let Some(registration) = registered else {
-            seat.abandon(ticket);
+            seat.abandon(ticket, true);
             return None;
         };
         let kept = seat.complete(ticket, registration.clone());

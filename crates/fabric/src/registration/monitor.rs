@@ -224,7 +224,8 @@ impl Seat {
     }
 
     /// Asks for events about the mappings that a range lies in: not about the range alone, since the kernel would divide them
-    /// at its ends, and a program's `mremap` over both parts would fail.
+    /// at its ends, and a program's `mremap` over both parts would fail. (If a neighbour that the kernel had joined with
+    /// them is replaced by something longer at this moment, that is divided. It costs such an `mremap`, no truth.)
     pub(super) fn watch(&self, range: PageRange) -> bool {
         let around = self.monitor.mappings.around(range);
         seeded::is(Bug::Unwatched) || around.is_some_and(|around| self.monitor.userfault.watch(around).is_ok())
@@ -262,8 +263,8 @@ impl Seat {
     }
 
     /// Ends a registration that came to nothing, and its watch.
-    pub(super) fn abandon(&self, ticket: Ticket) {
-        self.with(|cache| cache.abandon(ticket));
+    pub(super) fn abandon(&self, ticket: Ticket, is_watched: bool) {
+        self.with(|cache| cache.abandon(ticket, is_watched));
         self.close_condemned();
     }
 

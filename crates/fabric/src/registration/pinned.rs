@@ -57,7 +57,7 @@ impl PinnedBuffers {
         unsafe { ring.submission().push(&write.build()) }.map_err(|_| rustix::io::Errno::AGAIN)?;
         loop {
             match ring.submit_and_wait(1) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
                 Err(error) => return Err(error),
                 Ok(_) => {
                     if let Some(completion) = ring.completion().next() {

@@ -120,7 +120,11 @@ mod tests {
         use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
         let (is_over, is_asleep) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let busy = scope.spawn(|| while !is_asleep.load(Relaxed) {});
+            let busy = scope.spawn(|| {
+                while !is_asleep.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
             let sightings = Sightings::default();
             assert!(!sightings.are_complete(1, 1), "a thread runs");
             is_asleep.store(true, Relaxed);

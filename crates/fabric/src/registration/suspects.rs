@@ -81,7 +81,9 @@ mod tests {
     fn a_full_set_suspects_more_never_less() {
         let mut suspects = Suspects::new();
         let all: Vec<PageRange> = (0..SUSPECT_RANGES_MAX * 3).map(|index| pages(index * 10, 1)).collect();
-        all.iter().for_each(|range| suspects.add(*range));
+        for range in &all {
+            suspects.add(*range);
+        }
         assert!(all.iter().all(|range| suspects.overlap(*range).is_some()));
         assert_eq!((suspects.ranges.len(), suspects.ranges.capacity()), (SUSPECT_RANGES_MAX, SUSPECT_RANGES_MAX));
     }

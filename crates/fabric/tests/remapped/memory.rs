@@ -71,11 +71,15 @@ impl Region {
         unsafe { madvise(with_exposed_provenance_mut(part.start()), part.bytes(), Advice::LinuxDontNeed) }.unwrap();
     }
 
-    /// Moves or grows it, wherever the kernel likes.
+    /// Moves or grows it, wherever the kernel likes. It stays as it is where it was divided: the watch over a neighbour's
+    /// mapping that the kernel had joined with one of ours may end in the middle of what we have put there since.
     pub fn resize(self, pages: usize) -> Self {
         let (old, new) = (self.pages * PAGE, pages * PAGE);
         // SAFETY: the mapping is ours, and nothing refers to it.
         let base = unsafe { mremap(self.pointer(), old, new, MremapFlags::MAYMOVE) };
+        if base == Err(rustix::io::Errno::FAULT) {
+            return self;
+        }
         Self { address: base.unwrap().expose_provenance(), pages, ..self }
     }
 

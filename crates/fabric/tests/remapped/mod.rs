@@ -4,7 +4,7 @@
 //!
 //! It runs in a process of its own: a deadlock ends with it, and a seeded bug stays in it.
 
-mod memory;
+pub mod memory;
 mod worker;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use byway_fabric::registration::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use memory::{Region, memfd, write};
+use memory::Region;
 
 /// The variable that tells a process of this test to be the workload: its seed, steps, and the place of a bug.
 const WORKLOAD: &str = "BYWAY_REGISTRATION_WORKLOAD";

@@ -9,6 +9,10 @@ use super::{Unmapping, World, found_stale};
 
 /// Regions of a thread.
 const REGIONS_MAX: usize = 6;
+/// Blocks that a thread takes and gives back in a row.
+const BLOCKS: usize = 8;
+/// Their length.
+const BLOCK_PAGES: usize = 2;
 /// Uses that go on while the memory's mapping changes.
 const HELD_MAX: usize = 4;
 /// Ballast of all threads.
@@ -86,14 +90,14 @@ impl<'a> Worker<'a> {
         self.regions.swap_remove(at).unmap();
     }
 
-    /// What `free` and `malloc` of large blocks do: mostly the same address, and other pages.
+    /// What `free` and `malloc` of large blocks do: the same addresses, and other pages. All threads take blocks of one
+    /// size, so one often gets the addresses of another, whose unmapping may not be through yet.
     fn unmap_and_map(&mut self) {
-        let at = self.any();
-        let pages = self.regions[at].pages;
-        self.check(self.regions[at]);
-        self.regions[at].unmap();
-        self.regions[at] = Region::anonymous(pages);
-        self.check(self.regions[at]);
+        for _ in 0..BLOCKS {
+            let block = Region::anonymous(BLOCK_PAGES);
+            self.check(block);
+            block.unmap();
+        }
     }
 
     fn shrink(&mut self) {
@@ -238,7 +242,7 @@ impl<'a> Worker<'a> {
         if child == 0 {
             let is_refused = matches!(self.world.cache.get(page.range()), Err(GetError::ForkedChild));
             // SAFETY: ends the child.
-            unsafe { libc::_exit(if is_refused { 0 } else { 1 }) };
+            unsafe { libc::_exit(i32::from(!is_refused)) };
         }
         assert!(child > 0);
         let pid = rustix::process::Pid::from_raw(child).unwrap();

@@ -190,7 +190,7 @@ impl Pair {
     fn finish(&mut self, which: usize, refused: bool) {
         let (ticket, mut known) = self.registering.remove(which);
         if refused {
-            self.cache.abandon(ticket);
+            self.cache.abandon(ticket, known.id % 2 == 0);
             return;
         }
         let is_there = self.found().any(|other| other.range.contains(known.range));
