@@ -83,23 +83,31 @@ impl Region {
         Self { address: base.unwrap().expose_provenance(), pages, ..self }
     }
 
-    /// Moves its pages elsewhere; it has new ones from then on.
-    pub fn move_pages_out(self) -> Self {
+    /// Moves its pages elsewhere; it has new ones from then on. `None` where it was divided, see [`resize`](Self::resize).
+    pub fn move_pages_out(self) -> Option<Self> {
         let bytes = self.pages * PAGE;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
         // SAFETY: the mapping is ours, and nothing refers to it. The last argument is where it would like to be: anywhere.
         let base = unsafe { libc::mremap(self.pointer(), bytes, bytes, flags, null_mut::<std::ffi::c_void>()) };
-        assert_ne!(base, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        Self { address: base.expose_provenance(), ..self }
+        if base == libc::MAP_FAILED {
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
+            return None;
+        }
+        Some(Self { address: base.expose_provenance(), ..self })
     }
 
-    /// Moves it over another, whose pages go.
-    pub fn move_over(self, other: Self) -> Self {
+    /// Moves it over another, whose pages go. `None` where it was divided, see [`resize`](Self::resize): it stays, and the
+    /// other has new pages.
+    pub fn move_over(self, other: Self) -> Option<Self> {
         let (old, new) = (self.pages * PAGE, other.pages * PAGE);
         // SAFETY: both mappings are ours, and nothing refers to them.
         let base = unsafe { mremap_fixed(self.pointer(), old, new, MremapFlags::MAYMOVE, other.pointer()) };
+        if base == Err(rustix::io::Errno::FAULT) {
+            other.replace();
+            return None;
+        }
         assert_eq!(base.unwrap().addr(), other.address);
-        Self { is_file: self.is_file, ..other }
+        Some(Self { is_file: self.is_file, ..other })
     }
 
     fn pointer(self) -> *mut std::ffi::c_void {

@@ -126,9 +126,11 @@ impl<'a> Worker<'a> {
         if !region.is_file {
             self.check(region);
             let moved = region.move_pages_out();
-            self.regions.push(moved);
+            self.regions.extend(moved);
             self.check(region);
-            self.check(moved);
+            if let Some(moved) = moved {
+                self.check(moved);
+            }
         }
     }
 
@@ -137,10 +139,13 @@ impl<'a> Worker<'a> {
         if from == to || self.regions[from].pages != self.regions[to].pages {
             return self.replace();
         }
-        let moved = self.regions[from].move_over(self.regions[to]);
-        self.regions[to] = moved;
-        self.regions.swap_remove(from);
-        self.check(moved);
+        if let Some(moved) = self.regions[from].move_over(self.regions[to]) {
+            self.regions[to] = moved;
+            self.regions.swap_remove(from);
+            self.check(moved);
+        } else {
+            self.regions[to].is_file = false;
+        }
     }
 
     fn replace(&mut self) {
