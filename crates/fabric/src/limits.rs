@@ -74,5 +74,38 @@ pub const PEM_BYTES_MAX: u64 = 1 << 20;
 /// Clients that the registry remembers after their last session ended; the longest gone are forgotten first.
 pub const CLIENTS_REMEMBERED_MAX: usize = 4096;
 
+/// Registration caches of a process; what a further one registers it registers each time, and says so.
+pub const REGISTRATION_CACHES_MAX: usize = 16;
+
+/// Ranges that a registration cache keeps, if nothing else is said.
+pub const REGISTERED_RANGES_DEFAULT: usize = 1024;
+
+/// Bytes that a registration cache keeps registered, if nothing else is said.
+pub const REGISTERED_BYTES_DEFAULT: usize = 1 << 30;
+
+/// The longest range that neighbours are merged to: what an io_uring fixed buffer can have.
+pub const REGISTERED_RANGE_BYTES_MAX: usize = 1 << 30;
+
+/// Ranges that a cache has in registration at a time; further ones are registered for one use.
+pub const REGISTRATIONS_IN_FLIGHT_MAX: usize = 64;
+
+/// Ranges whose pages may be on their way out, of which a cache knows; with more it takes what lies between two of them
+/// for suspect too.
+pub const SUSPECT_RANGES_MAX: usize = 64;
+
+/// Mappings that one range may be made of; one of more is registered for one use.
+pub const BACKING_MAPPINGS_MAX: usize = 64;
+
+/// The longest mapping whose watch ends with the last range in it, since ending it takes the kernel a walk over its pages
+/// (2 ms). A longer one stays watched until it is unmapped: its changes wait for their event to be read.
+pub const UNWATCHED_BYTES_MAX: usize = 64 << 20;
+
+/// How often a look-up lets others run while a change of the address space is on its way; then it registers for one use.
+pub const SETTLE_TRIES_MAX: u32 = 64;
+
+/// Threads of a process that are looked at to see whether one is throwing pages away; with more, pages that were
+/// [suspect](SUSPECT_RANGES_MAX) stay so.
+pub const SIGHTED_THREADS_MAX: usize = 1024;
+
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -1,0 +1,95 @@
+//! Memory that stays registered between uses.
+//!
+//! To let a NIC, or a ring's fixed buffers, reach memory, its pages must be pinned and their addresses told: for small ranges that
+//! costs more than to copy them (Goglin, fig. 6; `cargo run --example registration_cost`). So a range stays registered after its
+//! use ([`RegistrationCache`]), as in the pin-down caches of old, and is found again by its address.
+//!
+//! An address alone proves nothing: a program unmaps memory and gets the same addresses back with other pages. A
+//! registration whose pages are no longer those of its addresses must never be found. The kernel tells by userfaultfd events
+//! of `munmap`, `mremap`, `mmap` over a mapping, and `madvise`; the private module `monitor` says why none is missed, and why nobody
+//! waits for ever.
+//!
+//! No event tells of these, which is why only private anonymous memory is kept, unless the caller vouches for more
+//! ([`RegistrationCache::get_stable`]):
+//!
+//! - a file that is truncated or punched, by this process or another;
+//! - `shmdt`: System V segments are shared memory, so not kept;
+//!
+//! and of these, which are the caller's to leave alone, or to [`flush`](RegistrationCache::flush) after:
+//!
+//! - `MADV_GUARD_INSTALL` (Linux 6.13) over memory that was in a transfer: it takes the pages;
+//! - `remap_file_pages`, which is obsolete.
+//!
+//! Where events are refused, each use registers, and [`RegistrationCache::mode`] says why.
+
+mod backing;
+mod cache;
+mod fork;
+mod front;
+mod monitor;
+mod pinned;
+mod range;
+mod registrar;
+pub mod seeded;
+mod sightings;
+mod suspects;
+mod userfault;
+
+pub use cache::{Counters, Limits};
+pub use front::{GetError, Guard, Mode, RegistrationCache};
+pub use pinned::{PinnedBuffer, PinnedBuffers};
+pub use range::PageRange;
+pub use registrar::{Refused, Registrar};
+
+use crate::limits::{REGISTERED_BYTES_DEFAULT, REGISTERED_RANGES_DEFAULT};
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { ranges_max: REGISTERED_RANGES_DEFAULT, bytes_max: REGISTERED_BYTES_DEFAULT }
+    }
+}
+
+/// Why the process is not told of changes of its address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The kernel has no userfaultfd.
+    #[error("this kernel has no userfaultfd, or a filter hides it: allow the system call, or do without")]
+    NoUserfaultfd,
+    /// It may not be used.
+    #[error("userfaultfd is refused: allow the system call in the seccomp filter of this service or container")]
+    NotPermitted,
+    /// The limit on descriptors or memory is reached.
+    #[error("no userfaultfd could be made for want of descriptors or memory: raise the limit on open files")]
+    NoRoom,
+    /// Some of its features are missing.
+    #[error("this kernel's userfaultfd cannot watch memory without raising faults: Linux 6.7 can")]
+    OldKernel,
+    /// What it says of changes is not what we rely on.
+    #[error("this kernel's userfaultfd does not tell of changes in time")]
+    Misbehaves,
+    /// A mapping cannot be asked for.
+    #[error("/proc/self/maps cannot be queried: Linux 6.11 can, where /proc is mounted")]
+    NoMappings,
+    /// Forks would go unnoticed.
+    #[error("the process cannot prepare for a fork")]
+    NoForkNotice,
+    /// A thread could not be started.
+    #[error("no thread could be started to read events: raise the limit on threads")]
+    NoThread,
+    /// More caches than a process can have.
+    #[error("this process has as many registration caches as it can have: share one")]
+    TooManyCaches,
+    /// This process was forked from one that had a cache.
+    #[error("this process was forked from one that keeps registered memory: start a new program instead")]
+    ForkedChild,
+}
+
+impl Unavailable {
+    fn of_userfaultfd(error: rustix::io::Errno) -> Self {
+        match error {
+            rustix::io::Errno::NOSYS => Self::NoUserfaultfd,
+            rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM => Self::NoRoom,
+            _ => Self::NotPermitted,
+        }
+    }
+}
