@@ -111,14 +111,13 @@ fn skip(test: &str, tool: &str) {
 fn values_in_c(expressions: &[&str]) -> BTreeMap<String, usize> {
     let folder = tempfile::tempdir().unwrap();
     let [source, program] = ["layout.c", "layout"].map(|name| folder.path().join(name));
-    let mut text = String::from(
-        "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n\
-         int main(void) {\n",
-    );
-    for expression in expressions {
-        text += &format!("    printf(\"%zu %s\\n\", (size_t)({expression}), \"{expression}\");\n");
-    }
-    text += "    return 0;\n}\n";
+    let mut lines =
+        ["stddef.h", "stdio.h", "infiniband/verbs.h", "rdma/rdma_cma.h"].map(|it| format!("#include <{it}>")).to_vec();
+    lines.push("int main(void) {".to_owned());
+    let print = |it: &&str| format!("printf(\"%zu %s\\n\", (size_t)({it}), \"{it}\");");
+    lines.extend(expressions.iter().map(print));
+    lines.push("return 0; }\n".to_owned());
+    let text = lines.join("\n");
     std::fs::write(&source, text).unwrap();
     let compiled = Command::new("cc").arg("-o").arg(&program).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
