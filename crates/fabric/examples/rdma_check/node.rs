@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// What is waited for comes within this, or never.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 /// Completion queue entries of a node.
 pub const ENTRIES: u32 = 1024;
 /// Receives that a node has posted.
@@ -31,7 +31,6 @@ const POOL_BYTES: usize = 8 << 20;
 
 /// A device with all that its connections share.
 pub struct Node {
-    pub library: Library,
     pub device: Device,
     pub domain: Domain,
     pub completions: CompletionQueue,
@@ -64,20 +63,7 @@ impl Node {
         let channel = EventChannel::new(library)?;
         let (events, ended) = Default::default();
         let (sleeps, wakes) = (0, 0);
-        let node = Self {
-            library,
-            device,
-            domain,
-            completions,
-            receives,
-            pool,
-            region,
-            channel,
-            events,
-            ended,
-            sleeps,
-            wakes,
-        };
+        let node = Self { device, domain, completions, receives, pool, region, channel, events, ended, sleeps, wakes };
         for token in 0..u64::from(RECEIVES) {
             let frame = node.pool.alloc(RECEIVE_BYTES).ok_or("the pool is empty")?;
             node.post_receive(
@@ -108,28 +94,6 @@ impl Node {
         Ok(before != (self.events.len(), self.ended.len()))
     }
 
-    /// Waits for news, asleep, at most until `deadline`; whether there were any.
-    pub fn sleep_until(&mut self, deadline: Instant) -> Outcome<bool> {
-        if self.gather()? {
-            return Ok(true);
-        }
-        self.completions.arm()?;
-        if self.gather()? {
-            return Ok(true);
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.completions.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::IN),
-        ];
-        self.sleeps += 1;
-        poll(&mut fds, Some(&timeout))?;
-        self.wakes += u32::from(!fds[0].revents().is_empty());
-        self.completions.acknowledge();
-        self.gather()
-    }
-
     /// Waits until `look` finds something among the news.
     pub fn wait_for<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Outcome<T> {
         let deadline = Instant::now() + PATIENCE;
@@ -142,21 +106,29 @@ impl Node {
                 let (events, ended) = (&self.events, &self.ended);
                 return Err(format!("waited in vain for {what}; events {events:?}, completions {ended:?}").into());
             }
-            self.sleep_until(deadline)?;
+            sleep(&mut [self], deadline)?;
         }
     }
 
     /// The first event of `token` that `pick` wants.
     pub fn take_event<T>(&mut self, token: u64, pick: impl Fn(EventKind) -> Result<T, EventKind>) -> Option<T> {
-        let at = self.events.iter().position(|event| event.token == token)?;
-        let event = self.events.remove(at);
-        match pick(event.kind) {
-            Ok(picked) => Some(picked),
-            Err(kind) => {
-                self.events.insert(at, Event { token, kind });
-                None
+        for at in 0..self.events.len() {
+            if self.events[at].token != token {
+                continue;
+            }
+            match pick(self.events.remove(at).kind) {
+                Ok(picked) => return Some(picked),
+                Err(kind) => self.events.insert(at, Event { token, kind }),
             }
         }
+        None
+    }
+
+    /// A frame with these bytes, as a segment.
+    pub fn segment_of(&self, bytes: &[u8]) -> Outcome<Segment> {
+        let mut frame = self.pool.alloc(bytes.len()).ok_or("the pool is empty")?;
+        frame.copy_from_slice(bytes);
+        Segment::of_frame(&self.region, frame, 0..bytes.len()).map_err(|_| "not in the pool".into())
     }
 
     /// The first message that came.
@@ -171,6 +143,44 @@ impl Node {
         let at = self.ended.iter().position(is_it)?;
         Some(self.ended.remove(at))
     }
+}
+
+/// Waits for news of any node, asleep, at most until `deadline`; whether there were any.
+pub fn sleep(nodes: &mut [&mut Node], deadline: Instant) -> Outcome<bool> {
+    if gather(nodes)? {
+        return Ok(true);
+    }
+    for node in nodes.iter_mut() {
+        node.completions.arm()?;
+    }
+    // What came before the arming causes no event.
+    if gather(nodes)? {
+        return Ok(true);
+    }
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+    let mut fds = Vec::new();
+    for node in nodes.iter() {
+        fds.push(PollFd::from_borrowed_fd(node.completions.as_fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(node.channel.as_fd(), PollFlags::IN));
+    }
+    poll(&mut fds, Some(&timeout))?;
+    let woken: Vec<bool> = fds.iter().step_by(2).map(|fd| !fd.revents().is_empty()).collect();
+    drop(fds);
+    for (node, is_woken) in nodes.iter_mut().zip(woken) {
+        node.sleeps += 1;
+        node.wakes += u32::from(is_woken);
+        node.completions.acknowledge();
+    }
+    gather(nodes)
+}
+
+fn gather(nodes: &mut [&mut Node]) -> Outcome<bool> {
+    let mut any = false;
+    for node in nodes.iter_mut() {
+        any |= node.gather()?;
+    }
+    Ok(any)
 }
 
 /// Two nodes on one device.

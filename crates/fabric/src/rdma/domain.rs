@@ -65,6 +65,9 @@ impl Domain {
             Rights::Read => verbs::IBV_ACCESS_REMOTE_READ,
             // The device may only let a peer write where it may write itself.
             Rights::Write => verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_LOCAL_WRITE,
+            Rights::Both => {
+                verbs::IBV_ACCESS_REMOTE_READ | verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_LOCAL_WRITE
+            }
         };
         let registration = Registration::new(self, memory.as_mut_ptr(), memory.len(), access)?;
         Ok(Window { registered: Registered { registration, memory: ManuallyDrop::new(memory) }, rights })
@@ -91,6 +94,8 @@ pub enum Rights {
     Read,
     /// RDMA WRITE.
     Write,
+    /// Both.
+    Both,
 }
 
 /// A registration; ends when dropped.

@@ -110,17 +110,17 @@ pub enum PostError {
     #[error("{segments} segments, at most {most}")]
     Segments {
         /// How many there were.
-        segments: usize,
+        segments: u32,
         /// How many there may be.
-        most: usize,
+        most: u32,
     },
     /// Longer than a message of the device, or than may be sent inline.
     #[error("{bytes} bytes, at most {most}")]
     TooLong {
         /// How long it is.
-        bytes: usize,
+        bytes: u32,
         /// How long it may be.
-        most: usize,
+        most: u32,
     },
     /// The device would write into memory that others hold too.
     #[error("a receive or read needs memory that nobody shares")]

@@ -115,9 +115,8 @@ impl DerefMut for Memory {
 pub struct Segment {
     held: Held,
     range: Range<usize>,
-    lkey: u32,
-    /// Keeps the pool registered; a region is in `held`.
-    _pool: Option<Rc<PoolRegion>>,
+    /// Where a frame is registered; a region is so by itself.
+    pool: Option<Rc<PoolRegion>>,
 }
 
 #[derive(Debug)]
@@ -134,7 +133,7 @@ impl Segment {
         if !pool.contains(&frame) || !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::Frame(frame), range, lkey: pool.lkey(), _pool: Some(Rc::clone(pool)) })
+        Ok(Self { held: Held::Frame(frame), range, pool: Some(Rc::clone(pool)) })
     }
 
     /// The same for a frame that others read meanwhile: for what is sent, not for what is received.
@@ -142,7 +141,7 @@ impl Segment {
         if !pool.contains(&frame) || !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::SharedFrame(frame), range, lkey: pool.lkey(), _pool: Some(Rc::clone(pool)) })
+        Ok(Self { held: Held::SharedFrame(frame), range, pool: Some(Rc::clone(pool)) })
     }
 
     /// `range` of a region, which comes back if it is shorter.
@@ -150,8 +149,7 @@ impl Segment {
         if !fits(&range, region.len()) {
             return Err(region);
         }
-        let lkey = region.lkey();
-        Ok(Self { held: Held::Region(region), range, lkey, _pool: None })
+        Ok(Self { held: Held::Region(region), range, pool: None })
     }
 
     /// The same for a region that others read meanwhile.
@@ -159,8 +157,7 @@ impl Segment {
         if !fits(&range, region.len()) {
             return Err(region);
         }
-        let lkey = region.lkey();
-        Ok(Self { held: Held::SharedRegion(region), range, lkey, _pool: None })
+        Ok(Self { held: Held::SharedRegion(region), range, pool: None })
     }
 
     /// Its bytes.
@@ -216,6 +213,16 @@ impl Segment {
         matches!(self.held, Held::Frame(_) | Held::Region(_))
     }
 
+    fn lkey(&self) -> u32 {
+        match (&self.held, &self.pool) {
+            (Held::Region(region), _) => region.lkey(),
+            (Held::SharedRegion(region), _) => region.lkey(),
+            (_, Some(pool)) => pool.lkey(),
+            // Not made: a frame comes with its pool. The device would refuse it.
+            (_, None) => 0,
+        }
+    }
+
     /// For the device: where it is. Derived from a mutable borrow where the device may write.
     fn sge(&mut self) -> Sge {
         let length = self.len() as u32;
@@ -223,7 +230,7 @@ impl Segment {
             Some(bytes) => bytes.as_mut_ptr() as u64,
             None => self.bytes().as_ptr() as u64,
         };
-        Sge { addr, length, lkey: self.lkey }
+        Sge { addr, length, lkey: self.lkey() }
     }
 }
 

@@ -175,9 +175,9 @@ impl QueuePair {
 
     /// See [`Endpoint::send_inline`](super::Endpoint::send_inline).
     pub(super) fn send_inline(&self, bytes: &[u8], token: u64, report: Report) -> Result<(), PostError> {
-        let most = self.inline_bytes_max as usize;
-        if bytes.is_empty() || bytes.len() > most {
-            return Err(PostError::TooLong { bytes: bytes.len(), most });
+        let most = self.inline_bytes_max;
+        if bytes.is_empty() || bytes.len() > most as usize {
+            return Err(PostError::TooLong { bytes: clamp(bytes.len()), most });
         }
         self.check_room()?;
         let length = bytes.len() as u32;
@@ -192,11 +192,11 @@ impl QueuePair {
     fn check(&self, work: &mut Work) -> Result<(), PostError> {
         let kind = work.kind();
         let payload = work.payload();
-        let (segments, most) = (payload.segments().len(), self.segments_max as usize);
+        let (segments, most) = (clamp(payload.segments().len()), self.segments_max);
         if segments > most {
             return Err(PostError::Segments { segments, most });
         }
-        let (bytes, most) = (payload.len(), self.receives.domain.device.message_bytes_max as usize);
+        let (bytes, most) = (clamp(payload.len()), self.receives.domain.device.message_bytes_max);
         if bytes > most {
             return Err(PostError::TooLong { bytes, most });
         }
@@ -244,6 +244,11 @@ impl QueuePair {
             tracing::debug!(status, "a queue pair does not go into the error state");
         }
     }
+}
+
+/// A number that does not fit is beyond every limit.
+pub(super) fn clamp(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 fn request(number: u64, kind: Kind, remote: Option<WindowAddress>, is_reported: bool) -> SendWr {

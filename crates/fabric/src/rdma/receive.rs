@@ -12,6 +12,7 @@ use super::domain::{Domain, DomainInner};
 use super::error::{PostError, RdmaError, ReceiveRefused};
 use super::memory::Payload;
 use super::operations::{Kind, Operation};
+use super::queue_pair::clamp;
 use super::verbs::{RecvWr, Srq, SrqInitAttr};
 use crate::slots::Slot;
 
@@ -64,9 +65,9 @@ impl SharedReceiveQueue {
     /// [`PostError::Full`], [`PostError::Segments`] and [`PostError::NotExclusive`], with the memory.
     pub fn post(&self, mut payload: Payload, token: u64) -> Result<(), ReceiveRefused> {
         let inner = &*self.0;
-        let segments = payload.segments().len();
-        if segments > inner.segments_max as usize {
-            return Err((PostError::Segments { segments, most: inner.segments_max as usize }, payload));
+        let segments = clamp(payload.segments().len());
+        if segments > inner.segments_max {
+            return Err((PostError::Segments { segments, most: inner.segments_max }, payload));
         }
         if !payload.is_exclusive() {
             return Err((PostError::NotExclusive, payload));
