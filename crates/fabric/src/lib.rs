@@ -7,6 +7,7 @@
 
 pub mod limits;
 pub mod random;
+pub mod rdma;
 pub mod registration;
 pub mod registry;
 pub mod session;

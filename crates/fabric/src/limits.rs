@@ -107,5 +107,21 @@ pub const SETTLE_TRIES_MAX: u32 = 64;
 /// [suspect](SUSPECT_RANGES_MAX) stay so.
 pub const SIGHTED_THREADS_MAX: usize = 1024;
 
+/// Private data of an RDMA connect request: the 92 bytes of the InfiniBand message less the 36 of its IP addressing. More is
+/// refused.
+pub const RDMA_CONNECT_BYTES_MAX: usize = 56;
+
+/// Private data with which an RDMA connection is accepted; more is refused.
+pub const RDMA_ACCEPT_BYTES_MAX: usize = 196;
+
+/// Private data with which an RDMA connection is refused; more is an error.
+pub const RDMA_REJECT_BYTES_MAX: usize = 148;
+
+/// RDMA connect requests of one listener that wait to be looked at; the kernel refuses more.
+pub const RDMA_BACKLOG: i32 = 1024;
+
+/// How long an RDMA address or route is looked for; then the connection fails.
+pub const RDMA_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
+
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

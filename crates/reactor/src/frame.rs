@@ -99,8 +99,9 @@ impl FramePool {
         self.inner.buddies.borrow().free_bytes
     }
 
-    /// The whole mapping, for registration with the kernel.
-    pub(crate) fn region(&self) -> (*mut u8, usize) {
+    /// The whole mapping, start and bytes, for registration with the kernel or a NIC. It stays while a handle to the pool, or
+    /// a frame of it, lives.
+    pub fn region(&self) -> (*mut u8, usize) {
         (self.inner.base.as_ptr(), self.inner.bytes)
     }
 }

@@ -2,18 +2,35 @@
 
 use crate::process;
 use anyhow::{Result, bail};
+use std::path::Path;
 use std::process::Command;
 
-/// A program of somebody else's that a test runs.
+/// Something of somebody else's that a test uses.
 struct Tool {
-    /// As it is found in `PATH`, or the Python module where `is_module`.
     name: &'static str,
     package: &'static str,
-    is_module: bool,
+    kind: Kind,
 }
 
+/// Where a tool is found.
+enum Kind {
+    /// In `PATH`.
+    Program,
+    /// By Debian's Python.
+    Module,
+    /// Under [`HEADERS`].
+    Header,
+}
+
+/// The C headers of packages.
+const HEADERS: &str = "/usr/include";
+
 const fn program(name: &'static str, package: &'static str) -> Tool {
-    Tool { name, package, is_module: false }
+    Tool { name, package, kind: Kind::Program }
+}
+
+const fn header(name: &'static str, package: &'static str) -> Tool {
+    Tool { name, package, kind: Kind::Header }
 }
 
 /// Debian's own Python, which alone knows Debian's modules; `PATH` may name another one first.
@@ -21,14 +38,14 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// What the tests use. qemu-img comes last: only a machine without any gets Debian's qemu-utils,
 /// so that a newer one, from backports, stays.
-const TOOLS: [Tool; 17] = [
+const TOOLS: [Tool; 19] = [
     program("fio", "fio"),
     program("nbdkit", "nbdkit"),
     program("nbdinfo", "libnbd-bin"),
     program("nbdcopy", "libnbd-bin"),
     program("nbddump", "libnbd-bin"),
     program("nbdfuse", "libnbd-bin"),
-    Tool { name: "nbd", package: "python3-libnbd", is_module: true },
+    Tool { name: "nbd", package: "python3-libnbd", kind: Kind::Module },
     program("nbd-server", "nbd-server"),
     program("nbd-client", "nbd-client"),
     program("mkfs.ext4", "e2fsprogs"),
@@ -38,16 +55,21 @@ const TOOLS: [Tool; 17] = [
     program("perf", "linux-perf"),
     program("ip", "iproute2"),
     program("openssl", "openssl"),
+    header("infiniband/verbs.h", "libibverbs-dev"),
+    header("rdma/rdma_cma.h", "librdmacm-dev"),
     program("qemu-img", "qemu-utils"),
 ];
 
 impl Tool {
     fn is_present(&self) -> bool {
-        if self.is_module {
-            let statement = format!("import {}", self.name);
-            return process::succeeds(Command::new(PYTHON).args(["-c", &statement]));
+        match self.kind {
+            Kind::Program => process::find_program(self.name).is_some(),
+            Kind::Module => {
+                let statement = format!("import {}", self.name);
+                process::succeeds(Command::new(PYTHON).args(["-c", &statement]))
+            }
+            Kind::Header => Path::new(HEADERS).join(self.name).is_file(),
         }
-        process::find_program(self.name).is_some()
     }
 }
 
@@ -101,7 +123,8 @@ mod tests {
     #[test]
     fn a_tool_that_nobody_has_is_missing() {
         assert!(!program("no-such-program-anywhere", "none").is_present());
-        assert!(!Tool { name: "no_such_module", package: "none", is_module: true }.is_present());
+        assert!(!Tool { name: "no_such_module", package: "none", kind: Kind::Module }.is_present());
+        assert!(!header("no/such/header.h", "none").is_present());
         assert!(is_installable("nbdinfo"));
         assert!(!is_installable("no-such-program-anywhere"));
     }

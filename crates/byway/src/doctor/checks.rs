@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use byway_fabric::rdma::{Library, PortState, RdmaError};
 use byway_reactor::probe;
 
 use super::Finding;
@@ -118,15 +119,25 @@ fn userfaultfd() -> Finding {
 
 fn rdma() -> Finding {
     let name = "RDMA";
-    let devices = fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
-    match (devices, probe::library_loads(c"libibverbs.so.1")) {
-        (0, _) => {
-            Finding::missing(name, "no device in /sys/class/infiniband", "byway uses TCP; soft-RoCE: modprobe rdma_rxe")
+    let has_devices = fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if !has_devices {
+        let what = "no device in /sys/class/infiniband";
+        return Finding::missing(name, what, "byway uses TCP; soft-RoCE: modprobe rdma_rxe, rdma link add");
+    }
+    match Library::load().and_then(Library::devices) {
+        Ok(devices) => {
+            let ports = || devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+            let active = ports().filter(|(_, port)| port.state == PortState::Active);
+            let active: Vec<_> = active.map(|(device, port)| format!("{}/{}", device.name, port.number)).collect();
+            if active.is_empty() {
+                return Finding::limited(name, "devices, but no port with a link", "see `rdma link`");
+            }
+            Finding::ok(name, format!("ports with a link: {}", active.join(", ")))
         }
-        (_, false) => {
-            Finding::limited(name, "devices, but libibverbs.so.1 does not load", "install libibverbs1 (rdma-core)")
+        Err(error @ RdmaError::LibraryMissing { .. }) => {
+            Finding::limited(name, error.to_string(), "install libibverbs1, librdmacm1 and ibverbs-providers")
         }
-        (count, true) => Finding::ok(name, format!("{count} device(s) and libibverbs")),
+        Err(error) => Finding::limited(name, error.to_string(), "modprobe ib_uverbs rdma_ucm"),
     }
 }
 

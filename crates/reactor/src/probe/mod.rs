@@ -6,6 +6,6 @@ mod syscalls;
 mod uring;
 mod zero_copy;
 
-pub use syscalls::{huge_page_works, landlock_abi, library_loads, perf_works, userfaultfd_features};
+pub use syscalls::{huge_page_works, landlock_abi, perf_works, userfaultfd_features};
 pub use uring::{UringAbilities, uring};
 pub use zero_copy::{ZeroCopy, zero_copy_send};

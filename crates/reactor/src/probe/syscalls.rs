@@ -1,6 +1,5 @@
 //! Probes that are a system call or two.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -60,12 +59,6 @@ pub fn perf_works() -> io::Result<()> {
     // SAFETY: `attr` has the size that it names and lives during the call; 8 is PERF_FLAG_FD_CLOEXEC.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), this_process, any_cpu, no_group, flags) };
     owned(fd).map(drop)
-}
-
-/// Whether a shared library can be loaded. It stays loaded.
-pub fn library_loads(name: &CStr) -> bool {
-    // SAFETY: the name is a C string. The library's initialisers run: only libraries of the system are named.
-    !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }.is_null()
 }
 
 /// Maps one huge page of 2 MiB and lets it go.

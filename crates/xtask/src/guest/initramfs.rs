@@ -26,6 +26,16 @@ impl<'a> Initramfs<'a> {
     /// A root with the modules and programs that all guests have, the binary under test as
     /// `/bin/byway`, and `script`, which starts with `settings` as shell variables.
     pub fn new(system: &'a System, byway: &Path, settings: &[(&str, usize)], script: &str) -> Result<Self> {
+        let mut initramfs = Self::bare(system, &MODULES, settings, script)?;
+        for program in PROGRAMS {
+            initramfs.add_program(program, &system.program(program)?)?;
+        }
+        initramfs.add_program("byway", byway)?;
+        Ok(initramfs)
+    }
+
+    /// A root with busybox, `modules` (and what they need) and `script`, which starts with `settings` as shell variables.
+    pub fn bare(system: &'a System, modules: &[&str], settings: &[(&str, usize)], script: &str) -> Result<Self> {
         let mut initramfs = Self { system, archive: Archive::default() };
         for folder in ["dev", "mnt", "proc", "run", "sys", "tmp", "usr/bin"] {
             initramfs.archive.add_directory(folder);
@@ -36,11 +46,7 @@ impl<'a> Initramfs<'a> {
         initramfs.archive.add_file("job/script", lines.join("\n").into_bytes());
         initramfs.archive.add_file("bin/busybox", read(&system.program("busybox")?)?);
         initramfs.archive.add_link("bin/sh", "busybox");
-        for program in PROGRAMS {
-            initramfs.add_program(program, &system.program(program)?)?;
-        }
-        initramfs.add_program("byway", byway)?;
-        initramfs.add_modules()?;
+        initramfs.add_modules(modules)?;
         Ok(initramfs)
     }
 
@@ -55,10 +61,20 @@ impl<'a> Initramfs<'a> {
     }
 
     /// Adds a program and the libraries it is linked to.
-    fn add_program(&mut self, name: &str, program: &Path) -> Result<()> {
+    pub fn add_program(&mut self, name: &str, program: &Path) -> Result<()> {
         self.archive.add_file(&format!("bin/{name}"), read(program)?);
+        self.add_libraries_of(program)
+    }
+
+    /// Adds a library that is loaded at run time, where it is looked for, and the libraries it is linked to.
+    pub fn add_library(&mut self, path: &str, library: &Path) -> Result<()> {
+        self.archive.add_file(path, read(library)?);
+        self.add_libraries_of(library)
+    }
+
+    fn add_libraries_of(&mut self, file: &Path) -> Result<()> {
         let listing =
-            process::output(Command::new("ldd").arg(program).env("LD_LIBRARY_PATH", self.system.userland_libraries()))?;
+            process::output(Command::new("ldd").arg(file).env("LD_LIBRARY_PATH", self.system.userland_libraries()))?;
         for library in linked(&listing)? {
             let file = library.file_name().context("a library has a name")?.to_string_lossy();
             // The loader is found by its whole path, which is part of each program.
@@ -72,7 +88,7 @@ impl<'a> Initramfs<'a> {
     }
 
     /// Adds the modules, unpacked, and the list in which `init.sh` finds their order.
-    fn add_modules(&mut self) -> Result<()> {
+    fn add_modules(&mut self, wanted: &[&str]) -> Result<()> {
         let folder = self.system.modules()?;
         let text = |name: &str| {
             let path = folder.join(name);
@@ -80,7 +96,7 @@ impl<'a> Initramfs<'a> {
         };
         let modules = Modules::parse(&text("modules.dep")?, &text("modules.builtin")?);
         let mut order = Vec::new();
-        for path in modules.closure(&MODULES)? {
+        for path in modules.closure(wanted)? {
             let bytes = read(&folder.join(path))?;
             let (path, bytes) = match path.strip_suffix(".xz") {
                 Some(plain) => (plain, kernel::decompress(self.system, "xz", &bytes)?),

@@ -1,8 +1,8 @@
 //! `cargo xtask guest`: byway under a stock kernel that a test may crash.
 //!
-//! Two things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
-//! is served well (its module may be missing, and attaching needs root), and that what was
-//! acknowledged survives the loss of power. So Debian's 6.12 kernel boots in qemu, emulated so
+//! Three things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! is served well (its module may be missing, and attaching needs root), that what was
+//! acknowledged survives the loss of power, and that RDMA works, where there is no such device. So Debian's 6.12 kernel boots in qemu, emulated so
 //! that it runs alike on every machine, with an initramfs that holds the release binary and one
 //! shell script.
 //! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
@@ -16,6 +16,7 @@ mod kernel;
 mod modules;
 mod nbd;
 mod power;
+mod rdma;
 mod setup;
 
 use crate::process;
@@ -33,6 +34,8 @@ pub enum Task {
     /// Cut the power while blocks are written: nothing acknowledged may be lost, and a server
     /// built to drop flushes must be caught.
     Power,
+    /// Move data between two RDMA devices of software: messages, writes, reads, wrong keys, a killed peer.
+    Rdma,
 }
 
 pub fn run(task: &Task) -> Result<()> {
@@ -42,6 +45,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Setup => println!("guest setup: {}", system.folder().display()),
         Task::Nbd => nbd::run(&system)?,
         Task::Power => power::run(&system)?,
+        Task::Rdma => rdma::run(&system)?,
     }
     println!("{} s", start.elapsed().as_secs());
     Ok(())
@@ -50,13 +54,21 @@ pub fn run(task: &Task) -> Result<()> {
 /// All tests that need a guest.
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
-    run(&Task::Power)
+    run(&Task::Power)?;
+    run(&Task::Rdma)
 }
 
 /// Builds the release binary and says where it is.
 fn build_byway() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
     Ok(process::target_directory()?.join("release/byway"))
+}
+
+/// Builds the program that tests the RDMA provider and says where it is. Under emulation the optimised build is slow too,
+/// so that of the tests will do.
+fn build_rdma_check() -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", "byway-fabric", "--example", "rdma_check"]))?;
+    Ok(process::target_directory()?.join("debug/examples/rdma_check"))
 }
 
 /// Builds the binary that acknowledges flushes and does nothing, apart from the good one.

@@ -12,21 +12,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Names the folder of the unpacked parts. Raise the number when what is in it changes.
-const SYSTEM: &str = "system-1";
+const SYSTEM: &str = "system-2";
 /// The kernels that will do: Debian 12's build of the 6.12 series.
 const KERNEL_PATTERN: &str = r"^linux-image-6\.12\.[0-9]+\+deb12-amd64$";
 /// What the guest's scripts run, what unpacks the kernel and its modules, and the libraries that a
 /// machine may lack.
-const USERLAND: [&str; 14] = [
+const USERLAND: [&str; 19] = [
     "busybox-static",
     "coreutils",
     "e2fsprogs",
+    "ibverbs-providers",
+    "iproute2",
     "kmod",
     "libcom-err2",
     "libext2fs2",
+    "libibverbs1",
     "libkmod2",
     "libnl-3-200",
     "libnl-genl-3-200",
+    "libnl-route-3-200",
+    "librdmacm1",
     "libss2",
     "logsave",
     "nbd-client",
@@ -70,6 +75,14 @@ impl System {
         ["bin", "sbin", "usr/bin", "usr/sbin"]
             .iter()
             .map(|folder| self.folder.join("userland").join(folder).join(name))
+            .find(|path| path.is_file())
+            .with_context(|| format!("no {name} in {}", self.folder.display()))
+    }
+
+    /// A library of the userland, by its path in the folder of libraries.
+    pub fn library(&self, name: &str) -> Result<PathBuf> {
+        std::env::split_paths(&self.userland_libraries())
+            .map(|folder| folder.join(name))
             .find(|path| path.is_file())
             .with_context(|| format!("no {name} in {}", self.folder.display()))
     }
@@ -137,6 +150,10 @@ fn fill(system: &System) -> Result<()> {
     for program in ["kmod", "nbd-client", "e2fsck", "mkfs.ext4", "xz", "zstd", "dd"] {
         complete(&system.program(program)?, program, &userland)?;
     }
+    for program in ["ip", "rdma"] {
+        complete(&system.program(program)?, "iproute2", &userland)?;
+    }
+    complete(&system.library("librdmacm.so.1")?, "librdmacm1", &userland)?;
 
     let version = package.trim_start_matches("linux-image-").to_owned();
     kernel::unpack(system, &kernel_root.join(format!("boot/vmlinuz-{version}")))?;

@@ -1,0 +1,264 @@
+//! The protection domain, and the memory registered in it.
+//!
+//! A pool is registered once, for local use only: its key never leaves this process. What a peer may use is a [`Window`], a
+//! registration of just its range, which ends when the window is closed. Keys have 32 bits and may be guessed, so that a
+//! window exposes no byte that is not meant for the peer.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use byway_reactor::{Errno, Frame, FramePool};
+
+use super::device::{Device, DeviceInner};
+use super::error::RdmaError;
+use super::memory::Memory;
+use super::verbs::{self, Mr, Pd};
+
+/// A protection domain: its connections may use its memory, and no other.
+#[derive(Clone)]
+pub struct Domain(pub(super) Rc<DomainInner>);
+
+pub(super) struct DomainInner {
+    pub(super) pd: NonNull<Pd>,
+    pub(super) device: Rc<DeviceInner>,
+}
+
+impl Domain {
+    /// A new one on `device`.
+    pub fn new(device: &Device) -> Result<Self, RdmaError> {
+        let device = Rc::clone(&device.0);
+        // SAFETY: the context is open while `device` lives.
+        let pd = unsafe { (device.library.verbs().ibv_alloc_pd)(device.context.as_ptr()) };
+        let pd = NonNull::new(pd).ok_or_else(|| RdmaError::last("ibv_alloc_pd"))?;
+        Ok(Self(Rc::new(DomainInner { pd, device })))
+    }
+
+    /// Registers all frames of a pool, which pins the whole pool in memory.
+    ///
+    /// # Errors
+    /// [`RdmaError::MemoryLimit`] where the user may not lock so much memory.
+    pub fn register_pool(&self, pool: &FramePool) -> Result<Rc<PoolRegion>, RdmaError> {
+        let (base, len) = pool.region();
+        let registration = Registration::new(self, base, len, verbs::IBV_ACCESS_LOCAL_WRITE)?;
+        Ok(Rc::new(PoolRegion { registration, base, len, _pool: pool.clone() }))
+    }
+
+    /// Registers memory for local use.
+    ///
+    /// # Errors
+    /// As [`Self::register_pool`]; the memory is dropped.
+    pub fn register(&self, memory: impl Into<Memory>) -> Result<Region, RdmaError> {
+        let mut memory = memory.into();
+        let registration = Registration::new(self, memory.as_mut_ptr(), memory.len(), verbs::IBV_ACCESS_LOCAL_WRITE)?;
+        Ok(Region(Registered { registration, memory: ManuallyDrop::new(memory) }))
+    }
+
+    /// Opens memory to the peers of this domain's connections.
+    ///
+    /// # Errors
+    /// As [`Self::register_pool`]; the memory is dropped.
+    pub fn open_window(&self, memory: impl Into<Memory>, rights: Rights) -> Result<Window, RdmaError> {
+        let mut memory = memory.into();
+        let access = match rights {
+            Rights::Read => verbs::IBV_ACCESS_REMOTE_READ,
+            // The device may only let a peer write where it may write itself.
+            Rights::Write => verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_LOCAL_WRITE,
+            Rights::Both => {
+                verbs::IBV_ACCESS_REMOTE_READ | verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_LOCAL_WRITE
+            }
+        };
+        let registration = Registration::new(self, memory.as_mut_ptr(), memory.len(), access)?;
+        Ok(Window { registered: Registered { registration, memory: ManuallyDrop::new(memory) }, rights })
+    }
+}
+
+impl std::fmt::Debug for Domain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Domain")
+    }
+}
+
+impl Drop for DomainInner {
+    fn drop(&mut self) {
+        // SAFETY: registrations, receive queues and queue pairs hold an `Rc` of this, so none is left.
+        unsafe { (self.device.library.verbs().ibv_dealloc_pd)(self.pd.as_ptr()) };
+    }
+}
+
+/// What a peer may do with a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// RDMA READ.
+    Read,
+    /// RDMA WRITE.
+    Write,
+    /// Both.
+    Both,
+}
+
+/// A registration; ends when dropped.
+struct Registration {
+    mr: Option<NonNull<Mr>>,
+    domain: Rc<DomainInner>,
+    lkey: u32,
+    rkey: u32,
+}
+
+impl Registration {
+    fn new(domain: &Domain, base: *mut u8, len: usize, access: i32) -> Result<Self, RdmaError> {
+        let domain = Rc::clone(&domain.0);
+        // SAFETY: the protection domain is live, and the caller keeps the range mapped until the registration has ended.
+        let mr = unsafe { (domain.device.library.verbs().ibv_reg_mr)(domain.pd.as_ptr(), base.cast(), len, access) };
+        let Some(mr) = NonNull::new(mr) else {
+            let error = RdmaError::last("ibv_reg_mr");
+            let is_limit = error.is(Errno::NOMEM) || error.is(Errno::AGAIN);
+            return Err(if is_limit { RdmaError::MemoryLimit { bytes: len } } else { error });
+        };
+        // SAFETY: the library filled the structure before it gave it out.
+        let (lkey, rkey) = unsafe { ((*mr.as_ptr()).lkey, (*mr.as_ptr()).rkey) };
+        Ok(Self { mr: Some(mr), domain, lkey, rkey })
+    }
+
+    /// Ends it. False if the device does not let go: then it may go on touching the memory.
+    fn end(&mut self) -> bool {
+        let Some(mr) = self.mr.take() else { return true };
+        // SAFETY: the registration is live, and taken out above, so that this happens once.
+        let status = unsafe { (self.domain.device.library.verbs().ibv_dereg_mr)(mr.as_ptr()) };
+        if status != 0 {
+            tracing::error!(status, "a registration does not end; its memory is given up");
+        }
+        status == 0
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registration(lkey {:#x})", self.lkey)
+    }
+}
+
+/// A registered pool. Holds the pool, so that it stays mapped.
+#[derive(Debug)]
+pub struct PoolRegion {
+    registration: Registration,
+    base: *mut u8,
+    len: usize,
+    _pool: FramePool,
+}
+
+impl PoolRegion {
+    pub(super) fn contains(&self, frame: &Frame) -> bool {
+        let offset = (frame.as_ptr() as usize).wrapping_sub(self.base as usize);
+        offset < self.len && frame.len() <= self.len - offset
+    }
+
+    pub(super) fn lkey(&self) -> u32 {
+        self.registration.lkey
+    }
+}
+
+/// Memory and its registration, which ends first. Memory that the device does not let go is never given back.
+#[derive(Debug)]
+struct Registered {
+    registration: Registration,
+    memory: ManuallyDrop<Memory>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.registration.end() {
+            // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+/// Memory registered by itself, for the operations of this process.
+#[derive(Debug)]
+pub struct Region(Registered);
+
+impl Region {
+    pub(super) fn lkey(&self) -> u32 {
+        self.0.registration.lkey
+    }
+}
+
+impl Deref for Region {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0.memory
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0.memory
+    }
+}
+
+/// Memory that a peer may use until the window is closed or dropped.
+#[derive(Debug)]
+pub struct Window {
+    registered: Registered,
+    rights: Rights,
+}
+
+/// What a peer must know of a window, or of a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WindowAddress {
+    /// Of its first byte, in the owner's memory.
+    pub address: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+impl WindowAddress {
+    /// So many bytes further on.
+    #[must_use]
+    pub const fn at(self, offset: u64) -> Self {
+        Self { address: self.address.wrapping_add(offset), rkey: self.rkey }
+    }
+}
+
+impl Window {
+    /// What to tell the peer.
+    pub fn address(&self) -> WindowAddress {
+        WindowAddress { address: self.registered.memory.as_ptr() as u64, rkey: self.registered.registration.rkey }
+    }
+
+    /// Its bytes; none while a peer may write to them.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        (self.rights == Rights::Read).then_some(&**self.registered.memory)
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.registered.memory.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Closes it: from now on no peer can touch the memory. An operation that a peer has under way fails at the peer, with
+    /// its connection. None, and the memory is given up, if the device does not let go.
+    pub fn close(self) -> Option<Memory> {
+        let mut registered = ManuallyDrop::new(self.registered);
+        let is_free = registered.registration.end();
+        // SAFETY: `registered` is never dropped, and this is the only time that each of the two is moved out of it.
+        let (registration, memory) =
+            unsafe { (std::ptr::read(&raw const registered.registration), ManuallyDrop::take(&mut registered.memory)) };
+        drop(registration);
+        let memory = ManuallyDrop::new(memory);
+        is_free.then(|| ManuallyDrop::into_inner(memory))
+    }
+}

@@ -1,0 +1,87 @@
+//! The two libraries, loaded when somebody asks for RDMA and never unloaded.
+
+use std::sync::OnceLock;
+
+use super::error::RdmaError;
+use super::verbs::{ConnectionManager, Functions, Verbs};
+
+const VERBS: &str = "libibverbs.so.1";
+const CONNECTION: &str = "librdmacm.so.1";
+
+/// Loaded once in the life of the process: librdmacm keeps the devices open that it has met, and what it gave out
+/// points into it, so that unloading it could never be known to be safe.
+static LOADED: OnceLock<(Functions, [libloading::Library; 2])> = OnceLock::new();
+
+/// The loaded libraries; as small as a reference.
+#[derive(Clone, Copy)]
+pub struct Library(pub(super) &'static Functions);
+
+impl Library {
+    /// Loads libibverbs and librdmacm, the first time.
+    ///
+    /// # Errors
+    /// [`RdmaError::LibraryMissing`] and [`RdmaError::SymbolMissing`]. A later call tries again.
+    pub fn load() -> Result<Self, RdmaError> {
+        if let Some((functions, _)) = LOADED.get() {
+            return Ok(Self(functions));
+        }
+        let verbs_library = open(VERBS, "libibverbs1")?;
+        let connection_library = open(CONNECTION, "librdmacm1")?;
+        let missing = |library| move |symbol| RdmaError::SymbolMissing { library, symbol };
+        // SAFETY: the libraries are those of the headers, by their names and major versions, whose interface does not
+        // change, and stay loaded for ever.
+        let verbs = unsafe { Verbs::find(&verbs_library) }.map_err(missing(VERBS))?;
+        // SAFETY: as above.
+        let connection = unsafe { ConnectionManager::find(&connection_library) }.map_err(missing(CONNECTION))?;
+        // Another thread may have been faster; the loader counts, and both found the same.
+        let loaded = LOADED.get_or_init(|| (Functions { verbs, connection }, [verbs_library, connection_library]));
+        Ok(Self(&loaded.0))
+    }
+
+    pub(super) fn verbs(self) -> &'static Verbs {
+        &self.0.verbs
+    }
+
+    pub(super) fn connection(self) -> &'static ConnectionManager {
+        &self.0.connection
+    }
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Library")
+    }
+}
+
+fn open(name: &'static str, package: &'static str) -> Result<libloading::Library, RdmaError> {
+    // SAFETY: what these libraries do when loaded is to look at the environment and register providers.
+    unsafe { libloading::Library::new(name) }.map_err(|error| RdmaError::LibraryMissing {
+        library: name,
+        reason: error.to_string(),
+        package,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_its_package() {
+        let error = open("libno-such-thing.so.1", "no-such-package").unwrap_err();
+        assert!(matches!(error, RdmaError::LibraryMissing { library: "libno-such-thing.so.1", .. }), "{error:?}");
+        assert!(error.to_string().contains("install the package no-such-package"), "{error}");
+    }
+
+    #[test]
+    fn loading_succeeds_or_says_what_to_install() {
+        match Library::load() {
+            // Whatever the kernel has, asking for devices is answered.
+            Ok(library) => match library.devices() {
+                Ok(devices) => assert!(devices.iter().all(|device| !device.name.is_empty())),
+                Err(error) => assert!(matches!(error, RdmaError::KernelMissing { .. }), "{error}"),
+            },
+            Err(error) => assert!(error.to_string().contains("install"), "{error}"),
+        }
+    }
+}

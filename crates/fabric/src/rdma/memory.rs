@@ -1,0 +1,341 @@
+//! Memory of operations: what they own until they complete.
+
+use std::alloc::Layout;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use byway_reactor::Frame;
+
+use super::domain::{PoolRegion, Region};
+use super::verbs::Sge;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Memory of any length at one address: its own, or a range of somebody who promised to leave it alone.
+pub struct Buffer {
+    base: NonNull<u8>,
+    len: usize,
+    /// None for foreign memory.
+    layout: Option<Layout>,
+}
+
+impl Buffer {
+    /// `len` bytes of zeros, aligned to a page; none if there is no memory, or `len` is 0.
+    pub fn zeroed(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len, PAGE_BYTES).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the layout has a size that is not zero.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Self { base, len, layout: Some(layout) })
+    }
+
+    /// A range of the caller's own memory.
+    ///
+    /// # Safety
+    /// Until the buffer is dropped the range stays mapped and initialised, and nobody else writes to it; nobody else reads
+    /// it either while it is in an operation that writes to it, or in a window that a peer may write to.
+    pub const unsafe fn from_raw_parts(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len, layout: None }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is mapped and initialised, and this buffer's alone: allocated by `zeroed`, or by the promise of
+        // the caller of `from_raw_parts`. While a device may write to it, the buffer is inside an operation or a window.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(layout) = self.layout {
+            // SAFETY: allocated in `zeroed` with this layout, and freed only here.
+            unsafe { std::alloc::dealloc(self.base.as_ptr(), layout) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+/// What can be registered by itself.
+#[derive(Debug)]
+pub enum Memory {
+    /// A frame.
+    Frame(Frame),
+    /// A range of any length.
+    Buffer(Buffer),
+}
+
+impl From<Frame> for Memory {
+    fn from(frame: Frame) -> Self {
+        Self::Frame(frame)
+    }
+}
+
+impl From<Buffer> for Memory {
+    fn from(buffer: Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Frame(frame) => frame,
+            Self::Buffer(buffer) => buffer,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Frame(frame) => frame,
+            Self::Buffer(buffer) => buffer,
+        }
+    }
+}
+
+/// A piece of registered memory. It owns what it names, alone or with others.
+#[derive(Debug)]
+pub struct Segment {
+    held: Held,
+    range: Range<usize>,
+    /// Where a frame is registered; a region is so by itself.
+    pool: Option<Rc<PoolRegion>>,
+}
+
+#[derive(Debug)]
+enum Held {
+    Frame(Frame),
+    SharedFrame(Rc<Frame>),
+    Region(Region),
+    SharedRegion(Rc<Region>),
+}
+
+impl Segment {
+    /// `range` of a frame of the pool. The frame comes back if it is of another pool, or shorter.
+    pub fn of_frame(pool: &Rc<PoolRegion>, frame: Frame, range: Range<usize>) -> Result<Self, Frame> {
+        if !pool.contains(&frame) || !fits(&range, frame.len()) {
+            return Err(frame);
+        }
+        Ok(Self { held: Held::Frame(frame), range, pool: Some(Rc::clone(pool)) })
+    }
+
+    /// The same for a frame that others read meanwhile: for what is sent, not for what is received.
+    pub fn of_shared_frame(pool: &Rc<PoolRegion>, frame: Rc<Frame>, range: Range<usize>) -> Result<Self, Rc<Frame>> {
+        if !pool.contains(&frame) || !fits(&range, frame.len()) {
+            return Err(frame);
+        }
+        Ok(Self { held: Held::SharedFrame(frame), range, pool: Some(Rc::clone(pool)) })
+    }
+
+    /// `range` of a region, which comes back if it is shorter.
+    pub fn of_region(region: Region, range: Range<usize>) -> Result<Self, Region> {
+        if !fits(&range, region.len()) {
+            return Err(region);
+        }
+        Ok(Self { held: Held::Region(region), range, pool: None })
+    }
+
+    /// The same for a region that others read meanwhile.
+    pub fn of_shared_region(region: Rc<Region>, range: Range<usize>) -> Result<Self, Rc<Region>> {
+        if !fits(&range, region.len()) {
+            return Err(region);
+        }
+        Ok(Self { held: Held::SharedRegion(region), range, pool: None })
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let all: &[u8] = match &self.held {
+            Held::Frame(frame) => frame,
+            Held::SharedFrame(frame) => frame,
+            Held::Region(region) => region,
+            Held::SharedRegion(region) => region,
+        };
+        &all[self.range.clone()]
+    }
+
+    /// Its bytes, if nobody shares them.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let all: &mut [u8] = match &mut self.held {
+            Held::Frame(frame) => frame,
+            Held::Region(region) => region,
+            Held::SharedFrame(_) | Held::SharedRegion(_) => return None,
+        };
+        Some(&mut all[self.range.clone()])
+    }
+
+    /// How many bytes it has; at least one.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The frame, if it is one and nobody shares it.
+    pub fn into_frame(self) -> Option<Frame> {
+        match self.held {
+            Held::Frame(frame) => Some(frame),
+            Held::SharedFrame(frame) => Rc::into_inner(frame),
+            Held::Region(_) | Held::SharedRegion(_) => None,
+        }
+    }
+
+    /// The region, if it is one and nobody shares it.
+    pub fn into_region(self) -> Option<Region> {
+        match self.held {
+            Held::Region(region) => Some(region),
+            Held::SharedRegion(region) => Rc::into_inner(region),
+            Held::Frame(_) | Held::SharedFrame(_) => None,
+        }
+    }
+
+    fn is_exclusive(&self) -> bool {
+        matches!(self.held, Held::Frame(_) | Held::Region(_))
+    }
+
+    fn lkey(&self) -> u32 {
+        match (&self.held, &self.pool) {
+            (Held::Region(region), _) => region.lkey(),
+            (Held::SharedRegion(region), _) => region.lkey(),
+            (_, Some(pool)) => pool.lkey(),
+            // Not made: a frame comes with its pool. The device would refuse it.
+            (_, None) => 0,
+        }
+    }
+
+    /// For the device: where it is. Derived from a mutable borrow where the device may write.
+    fn sge(&mut self) -> Sge {
+        let length = self.len() as u32;
+        let addr = match self.bytes_mut() {
+            Some(bytes) => bytes.as_mut_ptr() as u64,
+            None => self.bytes().as_ptr() as u64,
+        };
+        Sge { addr, length, lkey: self.lkey() }
+    }
+}
+
+/// A device's lengths have 32 bits, and one of zero may mean 2^31.
+fn fits(range: &Range<usize>, len: usize) -> bool {
+    range.start < range.end && range.end <= len && range.len() <= 1 << 30
+}
+
+/// The segments of one operation, in order. One segment takes no allocation.
+#[derive(Debug, Default)]
+pub enum Payload {
+    /// Nothing.
+    #[default]
+    Empty,
+    /// One segment.
+    One(Segment),
+    /// Several.
+    Many(Vec<Segment>),
+}
+
+impl From<Segment> for Payload {
+    fn from(segment: Segment) -> Self {
+        Self::One(segment)
+    }
+}
+
+impl From<Vec<Segment>> for Payload {
+    fn from(segments: Vec<Segment>) -> Self {
+        Self::Many(segments)
+    }
+}
+
+impl Payload {
+    /// Its segments.
+    pub fn segments(&self) -> &[Segment] {
+        match self {
+            Self::Empty => &[],
+            Self::One(segment) => std::slice::from_ref(segment),
+            Self::Many(segments) => segments,
+        }
+    }
+
+    /// Its segments, to take apart.
+    pub fn into_segments(self) -> Vec<Segment> {
+        match self {
+            Self::Empty => Vec::new(),
+            Self::One(segment) => vec![segment],
+            Self::Many(segments) => segments,
+        }
+    }
+
+    /// The only segment, if there is one.
+    pub fn into_segment(self) -> Option<Segment> {
+        match self {
+            Self::One(segment) => Some(segment),
+            Self::Many(mut segments) if segments.len() == 1 => segments.pop(),
+            Self::Empty | Self::Many(_) => None,
+        }
+    }
+
+    /// Bytes of all segments.
+    pub fn len(&self) -> usize {
+        self.segments().iter().map(Segment::len).sum()
+    }
+
+    /// Nothing?
+    pub fn is_empty(&self) -> bool {
+        self.segments().is_empty()
+    }
+
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.segments().iter().all(Segment::is_exclusive)
+    }
+
+    /// What the device is told, into `sges`, which is emptied first.
+    pub(super) fn describe(&mut self, sges: &mut Vec<Sge>) {
+        sges.clear();
+        match self {
+            Self::Empty => {}
+            Self::One(segment) => sges.push(segment.sge()),
+            Self::Many(segments) => sges.extend(segments.iter_mut().map(Segment::sge)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_zeroed_aligned_and_none_when_empty() {
+        let mut buffer = Buffer::zeroed(10_000).unwrap();
+        assert_eq!(buffer.as_ptr() as usize % PAGE_BYTES, 0);
+        assert!(buffer.iter().all(|byte| *byte == 0));
+        buffer[9_999] = 7;
+        assert_eq!((buffer.len(), buffer[9_999]), (10_000, 7));
+        assert!(Buffer::zeroed(0).is_none());
+    }
+
+    #[test]
+    fn ranges_must_have_bytes_and_lie_inside() {
+        assert!(fits(&(0..1), 1) && fits(&(3..8), 8));
+        assert!(!fits(&(0..0), 1) && !fits(&(0..2), 1));
+        #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
+        let reversed = 2..1;
+        assert!(!fits(&reversed, 4));
+    }
+}

@@ -1,0 +1,302 @@
+//! What is posted and not completed: who owns which memory, and whether the completion queue has room.
+//!
+//! A completion queue that overflows is lost with all its connections, so room is counted and not hoped for: shared receive
+//! queues reserve their whole depth, and each posted send takes one of the entries that are left until it is retired. An
+//! operation that is not reported by itself is retired by the next one of its queue pair that is; devices complete
+//! the operations of a queue pair in the order of posting (InfiniBand specification, volume 1, 10.8.5).
+//!
+//! No verbs in here: this is numbers and memory, and tested as such.
+
+use std::collections::VecDeque;
+
+use super::error::WorkError;
+use super::memory::Payload;
+use super::verbs::Wc;
+use crate::slots::{Slot, Slots};
+
+/// What an operation was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A message to the peer.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// A message from the peer.
+    Receive,
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub struct Completion {
+    /// The caller's label of the operation.
+    pub token: u64,
+    /// What it was.
+    pub kind: Kind,
+    /// The number of the queue pair, also of a receive; 0 for a receive that was never used.
+    pub queue_pair: u32,
+    /// How many bytes were transferred.
+    pub result: Result<u32, WorkError>,
+    /// Its memory.
+    pub payload: Payload,
+}
+
+/// An operation that is to be posted.
+pub(super) struct Operation {
+    pub(super) token: u64,
+    pub(super) kind: Kind,
+    pub(super) bytes: u32,
+    pub(super) payload: Payload,
+}
+
+struct Posted {
+    operation: Operation,
+    queue: Slot,
+    is_reported: bool,
+}
+
+struct SendQueue {
+    number: u32,
+    depth: u32,
+    /// In the order of posting.
+    posted: VecDeque<Slot>,
+    /// How many were posted since the last that is reported.
+    unreported: u32,
+}
+
+struct ReceiveQueue {
+    depth: u32,
+    posted: u32,
+}
+
+/// The operations of one completion queue.
+pub(super) struct Operations {
+    posted: Slots<Posted>,
+    sends: Slots<SendQueue>,
+    receives: Slots<ReceiveQueue>,
+    /// Entries that no shared receive queue has reserved.
+    room: u32,
+    /// Of `room`, how many are taken, and how many of these by operations that are not reported.
+    taken: u32,
+    unreported: u32,
+}
+
+impl Operations {
+    pub(super) fn new(entries: u32) -> Self {
+        let (posted, sends, receives) = Default::default();
+        Self { posted, sends, receives, room: entries, taken: 0, unreported: 0 }
+    }
+
+    /// How many are posted.
+    pub(super) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Adds a shared receive queue. The error is how many entries there are for it.
+    pub(super) fn add_receives(&mut self, depth: u32) -> Result<Slot, u32> {
+        let free = self.room - self.taken;
+        // One must be left, or nothing could ever be sent.
+        if depth >= free {
+            return Err(free.saturating_sub(1));
+        }
+        self.room -= depth;
+        Ok(self.receives.insert(ReceiveQueue { depth, posted: 0 }))
+    }
+
+    /// Adds the send queue of a queue pair.
+    pub(super) fn add_sends(&mut self, number: u32, depth: u32) -> Slot {
+        self.sends.insert(SendQueue { number, depth, posted: VecDeque::new(), unreported: 0 })
+    }
+
+    /// Whether another send may be posted.
+    pub(super) fn has_room(&self, queue: Slot) -> bool {
+        let is_full = |queue: &SendQueue| queue.posted.len() >= queue.depth as usize;
+        self.taken < self.room && self.sends.get(queue).is_some_and(|queue| !is_full(queue))
+    }
+
+    /// Puts a send in, for which there must be room; says its number for the device, and whether it must be reported
+    /// whatever the caller wants: half a queue, or half of all entries, without a report could be the end of reports.
+    pub(super) fn begin_send(&mut self, queue: Slot, operation: Operation, wants_report: bool) -> (u64, bool) {
+        let half_of_room = self.room / 2;
+        let Some(sends) = self.sends.get_mut(queue) else { return (u64::MAX, true) };
+        let is_reported =
+            wants_report || sends.unreported + 1 >= (sends.depth / 2).max(1) || self.unreported >= half_of_room;
+        sends.unreported = if is_reported { 0 } else { sends.unreported + 1 };
+        self.taken += 1;
+        self.unreported += u32::from(!is_reported);
+        let slot = self.posted.insert(Posted { operation, queue, is_reported });
+        sends.posted.push_back(slot);
+        (slot.to_u64(), is_reported)
+    }
+
+    /// Puts a receive in and says its number, or gives the operation back if the queue is full.
+    pub(super) fn begin_receive(&mut self, queue: Slot, operation: Operation) -> Result<u64, Operation> {
+        match self.receives.get_mut(queue) {
+            Some(receives) if receives.posted < receives.depth => receives.posted += 1,
+            _ => return Err(operation),
+        }
+        Ok(self.posted.insert(Posted { operation, queue, is_reported: true }).to_u64())
+    }
+
+    /// Takes a receive back that the device did not take.
+    pub(super) fn withdraw_receive(&mut self, number: u64) -> Option<Operation> {
+        let posted = self.posted.remove(Slot::from_u64(number))?;
+        if let Some(receives) = self.receives.get_mut(posted.queue) {
+            receives.posted -= 1;
+        }
+        Some(posted.operation)
+    }
+
+    /// A work completion: all that it retires goes into `into`. One that names nothing is ignored.
+    pub(super) fn finish(&mut self, wc: &Wc, into: &mut impl Extend<Completion>) {
+        let slot = Slot::from_u64(wc.wr_id);
+        let result = WorkError::from_status(wc.status);
+        let Some(posted) = self.posted.get(slot) else {
+            tracing::error!(number = wc.wr_id, status = wc.status, "a completion of nothing that is posted");
+            return;
+        };
+        if posted.operation.kind == Kind::Receive {
+            let operation = self.withdraw_receive(wc.wr_id);
+            let result = result.map(|()| wc.byte_len);
+            into.extend(operation.map(|operation| operation.end(wc.qp_num, result)));
+            return;
+        }
+        let queue = posted.queue;
+        while let Some(first) = self.sends.get_mut(queue).and_then(|sends| sends.posted.pop_front()) {
+            let is_last = first == slot;
+            // Those before it were not reported, and would have been if they had failed.
+            self.retire(first, wc.qp_num, if is_last { result } else { Ok(()) }, into);
+            if is_last {
+                break;
+            }
+        }
+    }
+
+    /// Ends a send queue whose queue pair is gone: what is left goes into `into` as flushed.
+    pub(super) fn remove_sends(&mut self, queue: Slot, into: &mut impl Extend<Completion>) {
+        let Some(sends) = self.sends.remove(queue) else { return };
+        for slot in sends.posted {
+            self.retire(slot, sends.number, Err(WorkError::Flushed), into);
+        }
+    }
+
+    /// The same for a shared receive queue.
+    pub(super) fn remove_receives(&mut self, queue: Slot, into: &mut impl Extend<Completion>) {
+        let Some(receives) = self.receives.remove(queue) else { return };
+        self.room += receives.depth;
+        let is_its = |posted: &Posted| posted.operation.kind == Kind::Receive && posted.queue == queue;
+        let slots: Vec<Slot> =
+            self.posted.iter_mut().filter(|(_, posted)| is_its(posted)).map(|(slot, _)| slot).collect();
+        let ended = slots.into_iter().filter_map(|slot| self.posted.remove(slot));
+        into.extend(ended.map(|posted| posted.operation.end(0, Err(WorkError::Flushed))));
+    }
+
+    fn retire(&mut self, slot: Slot, number: u32, result: Result<(), WorkError>, into: &mut impl Extend<Completion>) {
+        let Some(posted) = self.posted.remove(slot) else { return };
+        self.taken -= 1;
+        self.unreported -= u32::from(!posted.is_reported);
+        let bytes = posted.operation.bytes;
+        into.extend([posted.operation.end(number, result.map(|()| bytes))]);
+    }
+}
+
+impl Operation {
+    fn end(self, queue_pair: u32, result: Result<u32, WorkError>) -> Completion {
+        Completion { token: self.token, kind: self.kind, queue_pair, result, payload: self.payload }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verbs::{IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR};
+    use super::*;
+
+    fn operation(token: u64, kind: Kind) -> Operation {
+        Operation { token, kind, bytes: 10, payload: Payload::Empty }
+    }
+
+    fn wc(wr_id: u64, status: u32) -> Wc {
+        Wc { wr_id, status, byte_len: 7, qp_num: 3, ..Wc::default() }
+    }
+
+    fn tokens(completions: &[Completion]) -> Vec<(u64, bool)> {
+        completions.iter().map(|completion| (completion.token, completion.result.is_ok())).collect()
+    }
+
+    #[test]
+    fn an_unreported_operation_ends_with_the_next_that_is_reported() {
+        let mut operations = Operations::new(64);
+        let queue = operations.add_sends(3, 16);
+        let quiet = operations.begin_send(queue, operation(1, Kind::Write), false);
+        let loud = operations.begin_send(queue, operation(2, Kind::Send), true);
+        let later = operations.begin_send(queue, operation(3, Kind::Read), true);
+        assert_eq!((quiet.1, loud.1), (false, true));
+        let mut ended = Vec::new();
+        operations.finish(&wc(loud.0, 0), &mut ended);
+        assert_eq!(tokens(&ended), [(1, true), (2, true)]);
+        operations.finish(&wc(later.0, IBV_WC_REM_ACCESS_ERR), &mut ended);
+        assert_eq!(ended[2].result, Err(WorkError::RemoteAccess));
+        assert_eq!((operations.len(), operations.taken, operations.unreported), (0, 0, 0));
+    }
+
+    #[test]
+    fn half_a_queue_without_a_report_is_reported() {
+        let mut operations = Operations::new(1000);
+        let queue = operations.add_sends(3, 8);
+        let reported: Vec<bool> =
+            (0..8).map(|token| operations.begin_send(queue, operation(token, Kind::Send), false).1).collect();
+        assert_eq!(reported, [false, false, false, true, false, false, false, true]);
+        assert!(!operations.has_room(queue));
+    }
+
+    #[test]
+    fn a_completion_queue_never_has_more_posted_than_entries() {
+        let mut operations = Operations::new(12);
+        assert_eq!(operations.add_receives(12), Err(11));
+        let receives = operations.add_receives(4).unwrap();
+        let queues: Vec<Slot> = (0..10).map(|number| operations.add_sends(number, 8)).collect();
+        let mut numbers = Vec::new();
+        for (token, queue) in (0..).zip(queues.iter().copied()) {
+            if operations.has_room(queue) {
+                numbers.push(operations.begin_send(queue, operation(token, Kind::Send), false));
+            }
+        }
+        assert_eq!(numbers.len(), 8, "8 entries are left beside the receives");
+        assert!(numbers.iter().any(|(_, is_reported)| *is_reported), "or nothing would ever be retired");
+        for token in 0..4 {
+            assert!(operations.begin_receive(receives, operation(token, Kind::Receive)).is_ok());
+        }
+        assert!(operations.begin_receive(receives, operation(9, Kind::Receive)).is_err());
+        let reported = numbers.iter().find(|(_, is_reported)| *is_reported).unwrap();
+        operations.finish(&wc(reported.0, 0), &mut Vec::new());
+        assert!(operations.has_room(queues[0]));
+    }
+
+    #[test]
+    fn what_a_dropped_queue_still_has_is_flushed_once() {
+        let mut operations = Operations::new(64);
+        let receives = operations.add_receives(4).unwrap();
+        let queue = operations.add_sends(3, 8);
+        let first = operations.begin_send(queue, operation(1, Kind::Write), true);
+        operations.begin_send(queue, operation(2, Kind::Write), false);
+        operations.begin_receive(receives, operation(3, Kind::Receive)).ok().unwrap();
+        let mut ended = Vec::new();
+        operations.finish(&wc(first.0, IBV_WC_WR_FLUSH_ERR), &mut ended);
+        operations.remove_sends(queue, &mut ended);
+        operations.finish(&wc(first.0, 0), &mut ended);
+        operations.remove_receives(receives, &mut ended);
+        assert_eq!(tokens(&ended), [(1, false), (2, false), (3, false)]);
+        assert_eq!((operations.len(), operations.taken, operations.room), (0, 0, 64));
+    }
+
+    #[test]
+    fn a_receive_says_how_much_came_and_from_which_queue_pair() {
+        let mut operations = Operations::new(64);
+        let receives = operations.add_receives(4).unwrap();
+        let number = operations.begin_receive(receives, operation(5, Kind::Receive)).ok().unwrap();
+        let mut ended = Vec::new();
+        operations.finish(&wc(number, 0), &mut ended);
+        assert_eq!((ended[0].token, ended[0].queue_pair, ended[0].result), (5, 3, Ok(7)));
+    }
+}

@@ -1,0 +1,47 @@
+//! `cargo xtask guest rdma`: the RDMA provider over soft-RoCE, which is the kernel's own.
+//!
+//! The program that runs in the guest is `crates/fabric/examples/rdma_check`: it is both ends of its connections, and starts a
+//! second process for the checks in which a peer dies. It says which check fails.
+
+use super::boot::Guest;
+use super::initramfs::Initramfs;
+use super::setup::System;
+use anyhow::{Result, bail};
+use std::time::Duration;
+
+/// Some 60 s under emulation on a slow machine; a hang is what it should catch.
+const LIMIT: Duration = Duration::from_mins(8);
+/// rdma_rxe asks the crypto API for crc32 by name, which no line of `modules.dep` tells.
+const MODULES: [&str; 5] = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "dummy"];
+/// What the provider and the libraries load at run time, by name or path.
+const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibverbs/librxe-rdmav34.so"];
+/// The last line of a run in which nothing failed.
+const PASSED: &str = "rdma_check: PASSED";
+
+pub fn run(system: &System) -> Result<()> {
+    let check = super::build_rdma_check()?;
+    let mut initramfs = Initramfs::bare(system, &MODULES, &[], include_str!("rdma.sh"))?;
+    for program in ["ip", "rdma"] {
+        initramfs.add_program(program, &system.program(program)?)?;
+    }
+    initramfs.add_program("rdma_check", &check)?;
+    for library in LIBRARIES {
+        // The path that Debian's libibverbs has for its providers; the loader looks there too.
+        let path = format!("usr/lib/x86_64-linux-gnu/{library}");
+        initramfs.add_library(&path, &system.library(library)?)?;
+    }
+    initramfs.add_file("etc/libibverbs.d/rxe.driver", b"driver rxe\n".to_vec());
+    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT }.boot()?;
+    match ending.status {
+        Some(0) if ending.lines.iter().any(|line| line == PASSED) => {
+            println!("guest rdma: PASSED");
+            Ok(())
+        }
+        Some(status) => {
+            let failed: Vec<&str> =
+                ending.lines.iter().filter(|line| line.contains("FAILED")).map(String::as_str).collect();
+            bail!("guest rdma: FAILED with status {status}: {}", failed.join("; "))
+        }
+        None => bail!("guest rdma: FAILED, the guest died"),
+    }
+}
