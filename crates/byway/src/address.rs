@@ -21,23 +21,25 @@ pub const NBD_PORT: u16 = 10809;
 /// Why a text is no address. Says what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// Neither `tcp://` nor `unix://`.
-    #[error("`{0}` is no address; write tcp://HOST:PORT or unix:///PATH")]
+    /// None of `tcp://`, `unix://` and `shm://`.
+    #[error("`{0}` is no address; write tcp://HOST:PORT, unix:///PATH or shm:///PATH")]
     Scheme(String),
     /// Not `HOST[:PORT]`.
     #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
     HostPort(String),
     /// A unix path that is not absolute, or too long for the kernel (107 bytes).
-    #[error("`{0}` is no path of a socket; write unix:// and an absolute path of at most 107 bytes")]
+    #[error("`{0}` is no path of a socket; write unix:// or shm:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
         "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
-         byway+unix:///NAME?socket=PATH, or byways:// and byways+unix:// for TLS"
+         byway+unix:///NAME?socket=PATH (byway+shm:// for shm listeners), or byways:// and byways+unix:// for TLS"
     )]
     Resource(String),
     /// A unix socket with a host, or without a path that can be one.
-    #[error("`{0}` names no socket; write byway+unix:///NAME?socket=PATH, with a path of at most 107 bytes")]
+    #[error(
+        "`{0}` names no socket; write byway+unix:///NAME?socket=PATH (or byway+shm://), with a path of at most 107 bytes"
+    )]
     Socket(String),
     /// The name in a resource is none.
     #[error("{0}")]
@@ -58,7 +60,7 @@ pub enum AddressError {
     },
 }
 
-/// Where to listen: `tcp://HOST:PORT` or `unix:///PATH`.
+/// Where to listen: `tcp://HOST:PORT`, `unix:///PATH` or `shm:///PATH`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Listen {
     /// TCP; the host may be a name, resolved when listening starts. `*` is every address.
@@ -70,6 +72,8 @@ pub enum Listen {
     },
     /// A unix stream socket.
     Unix(PathBuf),
+    /// A unix socket over which memory is shared, for clients of this host.
+    Shared(PathBuf),
 }
 
 impl Listen {
@@ -82,13 +86,15 @@ impl Listen {
             let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
             return Ok(Self::Tcp { host, port });
         }
-        let Some(path) = text.strip_prefix("unix://") else {
-            return Err(AddressError::Scheme(text.to_owned()));
+        let (path, make): (_, fn(PathBuf) -> Self) = match (text.strip_prefix("unix://"), text.strip_prefix("shm://")) {
+            (Some(path), _) => (path, Self::Unix),
+            (_, Some(path)) => (path, Self::Shared),
+            _ => return Err(AddressError::Scheme(text.to_owned())),
         };
         if !path.starts_with('/') || !is_socket_path(path.as_bytes()) {
             return Err(AddressError::UnixPath(path.to_owned()));
         }
-        Ok(Self::Unix(PathBuf::from(path)))
+        Ok(make(PathBuf::from(path)))
     }
 
     /// The addresses of it, resolved now: a name may have several.
@@ -98,6 +104,7 @@ impl Listen {
     pub fn resolve(&self) -> std::io::Result<Vec<Address>> {
         let (host, port) = match self {
             Self::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
+            Self::Shared(path) => return Ok(vec![Address::Shared(path.clone())]),
             Self::Tcp { host, port } => (if host == "*" { "::" } else { host.as_str() }, *port),
         };
         let explain = |error: std::io::Error| std::io::Error::new(error.kind(), format!("resolve `{host}`: {error}"));
@@ -114,6 +121,7 @@ impl fmt::Display for Listen {
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Shared(path) => write!(f, "shm://{}", path.display()),
         }
     }
 }
@@ -169,9 +177,11 @@ pub enum NodeName {
     },
     /// A node of this machine, by its unix socket.
     Unix(PathBuf),
+    /// A node of this machine, by memory that is shared over a unix socket.
+    Shared(PathBuf),
 }
 
-/// `byway://HOST[:PORT]/NAME[?via=tcp]` or `byway+unix:///NAME?socket=PATH`: a volume of another node; `byways://` and
+/// `byway://HOST[:PORT]/NAME[?via=tcp]` or `byway+unix:///NAME?socket=PATH` or `byway+shm:///NAME?socket=PATH`: a volume of another node; `byways://` and
 /// `byways+unix://` the same over TLS. What follows the plus sign says how the node is reached.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ResourceName {
@@ -207,9 +217,10 @@ impl FromStr for ResourceName {
                 let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
                 NodeName::Tcp { host, port, via }
             }
-            Some("unix") => {
+            Some(how @ ("unix" | "shm")) => {
                 let path = query.filter(|_| authority.is_empty()).and_then(socket_path);
-                NodeName::Unix(path.ok_or_else(|| AddressError::Socket(text.to_owned()))?)
+                let path = path.ok_or_else(|| AddressError::Socket(text.to_owned()))?;
+                if how == "shm" { NodeName::Shared(path) } else { NodeName::Unix(path) }
             }
             Some(_) => return Err(bad()),
         };
@@ -232,6 +243,7 @@ impl fmt::Display for ResourceName {
             NodeName::Tcp { host, .. } if host.contains(':') => write!(f, "://[{host}]")?,
             NodeName::Tcp { host, .. } => write!(f, "://{host}")?,
             NodeName::Unix(_) => f.write_str("+unix://")?,
+            NodeName::Shared(_) => f.write_str("+shm://")?,
         }
         if let NodeName::Tcp { port, .. } = self.node
             && port != BYWAY_PORT
@@ -242,7 +254,7 @@ impl fmt::Display for ResourceName {
         match &self.node {
             NodeName::Tcp { via: Some(Via::Tcp), .. } => f.write_str("?via=tcp"),
             NodeName::Tcp { via: None, .. } => Ok(()),
-            NodeName::Unix(path) => {
+            NodeName::Unix(path) | NodeName::Shared(path) => {
                 f.write_str("?socket=")?;
                 percent::encode(f, path.as_os_str().as_bytes())
             }
@@ -323,7 +335,7 @@ mod tests {
         assert_eq!(Listen::parse("tcp://host.example", 4711), Ok(tcp("host.example", 4711)));
         assert_eq!(Listen::parse("tcp://[::1]:10", 1), Ok(tcp("::1", 10)));
         assert_eq!(Listen::parse("unix:///run/x.sock", 1), Ok(Listen::Unix("/run/x.sock".into())));
-        for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10", "unix:///run/x.sock"] {
+        for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10", "unix:///run/x.sock", "shm:///run/x.sock"] {
             assert_eq!(Listen::parse(text, 1).unwrap().to_string(), text);
         }
     }
@@ -355,6 +367,7 @@ mod tests {
         for (text, tls, path) in [
             ("byway+unix:///disk?socket=/run/byway.sock", false, "/run/byway.sock"),
             ("byways+unix:///disk?socket=/run/byway.sock", true, "/run/byway.sock"),
+            ("byway+shm:///disk?socket=/run/byway.shm", false, "/run/byway.shm"),
             ("byway+unix:///?socket=beside", false, "beside"),
             ("byway+unix:///d?socket=/a%20b%26c%25%23d", false, "/a b&c%#d"),
         ] {

@@ -96,7 +96,7 @@ pub fn admissible(
     insecure: bool,
 ) -> Result<(), Refusal> {
     let local = match listener {
-        Address::Unix(_) => true,
+        Address::Unix(_) | Address::Shared(_) => true,
         Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
     };
     if local || clients == ClientAuthentication::Required {

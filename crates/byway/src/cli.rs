@@ -74,7 +74,8 @@ pub struct ServeArguments {
     /// colon inside a path needs a backslash before it, or double quotes around the path.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
-    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711) or unix:///PATH (byway+unix:///NAME?socket=/PATH for
+    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, or shm:///PATH for clients of this
+    /// machine that share memory with the node (byway+unix:///NAME?socket=/PATH and byway+shm:///NAME?socket=/PATH for
     /// byway's other commands); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,

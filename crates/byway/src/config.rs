@@ -226,7 +226,7 @@ impl Configuration {
             volumes.push(table.volume(name, place)?);
         }
         let listen = listeners(&form.listen, BYWAY_PORT, &at("listen"))?;
-        let nbd = listeners(&form.nbd, NBD_PORT, &at("nbd"))?;
+        let nbd = nbd_listeners(&form.nbd, &at("nbd"))?;
         let http = form.http.as_deref().map(|text| http_address(text).map_err(|e| value(at("http"), e))).transpose()?;
         let io =
             form.io.as_deref().map_or(Ok(IoChoice::Auto), |text| parse_io(text).map_err(|e| value(at("io"), e)))?;
@@ -260,7 +260,7 @@ impl Configuration {
             self.volumes.push(spec::parse(text).map_err(|error| value(format!("--volume `{text}`"), error))?);
         }
         self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
-        self.nbd.extend(listeners(&flags.nbd, NBD_PORT, "--nbd")?);
+        self.nbd.extend(nbd_listeners(&flags.nbd, "--nbd")?);
         self.http = flags.http.or(self.http);
         self.ctl = flags.ctl.clone().or(self.ctl.take());
         self.io = flags.io.unwrap_or(self.io);
@@ -436,6 +436,17 @@ pub fn resolve(listeners: &[Listen]) -> Result<Vec<Guarded>, ConfigError> {
 
 fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, ConfigError> {
     texts.iter().map(|text| Listen::parse(text, port).map_err(|error| value(at.to_owned(), error))).collect()
+}
+
+/// NBD's clients share no memory.
+fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError> {
+    let listeners = listeners(texts, NBD_PORT, at)?;
+    match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_))) {
+        None => Ok(listeners),
+        Some(listen) => {
+            Err(value(at.to_owned(), format!("NBD does not go over {listen}; write tcp://HOST:PORT or unix:///PATH")))
+        }
+    }
 }
 
 /// Reads `--http`: an address and a port.

@@ -1,4 +1,4 @@
-//! byway's own wire over a unix socket: every command that takes a volume, and what is left of the socket afterwards.
+//! byway's own wire within a machine, over a unix socket and over shared memory: every command that takes a volume, and what is left of the socket afterwards.
 
 use byway_e2e::{Certificates, Server, binary, noise, run, run_well};
 
@@ -22,26 +22,35 @@ impl Rig {
 
     fn serve(&self, more: &[&str]) -> Server {
         let (disk, wire) = (format!("disk={}", self.path("disk")), format!("unix://{}", self.path("a b")));
-        let nbd = format!("unix://{}", self.path("nbd"));
+        let (nbd, shared) = (format!("unix://{}", self.path("nbd")), format!("shm://{}", self.path("s m")));
         let mut arguments = vec!["--volume", &disk, "--volume", "m=mem:8M", "--listen", &wire, "--nbd", &nbd];
+        arguments.extend(["--listen", &shared]);
         arguments.extend(more);
-        Server::start(self.folder.path(), 2, &arguments)
+        Server::start(self.folder.path(), 3, &arguments)
     }
 
     fn uri(&self, scheme: &str, volume: &str) -> String {
-        format!("{scheme}:///{volume}?socket={}", self.path("a%20b"))
+        let socket = if scheme.ends_with("+shm") { "s%20m" } else { "a%20b" };
+        format!("{scheme}:///{volume}?socket={}", self.path(socket))
     }
 }
 
 #[test]
 fn every_command_takes_a_socket_and_it_goes_with_the_node() {
     let rig = Rig::new();
-    let mut server = rig.serve(&[]);
-    let uri = |volume| rig.uri("byway+unix", volume);
+    for (scheme, io) in [("byway+unix", "uring"), ("byway+shm", "uring"), ("byway+shm", "epoll")] {
+        // Several loops hand lanes to each other.
+        every_command(&rig, scheme, rig.serve(&["--io", io, "--threads", "3"]));
+    }
+}
+
+fn every_command(rig: &Rig, scheme: &str, mut server: Server) {
+    let uri = |volume| rig.uri(scheme, volume);
     let listed = run_well(&binary(), &["ls", "--json", &uri("")]);
     assert!(listed.contains(&format!("\"uri\":\"{}\"", uri("disk"))), "{listed}");
     let told = run_well(&binary(), &["info", "--json", &uri("disk")]);
     assert!(told.contains(&format!("\"size_bytes\":{SIZE}")), "{told}");
+    std::fs::remove_file(rig.path("out")).unwrap_or_default();
     for (from, to) in [(uri("disk"), uri("m")), (uri("disk"), rig.path("out")), (rig.path("out"), uri("disk"))] {
         let copied = run_well(&binary(), &["copy", "--verify", "--overwrite", "--json", &from, &to]);
         assert!(copied.contains("\"verified\":true"), "{copied}");
@@ -50,7 +59,7 @@ fn every_command_takes_a_socket_and_it_goes_with_the_node() {
     let measured = run_well(&binary(), &["bench", "volume", "--seconds", "1", "--json", &uri("disk")]);
     assert!(measured.contains("\"requests\":") && !measured.contains("\"requests\":0,"), "{measured}");
     assert_eq!(server.terminate(), Some(0));
-    for socket in ["a b", "nbd"] {
+    for socket in ["a b", "s m", "nbd"] {
         assert!(!rig.folder.path().join(socket).exists(), "{socket} must go with the node");
     }
     let output = run(&binary(), &["ls", &uri("")]);
@@ -67,7 +76,9 @@ fn a_socket_is_reached_over_tls_too() {
     let [certificate, key, ca] =
         ["server-cert.pem", "server-key.pem", "ca-cert.pem"].map(|name| certificates.path(name));
     let _server = rig.serve(&["--tls-certificate", &certificate, "--tls-key", &key]);
-    let uri = rig.uri("byways+unix", "disk");
-    let told = run_well(&binary(), &["info", "--json", "--tls-ca", &ca, &uri]);
-    assert!(told.contains(&format!("\"uri\":\"{uri}\"")), "{told}");
+    for scheme in ["byways+unix", "byways+shm"] {
+        let uri = rig.uri(scheme, "disk");
+        let told = run_well(&binary(), &["info", "--json", "--tls-ca", &ca, &uri]);
+        assert!(told.contains(&format!("\"uri\":\"{uri}\"")), "{told}");
+    }
 }

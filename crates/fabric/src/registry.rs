@@ -5,11 +5,10 @@
 //! client has sent it again. Only handshakes come here, so a mutex is enough.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use byway_reactor::Waker;
 use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Detached, Waker};
 
 use crate::limits::CLIENTS_REMEMBERED_MAX;
 use crate::session::{ClientId, Identity};
@@ -35,7 +34,7 @@ pub enum Claim {
 #[derive(Debug)]
 pub struct HandedLane {
     /// The connection, from which the `Hello` was read and nothing else.
-    pub connection: OwnedFd,
+    pub connection: Detached,
     /// The `Hello`.
     pub hello: Header,
     /// Its TLS, if it has it.

@@ -19,4 +19,19 @@ pub const ZERO_COPY_BYTES_MIN: usize = 64 << 10;
 /// Worker threads of one loop for calls that block.
 pub const WORKERS_MAX: usize = 4;
 
+/// Bytes of each of the two rings of a shared stream: what is sent and not yet received. Small enough to stay in a core's
+/// cache.
+pub const SHARED_RING_BYTES: usize = 256 << 10;
+
+/// The smallest and the largest ring that is taken from a server.
+pub const SHARED_RING_BYTES_MIN: usize = 4 << 10;
+/// See [`SHARED_RING_BYTES_MIN`].
+pub const SHARED_RING_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that are copied between two looks at the other end of a shared stream: it begins with them while we go on.
+pub const SHARED_STEP_BYTES: usize = 32 << 10;
+
+/// How long the server of a shared stream may take to send its memory; then the connect fails with `ETIMEDOUT`.
+pub const SHARED_CONNECT_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(10);
+
 const _: () = assert!(FRAME_BYTES_MAX.is_power_of_two() && FRAME_BYTES_MIN.is_power_of_two());

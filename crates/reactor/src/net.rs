@@ -26,7 +26,7 @@ pub fn listen_shared(address: &Address) -> std::io::Result<(OwnedFd, Address)> {
             let name = rustix::net::getsockname(&fd)?;
             Address::Tcp(std::net::SocketAddr::try_from(name)?)
         }
-        Address::Unix(_) => address.clone(),
+        Address::Unix(_) | Address::Shared(_) => address.clone(),
     };
     Ok((fd, bound))
 }
@@ -44,7 +44,7 @@ pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
             rustix::net::listen(&fd, BACKLOG)?;
             Ok(fd)
         }
-        Address::Unix(path) => {
+        Address::Unix(path) | Address::Shared(path) => {
             remove_stale_socket(path)?;
             let fd = stream_socket(AddressFamily::UNIX)?;
             rustix::net::bind(&fd, &rustix::net::SocketAddrUnix::new(path)?)?;

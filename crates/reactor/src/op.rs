@@ -90,6 +90,9 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A unix stream socket.
     Unix(PathBuf),
+    /// A unix stream socket over which memory is shared, that then carries the stream. The kernel is only asked to wake an
+    /// end that sleeps. Not in simulations.
+    Shared(PathBuf),
 }
 
 impl std::fmt::Display for Address {
@@ -97,6 +100,7 @@ impl std::fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Shared(path) => write!(f, "shm://{}", path.display()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The loop as its owner sees it, over one of three backends.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
 use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::os::Os;
 use crate::pace::{Pace, Plan};
+use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
 use crate::uring::Uring;
@@ -43,16 +45,66 @@ pub struct Reactor {
     io: Io,
     frames: FramePool,
     pace: Pace,
+    shared: Shared,
+    /// Completions that were reaped while a stream was given up.
+    aside: Vec<Completion>,
 }
 
-enum Backend {
+pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
     Sim(Box<SimLoop>),
 }
 
+impl Backend {
+    pub(crate) fn submit(&mut self, op: Op, token: Token) {
+        match self {
+            Self::Uring(uring) => uring.submit(op, token),
+            Self::Epoll(epoll) => epoll.submit(op, token),
+            Self::Sim(sim) => sim.submit(op, token),
+        }
+    }
+
+    pub(crate) fn close(&mut self, socket: Socket) {
+        match self {
+            Self::Uring(uring) => uring.close(socket),
+            Self::Epoll(epoll) => epoll.close(socket),
+            Self::Sim(sim) => sim.close(socket),
+        }
+    }
+
+    /// What does not depend on how the loop waits; none in a simulation.
+    pub(crate) fn os(&mut self) -> Option<&mut Os> {
+        match self {
+            Self::Uring(uring) => Some(uring.os()),
+            Self::Epoll(epoll) => Some(epoll.os()),
+            Self::Sim(_) => None,
+        }
+    }
+
+    /// A stream's descriptor; none in a simulation.
+    pub(crate) fn descriptor(&self, socket: Socket) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Uring(uring) => uring.descriptor(socket),
+            Self::Epoll(epoll) => epoll.descriptor(socket),
+            Self::Sim(_) => None,
+        }
+    }
+}
+
+/// What the module of shared streams works with.
+macro_rules! floor {
+    ($self:ident) => {{
+        let now = $self.now();
+        (&mut $self.shared, Floor { backend: &mut $self.backend, frames: &$self.frames, now })
+    }};
+}
+
 /// A look that took longer than this gave the CPU away.
 const SPIN_LOST_NANOS: u128 = 15_000;
+
+/// How long the end of a bell's receive is waited for. The kernel ends it at once.
+const BELL_END_MAX: Duration = Duration::from_secs(1);
 
 /// Sleeps for so many nanoseconds, or a little more.
 fn sleep(nanos: u64) {
@@ -88,20 +140,24 @@ impl Reactor {
                 Ok(uring) => {
                     let asked = if choice == IoChoice::Auto { "the kernel allows it" } else { "asked for" };
                     let io = Io { name: "uring", reason: format!("{asked}; {}", uring.features()) };
-                    return Ok(Self { backend: Backend::Uring(Box::new(uring)), io, frames, pace: Pace::default() });
+                    return Ok(Self::over(Backend::Uring(Box::new(uring)), io, frames));
                 }
                 Err(error) if choice == IoChoice::Uring => return Err(error),
                 Err(error) => format!("io_uring is not to be had: {error}"),
             },
         };
         let io = Io { name: "epoll", reason: refused };
-        Ok(Self { backend: Backend::Epoll(Box::new(Epoll::open()?)), io, frames, pace: Pace::default() })
+        Ok(Self::over(Backend::Epoll(Box::new(Epoll::open()?)), io, frames))
     }
 
     /// The loop of a simulated node (see [`crate::sim`]).
     pub(crate) fn simulated(backend: SimLoop, frames: FramePool) -> Self {
         let io = Io { name: "sim", reason: "a simulation".to_owned() };
-        Self { backend: Backend::Sim(Box::new(backend)), io, frames, pace: Pace::default() }
+        Self::over(Backend::Sim(Box::new(backend)), io, frames)
+    }
+
+    fn over(backend: Backend, io: Io, frames: FramePool) -> Self {
+        Self { backend, io, frames, pace: Pace::default(), shared: Shared::default(), aside: Vec::new() }
     }
 
     /// Which backend it is, and why.
@@ -143,11 +199,16 @@ impl Reactor {
     /// Starts an operation. Its completion comes from [`Reactor::reap`], never from here. Past
     /// [`OPS_MAX`](crate::limits::OPS_MAX) operations in flight it completes with `EAGAIN`.
     pub fn submit(&mut self, op: Op, token: Token) {
-        each!(self, backend => backend.submit(op, token));
+        let (shared, mut floor) = floor!(self);
+        if let Some(op) = shared.submit(&mut floor, op, token) {
+            self.backend.submit(op, token);
+        }
     }
 
     /// Asks for the early end of all operations of `token`; each still completes.
     pub fn cancel(&mut self, token: Token) {
+        let (shared, mut floor) = floor!(self);
+        shared.cancel(&mut floor, token);
         each!(self, backend => backend.cancel(token));
     }
 
@@ -157,7 +218,8 @@ impl Reactor {
     /// # Errors
     /// The kernel's, when waiting itself fails; the loop is then unusable.
     pub fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
-        each!(self, backend => backend.reap(into, Wait::Poll))?;
+        into.append(&mut self.aside);
+        self.look(into, Wait::Poll)?;
         if !into.is_empty() || wait == Wait::Poll || matches!(self.backend, Backend::Sim(_)) {
             return Ok(());
         }
@@ -167,14 +229,26 @@ impl Reactor {
             Plan::Spin(nanos) => self.spin(into, began, nanos)?,
             Plan::Gather(nanos) => {
                 sleep(nanos);
-                each!(self, backend => backend.reap(into, Wait::Poll))?;
+                self.look(into, Wait::Poll)?;
             }
         }
         if into.is_empty() {
-            each!(self, backend => backend.reap(into, wait))?;
+            let wait = if self.shared.sleep() { wait } else { Wait::Poll };
+            self.look(into, wait)?;
         }
         let waited = self.now().since(began).as_nanos();
         self.pace.waited(waited.min(u128::from(u64::MAX)) as u64);
+        Ok(())
+    }
+
+    /// Takes what has completed, waiting in the kernel as long as `wait` says.
+    fn look(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
+        let before = into.len();
+        each!(self, backend => backend.reap(into, wait))?;
+        if !self.shared.is_unused() {
+            let (shared, mut floor) = floor!(self);
+            shared.turn(&mut floor, into, before);
+        }
         Ok(())
     }
 
@@ -183,7 +257,7 @@ impl Reactor {
         let mut last = began;
         loop {
             rustix::thread::sched_yield();
-            each!(self, backend => backend.reap(into, Wait::Poll))?;
+            self.look(into, Wait::Poll)?;
             let now = self.now();
             if !into.is_empty() || now.since(began).as_nanos() >= u128::from(nanos) {
                 return Ok(());
@@ -210,7 +284,17 @@ impl Reactor {
     /// # Errors
     /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
     pub fn listen(&mut self, address: &Address) -> std::io::Result<Listener> {
-        each!(self, backend => backend.listen(address))
+        let listener = each!(self, backend => backend.listen(address))?;
+        if matches!(address, Address::Shared(_)) {
+            self.shared.add_listener(listener);
+        }
+        Ok(listener)
+    }
+
+    /// Shares memory with whoever connects to a listener from now on, as [`Address::Shared`] does: for one that was taken
+    /// over. To be called before the first accept.
+    pub fn share_memory(&mut self, listener: Listener) {
+        self.shared.add_listener(listener);
     }
 
     /// Takes over a listening socket (socket activation).
@@ -232,21 +316,59 @@ impl Reactor {
 
     /// Stops listening. A pending accept completes with `ECANCELED`.
     pub fn close_listener(&mut self, listener: Listener) {
+        self.shared.remove_listener(listener);
         each!(self, backend => backend.close_listener(listener));
     }
 
-    /// Takes over a connected stream socket, for instance from another loop's [`Reactor::release`].
+    /// Takes over a connected stream socket, or what another loop's [`Reactor::release`] has given up.
     ///
     /// # Errors
-    /// The kernel's; `Unsupported` in a simulation.
-    pub fn adopt(&mut self, fd: OwnedFd) -> std::io::Result<Socket> {
-        each!(self, backend => backend.adopt(fd))
+    /// The kernel's; `ENOBUFS` without a frame for a stream over shared memory; `Unsupported` in a simulation.
+    pub fn adopt(&mut self, stream: impl Into<Detached>) -> std::io::Result<Socket> {
+        let (fd, link) = stream.into().into_parts();
+        let socket = each!(self, backend => backend.adopt(fd))?;
+        let (shared, mut floor) = floor!(self);
+        if let Err(error) = shared.attach(&mut floor, socket, link) {
+            self.backend.close(socket);
+            return Err(error.into());
+        }
+        Ok(socket)
     }
 
     /// Gives up a stream that has no operation in flight, to hand it to another loop. `None` if it has, if it is
     /// stale, or in a simulation.
-    pub fn release(&mut self, socket: Socket) -> Option<OwnedFd> {
-        each!(self, backend => backend.release(socket))
+    pub fn release(&mut self, socket: Socket) -> Option<Detached> {
+        match self.shared.is_busy(socket) {
+            None => return each!(self, backend => backend.release(socket)).map(Detached::from),
+            Some(true) => return None,
+            Some(false) => {}
+        }
+        self.end_bell(socket);
+        let fd = each!(self, backend => backend.release(socket))?;
+        Some(self.shared.detach(socket, fd))
+    }
+
+    /// Ends the receive that listens to a socket's bell, and waits for its end: the kernel has it in its hands.
+    fn end_bell(&mut self, socket: Socket) {
+        let bell = shared::bell_token(socket);
+        each!(self, backend => backend.cancel(bell));
+        let until = self.now() + BELL_END_MAX;
+        let mut reaped = Vec::new();
+        loop {
+            let failed = each!(self, backend => backend.reap(&mut reaped, Wait::Until(until))).is_err();
+            if let Some(place) = reaped.iter().position(|completion| completion.token == bell) {
+                reaped.remove(place);
+                break;
+            }
+            if failed || self.now() >= until {
+                break;
+            }
+        }
+        if !self.shared.is_unused() {
+            let (shared, mut floor) = floor!(self);
+            shared.turn(&mut floor, &mut reaped, 0);
+        }
+        self.aside.append(&mut reaped);
     }
 
     /// The peer's TCP address; `None` for unix sockets.
@@ -266,12 +388,16 @@ impl Reactor {
     /// Closes a stream. Operations in flight on it complete (receives with end of stream or an error, sends with an
     /// error); the descriptor goes when the last has.
     pub fn close(&mut self, socket: Socket) {
-        each!(self, backend => backend.close(socket));
+        let (shared, mut floor) = floor!(self);
+        shared.close(&mut floor, socket);
+        self.backend.close(socket);
     }
 
     /// Says that nothing more will be sent; receiving goes on.
     pub fn shutdown_send(&mut self, socket: Socket) {
-        each!(self, backend => backend.shutdown_send(socket));
+        if !self.shared.shutdown_send(socket) {
+            each!(self, backend => backend.shutdown_send(socket));
+        }
     }
 
     /// Makes a file usable on this loop. The same [`OpenFile`] may be used by many loops.
@@ -298,6 +424,7 @@ impl Reactor {
     /// [`Op::Write`]. No receive may be in flight on the stream.
     pub fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
         match &mut self.backend {
+            _ if self.shared.is_busy(socket).is_some() => 0,
             Backend::Uring(uring) => uring.receive_into_file(socket, file, offset, len),
             Backend::Epoll(epoll) => epoll.receive_into_file(socket, file, offset, len),
             Backend::Sim(_) => 0,
@@ -306,6 +433,9 @@ impl Reactor {
 
     /// Bytes of a stream that are here to be received, as far as is known: 0 says nothing.
     pub fn readable_bytes(&self, socket: Socket) -> usize {
+        if let Some(bytes) = self.shared.readable_bytes(socket) {
+            return bytes;
+        }
         match &self.backend {
             Backend::Uring(uring) => uring.readable_bytes(socket),
             Backend::Epoll(epoll) => epoll.readable_bytes(socket),

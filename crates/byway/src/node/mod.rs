@@ -115,7 +115,7 @@ struct Assignment {
     options: Arc<NodeOptions>,
     inherited: Vec<OwnedFd>,
     /// Listeners of the native wire: every loop accepts from all of them.
-    native: Vec<OwnedFd>,
+    native: Vec<(OwnedFd, Address)>,
     registry: Arc<Registry>,
     loads: Arc<Vec<AtomicUsize>>,
     slow: Arc<SlowOperations>,
@@ -159,7 +159,7 @@ impl Node {
             let inherited =
                 if index == 0 { inherited.iter().map(OwnedFd::try_clone).collect() } else { Ok(Vec::new()) };
             let inherited = inherited.map_err(StartError::Loop)?;
-            let native: Result<Vec<_>, _> = native.iter().map(OwnedFd::try_clone).collect();
+            let native: Result<Vec<_>, _> = native.iter().map(|(fd, at)| Ok((fd.try_clone()?, at.clone()))).collect();
             let assignment = Assignment {
                 index,
                 options: Arc::clone(&options),
@@ -193,7 +193,7 @@ impl Node {
     /// Before the loops close their listeners: then the next node may listen there.
     fn remove_native_sockets(&self) {
         for address in &self.native {
-            if let Address::Unix(path) = address {
+            if let Address::Unix(path) | Address::Shared(path) = address {
                 let _ = std::fs::remove_file(path);
             }
         }
@@ -208,7 +208,7 @@ impl Node {
     pub fn tcp_address(&self, door: &str) -> Option<SocketAddr> {
         self.ready.iter().filter(|ready| ready.door == door).find_map(|ready| match &ready.address {
             Address::Tcp(address) => Some(*address),
-            Address::Unix(_) => None,
+            Address::Unix(_) | Address::Shared(_) => None,
         })
     }
 
@@ -295,13 +295,13 @@ fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Resu
 }
 
 /// Opens the listeners of the native wire; `bound` gets where they are, also if one cannot be opened.
-fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<OwnedFd>, StartError> {
+fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<(OwnedFd, Address)>, StartError> {
     let mut listeners = Vec::new();
     for address in addresses {
         let failed = |source| StartError::Listen { address: address.clone(), source };
-        let (fd, at) = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
-        listeners.push(fd);
-        bound.push(at);
+        let listener = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
+        bound.push(listener.1.clone());
+        listeners.push(listener);
     }
     Ok(listeners)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
-use byway_reactor::{Address, Completion, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_reactor::{Address, Completion, Detached, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
@@ -33,7 +33,7 @@ const NATIVE_CLASS: u8 = 0x20;
 /// What the node tells a loop.
 pub(super) enum Message {
     /// A new stream of the NBD door.
-    Stream(OwnedFd),
+    Stream(Detached),
     /// The volumes from now on. Confirmed once it is so.
     Volumes(Vec<Arc<Volume>>, Sender<()>),
     /// Who may connect from now on. Confirmed once it is so.
@@ -83,8 +83,11 @@ impl Worker {
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
         let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));
         native.set_tls(options.tls.clone());
-        for fd in native_listeners {
+        for (fd, address) in native_listeners {
             let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
+            if matches!(address, Address::Shared(_)) {
+                reactor.share_memory(listener);
+            }
             native.accept_from(&mut reactor, listener);
         }
         for id in catalog.ids() {

@@ -74,6 +74,7 @@ impl RemoteUri {
             Self::Native(name) => match &name.node {
                 NodeName::Tcp { host, port, .. } => tcp(host, *port),
                 NodeName::Unix(path) => Ok(Address::Unix(path.clone())),
+                NodeName::Shared(path) => Ok(Address::Shared(path.clone())),
             },
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, port }, .. }) => tcp(host, *port),
             Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. }) => Ok(Address::Unix(path.clone())),
@@ -94,7 +95,7 @@ impl RemoteUri {
         match self {
             Self::Native(name) => match &name.node {
                 NodeName::Tcp { host, .. } => host,
-                NodeName::Unix(_) => "localhost",
+                NodeName::Unix(_) | NodeName::Shared(_) => "localhost",
             },
             Self::Nbd(NbdUri { tls_hostname: Some(name), .. }) => name,
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, .. }, .. }) => host,

@@ -305,6 +305,10 @@ impl Epoll {
         }
     }
 
+    pub(crate) fn os(&mut self) -> &mut Os {
+        &mut self.os
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.os.counters
     }

@@ -1,7 +1,7 @@
 //! Streams under epoll: what each is doing, and the tries at receiving, sending and connecting.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -80,6 +80,11 @@ impl Epoll {
         Some(fd)
     }
 
+    /// A stream's descriptor.
+    pub(crate) fn descriptor(&self, socket: Socket) -> Option<BorrowedFd<'_>> {
+        Some(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
+    }
+
     pub(crate) fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
         let state = self.streams.get(socket.index, socket.generation)?;
         SocketAddr::try_from(rustix::net::getpeername(&state.fd).ok()??).ok()
@@ -131,7 +136,7 @@ impl Epoll {
                 let begun = rustix::net::connect(&fd, address);
                 (fd, begun)
             }
-            Address::Unix(path) => {
+            Address::Unix(path) | Address::Shared(path) => {
                 let fd = net::stream_socket(AddressFamily::UNIX).map_err(errno)?;
                 let begun = rustix::net::connect(&fd, &rustix::net::SocketAddrUnix::new(path)?);
                 (fd, begun)

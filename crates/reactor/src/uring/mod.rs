@@ -422,6 +422,10 @@ impl Uring {
         }
     }
 
+    pub(crate) fn os(&mut self) -> &mut Os {
+        &mut self.os
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.os.counters
     }

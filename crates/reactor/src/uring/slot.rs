@@ -222,7 +222,9 @@ impl SocketAddress {
     pub(super) fn new(address: &Address) -> Result<Self, Errno> {
         match address {
             Address::Tcp(address) => Ok(Self((*address).into())),
-            Address::Unix(path) => socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG),
+            Address::Unix(path) | Address::Shared(path) => {
+                socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG)
+            }
         }
     }
 

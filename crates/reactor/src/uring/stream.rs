@@ -1,7 +1,7 @@
 //! Streams and listeners on the ring.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::Fd;
@@ -21,6 +21,11 @@ use crate::{Gather, Scatter};
 const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
 impl Uring {
+    /// A stream's descriptor.
+    pub(crate) fn descriptor(&self, socket: Socket) -> Option<BorrowedFd<'_>> {
+        Some(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
+    }
+
     pub(crate) fn readable_bytes(&self, socket: Socket) -> usize {
         self.streams.get(socket.index, socket.generation).map_or(0, |stream| net::readable_bytes(stream.fd.as_fd()))
     }

@@ -1,4 +1,4 @@
-//! What every backend promises, written once and run on each: io_uring and epoll, over TCP and unix sockets, and the
+//! What every backend promises, written once and run on each: io_uring and epoll, over TCP, unix sockets and shared memory, and the
 //! simulation.
 
 mod files;
@@ -31,6 +31,8 @@ suites! {
         uring_unix = crate::Backend::UringUnix,
         epoll_tcp = crate::Backend::EpollTcp,
         epoll_unix = crate::Backend::EpollUnix,
+        uring_shared = crate::Backend::UringShared,
+        epoll_shared = crate::Backend::EpollShared,
         sim = crate::Backend::Sim,
     ],
     [

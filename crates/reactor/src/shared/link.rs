@@ -1,0 +1,338 @@
+//! A stream over two rings: what it is receiving, what it is sending, and how far both have come.
+//!
+//! The socket that the stream was made over stays: a byte on it is the bell that wakes the peer, its end is the peer's
+//! death.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::memory::SharedMemory;
+use super::ring::{Bell, Ended, Reader, Writer};
+use crate::blocking::{self, Memory};
+use crate::gather::{Gather, Scatter, Segment};
+use crate::limits::SHARED_STEP_BYTES;
+use crate::op::{Outcome, Token};
+use crate::os::Os;
+
+/// Which end of a stream this is: the server reads ring 0 and writes ring 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Server,
+    Client,
+}
+
+#[derive(Debug)]
+struct Receive {
+    token: Token,
+    into: Scatter,
+    min: usize,
+    got: usize,
+}
+
+#[derive(Debug)]
+struct Send {
+    token: Token,
+    gather: Gather,
+    sent: usize,
+}
+
+/// What a stream is while nothing is asked of it: this can go to another thread.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    writer: Writer,
+    reader: Reader,
+    /// The socket, for ringing.
+    bell: OwnedFd,
+    /// The socket has ended: the peer has closed it, or is dead.
+    peer_gone: bool,
+    /// We have said that nothing more will be sent.
+    ended: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Link {
+    ends: Ends,
+    receive: Option<Receive>,
+    send: Option<Send>,
+    /// It is looked at on every turn; else the peer rings.
+    pub(super) hot: bool,
+    /// Turns without anything to do.
+    pub(super) idle_turns: u32,
+}
+
+/// An operation of a link that has ended.
+pub(super) type Ready = (Token, Outcome);
+
+impl Ends {
+    pub(super) fn new(memory: &Arc<SharedMemory>, end: End, bell: OwnedFd) -> Self {
+        let (reads, writes) = if end == End::Server { (0, 1) } else { (1, 0) };
+        let (writer, reader) = (Writer::new(memory, writes), Reader::new(memory, reads));
+        Self { writer, reader, bell, peer_gone: false, ended: false }
+    }
+
+    fn ring(&self, bell: Bell) {
+        if bell == Bell::Ring {
+            // A socket that is full has bells in it that the peer has not heard yet; one that is broken is noticed by us.
+            let _ = rustix::net::send(&self.bell, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn new(ends: Ends) -> Self {
+        Self { ends, receive: None, send: None, hot: false, idle_turns: 0 }
+    }
+
+    /// What is left when nothing is in flight.
+    pub(super) fn into_ends(self) -> Ends {
+        self.ends
+    }
+
+    /// The socket has ended.
+    pub(super) fn peer_is_gone(&mut self) {
+        self.ends.peer_gone = true;
+    }
+
+    /// Whether operations are in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        self.receive.is_some() || self.send.is_some()
+    }
+
+    /// Bytes that are here.
+    pub(super) fn readable_bytes(&self) -> usize {
+        self.ends.reader.here().map_or(0, |(n, _)| n)
+    }
+
+    /// Begins to receive.
+    pub(super) fn start_receive(&mut self, os: &mut Os, into: Scatter, min: usize, token: Token) -> Option<Ready> {
+        let refused = match () {
+            () if self.receive.is_some() => Some(Errno::BUSY),
+            () if into.len() < min => Some(Errno::INVAL),
+            () => None,
+        };
+        if let Some(error) = refused {
+            return Some((token, Outcome::Received { into, result: Err(error) }));
+        }
+        self.receive = Some(Receive { token, into, min, got: 0 });
+        self.receive_more(os)
+    }
+
+    /// Begins to send.
+    pub(super) fn start_send(&mut self, os: &mut Os, gather: Gather, token: Token) -> Option<Ready> {
+        let refused = match () {
+            () if self.send.is_some() => Some(Errno::BUSY),
+            () if self.ends.ended => Some(Errno::PIPE),
+            () => os.use_gather(&gather).err(),
+        };
+        if let Some(error) = refused {
+            return Some((token, Outcome::Sent { gather, result: Err(error) }));
+        }
+        self.send = Some(Send { token, gather, sent: 0 });
+        self.send_more(os)
+    }
+
+    /// Goes on with both directions; says what has ended.
+    pub(super) fn turn(&mut self, os: &mut Os, ready: &mut Vec<Ready>) {
+        ready.extend(self.receive_more(os));
+        ready.extend(self.send_more(os));
+    }
+
+    /// Whether a turn would move something.
+    pub(super) fn has_work(&mut self) -> bool {
+        let reads = self.receive.is_some()
+            && self.ends.reader.here().map_or(true, |(n, ended)| n > 0 || ended != Ended::No || self.ends.peer_gone);
+        let writes =
+            self.send.is_some() && (self.ends.peer_gone || self.ends.writer.room().map_or(true, |room| room > 0));
+        reads || writes
+    }
+
+    /// Has the peer ring when there is something to do.
+    pub(super) fn sleep(&self) {
+        if self.receive.is_some() {
+            self.ends.reader.sleep();
+        }
+        if self.send.is_some() {
+            self.ends.writer.sleep();
+        }
+    }
+
+    fn receive_more(&mut self, os: &mut Os) -> Option<Ready> {
+        let result = loop {
+            let receive = self.receive.as_mut()?;
+            let (here, ended) = match self.ends.reader.here() {
+                Ok(here) => here,
+                Err(error) => break Err(error),
+            };
+            let n = here.min(receive.into.len() - receive.got).min(SHARED_STEP_BYTES);
+            if n == 0 {
+                // The last is here. A peer that is gone without a word has died.
+                match ended {
+                    _ if receive.got >= receive.min => break Ok(receive.got),
+                    Ended::Done => break Ok(receive.got),
+                    Ended::Reset => break Err(Errno::CONNRESET),
+                    Ended::No if self.ends.peer_gone => break Err(Errno::CONNRESET),
+                    Ended::No => return None,
+                }
+            }
+            copy_out(&self.ends.reader, &mut receive.into, receive.got, n);
+            receive.got += n;
+            let bell = self.ends.reader.consume(n);
+            self.ends.ring(bell);
+            self.idle_turns = 0;
+            os.counters.received_bytes += n as u64;
+        };
+        let Receive { token, into, .. } = self.receive.take()?;
+        os.counters.receive_calls += u64::from(*result.as_ref().unwrap_or(&0) > 0);
+        Some((token, Outcome::Received { into, result }))
+    }
+
+    fn send_more(&mut self, os: &mut Os) -> Option<Ready> {
+        let result = loop {
+            let send = self.send.as_mut()?;
+            let left = send.gather.len() - send.sent;
+            if left == 0 {
+                break Ok(send.sent);
+            }
+            if self.ends.peer_gone {
+                break Err(Errno::PIPE);
+            }
+            let n = match self.ends.writer.room() {
+                Ok(room) => room.min(left).min(SHARED_STEP_BYTES),
+                Err(error) => break Err(error),
+            };
+            if n == 0 {
+                return None;
+            }
+            if let Err(error) = copy_in(&self.ends.writer, os, &send.gather, send.sent, n) {
+                break Err(error);
+            }
+            send.sent += n;
+            let bell = self.ends.writer.publish(n);
+            self.ends.ring(bell);
+            self.idle_turns = 0;
+        };
+        self.end_send(os, result)
+    }
+
+    fn end_send(&mut self, os: &mut Os, result: Result<usize, Errno>) -> Option<Ready> {
+        let Send { token, gather, sent } = self.send.take()?;
+        os.unuse_gather(&gather, sent, 0);
+        Some((token, Outcome::Sent { gather, result }))
+    }
+
+    /// Ends the operations of `token`.
+    pub(super) fn cancel(&mut self, os: &mut Os, token: Token, ready: &mut Vec<Ready>) {
+        if let Some(Receive { token, into, got, .. }) = self.receive.take_if(|receive| receive.token == token) {
+            let result = if got > 0 { Ok(got) } else { Err(Errno::CANCELED) };
+            ready.push((token, Outcome::Received { into, result }));
+        }
+        if self.send.as_ref().is_some_and(|send| send.token == token) {
+            ready.extend(self.end_send(os, Err(Errno::CANCELED)));
+        }
+    }
+
+    /// Says that nothing more will be sent.
+    pub(super) fn shutdown_send(&mut self) {
+        self.ends.ended = true;
+        let bell = self.ends.writer.end(Ended::Done);
+        self.ends.ring(bell);
+    }
+
+    /// Ends everything; the peer is told whether we had read all.
+    pub(super) fn close(&mut self, os: &mut Os, ready: &mut Vec<Ready>) {
+        let unread = self.receive.as_ref().is_some_and(|receive| receive.got > 0) || self.readable_bytes() > 0;
+        let half = self.send.as_ref().is_some_and(|send| send.sent < send.gather.len());
+        let bell = self.ends.writer.end(if unread || half { Ended::Reset } else { Ended::Done });
+        self.ends.ring(bell);
+        if let Some(Receive { token, into, .. }) = self.receive.take() {
+            ready.push((token, Outcome::Received { into, result: Err(Errno::CANCELED) }));
+        }
+        ready.extend(self.end_send(os, Err(Errno::CANCELED)));
+    }
+}
+
+/// Copies the next `n` bytes of the ring to where a receive wants them, `skip` bytes in.
+fn copy_out(reader: &Reader, into: &mut Scatter, mut skip: usize, n: usize) {
+    let mut done = 0;
+    for piece in &mut into.pieces {
+        if skip >= piece.len {
+            skip -= piece.len;
+            continue;
+        }
+        let target = &mut piece.frame[piece.start + skip..piece.start + piece.len];
+        skip = 0;
+        let mut filled = 0;
+        while filled < target.len() && done < n {
+            let (from, run) = reader.place(done);
+            let len = run.min(target.len() - filled).min(n - done);
+            // SAFETY: `len` bytes lie at `from` in the mapping, which is no frame. The peer may change them meanwhile: they
+            // are bytes of the peer, whatever they are.
+            unsafe { std::ptr::copy_nonoverlapping(from, target[filled..].as_mut_ptr(), len) };
+            filled += len;
+            done += len;
+        }
+        if done == n {
+            return;
+        }
+    }
+}
+
+/// Copies `n` bytes of a gather, from byte `skip` on, to the ring, which has room for them.
+fn copy_in(writer: &Writer, os: &mut Os, gather: &Gather, mut skip: usize, n: usize) -> Result<(), Errno> {
+    let mut done = 0;
+    for segment in &gather.segments {
+        let len = segment.len();
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let mut at = skip;
+        skip = 0;
+        while at < len && done < n {
+            let (to, run) = writer.place(done);
+            let part = run.min(len - at).min(n - done);
+            // SAFETY: `part` bytes at `to` are of the mapping, and not published: the reader has no business there.
+            unsafe { copy_part(os, gather, segment, at, (to, part))? };
+            at += part;
+            done += part;
+        }
+        if done == n {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a part of one segment. A mapped file is read by the kernel: one that was cut short is an error, not a signal.
+///
+/// # Safety
+/// `to` is valid for writing so many bytes, and is no part of a frame or head.
+unsafe fn copy_part(
+    os: &mut Os,
+    gather: &Gather,
+    segment: &Segment,
+    at: usize,
+    (to, len): (*mut u8, usize),
+) -> Result<(), Errno> {
+    // SAFETY: `from` has `len` bytes by its slice, `to` by the caller's word, and they do not overlap.
+    let copy = |from: &[u8]| unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    match segment {
+        Segment::Head { start, .. } => copy(&gather.heads[*start as usize + at..][..len]),
+        Segment::Frame { frame, start, .. } => copy(&frame[*start as usize + at..][..len]),
+        // SAFETY: by the caller's word.
+        Segment::Zero { .. } => unsafe { std::ptr::write_bytes(to, 0, len) },
+        Segment::Map { file, offset, .. } => {
+            let fd = os.used_file(*file).ok_or(Errno::BADF)?;
+            // SAFETY: by the caller's word.
+            let n = unsafe { blocking::read(fd, Memory { ptr: to, len }, offset + at as u64)? };
+            if n < len {
+                return Err(Errno::FAULT);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,369 @@
+//! Streams over shared memory, between processes of one host: bytes are copied into a ring and out of it by the two loops,
+//! and the kernel is asked only to wake one that sleeps.
+//!
+//! To its user such a stream is a [`Socket`] like any other; this module stands between the [`Reactor`](crate::Reactor)
+//! and its backend, takes the operations of sockets that have a [`Link`], and sees to the rest: greeting, bells, which
+//! links are looked at. A loop that has been turning finds what came by looking; before it sleeps, it asks the peers to
+//! ring. So a thousand idle links cost nothing, and a busy one no system call.
+
+mod greeting;
+mod link;
+mod memory;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use self::link::{End, Ends, Link, Ready};
+use crate::frame::FramePool;
+use crate::gather::Scatter;
+use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
+use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
+use crate::reactor::Backend;
+use crate::time::Instant;
+
+/// The class of the tokens of our own operations.
+pub(crate) const SHARED_CLASS: u8 = 0xfe;
+const BELL: u8 = 1;
+const GREETING: u8 = 2;
+/// How much of the bell is heard at once.
+const BELL_BYTES: usize = 4096;
+/// Turns in which a link has nothing to do before its peer is asked to ring.
+const IDLE_TURNS_MAX: u32 = 256;
+/// How often a new connection is asked for its greeting, at first and at most.
+const GREETING_PAUSE_MIN: Duration = Duration::from_micros(200);
+const GREETING_PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// A connection of ours that waits for its greeting.
+struct Connecting {
+    token: Token,
+    socket: Socket,
+    bell: OwnedFd,
+    since: Instant,
+    pause: Duration,
+}
+
+/// The links of a loop.
+#[derive(Default)]
+pub(crate) struct Shared {
+    links: HashMap<Socket, Link>,
+    /// Links that are looked at on every turn.
+    hot: Vec<Socket>,
+    listeners: Vec<Listener>,
+    /// Accepts in flight whose streams get links.
+    accepts: Vec<Token>,
+    /// Connects in flight, and whether they were cancelled meanwhile.
+    connects: Vec<(Token, bool)>,
+    connecting: Vec<Connecting>,
+    ready: Vec<Ready>,
+}
+
+/// A stream that was given up by a loop, to be taken over by another (see [`Reactor::release`](crate::Reactor::release)).
+#[derive(Debug)]
+pub struct Detached {
+    pub(crate) fd: OwnedFd,
+    link: Option<Box<Ends>>,
+}
+
+impl From<OwnedFd> for Detached {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd, link: None }
+    }
+}
+
+/// What the module works with.
+pub(crate) struct Floor<'a> {
+    pub(crate) backend: &'a mut Backend,
+    pub(crate) frames: &'a FramePool,
+    pub(crate) now: Instant,
+}
+
+impl Shared {
+    /// Whether there is anything here: else the reactor need not ask.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.links.is_empty()
+            && self.accepts.is_empty()
+            && self.connects.is_empty()
+            && self.connecting.is_empty()
+            && self.ready.is_empty()
+    }
+
+    /// Connections of this listener get links.
+    pub(crate) fn add_listener(&mut self, listener: Listener) {
+        self.listeners.push(listener);
+    }
+
+    pub(crate) fn remove_listener(&mut self, listener: Listener) {
+        self.listeners.retain(|other| *other != listener);
+    }
+
+    /// Takes an operation if it is ours; else gives what the backend is to do.
+    pub(crate) fn submit(&mut self, floor: &mut Floor<'_>, op: Op, token: Token) -> Option<Op> {
+        match op {
+            Op::Recv { socket, into, min } if self.links.contains_key(&socket) => {
+                self.on_link(floor, socket, |link, os| link.start_receive(os, into, min.max(1), token));
+                None
+            }
+            Op::Send { socket, gather } if self.links.contains_key(&socket) => {
+                self.on_link(floor, socket, |link, os| link.start_send(os, gather, token));
+                None
+            }
+            Op::Accept { listener } => {
+                if self.listeners.contains(&listener) && !self.accepts.contains(&token) {
+                    self.accepts.push(token);
+                }
+                Some(Op::Accept { listener })
+            }
+            Op::Connect { to: Address::Shared(path) } => {
+                self.connects.push((token, false));
+                Some(Op::Connect { to: Address::Unix(path) })
+            }
+            op => Some(op),
+        }
+    }
+
+    fn on_link(
+        &mut self,
+        floor: &mut Floor<'_>,
+        socket: Socket,
+        begin: impl FnOnce(&mut Link, &mut crate::os::Os) -> Option<Ready>,
+    ) {
+        let (Some(link), Some(os)) = (self.links.get_mut(&socket), floor.backend.os()) else { return };
+        self.ready.extend(begin(link, os));
+        if link.is_busy() {
+            self.heat(socket);
+        }
+    }
+
+    fn heat(&mut self, socket: Socket) {
+        if let Some(link) = self.links.get_mut(&socket) {
+            link.idle_turns = 0;
+            if !std::mem::replace(&mut link.hot, true) {
+                self.hot.push(socket);
+            }
+        }
+    }
+
+    /// Ends the operations of `token`, as far as they are ours.
+    pub(crate) fn cancel(&mut self, floor: &mut Floor<'_>, token: Token) {
+        let Some(os) = floor.backend.os() else { return };
+        for link in self.links.values_mut() {
+            link.cancel(os, token, &mut self.ready);
+        }
+        self.connects.iter_mut().filter(|connect| connect.0 == token).for_each(|connect| connect.1 = true);
+        while let Some(place) = self.connecting.iter().position(|connecting| connecting.token == token) {
+            self.end_connect(floor, place, Err(Errno::CANCELED));
+        }
+    }
+
+    /// Looks at what the backend has reaped since `before`: takes what is ours, and gives streams their links. Then goes on
+    /// with the links that are looked at.
+    pub(crate) fn turn(&mut self, floor: &mut Floor<'_>, into: &mut Vec<Completion>, before: usize) {
+        let mut at = before;
+        while at < into.len() {
+            if self.takes(floor, &mut into[at]) {
+                into.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        if let Some(os) = floor.backend.os() {
+            let links = &mut self.links;
+            self.hot.retain(|socket| {
+                let Some(link) = links.get_mut(socket) else { return false };
+                link.turn(os, &mut self.ready);
+                link.idle_turns += 1;
+                if link.idle_turns <= IDLE_TURNS_MAX && link.is_busy() {
+                    return true;
+                }
+                link.sleep();
+                link.hot = link.has_work();
+                link.hot
+            });
+        }
+        into.extend(self.ready.drain(..).map(|(token, outcome)| Completion { token, outcome }));
+    }
+
+    /// Before the loop sleeps: asks all peers to ring. False if there is something to do already.
+    pub(crate) fn sleep(&mut self) -> bool {
+        let links = &mut self.links;
+        self.hot.retain(|socket| {
+            let Some(link) = links.get_mut(socket) else { return false };
+            link.sleep();
+            link.hot = link.has_work();
+            link.hot
+        });
+        self.hot.is_empty() && self.ready.is_empty()
+    }
+
+    /// Whether a completion is one of ours; one of the user's may be changed.
+    fn takes(&mut self, floor: &mut Floor<'_>, completion: &mut Completion) -> bool {
+        let token = completion.token;
+        if token.class() == SHARED_CLASS && token != Token::WAKE {
+            let socket = Socket { index: token.index(), generation: token.generation() };
+            match &mut completion.outcome {
+                Outcome::Received { into, result } => self.heard(floor, socket, std::mem::take(into), *result),
+                Outcome::TimedOut(_) => self.ask_for_greeting(floor, socket),
+                _ => {}
+            }
+            return true;
+        }
+        match completion.outcome {
+            Outcome::Accepted(Ok(socket)) if self.accepts.contains(&token) => !self.greet(floor, socket),
+            Outcome::Accepted(Err(_)) => {
+                self.accepts.retain(|other| *other != token);
+                false
+            }
+            Outcome::Connected(result) => {
+                let Some(place) = self.connects.iter().position(|other| other.0 == token) else { return false };
+                let (_, cancelled) = self.connects.swap_remove(place);
+                result.is_ok_and(|socket| self.connected(floor, socket, token, cancelled))
+            }
+            _ => false,
+        }
+    }
+
+    /// The bell has rung, or the socket has ended.
+    fn heard(&mut self, floor: &mut Floor<'_>, socket: Socket, into: Scatter, result: Result<usize, Errno>) {
+        let Some(link) = self.links.get_mut(&socket) else { return };
+        match result {
+            Ok(n) if n > 0 => {
+                let op = Op::Recv { socket, into, min: 1 };
+                floor.backend.submit(op, own_token(BELL, socket));
+            }
+            _ => link.peer_is_gone(),
+        }
+        self.heat(socket);
+    }
+
+    /// Gives an accepted stream its memory. False if that cannot be done; the stream is then closed.
+    fn greet(&mut self, floor: &mut Floor<'_>, socket: Socket) -> bool {
+        let given = floor.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
+            let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
+            Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
+        });
+        let linked =
+            given.and_then(|(memory, bell)| self.add_link(floor, socket, Ends::new(&memory, End::Server, bell)));
+        if let Err(error) = linked {
+            tracing::warn!(%error, "no memory could be shared with a client; its connection is closed");
+            floor.backend.close(socket);
+        }
+        linked.is_ok()
+    }
+
+    fn add_link(&mut self, floor: &mut Floor<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
+        let frame = floor.frames.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
+        let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
+        floor.backend.submit(op, own_token(BELL, socket));
+        self.links.insert(socket, Link::new(ends));
+        Ok(())
+    }
+
+    /// A connection of ours stands; true if it has yet to be greeted.
+    fn connected(&mut self, floor: &mut Floor<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
+        let fd = floor.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
+        let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
+            Ok(bell) => bell,
+            Err(error) => {
+                floor.backend.close(socket);
+                self.ready.push((token, Outcome::Connected(Err(error))));
+                return true;
+            }
+        };
+        let (since, pause) = (floor.now, GREETING_PAUSE_MIN);
+        self.connecting.push(Connecting { token, socket, bell, since, pause });
+        self.ask_for_greeting(floor, socket);
+        true
+    }
+
+    fn ask_for_greeting(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+        let Some(place) = self.connecting.iter().position(|connecting| connecting.socket == socket) else { return };
+        let connecting = &mut self.connecting[place];
+        match greeting::take(connecting.bell.as_fd()) {
+            Ok(Some(memory)) => {
+                let Ok(bell) = connecting.bell.try_clone() else {
+                    return self.end_connect(floor, place, Err(Errno::MFILE));
+                };
+                let linked = self.add_link(floor, socket, Ends::new(&memory, End::Client, bell));
+                self.end_connect(floor, place, linked);
+            }
+            Ok(None) if floor.now.since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
+                let at = floor.now + connecting.pause;
+                connecting.pause = (connecting.pause * 2).min(GREETING_PAUSE_MAX);
+                floor.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
+            }
+            Ok(None) => self.end_connect(floor, place, Err(Errno::TIMEDOUT)),
+            Err(error) => self.end_connect(floor, place, Err(error)),
+        }
+    }
+
+    fn end_connect(&mut self, floor: &mut Floor<'_>, place: usize, result: Result<(), Errno>) {
+        let Connecting { token, socket, .. } = self.connecting.swap_remove(place);
+        if result.is_err() {
+            floor.backend.close(socket);
+        }
+        self.ready.push((token, Outcome::Connected(result.map(|()| socket))));
+    }
+
+    /// Closes a stream; false if it has no link.
+    pub(crate) fn close(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+        if let (Some(mut link), Some(os)) = (self.links.remove(&socket), floor.backend.os()) {
+            link.close(os, &mut self.ready);
+        }
+    }
+
+    /// Says that nothing more will be sent; false if the socket has no link.
+    pub(crate) fn shutdown_send(&mut self, socket: Socket) -> bool {
+        let link = self.links.get_mut(&socket);
+        link.map(Link::shutdown_send).is_some()
+    }
+
+    /// Bytes that are here, if the socket has a link.
+    pub(crate) fn readable_bytes(&self, socket: Socket) -> Option<usize> {
+        self.links.get(&socket).map(Link::readable_bytes)
+    }
+
+    /// Whether the socket has a link, and whether operations of it are in flight.
+    pub(crate) fn is_busy(&self, socket: Socket) -> Option<bool> {
+        self.links.get(&socket).map(Link::is_busy)
+    }
+
+    /// Gives up a stream whose bell is no longer listened to.
+    pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
+        let link = self.links.remove(&socket).map(|link| Box::new(link.into_ends()));
+        Detached { fd, link }
+    }
+
+    /// Takes over what another loop has given up.
+    pub(crate) fn attach(
+        &mut self,
+        floor: &mut Floor<'_>,
+        socket: Socket,
+        link: Option<Box<Ends>>,
+    ) -> Result<(), Errno> {
+        let Some(link) = link else { return Ok(()) };
+        self.add_link(floor, socket, *link)?;
+        self.heat(socket);
+        Ok(())
+    }
+}
+
+impl Detached {
+    pub(crate) fn into_parts(self) -> (OwnedFd, Option<Box<Ends>>) {
+        (self.fd, self.link)
+    }
+}
+
+/// The token of the receive that listens to a socket's bell.
+pub(crate) fn bell_token(socket: Socket) -> Token {
+    own_token(BELL, socket)
+}
+
+fn own_token(tag: u8, socket: Socket) -> Token {
+    Token::new(SHARED_CLASS, tag, socket.index, socket.generation)
+}
