@@ -107,7 +107,7 @@ fn run(
     loop {
         match incoming.try_recv() {
             Ok(stream) => {
-                let socket = reactor.adopt(stream.into()).unwrap();
+                let socket = reactor.adopt(std::os::fd::OwnedFd::from(stream)).unwrap();
                 door.open(&mut Floor { reactor, engine, catalog }, socket);
                 open += 1;
                 continue;

@@ -5,6 +5,7 @@
 mod devices;
 mod durability;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,7 +117,7 @@ impl Rig {
     /// What a socket would get.
     fn bytes_of(&mut self, payload: Payload) -> Vec<u8> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (ours, theirs) = (self.reactor.adopt(ours.into()).unwrap(), self.reactor.adopt(theirs.into()).unwrap());
+        let [ours, theirs] = [ours, theirs].map(|end| self.reactor.adopt(OwnedFd::from(end)).unwrap());
         let len = payload.len();
         let mut gather = Gather::new();
         payload.push_to(&mut gather);

@@ -327,7 +327,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let same = ours.try_clone().unwrap();
-        let socket = reactor.adopt(ours.into()).unwrap();
+        let socket = reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
         let mut greeting = Greeting::new(socket, Token::new(0x40, 0, 0, 0), HandshakeConfig::default(), None);
         // Enough answers that they do not fit into the socket, and GO behind them.
