@@ -37,12 +37,22 @@ impl Rig {
         self.folder.path().join(name)
     }
 
-    /// A node that serves the file `disk` on these ports (0: any).
+    /// A node that serves the file `disk` on these ports (0: any), and over shared memory.
     fn serve(&self, native: u16, nbd: u16) -> Server {
         let volume = format!("disk={}", self.path("disk").display());
         let (native, nbd) = (format!("tcp://127.0.0.1:{native}"), format!("tcp://127.0.0.1:{nbd}"));
-        let arguments = ["--volume", &volume, "--listen", &native, "--nbd", &nbd];
-        Server::start(self.folder.path(), 2, &arguments)
+        let shared = format!("shm://{}", self.path("shm").display());
+        let arguments = ["--volume", &volume, "--listen", &native, "--nbd", &nbd, "--listen", &shared];
+        Server::start(self.folder.path(), 3, &arguments)
+    }
+
+    /// The node's volume, over TCP and over shared memory.
+    fn volume(&self, port: u16, shared: bool) -> String {
+        if shared {
+            format!("byway+shm:///disk?socket={}", self.path("shm").display())
+        } else {
+            format!("byway://127.0.0.1:{port}/disk")
+        }
     }
 
     fn copy_to(&self, to: &str) -> Copy {
@@ -149,19 +159,21 @@ fn a_copy_that_was_killed_goes_on_from_its_last_checkpoint() {
 fn a_node_that_is_killed_and_comes_back_gets_the_rest() {
     let test = "a_node_that_is_killed_and_comes_back_gets_the_rest";
     let bytes = 96 << 20;
-    let Some(rig) = Rig::new(test, bytes, "800M") else { return };
-    make(&rig.path("disk"), bytes);
-    let mut server = rig.serve(0, 0);
-    let port = server.port("byway");
-    let mut copy = rig.copy_to(&format!("byway://127.0.0.1:{port}/disk"));
-    wait_for_bytes(&mut copy, &rig.path("disk"), 16 << 20);
-    server.kill();
-    assert!(copy.is_running(), "it waits for the node");
-    wait_for_port(port);
-    let _again = rig.serve(port, 0);
-    let output = copy.end();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(rig.same("disk"), "what was acknowledged and what was not is there");
+    for shared in [false, true] {
+        let Some(rig) = Rig::new(test, bytes, "800M") else { return };
+        make(&rig.path("disk"), bytes);
+        let mut server = rig.serve(0, 0);
+        let port = server.port("byway");
+        let mut copy = rig.copy_to(&rig.volume(port, shared));
+        wait_for_bytes(&mut copy, &rig.path("disk"), 16 << 20);
+        server.kill();
+        assert!(copy.is_running(), "it waits for the node");
+        wait_for_port(port);
+        let _again = rig.serve(port, 0);
+        let output = copy.end();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(rig.same("disk"), "what was acknowledged and what was not is there");
+    }
 }
 
 #[test]
@@ -169,26 +181,27 @@ fn a_node_that_is_killed_and_comes_back_gives_the_rest() {
     let test = "a_node_that_is_killed_and_comes_back_gives_the_rest";
     let bytes = 64 << 20;
     // Here the destination is throttled.
-    let Some(rig) = Rig::new(test, bytes, "800M") else { return };
-    std::fs::write(rig.path("disk"), noise(bytes, 21)).unwrap();
-    let mut server = rig.serve(0, 0);
-    let port = server.port("byway");
-    let from = format!("byway://127.0.0.1:{port}/disk");
-    let mut copy = rig.copy(&from, &rig.source.uri(""), &["--overwrite"]);
-    let first = noise(1 << 20, 21);
-    until(Instant::now() + LIMIT, "some bytes to arrive", || {
-        let mut here = vec![0; first.len()];
-        let file = std::fs::File::open(rig.path("source")).unwrap();
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut here, 0).unwrap();
-        (here == first).then_some(())
-    });
-    server.kill();
-    assert!(copy.is_running(), "it waits for the node");
-    wait_for_port(port);
-    let _again = rig.serve(port, 0);
-    let output = copy.end();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(rig.same("disk"));
+    for shared in [false, true] {
+        let Some(rig) = Rig::new(test, bytes, "800M") else { return };
+        std::fs::write(rig.path("disk"), noise(bytes, 21)).unwrap();
+        let mut server = rig.serve(0, 0);
+        let port = server.port("byway");
+        let mut copy = rig.copy(&rig.volume(port, shared), &rig.source.uri(""), &["--overwrite"]);
+        let first = noise(1 << 20, 21);
+        until(Instant::now() + LIMIT, "some bytes to arrive", || {
+            let mut here = vec![0; first.len()];
+            let file = std::fs::File::open(rig.path("source")).unwrap();
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut here, 0).unwrap();
+            (here == first).then_some(())
+        });
+        server.kill();
+        assert!(copy.is_running(), "it waits for the node");
+        wait_for_port(port);
+        let _again = rig.serve(port, 0);
+        let output = copy.end();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(rig.same("disk"));
+    }
 }
 
 #[test]

@@ -94,10 +94,9 @@ impl Backend {
 
 /// What the module of shared streams works with.
 macro_rules! floor {
-    ($self:ident) => {{
-        let now = $self.now();
-        (&mut $self.shared, Floor { backend: &mut $self.backend, frames: &$self.frames, now })
-    }};
+    ($self:ident) => {
+        (&mut $self.shared, Floor { backend: &mut $self.backend, frames: &$self.frames })
+    };
 }
 
 /// A look that took longer than this gave the CPU away.

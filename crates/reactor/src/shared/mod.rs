@@ -25,7 +25,7 @@ use crate::gather::Scatter;
 use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
 use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
 use crate::reactor::Backend;
-use crate::time::Instant;
+use crate::time::{Instant, monotonic};
 
 /// The class of the tokens of our own operations.
 pub(crate) const SHARED_CLASS: u8 = 0xfe;
@@ -80,7 +80,6 @@ impl From<OwnedFd> for Detached {
 pub(crate) struct Floor<'a> {
     pub(crate) backend: &'a mut Backend,
     pub(crate) frames: &'a FramePool,
-    pub(crate) now: Instant,
 }
 
 impl Shared {
@@ -275,7 +274,7 @@ impl Shared {
                 return true;
             }
         };
-        let (since, pause) = (floor.now, GREETING_PAUSE_MIN);
+        let (since, pause) = (monotonic(), GREETING_PAUSE_MIN);
         self.connecting.push(Connecting { token, socket, bell, since, pause });
         self.ask_for_greeting(floor, socket);
         true
@@ -292,8 +291,8 @@ impl Shared {
                 let linked = self.add_link(floor, socket, Ends::new(&memory, End::Client, bell));
                 self.end_connect(floor, place, linked);
             }
-            Ok(None) if floor.now.since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
-                let at = floor.now + connecting.pause;
+            Ok(None) if monotonic().since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
+                let at = monotonic() + connecting.pause;
                 connecting.pause = (connecting.pause * 2).min(GREETING_PAUSE_MAX);
                 floor.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
             }
