@@ -372,7 +372,8 @@ mod tests {
             ("byway+unix:///d?socket=/a%20b%26c%25%23d", false, "/a b&c%#d"),
         ] {
             let name: ResourceName = text.parse().unwrap();
-            assert_eq!((name.tls, &name.node), (tls, &NodeName::Unix(path.into())));
+            let make = if text.contains("+shm") { NodeName::Shared } else { NodeName::Unix };
+            assert_eq!((name.tls, &name.node), (tls, &make(path.into())));
             assert_eq!(name.to_string(), text);
         }
         let not_text: ResourceName = "byway+unix:///d?socket=/%ff".parse().unwrap();
