@@ -204,7 +204,7 @@ impl Shared {
     fn takes(&mut self, floor: &mut Floor<'_>, completion: &mut Completion) -> bool {
         let token = completion.token;
         if token.class() == SHARED_CLASS && token != Token::WAKE {
-            let socket = Socket { index: token.index(), generation: token.generation() };
+            let Some(socket) = self.named_by(token) else { return true };
             match &mut completion.outcome {
                 Outcome::Received { into, result } => self.heard(floor, socket, std::mem::take(into), *result),
                 Outcome::TimedOut(_) => self.ask_for_greeting(floor, socket),
@@ -225,6 +225,17 @@ impl Shared {
             }
             _ => false,
         }
+    }
+
+    /// The socket of one of our tokens, which has the low bits of its generation alone.
+    fn named_by(&self, token: Token) -> Option<Socket> {
+        let short = Socket { index: token.index(), generation: token.generation() };
+        if self.links.contains_key(&short) {
+            return Some(short);
+        }
+        let connecting = self.connecting.iter().map(|connecting| &connecting.socket);
+        let mut sockets = self.links.keys().chain(connecting);
+        sockets.find(|socket| own_token(0, **socket) == token.with_tag(0)).copied()
     }
 
     /// The bell has rung, or the socket has ended.

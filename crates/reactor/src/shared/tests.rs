@@ -104,6 +104,20 @@ fn counters_that_cannot_be_true_end_the_stream() {
     }
 }
 
+#[test]
+fn a_bell_finds_the_socket_of_a_slot_that_was_used_very_often() {
+    let mut shared = super::Shared::default();
+    for generation in [7, 1 << 24, (1 << 24) + 7] {
+        let socket = Socket { index: generation & 3, generation };
+        let (ours, _) = UnixStream::pair().unwrap();
+        let ends = super::link::Ends::new(&memory(), super::link::End::Client, ours.into());
+        shared.links.insert(socket, super::link::Link::new(ends));
+        assert_eq!(shared.named_by(super::bell_token(socket)), Some(socket));
+        shared.links.clear();
+        assert_eq!(shared.named_by(super::bell_token(socket)), None);
+    }
+}
+
 /// A loop and what came of its operations.
 struct Loop {
     reactor: Reactor,
