@@ -58,19 +58,8 @@ pub struct CmEvent {
     pub conn: ConnParam,
 }
 
-macro_rules! constants {
-    ($($kind:ty: $($name:ident = $value:expr),+;)+) => {
-        $($(
-            #[doc = concat!("`", stringify!($name), "`")]
-            pub const $name: $kind = $value;
-        )+)+
-        /// All of them, for the comparison with the headers.
-        #[cfg(test)]
-        pub(super) const CONNECTION_CONSTANTS: &[(&str, u64)] = &[$($((stringify!($name), $name as u64)),+),+];
-    };
-}
-
 constants! {
+    CONNECTION_CONSTANTS;
     u8: RDMA_MAX_RESP_RES = 0xff, RDMA_MAX_INIT_DEPTH = 0xff;
     u16: AF_INET = 2, AF_INET6 = 10;
     c_uint:

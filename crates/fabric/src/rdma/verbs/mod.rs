@@ -6,6 +6,18 @@
 //! The libraries are loaded at run time ([`Functions`]). The calls on the data path are no symbols of the libraries: in C
 //! they are inline functions that go through the table of the device's provider, [`ContextOps`].
 
+/// Constants of the headers, and a list of them by that name for the comparison with the headers.
+macro_rules! constants {
+    ($all:ident; $($kind:ty: $($name:ident = $value:expr),+;)+) => {
+        $($(
+            #[doc = concat!("`", stringify!($name), "`")]
+            pub const $name: $kind = $value;
+        )+)+
+        #[cfg(test)]
+        pub(super) const $all: &[(&str, u64)] = &[$($((stringify!($name), $name as u64)),+),+];
+    };
+}
+
 mod connection;
 mod functions;
 mod structs;

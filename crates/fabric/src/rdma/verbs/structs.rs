@@ -301,19 +301,8 @@ pub struct PortAttr {
     pub port_cap_flags2: u16,
 }
 
-macro_rules! constants {
-    ($($kind:ty: $($name:ident = $value:expr),+;)+) => {
-        $($(
-            #[doc = concat!("`", stringify!($name), "`")]
-            pub const $name: $kind = $value;
-        )+)+
-        /// All of them, for the comparison with the headers.
-        #[cfg(test)]
-        pub(super) const VERBS_CONSTANTS: &[(&str, u64)] = &[$($((stringify!($name), $name as u64)),+),+];
-    };
-}
-
 constants! {
+    VERBS_CONSTANTS;
     c_int:
         IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 1 << 1, IBV_ACCESS_REMOTE_READ = 1 << 2,
         IBV_QP_STATE = 1, IBV_LINK_LAYER_INFINIBAND = 1, IBV_LINK_LAYER_ETHERNET = 2;
