@@ -97,6 +97,12 @@ impl Link {
         self.ends.peer_gone = true;
     }
 
+    /// Has it looked at on every turn; says whether it was not.
+    pub(super) fn heat(&mut self) -> bool {
+        self.idle_turns = 0;
+        !std::mem::replace(&mut self.hot, true)
+    }
+
     /// Whether operations are in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.receive.is_some() || self.send.is_some()

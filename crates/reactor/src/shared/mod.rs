@@ -134,17 +134,14 @@ impl Shared {
     ) {
         let (Some(link), Some(os)) = (self.links.get_mut(&socket), floor.backend.os()) else { return };
         self.ready.extend(begin(link, os));
-        if link.is_busy() {
-            self.heat(socket);
+        if link.is_busy() && link.heat() {
+            self.hot.push(socket);
         }
     }
 
     fn heat(&mut self, socket: Socket) {
-        if let Some(link) = self.links.get_mut(&socket) {
-            link.idle_turns = 0;
-            if !std::mem::replace(&mut link.hot, true) {
-                self.hot.push(socket);
-            }
+        if self.links.get_mut(&socket).is_some_and(Link::heat) {
+            self.hot.push(socket);
         }
     }
 
