@@ -17,7 +17,7 @@ pub mod tls;
 pub mod windows;
 pub mod wire;
 
-pub use fabric::{Fabric, FabricCounters, Handler, Options};
+pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, Remote, Route};
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
 pub use slots::{Slot, Slots};

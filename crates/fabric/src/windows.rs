@@ -40,6 +40,18 @@ pub enum WindowError {
     Busy = 4,
 }
 
+impl WindowError {
+    /// What a peer says by that number. What it does not name rightly is a wrong key.
+    pub const fn from_number(number: u64) -> Self {
+        match number {
+            2 => Self::Bounds,
+            3 => Self::Rights,
+            4 => Self::Busy,
+            _ => Self::Key,
+        }
+    }
+}
+
 /// What became of a window that was closed.
 #[derive(Debug)]
 pub enum Closed {
@@ -82,6 +94,8 @@ struct Window {
     start: u32,
     len: u32,
     context: u64,
+    /// It is for what we get, and not for puts that the peer decides on.
+    get: bool,
     memory: Memory,
 }
 
@@ -105,6 +119,29 @@ impl Windows {
     ) -> Option<WindowKey> {
         assert!(start + len <= frame.len(), "range within the frame");
         self.open(random, session, (start, len), context, Memory::Target(frame))
+    }
+
+    /// Opens all of `frame` for what is got from the peer of `session`.
+    ///
+    /// # Errors
+    /// The frame, at [`WINDOWS_MAX`].
+    pub fn open_get(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        frame: Frame,
+        context: u64,
+    ) -> Result<WindowKey, Frame> {
+        if self.is_full() {
+            return Err(frame);
+        }
+        let len = frame.len();
+        let key = self.open(random, session, (0, len), context, Memory::Target(frame));
+        let key = key.unwrap_or(WindowKey(0));
+        if let Some(window) = self.find(key) {
+            window.get = true;
+        }
+        Ok(key)
     }
 
     /// Opens `frame[start..start + len]` for the peer of `session` to read.
@@ -131,7 +168,7 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
-        let window = Window { secret, session, start: start as u32, len: len as u32, context, memory };
+        let window = Window { secret, session, start: start as u32, len: len as u32, context, get: false, memory };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -241,6 +278,23 @@ impl Windows {
         });
         self.refused += u64::from(read.is_err());
         read
+    }
+
+    /// Whether a window is for a get from the peer of `session`.
+    pub fn is_get(&mut self, session: Slot, key: WindowKey) -> bool {
+        self.find(key).is_some_and(|window| window.get && window.session == session)
+    }
+
+    /// The windows of a session that are for gets.
+    pub fn gets_of(&self, session: Slot) -> Vec<WindowKey> {
+        let open = |window: &Window| window.get && window.session == session && !matches!(window.memory, Memory::Free);
+        let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
+        of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
+    }
+
+    /// Bytes of a window.
+    pub fn bytes(&mut self, key: WindowKey) -> usize {
+        self.find(key).map_or(0, |window| window.len as usize)
     }
 
     /// Whether a payload is being received into a window.

@@ -76,6 +76,8 @@ impl Fabric {
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
             intake: Intake::default(),
+            gets: 0,
+            owes: false,
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -310,6 +312,8 @@ impl Fabric {
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
             intake: Intake::default(),
+            gets: 0,
+            owes: false,
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);

@@ -8,7 +8,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
-use super::{Fabric, Handler, RECV, Role, Session, token};
+use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
@@ -321,7 +321,9 @@ impl Fabric {
                 let refuse: Refuse = header.body();
                 return Err(CloseReason::Refused(RefuseCode::from_number(refuse.code.get())));
             }
-            Kind::Call | Kind::Reply | Kind::Pull | Kind::Nack | Kind::Notice => {
+            Kind::Pull => return self.pulled(reactor, session, header),
+            Kind::Nack => return self.refused(reactor, session, header, handler),
+            Kind::Call | Kind::Reply | Kind::Notice => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
             Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => return Err(CloseReason::Unexpected(kind)),
@@ -437,7 +439,14 @@ impl Fabric {
         if !good {
             return Err(CloseReason::PayloadChecksum);
         }
-        if matches!(given, GivenBack::Open) {
+        if !matches!(given, GivenBack::Open) {
+            return Ok(());
+        }
+        if self.windows.is_get(session, key) {
+            let wanted = self.windows.bytes(key);
+            let result = if wanted == len { Ok(()) } else { Err(GetError::Length { wanted, got: len }) };
+            self.end_get(reactor, session, key, result, handler);
+        } else {
             let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
             handler.placed(self, reactor, session, (kind, header));
         }
