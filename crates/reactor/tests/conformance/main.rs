@@ -3,6 +3,7 @@
 
 mod files;
 mod handles;
+mod pools;
 mod rig;
 mod streams;
 
@@ -51,6 +52,7 @@ suites! {
         handles::timers_come_in_order_and_not_early,
         handles::too_many_operations_are_refused,
         handles::another_thread_wakes_the_loop,
+        pools::frames_of_any_pool_are_sent_received_read_and_written,
         files::what_was_written_is_read,
         files::ranges_become_holes_and_zeroes,
         files::what_lies_past_the_end_of_a_file_is_no_hole,
