@@ -22,6 +22,11 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WindowKey(pub u64);
 
+/// Which of the table's slots a key names.
+pub(crate) const fn slot_of(key: WindowKey) -> usize {
+    (key.0 & SLOT_MASK) as usize
+}
+
 /// Why a window cannot be used so. The peer's fault; the memory was not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u16)]
@@ -290,6 +295,27 @@ impl Windows {
         let open = |window: &Window| window.get && window.session == session && !matches!(window.memory, Memory::Free);
         let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
         of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
+    }
+
+    /// The memory of a window that is not being filled: the frame, and the range in it.
+    pub fn range(&mut self, key: WindowKey) -> Option<(&Frame, usize, usize)> {
+        let window = self.find(key)?;
+        let (start, len) = (window.start as usize, window.len as usize);
+        match &window.memory {
+            Memory::Target(frame) => Some((frame, start, len)),
+            Memory::Source(frame) => Some((frame, start, len)),
+            Memory::Free | Memory::Lent { .. } => None,
+        }
+    }
+
+    /// The frames that the peer of a session may fill, and that are not being filled.
+    pub fn targets_of(&mut self, session: Slot) -> impl Iterator<Item = &mut Frame> {
+        self.slots.iter_mut().filter(move |window| window.session == session).filter_map(|window| {
+            match &mut window.memory {
+                Memory::Target(frame) => Some(frame),
+                _ => None,
+            }
+        })
     }
 
     /// Bytes of a window.

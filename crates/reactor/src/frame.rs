@@ -5,7 +5,7 @@
 //! stay page-aligned (a reply that lies 16 bytes off a page boundary is received 10 times slower on some CPUs).
 //! An empty pool answers `None`: the caller queues, nothing grows.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -29,6 +29,8 @@ struct Inner {
     region: Region,
     /// The file that an arena lies in.
     file: Option<OwnedFd>,
+    /// Some of it lies there no longer: it is no arena any more.
+    revoked: Cell<bool>,
     buddies: RefCell<Buddies>,
 }
 
@@ -91,7 +93,7 @@ impl FramePool {
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
         }
-        Self { inner: Rc::new(Inner { region, file, buddies: RefCell::new(buddies) }) }
+        Self { inner: Rc::new(Inner { region, file, revoked: Cell::new(false), buddies: RefCell::new(buddies) }) }
     }
 
     /// A frame of `len` bytes (1 to [`FRAME_BYTES_MAX`]), or `None` when the pool has no room for it now.
@@ -129,6 +131,22 @@ impl FramePool {
         (self.inner.region.at(0), self.inner.region.bytes())
     }
 
+    /// Takes a frame of an arena away from everybody who was lent it: it keeps its place and its contents, and has pages of its
+    /// own from now on, which no other process can reach. The pool is no arena any more: it cannot be lent, and its frames
+    /// have no place in it. A pool that never was one has nothing to take away.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no memory.
+    pub fn revoke(&self, frame: &mut Frame) -> std::io::Result<()> {
+        assert!(self.owns(frame), "a frame of this pool");
+        if self.inner.file.is_some() {
+            self.inner.revoked.set(true);
+            // The frame is borrowed for writing, so no operation of a loop has it.
+            self.inner.region.make_private(frame.pool_offset(), frame.capacity())?;
+        }
+        Ok(())
+    }
+
     /// Whether a frame is of this pool.
     pub fn owns(&self, frame: &Frame) -> bool {
         Rc::ptr_eq(&self.inner, &frame.pool)
@@ -136,7 +154,7 @@ impl FramePool {
 
     /// The file that the pool lies in, if it is an arena.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.file.as_ref().map(AsFd::as_fd)
+        self.inner.file.as_ref().filter(|_| !self.inner.revoked.get()).map(AsFd::as_fd)
     }
 }
 
@@ -207,7 +225,7 @@ impl Frame {
 
     /// Where the frame begins in its pool's arena, in bytes; `None` if its pool is none ([`FramePool::shared`]).
     pub fn arena_offset(&self) -> Option<usize> {
-        self.pool.file.is_some().then(|| self.pool_offset())
+        (self.pool.file.is_some() && !self.pool.revoked.get()).then(|| self.pool_offset())
     }
 
     fn pool_offset(&self) -> usize {

@@ -17,6 +17,9 @@ use crate::file::TMPFS_MAGIC;
 /// What our own files are sealed with: their size stays, and nobody adds a seal that forbids writing.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// What the kernel maps in.
+const PAGE_BYTES: usize = 4096;
+
 /// A mapping, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -75,6 +78,27 @@ impl Region {
         // SAFETY: the range was just mapped. Not in core dumps: it is others' data.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+    }
+
+    /// Replaces whole pages by new ones of this process alone, with the same contents. Nobody may use the range meanwhile, the
+    /// kernel included; other processes keep the old pages.
+    pub(crate) fn make_private(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES), "whole pages");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "in the region");
+        let at = self.at(offset);
+        let mut contents = vec![0u8; bytes];
+        // SAFETY: the range is mapped and readable, and `contents` has as many bytes; the peer may be writing there, so it is
+        // copied without a reference to it.
+        unsafe { std::ptr::copy_nonoverlapping(at, contents.as_mut_ptr(), bytes) };
+        let (flags, prot) =
+            (MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: replaces pages of our own mapping, which the caller says nobody uses; addresses stay valid, and `drop` unmaps
+        // the range whatever lies there.
+        let made = unsafe { rustix::mm::mmap_anonymous(at.cast(), bytes, prot, flags)? };
+        debug_assert_eq!(made.cast(), at, "where it was asked for");
+        // SAFETY: the range is mapped and writable, and nobody else's now.
+        unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), at, bytes) };
+        Ok(())
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -143,6 +167,25 @@ mod tests {
         rustix::fs::ftruncate(&fd, huge as u64).unwrap();
         rustix::fs::fcntl_add_seals(&fd, SEALS).unwrap();
         assert_eq!(Region::of_peer(fd.as_fd(), huge).unwrap_err(), Errno::PROTO);
+    }
+
+    #[test]
+    fn pages_made_private_keep_their_contents_and_the_peer_no_longer_reaches_them() {
+        let (ours, fd) = Region::sealed("test", 4 * PAGE_BYTES).unwrap();
+        let theirs = Region::of_peer(fd.as_fd(), 4 * PAGE_BYTES).unwrap();
+        let write = |region: &Region, page: usize, byte: u8| {
+            // SAFETY: in the region, whose only users are in this test.
+            unsafe { region.at(page * PAGE_BYTES + 7).write_volatile(byte) };
+        };
+        // SAFETY: as above.
+        let read = |region: &Region, page: usize| unsafe { region.at(page * PAGE_BYTES + 7).read_volatile() };
+        (0..4).for_each(|page| write(&theirs, page, page as u8 + 1));
+        ours.make_private(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|page| read(&ours, page)), [1, 2, 3, 4]);
+        (0..4).for_each(|page| write(&theirs, page, 0xee));
+        assert_eq!([0, 1, 2, 3].map(|page| read(&ours, page)), [0xee, 2, 3, 0xee]);
+        write(&ours, 1, 9);
+        assert_eq!((read(&ours, 1), read(&theirs, 1)), (9, 0xee));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! all that it reaped: what was sent meanwhile goes out in one system call per lane. That is the batching: under load a
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
+mod grants;
 mod handshake;
 mod lane;
+mod placing;
 mod receive;
 mod secure;
 mod transfer;
@@ -16,8 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
+use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op, Outcome, Reactor, Socket, Token};
 
+use self::grants::Grants;
 use self::lane::{Lane, Phase};
 pub use self::transfer::{Announced, GetError, Remote, Route};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
@@ -140,12 +143,19 @@ struct Session {
     gets: usize,
     /// What the owner says of the peer.
     owes: bool,
+    /// The arena that a client has lent its server.
+    lent: Option<FramePool>,
+    /// A server has asked for the arena of its client, and over which stream it has it.
+    arena_asked: bool,
+    peer_arena: Option<Socket>,
+    grants: Grants,
 }
 
 enum Event {
     Up(Slot),
     Down(Slot, CloseReason),
     Drained(Slot),
+    Got(Slot, (Frame, u64), Result<(), GetError>),
 }
 
 /// See the module.
@@ -174,6 +184,10 @@ pub struct Fabric {
     counters: FabricCounters,
     /// Which addresses may connect; `None`: all.
     admits: Option<Admits>,
+    /// What sessions over shared memory lend.
+    arena: Option<FramePool>,
+    /// A list for what is placed.
+    placed: Gather,
 }
 
 impl Fabric {
@@ -200,6 +214,8 @@ impl Fabric {
             last_closed: None,
             counters: FabricCounters::default(),
             admits: None,
+            arena: None,
+            placed: Gather::new(),
         }
     }
 
@@ -434,7 +450,9 @@ impl Fabric {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
+                    Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
                     Event::Drained(session) => {
+                        self.revoke(session);
                         if !seeded::is(Bug::PiecesOfTheDead) {
                             self.end_gets(reactor, session, handler);
                         }

@@ -6,7 +6,7 @@
 //! received straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
 
 use byway_reactor::{Errno, Frame, Gather, Reactor};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::Lane;
 use super::{Fabric, Handler, Role};
@@ -14,7 +14,7 @@ use crate::limits::LOOP_HEAP_BYTES_MAX;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{Closed, WindowError, WindowKey};
-use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, Pull};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull};
 
 /// A place in memory that the peer has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,9 @@ pub enum GetError {
     /// The session ended before they came.
     #[error("the session ended")]
     Ended,
+    /// The peer's memory cannot be read: it has taken it away.
+    #[error("the peer's memory cannot be read: {0}")]
+    Io(Errno),
 }
 
 impl Fabric {
@@ -67,8 +70,15 @@ impl Fabric {
     /// appends.
     ///
     /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
-    pub fn send_with(&mut self, session: Slot, header: Header, payload: Announced, push: impl FnOnce(&mut Gather)) {
-        self.push(session, 0, header, payload, push);
+    pub fn send_with(&mut self, session: Slot, mut header: Header, payload: Announced, push: impl FnOnce(&mut Gather)) {
+        let Some(grant) = self.grant_for(session, &header, payload) else {
+            return self.push(session, 0, header, payload, push);
+        };
+        header.flags |= FLAG_GRANT;
+        let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let bytes = grant.as_bytes();
+        let payload = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
+        self.push(session, 0, header, payload, |gather| gather.push_head(bytes));
     }
 
     /// Puts a payload of 1 to [`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX) bytes, which `push` appends, to a
@@ -82,7 +92,7 @@ impl Fabric {
     /// is found out later, and ends the session.
     pub fn put(
         &mut self,
-        _reactor: &mut Reactor,
+        reactor: &mut Reactor,
         (session, route): (Slot, Route),
         (to, mut header): (Remote, Header),
         payload: Announced,
@@ -90,7 +100,14 @@ impl Fabric {
     ) -> Result<(), Errno> {
         header.window.set(to.window.0);
         header.window_offset.set(to.offset);
-        self.push(session, route.0, header, payload, push);
+        match self.place(reactor, session, (to, payload.len), push) {
+            Err(push) => self.push(session, route.0, header, payload, push),
+            Ok(placed) => {
+                placed?;
+                header.flags |= FLAG_PLACED;
+                self.push(session, 0, header, payload, |_| ());
+            }
+        }
         Ok(())
     }
 
@@ -101,7 +118,7 @@ impl Fabric {
     /// The frame: all windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)), or the session has ended.
     pub fn get(
         &mut self,
-        reactor: &Reactor,
+        reactor: &mut Reactor,
         session: Slot,
         from: Remote,
         into: Frame,
@@ -110,6 +127,10 @@ impl Fabric {
         if self.sessions.get(session).is_none_or(|state| state.down) {
             return Err(into);
         }
+        let into = match self.fetch(reactor, session, from, into, context) {
+            Ok(()) => return Ok(()),
+            Err(into) => into,
+        };
         let len = into.len();
         let target = self.windows.open_get(&mut self.random, session, into, context)?;
         if let Some(state) = self.sessions.get_mut(session) {
@@ -148,7 +169,8 @@ impl Fabric {
             if lane.push(header, push) {
                 self.dirty.push(slot);
             }
-            debug_assert!(lane.queued_is(payload.len), "as many bytes as announced");
+            let placed = header.flags & FLAG_PLACED != 0;
+            debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
         }
         self.count_heap(slot);
     }

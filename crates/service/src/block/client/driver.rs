@@ -9,7 +9,8 @@ use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{Agreed, Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot, WindowKey};
-use byway_reactor::{Address, Completion, Frame, Instant, Op, Reactor, Token};
+use byway_reactor::limits::ARENA_BYTES_MAX;
+use byway_reactor::{Address, Completion, Frame, FramePool, Instant, Op, Reactor, Token};
 use byway_rpc::Calls;
 use byway_rpc::wire::{CallBody, DataBody};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -174,6 +175,17 @@ impl Volume {
         self.fabric.set_tls_client(Some(tls));
     }
 
+    /// A frame for a request. Over shared memory it is one of memory that the server has mapped too, which saves a copy on
+    /// the way; requests take frames of any pool.
+    pub fn alloc(&self, reactor: &Reactor, len: usize) -> Option<Frame> {
+        self.shared_frame(len).or_else(|| reactor.frames().alloc(len))
+    }
+
+    /// A frame of memory that the server has mapped too, if there is any free.
+    pub fn shared_frame(&self, len: usize) -> Option<Frame> {
+        self.fabric.arena()?.alloc(len)
+    }
+
     /// Takes a request; its answer comes from [`Volume::reap`] with that tag.
     ///
     /// # Errors
@@ -312,6 +324,13 @@ impl Core {
         self.identity.nonce = fabric.random().bytes16();
         self.state = State::Connecting;
         self.sessions += 1;
+        if matches!(self.address, Address::Shared(_)) && fabric.arena().is_none() {
+            let bytes = reactor.frames().bytes().min(ARENA_BYTES_MAX);
+            match FramePool::shared(bytes) {
+                Ok(arena) => fabric.lend(arena),
+                Err(error) => tracing::debug!(%error, "no memory to share: payloads go through the stream"),
+            }
+        }
         self.session = Some(fabric.connect(reactor, self.address.clone(), self.identity));
     }
 
