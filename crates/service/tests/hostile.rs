@@ -3,7 +3,6 @@
 mod harness;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,20 +15,54 @@ use byway_rpc::wire::{CallBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
-use harness::{Running, SERVER, client, memory};
+use harness::stream::Stream;
+use harness::{Path, Running, SERVER, Wire, client, memory};
 use zerocopy::{FromZeros, IntoBytes};
+
+macro_rules! over_each_path {
+    ([$($module:ident = $path:expr),* $(,)?], $cases:tt) => {
+        $(over_each_path! { @ $module, $path, $cases })*
+    };
+    (@ $module:ident, $path:expr, [$($case:ident),* $(,)?]) => {
+        mod $module {
+            use crate::harness::Path;
+
+            $(#[test]
+            fn $case() {
+                super::$case($path);
+            })*
+        }
+    };
+}
+
+over_each_path! {
+    [over_tcp = Path::Tcp, over_shared_memory = Path::SharedMemory],
+    [
+        garbage_is_not_byway,
+        a_truncated_hello_is_named,
+        another_version_and_an_unknown_session_are_refused_by_name,
+        bad_headers_end_the_session,
+        more_calls_than_granted_end_the_session,
+        a_wrong_payload_checksum_ends_the_session,
+        a_guessed_window_is_refused_and_the_session_goes_on,
+        a_call_for_no_bytes_is_answered,
+        a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does,
+        many_clients_that_take_no_answers_share_one_bound,
+        a_long_read_without_a_bulk_lane_is_refused,
+        a_client_that_vanishes_in_mid_write_leaves_nothing,
+    ]
+}
 
 /// One connection, spoken by hand.
 struct Lane {
-    stream: TcpStream,
+    stream: Stream,
     sequence_out: u64,
     sequence_in: u64,
 }
 
 impl Lane {
     fn open(server: &Running) -> Self {
-        let stream = TcpStream::connect(server.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let stream = Stream::connect(&server.address).unwrap();
         Self { stream, sequence_out: 0, sequence_in: 0 }
     }
 
@@ -98,8 +131,8 @@ impl Session {
     }
 }
 
-fn server() -> Running {
-    Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), vec![memory(4 << 20)])
+fn server(path: Path) -> Running {
+    Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), vec![memory(4 << 20)])
 }
 
 /// Waits until the server has closed something for that reason.
@@ -113,7 +146,7 @@ fn closed_for(server: &Running, reason: CloseReason) {
 
 /// Other clients are served as ever, and the memory of those that went is back.
 fn nobody_else_noticed(server: &Running) {
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    let mut volume = client(IoChoice::Epoll, &server.address, VolumeOptions::new(0x30)).unwrap();
     volume.write(0, &vec![5; 70_000], false).unwrap();
     let mut back = vec![0; 70_000];
     volume.read(0, &mut back).unwrap();
@@ -126,9 +159,8 @@ fn nobody_else_noticed(server: &Running) {
     }
 }
 
-#[test]
-fn garbage_is_not_byway() {
-    let server = server();
+fn garbage_is_not_byway(path: Path) {
+    let server = server(path);
     for _ in 0..50 {
         let mut lane = Lane::open(&server);
         lane.stream.write_all(&[0x5a; 4096]).unwrap();
@@ -138,9 +170,8 @@ fn garbage_is_not_byway() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_truncated_hello_is_named() {
-    let server = server();
+fn a_truncated_hello_is_named(path: Path) {
+    let server = server(path);
     let mut lane = Lane::open(&server);
     lane.stream.write_all(b"byway").unwrap();
     drop(lane);
@@ -148,9 +179,8 @@ fn a_truncated_hello_is_named() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn another_version_and_an_unknown_session_are_refused_by_name() {
-    let server = server();
+fn another_version_and_an_unknown_session_are_refused_by_name(path: Path) {
+    let server = server(path);
     let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
     let mut old = hello(&identity, &TERMS, 0);
     old.body[8..12].copy_from_slice(&[99, 0, 99, 0]);
@@ -164,9 +194,8 @@ fn another_version_and_an_unknown_session_are_refused_by_name() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn bad_headers_end_the_session() {
-    let server = server();
+fn bad_headers_end_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.control.sequence_out = 7;
     session.control.send(Header::new(Kind::Ping), &[]);
@@ -190,18 +219,16 @@ fn bad_headers_end_the_session() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn more_calls_than_granted_end_the_session() {
-    let server = server();
+fn more_calls_than_granted_end_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.call(5000, Method::Flush, Arguments::new_zeroed(), (0, 0), &[]);
     closed_for(&server, CloseReason::Credit);
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_wrong_payload_checksum_ends_the_session() {
-    let server = server();
+fn a_wrong_payload_checksum_ends_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Required);
     let mut header = Header::with_body(Kind::Call, &CallBody::new_zeroed());
     header.flags = FLAG_PAYLOAD_CHECKSUM;
@@ -211,9 +238,8 @@ fn a_wrong_payload_checksum_ends_the_session() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_guessed_window_is_refused_and_the_session_goes_on() {
-    let server = server();
+fn a_guessed_window_is_refused_and_the_session_goes_on(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.open_volume();
     let mut data = Header::new(Kind::Data);
@@ -246,11 +272,10 @@ fn a_guessed_window_is_refused_and_the_session_goes_on() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_call_for_no_bytes_is_answered() {
+fn a_call_for_no_bytes_is_answered(path: Path) {
     let volume = Arc::new(Volume::new("disk", Store::null(1 << 20), Served::default()));
     for volume in [memory(4 << 20), volume] {
-        let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), vec![volume]);
+        let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), vec![volume]);
         let mut session = Session::open(&server, 1, PayloadChecksum::Off);
         session.open_volume();
         for method in [Method::Read, Method::Write, Method::Trim, Method::Zero, Method::Extents, Method::Prefetch] {
@@ -269,10 +294,9 @@ fn talkative() -> Vec<Arc<Volume>> {
     (0..20).map(other).chain([memory(4 << 20)]).collect()
 }
 
-#[test]
-fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
+fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does(path: Path) {
     const CALLS: usize = 2000;
-    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+    let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), talkative());
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     for _ in 0..CALLS {
         session.call(0, Method::List, Arguments::new_zeroed(), (0, 0), &[]);
@@ -283,7 +307,7 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
         assert!(Instant::now() < deadline, "{:?}", server.state.lock().unwrap());
         std::thread::yield_now();
     }
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    let mut volume = client(IoChoice::Epoll, &server.address, VolumeOptions::new(0x30)).unwrap();
     volume.read(0, &mut vec![0; 70_000]).unwrap();
     for at in 0..CALLS {
         let (header, kind, payload) = session.control.receive().unwrap();
@@ -295,9 +319,8 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
     assert_eq!(server.state.lock().unwrap().last_closed, None);
 }
 
-#[test]
-fn many_clients_that_take_no_answers_share_one_bound() {
-    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+fn many_clients_that_take_no_answers_share_one_bound(path: Path) {
+    let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), talkative());
     let mut sessions: Vec<Session> =
         (1..=60).map(|client| Session::open(&server, client, PayloadChecksum::Off)).collect();
     for _ in 0..500 {
@@ -317,9 +340,8 @@ fn many_clients_that_take_no_answers_share_one_bound() {
     assert!(queued < LOOP_HEAP_BYTES_MAX + (60 * (20 << 10)), "{queued} bytes waited");
 }
 
-#[test]
-fn a_long_read_without_a_bulk_lane_is_refused() {
-    let server = server();
+fn a_long_read_without_a_bulk_lane_is_refused(path: Path) {
+    let server = server(path);
     let terms = Terms { bulk_lanes: 1, ..TERMS };
     let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
     let mut control = Lane::open(&server);
@@ -335,9 +357,8 @@ fn a_long_read_without_a_bulk_lane_is_refused() {
     assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 11));
 }
 
-#[test]
-fn a_client_that_vanishes_in_mid_write_leaves_nothing() {
-    let server = server();
+fn a_client_that_vanishes_in_mid_write_leaves_nothing(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.open_volume();
     let mut arguments = Arguments::new_zeroed();
@@ -350,7 +371,7 @@ fn a_client_that_vanishes_in_mid_write_leaves_nothing() {
     data.payload_len = pull.len;
     session.bulk.send_sealed(data, &[9; 1000]);
     drop(session);
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    let mut volume = client(IoChoice::Epoll, &server.address, VolumeOptions::new(0x30)).unwrap();
     let mut back = vec![1; 4096];
     volume.read(0, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 0), "a piece that never arrived whole was written");
