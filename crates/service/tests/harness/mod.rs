@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod session;
 pub mod stream;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::tls::ServerTls;
 use byway_fabric::{CloseReason, Options, Registry};
-use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
+use byway_reactor::{Address, Counters, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
 use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
@@ -76,6 +77,7 @@ pub struct State {
     pub calls: usize,
     /// The most that there was.
     pub queued_heap_bytes_max: usize,
+    pub counters: Counters,
 }
 
 impl Running {
@@ -211,6 +213,7 @@ fn serve(
             open_windows: server.open_windows(),
             calls: server.calls_in_flight(),
             queued_heap_bytes_max,
+            counters: reactor.counters(),
         };
         reactor.reap(&mut completions, Wait::Block).unwrap();
         for completion in completions.drain(..) {

@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::time::Duration;
 
-use byway_reactor::{Address, Gather, IoChoice, Op, Outcome, Reactor, Scatter, Socket, Token, Wait};
+use byway_reactor::{Address, FramePool, Gather, IoChoice, Op, Outcome, Reactor, Scatter, Socket, Token, Wait};
 
 /// Nothing that a test waits for takes this long.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -20,6 +20,11 @@ impl Stream {
         let Outcome::Connected(connected) = stream.run(Op::Connect { to: to.clone() })? else { unreachable!() };
         stream.socket = Some(connected?);
         Ok(stream)
+    }
+
+    /// Lends the server an arena.
+    pub fn lend(&mut self, arena: &FramePool) {
+        self.reactor.lend_arena(self.socket(), arena).unwrap();
     }
 
     fn socket(&self) -> Socket {
