@@ -83,6 +83,14 @@ pub struct File {
     pub(crate) generation: u32,
 }
 
+/// A descriptor of somebody else's making that this loop waits for (see
+/// [`Reactor::add_descriptor`](crate::Reactor::add_descriptor)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Descriptor {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
 /// Where a stream socket listens or connects to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
@@ -198,6 +206,12 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Complete when a descriptor can be read from, or has ended or failed. Nothing is read. One at a time, each for one
+    /// completion; while it is readable, the next completes at once.
+    Readable {
+        /// Which one.
+        descriptor: Descriptor,
+    },
     /// Complete at or after `at`.
     Timer {
         /// When.
@@ -280,6 +294,8 @@ pub enum Outcome {
     Extents(Result<Vec<Extent>, Errno>),
     /// [`Op::Prefetch`].
     Prefetched(Result<(), Errno>),
+    /// [`Op::Readable`].
+    Readable(Result<(), Errno>),
     /// [`Op::Timer`].
     TimedOut(Result<(), Errno>),
     /// Another thread called [`Waker::wake`](crate::Waker::wake).

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
-use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
 use crate::shared::{self, Detached, Floor, Shared};
@@ -390,6 +390,28 @@ impl Reactor {
         let (shared, mut floor) = floor!(self);
         shared.close(&mut floor, socket);
         self.backend.close(socket);
+    }
+
+    /// Takes over a descriptor that something else reads and writes, to wait for it by [`Op::Readable`]: an event channel,
+    /// say. Whoever else has the open file gives a duplicate.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulation.
+    pub fn add_descriptor(&mut self, fd: OwnedFd) -> std::io::Result<Descriptor> {
+        match &mut self.backend {
+            Backend::Uring(uring) => Ok(uring.add_descriptor(fd)),
+            Backend::Epoll(epoll) => Ok(epoll.add_descriptor(fd)),
+            Backend::Sim(_) => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Closes a descriptor; a wait for it ends with `ECANCELED`.
+    pub fn remove_descriptor(&mut self, descriptor: Descriptor) {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.remove_descriptor(descriptor),
+            Backend::Epoll(epoll) => epoll.remove_descriptor(descriptor),
+            Backend::Sim(_) => {}
+        }
     }
 
     /// Says that nothing more will be sent; receiving goes on.
