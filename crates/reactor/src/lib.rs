@@ -42,7 +42,7 @@ mod workers;
 pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
-pub use gather::{Gather, Piece, Scatter};
+pub use gather::{Gather, Part, Piece, Scatter};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use net::listen_shared as listen;
 pub use op::{

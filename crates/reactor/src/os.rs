@@ -271,6 +271,16 @@ impl Os {
         n
     }
 
+    /// Reads at once, waiting for the device if a page is not in memory.
+    pub(crate) fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let os = self.os_file(file)?;
+        let memory = Memory { ptr: into.as_mut_ptr(), len: into.len() };
+        // SAFETY: the slice is valid and ours alone during the call.
+        let n = unsafe { blocking::read(os.fd(), memory, offset)? };
+        self.counters.read_copied_bytes += n as u64;
+        Ok(n)
+    }
+
     /// Writes at once if the file lives in memory; else `EAGAIN`.
     pub(crate) fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let os = self.os_file(file)?;

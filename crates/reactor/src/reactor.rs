@@ -439,6 +439,15 @@ impl Reactor {
         each!(self, backend => backend.try_write(file, offset, bytes))
     }
 
+    /// Reads a range of a mapped file at once, into memory that needs a copy of it. It should be resident
+    /// ([`Reactor::resident`]): a page that is not makes the loop wait for the disk. Short only at the end of the file.
+    ///
+    /// # Errors
+    /// The kernel's; `EOPNOTSUPP` in a simulation.
+    pub fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        self.backend.os().ok_or(Errno::OPNOTSUPP)?.read_now(file, offset, into)
+    }
+
     /// Receives what is here of a stream straight into a file that lives in memory, in whole pages of the file or up to
     /// the end of the range, so that no page is ever half of one transfer and half of another. Gives the bytes moved;
     /// 0 if no whole page is here, or the file does not lend itself to it, or there is no room: use [`Op::Recv`] and

@@ -190,7 +190,15 @@ impl Endpoint {
     /// # Errors
     /// [`PostError::TooLong`], and as for [`Self::post`].
     pub fn send_inline(&self, bytes: &[u8], token: u64, report: Report) -> Result<(), PostError> {
-        self.connected()?.send_inline(bytes, token, report)
+        self.connected()?.send_inline(bytes, None, token, report)
+    }
+
+    /// The same with a number beside the message.
+    ///
+    /// # Errors
+    /// As for [`Self::send_inline`].
+    pub fn send_inline_with(&self, bytes: &[u8], immediate: u32, token: u64, report: Report) -> Result<(), PostError> {
+        self.connected()?.send_inline(bytes, Some(immediate), token, report)
     }
 
     fn connected(&self) -> Result<&QueuePair, PostError> {

@@ -51,6 +51,9 @@ pub enum RdmaError {
         /// How much was asked for.
         bytes: usize,
     },
+    /// A window must have bytes, all of them in its memory.
+    #[error("a window must have bytes, all of them in its memory")]
+    Range,
     /// More than the device can do.
     #[error("{what}: {wanted} wanted, at most {most} to be had")]
     Capacity {

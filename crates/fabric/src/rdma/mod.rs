@@ -32,7 +32,7 @@ pub mod verbs;
 pub use completion::CompletionQueue;
 pub use connection::{Event, EventChannel, EventKind};
 pub use device::{Device, DeviceInfo, LinkLayer, PortInfo, PortState};
-pub use domain::{Domain, PoolRegion, Region, Rights, Window, WindowAddress};
+pub use domain::{Domain, Exposed, PoolRegion, Region, Rights, Window, WindowAddress};
 pub use endpoint::{Endpoint, Listener};
 pub use error::{Fault, PostError, RdmaError, Refused, WorkError};
 pub use library::Library;
