@@ -223,7 +223,7 @@ impl QueuePair {
         self.check_room()
     }
 
-    fn check_room(&self) -> Result<(), PostError> {
+    pub(super) fn check_room(&self) -> Result<(), PostError> {
         if self.is_broken.get() {
             return Err(PostError::NotConnected);
         }
