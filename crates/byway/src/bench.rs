@@ -137,7 +137,7 @@ struct Lane {
     volume: Remote,
     /// By tag: when the request was begun.
     begun: Vec<Instant>,
-    payload: Rc<Frame>,
+    payload: Option<Rc<Frame>>,
     next: u64,
 }
 
@@ -224,19 +224,29 @@ impl Bench {
             let tls = &arguments.tls;
             let options = RemoteOptions { class, connections, read_only: false, tls, unflushed_bytes_max };
             let volume = Remote::connect(&mut reactor, &arguments.uri, options)?;
-            let mut payload = reactor.frames().alloc(arguments.bs as usize).ok_or_else(no_memory)?;
-            payload.fill(0x5a);
             let begun = vec![Instant::ZERO; arguments.depth.into()];
-            lanes.push(Lane { volume, begun, payload: Rc::new(payload), next: 0 });
+            lanes.push(Lane { volume, begun, payload: None, next: 0 });
         }
         let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
         remote::open(&mut reactor, &mut remotes)?;
+        for lane in &mut lanes {
+            let len = arguments.bs as usize;
+            let own = lane.volume.shared_frame(len).or_else(|| reactor.frames().alloc(len));
+            let mut payload = own.ok_or_else(no_memory)?;
+            payload.fill(0x5a);
+            lane.payload = Some(Rc::new(payload));
+        }
         let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
         let (pattern, block) = (arguments.rw, arguments.bs);
         let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
         let blocks = bytes / block;
         let bench = Self { reactor, lanes, pattern, block, blocks, random: 1, latencies };
         if blocks == 0 { Err(BenchError::Small) } else { Ok(bench) }
+    }
+
+    fn frame(&self, lane: usize) -> Option<Frame> {
+        let len = self.block as usize;
+        self.lanes[lane].volume.shared_frame(len).or_else(|| self.reactor.frames().alloc(len))
     }
 
     fn turn(&mut self, wait: Wait) -> Result<(), BenchError> {
@@ -248,7 +258,7 @@ impl Bench {
     fn measure(&mut self, end: Instant, depth: usize) -> Result<(), BenchError> {
         for lane in 0..self.lanes.len() {
             for tag in 0..depth {
-                let frame = self.reactor.frames().alloc(self.block as usize);
+                let frame = self.frame(lane);
                 self.begin(lane, tag as u64, frame)?;
             }
         }
@@ -265,7 +275,7 @@ impl Bench {
                     // The bounds hold for a minute; a longer latency counts as that.
                     self.latencies.saturating_record(nanos.max(1));
                     if now < end {
-                        let frame = one.buffer.or_else(|| self.reactor.frames().alloc(self.block as usize));
+                        let frame = one.buffer.or_else(|| self.frame(lane));
                         self.begin(lane, one.tag, frame)?;
                     }
                 }
@@ -297,10 +307,11 @@ impl Bench {
             Pattern::Randrw => self.random >> 40 & 1 == 1,
             Pattern::Read | Pattern::Randread => false,
         };
-        let request = match (writes, frame) {
-            (true, _) => Request::Write { offset, len, from: Rc::clone(&lane.payload), durable: false },
-            (false, Some(into)) => Request::Read { offset, len, into },
-            (false, None) => return Err(BenchError::Loop(std::io::ErrorKind::OutOfMemory.into())),
+        let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
+        let request = if writes {
+            Request::Write { offset, len, from: lane.payload.clone().ok_or_else(no_memory)?, durable: false }
+        } else {
+            Request::Read { offset, len, into: frame.ok_or_else(no_memory)? }
         };
         lane.begun[tag as usize] = self.reactor.now();
         // Refused only over the machine's bound, which is above the greatest depth.

@@ -1,10 +1,11 @@
 //! Bytes between the memory of two nodes: sessions of several lanes, windows, messages.
 //!
-//! A [`tcp::Fabric`] drives the sessions of one loop over any backend of the [`Reactor`](byway_reactor::Reactor). Small
+//! A [`Fabric`] drives the sessions of one loop over any backend of the [`Reactor`](byway_reactor::Reactor). Small
 //! messages travel in batches on a session's control lane; large payloads on bulk lanes, from the sender's memory straight
 //! into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`]) know no socket
 //! and no clock.
 
+mod fabric;
 pub mod limits;
 pub mod random;
 pub mod rdma;
@@ -12,13 +13,12 @@ pub mod registration;
 pub mod registry;
 pub mod session;
 pub mod slots;
-pub mod tcp;
 pub mod tls;
 pub mod windows;
 pub mod wire;
 
+pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, Remote, Route};
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
 pub use slots::{Slot, Slots};
-pub use tcp::{Fabric, FabricCounters, Handler, Options};
 pub use windows::{Closed, WindowError, WindowKey, Windows};

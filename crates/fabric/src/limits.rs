@@ -28,6 +28,10 @@ pub const HANDSHAKES_MAX: usize = 1024;
 /// Windows of one loop; opening more answers `None`, and the caller waits.
 pub const WINDOWS_MAX: usize = 1 << 16;
 
+/// Windows of one peer whose places are known, where the wire can place payloads. Over shared memory, what has no place goes
+/// through the stream; over RDMA such a window cannot be used, and its session ends.
+pub const GRANTS_MAX: usize = 1024;
+
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
 pub const CREDITS_DEFAULT: u16 = 256;
 

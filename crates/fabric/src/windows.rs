@@ -22,6 +22,11 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WindowKey(pub u64);
 
+/// Which of the table's slots a key names.
+pub(crate) const fn slot_of(key: WindowKey) -> usize {
+    (key.0 & SLOT_MASK) as usize
+}
+
 /// Why a window cannot be used so. The peer's fault; the memory was not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u16)]
@@ -38,6 +43,18 @@ pub enum WindowError {
     /// Another payload is being received into it.
     #[error("the window is being filled already")]
     Busy = 4,
+}
+
+impl WindowError {
+    /// What a peer says by that number. What it does not name rightly is a wrong key.
+    pub const fn from_number(number: u64) -> Self {
+        match number {
+            2 => Self::Bounds,
+            3 => Self::Rights,
+            4 => Self::Busy,
+            _ => Self::Key,
+        }
+    }
 }
 
 /// What became of a window that was closed.
@@ -82,6 +99,8 @@ struct Window {
     start: u32,
     len: u32,
     context: u64,
+    /// It is for what we get, and not for puts that the peer decides on.
+    get: bool,
     memory: Memory,
 }
 
@@ -105,6 +124,29 @@ impl Windows {
     ) -> Option<WindowKey> {
         assert!(start + len <= frame.len(), "range within the frame");
         self.open(random, session, (start, len), context, Memory::Target(frame))
+    }
+
+    /// Opens all of `frame` for what is got from the peer of `session`.
+    ///
+    /// # Errors
+    /// The frame, at [`WINDOWS_MAX`].
+    pub fn open_get(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        frame: Frame,
+        context: u64,
+    ) -> Result<WindowKey, Frame> {
+        if self.is_full() {
+            return Err(frame);
+        }
+        let len = frame.len();
+        let key = self.open(random, session, (0, len), context, Memory::Target(frame));
+        let key = key.unwrap_or(WindowKey(0));
+        if let Some(window) = self.find(key) {
+            window.get = true;
+        }
+        Ok(key)
     }
 
     /// Opens `frame[start..start + len]` for the peer of `session` to read.
@@ -131,7 +173,7 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
-        let window = Window { secret, session, start: start as u32, len: len as u32, context, memory };
+        let window = Window { secret, session, start: start as u32, len: len as u32, context, get: false, memory };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -241,6 +283,44 @@ impl Windows {
         });
         self.refused += u64::from(read.is_err());
         read
+    }
+
+    /// Whether a window is for a get from the peer of `session`.
+    pub fn is_get(&mut self, session: Slot, key: WindowKey) -> bool {
+        self.find(key).is_some_and(|window| window.get && window.session == session)
+    }
+
+    /// The windows of a session that are for gets.
+    pub fn gets_of(&self, session: Slot) -> Vec<WindowKey> {
+        let open = |window: &Window| window.get && window.session == session && !matches!(window.memory, Memory::Free);
+        let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
+        of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
+    }
+
+    /// The memory of a window that is not being filled: the frame, and the range in it.
+    pub fn range(&mut self, key: WindowKey) -> Option<(&Frame, usize, usize)> {
+        let window = self.find(key)?;
+        let (start, len) = (window.start as usize, window.len as usize);
+        match &window.memory {
+            Memory::Target(frame) => Some((frame, start, len)),
+            Memory::Source(frame) => Some((frame, start, len)),
+            Memory::Free | Memory::Lent { .. } => None,
+        }
+    }
+
+    /// The frames that the peer of a session may fill, and that are not being filled.
+    pub fn targets_of(&mut self, session: Slot) -> impl Iterator<Item = &mut Frame> {
+        self.slots.iter_mut().filter(move |window| window.session == session).filter_map(|window| {
+            match &mut window.memory {
+                Memory::Target(frame) => Some(frame),
+                _ => None,
+            }
+        })
+    }
+
+    /// Bytes of a window.
+    pub fn bytes(&mut self, key: WindowKey) -> usize {
+        self.find(key).map_or(0, |window| window.len as usize)
     }
 
     /// Whether a payload is being received into a window.

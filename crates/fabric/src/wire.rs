@@ -24,6 +24,11 @@ pub const FEATURES: u32 = FEATURE_PAYLOAD_CHECKSUM;
 /// Header flag: `payload_crc` holds the payload's CRC32C.
 pub const FLAG_PAYLOAD_CHECKSUM: u8 = 1;
 
+/// Header flag: the payload is a [`Grant`] for the sender's window that the header names.
+pub const FLAG_GRANT: u8 = 2;
+/// Header flag: the payload lies in the window already; nothing of it follows.
+pub const FLAG_PLACED: u8 = 4;
+
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -226,6 +231,30 @@ pub struct Welcome {
     pub reserved: [u8; 40],
 }
 
+/// Body of `Pull`. The header's window and offset say what of the peer's memory is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Pull {
+    /// The window that the `Data` shall go into, from its start.
+    pub target: U64,
+    /// Bytes.
+    pub len: U32,
+    /// Zero.
+    pub reserved: [u8; 68],
+}
+
+/// Where a window of the sender lies, for a wire that places payloads by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Grant {
+    /// Its first byte: over shared memory, in the arena that the sender has lent; over RDMA, in the sender's address space.
+    pub address: U64,
+    /// Bytes.
+    pub len: U32,
+    /// The remote key; 0 over shared memory.
+    pub key: U32,
+}
+
 /// Body of `Refuse` and `Goodbye`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -246,6 +275,7 @@ pub struct Refuse {
     pub reserved_end: [u8; 60],
 }
 
+const _: () = assert!(size_of::<Pull>() == BODY_BYTES);
 const _: () = assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80 && size_of::<Refuse>() == 80);
 
 /// Why a session is refused or ended.
@@ -313,6 +343,21 @@ mod tests {
         assert_eq!(bytes[40..48], [0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31]);
         assert_eq!((bytes[48], bytes[127]), (0xb0, 0xb1));
         assert_eq!(bytes[..4], crc32c::crc32c(&bytes[4..]).to_le_bytes());
+    }
+
+    #[test]
+    fn a_pull_has_these_bytes() {
+        let pull = Pull { target: U64::new(0x0807_0605_0403_0201), len: U32::new(0x0c0b_0a09), reserved: [0; 68] };
+        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        golden.extend([0; 68]);
+        assert_eq!(pull.as_bytes(), golden);
+    }
+
+    #[test]
+    fn a_grant_has_these_bytes() {
+        let (address, len, key) = (U64::new(0x0807_0605_0403_0201), U32::new(0x0c0b_0a09), U32::new(0x100f_0e0d));
+        let grant = Grant { address, len, key };
+        assert_eq!(grant.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
     }
 
     #[test]

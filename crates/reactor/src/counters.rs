@@ -21,6 +21,10 @@ pub struct Counters {
     pub written_copied_bytes: u64,
     /// Bytes written by direct I/O.
     pub written_direct_bytes: u64,
+    /// Bytes copied into memory that peers have lent.
+    pub put_bytes: u64,
+    /// Bytes copied out of it.
+    pub got_bytes: u64,
     /// Sends.
     pub send_calls: u64,
     /// Receives that brought something.
@@ -32,7 +36,8 @@ pub struct Counters {
 impl Counters {
     /// All bytes that a CPU copied.
     pub fn copied_bytes(&self) -> u64 {
-        self.sent_copied_bytes + self.received_bytes + self.read_copied_bytes + self.written_copied_bytes
+        let streams = self.sent_copied_bytes + self.received_bytes;
+        streams + self.put_bytes + self.got_bytes + self.read_copied_bytes + self.written_copied_bytes
     }
 
     /// The sum of two loops' counts.
@@ -48,6 +53,8 @@ impl Counters {
             read_direct_bytes: self.read_direct_bytes + other.read_direct_bytes,
             written_copied_bytes: self.written_copied_bytes + other.written_copied_bytes,
             written_direct_bytes: self.written_direct_bytes + other.written_direct_bytes,
+            put_bytes: self.put_bytes + other.put_bytes,
+            got_bytes: self.got_bytes + other.got_bytes,
             send_calls: self.send_calls + other.send_calls,
             receive_calls: self.receive_calls + other.receive_calls,
             sleeps: self.sleeps + other.sleeps,

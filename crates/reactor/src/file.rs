@@ -45,7 +45,7 @@ pub(crate) struct OsFile {
 }
 
 /// `TMPFS_MAGIC` of `statfs(2)`.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
+pub(crate) const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 impl OpenFile {
     /// Opens a regular file or block device.

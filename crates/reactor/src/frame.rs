@@ -5,14 +5,19 @@
 //! stay page-aligned (a reply that lies 16 bytes off a page boundary is received 10 times slower on some CPUs).
 //! An empty pool answers `None`: the caller queues, nothing grows.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use crate::limits::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::region::Region;
 
 const ORDERS: usize = (FRAME_BYTES_MAX / FRAME_BYTES_MIN).ilog2() as usize + 1;
+
+fn whole_bytes(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(FRAME_BYTES_MAX)
+}
 
 /// A bounded pool of frames. Cloning it gives another handle to the same pool.
 #[derive(Clone)]
@@ -21,8 +26,11 @@ pub struct FramePool {
 }
 
 struct Inner {
-    base: NonNull<u8>,
-    bytes: usize,
+    region: Region,
+    /// The file that an arena lies in.
+    file: Option<OwnedFd>,
+    /// Some of it lies there no longer: it is no arena any more.
+    revoked: Cell<bool>,
     buddies: RefCell<Buddies>,
 }
 
@@ -51,12 +59,30 @@ impl FramePool {
     /// # Errors
     /// The kernel's, if the memory cannot be mapped.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(FRAME_BYTES_MAX);
-        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE;
-        let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags)? };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self::over(Region::private(whole_bytes(bytes))?, None))
+    }
+
+    /// An *arena*: a pool whose memory can be lent to the peer of a stream over shared memory
+    /// ([`Reactor::lend_arena`](crate::Reactor::lend_arena)), which then copies straight into its frames and out of them.
+    /// It lies in a sealed anonymous file. Its frames are frames like any other.
+    ///
+    /// Who was lent it can read and write all of it, at any time, as long as that process has it mapped, which nothing
+    /// here can end: so an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
+    /// the peer's word until it was copied. A peer that goes on writing after its stream has ended spoils what later users
+    /// find in the frames: another peer gets another arena.
+    ///
+    /// # Errors
+    /// `InvalidInput` for more than [`ARENA_BYTES_MAX`]; else the kernel's, if the memory cannot be had.
+    pub fn shared(bytes: usize) -> std::io::Result<Self> {
+        if bytes > ARENA_BYTES_MAX {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        let (region, fd) = Region::sealed("byway-arena", whole_bytes(bytes))?;
+        Ok(Self::over(region, Some(fd)))
+    }
+
+    fn over(region: Region, file: Option<OwnedFd>) -> Self {
+        let bytes = region.bytes();
         let blocks = bytes / FRAME_BYTES_MIN;
         let mut buddies = Buddies {
             free: Default::default(),
@@ -67,7 +93,7 @@ impl FramePool {
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
         }
-        Ok(Self { inner: Rc::new(Inner { base, bytes, buddies: RefCell::new(buddies) }) })
+        Self { inner: Rc::new(Inner { region, file, revoked: Cell::new(false), buddies: RefCell::new(buddies) }) }
     }
 
     /// A frame of `len` bytes (1 to [`FRAME_BYTES_MAX`]), or `None` when the pool has no room for it now.
@@ -91,7 +117,7 @@ impl FramePool {
 
     /// Bytes of the pool.
     pub fn bytes(&self) -> usize {
-        self.inner.bytes
+        self.inner.region.bytes()
     }
 
     /// Bytes not in use; they may be in pieces.
@@ -102,7 +128,33 @@ impl FramePool {
     /// The whole mapping, start and bytes, for registration with the kernel or a NIC. It stays while a handle to the pool, or
     /// a frame of it, lives.
     pub fn region(&self) -> (*mut u8, usize) {
-        (self.inner.base.as_ptr(), self.inner.bytes)
+        (self.inner.region.at(0), self.inner.region.bytes())
+    }
+
+    /// Takes a frame of an arena away from everybody who was lent it: it keeps its place and its contents, and has pages of its
+    /// own from now on, which no other process can reach. The pool is no arena any more: it cannot be lent, and its frames
+    /// have no place in it. A pool that never was one has nothing to take away.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no memory.
+    pub fn revoke(&self, frame: &mut Frame) -> std::io::Result<()> {
+        assert!(self.owns(frame), "a frame of this pool");
+        if self.inner.file.is_some() {
+            self.inner.revoked.set(true);
+            // The frame is borrowed for writing, so no operation of a loop has it.
+            self.inner.region.make_private(frame.pool_offset(), frame.capacity())?;
+        }
+        Ok(())
+    }
+
+    /// Whether a frame is of this pool.
+    pub fn owns(&self, frame: &Frame) -> bool {
+        Rc::ptr_eq(&self.inner, &frame.pool)
+    }
+
+    /// The file that the pool lies in, if it is an arena.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.file.as_ref().filter(|_| !self.inner.revoked.get()).map(AsFd::as_fd)
     }
 }
 
@@ -155,14 +207,6 @@ impl Buddies {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this base and length; every frame holds an `Rc` to this, so none
-        // is left, and operations own their frames until the kernel is done with them.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
-
 impl Frame {
     /// Bytes, as asked for.
     pub fn len(&self) -> usize {
@@ -179,16 +223,26 @@ impl Frame {
         FRAME_BYTES_MIN << self.order
     }
 
+    /// Where the frame begins in its pool's arena, in bytes; `None` if its pool is none ([`FramePool::shared`]).
+    pub fn arena_offset(&self) -> Option<usize> {
+        (self.pool.file.is_some() && !self.pool.revoked.get()).then(|| self.pool_offset())
+    }
+
+    fn pool_offset(&self) -> usize {
+        self.block as usize * FRAME_BYTES_MIN
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: the block lies within the pool's mapping.
-        unsafe { self.pool.base.as_ptr().add(self.block as usize * FRAME_BYTES_MIN) }
+        self.pool.region.at(self.pool_offset())
     }
 }
 
 impl Deref for Frame {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block is this frame's alone while it lives, mapped and initialised (anonymous pages are zero).
+        // SAFETY: the block is this frame's alone while it lives, mapped and initialised (new pages are zero). A peer that
+        // an arena was lent to may write there meanwhile: bytes of any value, of which nothing here makes anything but
+        // bytes, as with a mapped file.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
     }
 }
@@ -256,6 +310,32 @@ mod tests {
         assert!(pool.alloc_largest(70_000, 32 << 10).is_none() && pool.alloc_largest(70_000, 70_000).is_none());
         all.clear();
         assert_eq!(pool.alloc_largest(70_000, 4096).map(|frame| frame.len()), Some(70_000));
+    }
+
+    #[test]
+    fn a_frame_knows_its_pool_and_its_place_in_an_arena() {
+        let (plain, arena) = (FramePool::new(1).unwrap(), FramePool::shared(2 * FRAME_BYTES_MAX).unwrap());
+        let frame = plain.alloc(10).unwrap();
+        assert!(plain.owns(&frame) && plain.clone().owns(&frame) && !arena.owns(&frame));
+        assert_eq!(frame.arena_offset(), None);
+        let mut places = Vec::new();
+        while let Some(mut frame) = arena.alloc(300_000) {
+            assert!(arena.owns(&frame) && !plain.owns(&frame));
+            frame.fill(places.len() as u8 + 1);
+            places.push((frame.arena_offset().unwrap(), frame));
+        }
+        assert_eq!(places.len(), 4);
+        // What another process finds at these places is what the frames hold.
+        let other = Region::of_peer(arena.file().unwrap(), arena.bytes()).unwrap();
+        for (value, (at, frame)) in (1..).zip(&places) {
+            assert_eq!(frame.as_ptr() as usize - arena.region().0 as usize, *at);
+            // SAFETY: the first and the last byte of the frame, in the other mapping.
+            let seen = unsafe { [other.at(*at).read(), other.at(at + 299_999).read(), other.at(at + 300_000).read()] };
+            assert_eq!(seen, [value, value, 0]);
+        }
+        drop(places);
+        assert_eq!(arena.free_bytes(), arena.bytes());
+        assert!(FramePool::shared(ARENA_BYTES_MAX + 1).is_err(), "no server takes it");
     }
 
     #[test]

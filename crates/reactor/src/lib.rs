@@ -29,6 +29,7 @@ mod pace;
 pub mod privilege;
 pub mod probe;
 mod reactor;
+mod region;
 pub mod seeded;
 mod shared;
 pub mod sim;

@@ -34,4 +34,13 @@ pub const SHARED_STEP_BYTES: usize = 32 << 10;
 /// How long the server of a shared stream may take to send its memory; then the connect fails with `ETIMEDOUT`.
 pub const SHARED_CONNECT_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// The largest arena ([`FramePool::shared`](crate::FramePool::shared)): a larger one is not made, and not taken from a peer.
+pub const ARENA_BYTES_MAX: usize = 1 << 30;
+
+/// All arenas that a loop has taken from its peers, in bytes; more are refused with `ENOBUFS`, and their streams go on
+/// without. It bounds what peers can have charged to this process: a page of an arena that its owner has never touched, or
+/// has given back, is made when we copy there, and accounted to us until both have let go of the arena.
+pub const ARENAS_BYTES_MAX: usize = 4 << 30;
+
+const _: () = assert!(ARENA_BYTES_MAX <= ARENAS_BYTES_MAX && ARENA_BYTES_MAX.is_multiple_of(FRAME_BYTES_MAX));
 const _: () = assert!(FRAME_BYTES_MAX.is_power_of_two() && FRAME_BYTES_MIN.is_power_of_two());

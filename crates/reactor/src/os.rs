@@ -150,15 +150,24 @@ impl Os {
     /// # Errors
     /// `EBADF` if one is not of this loop, `EFAULT` if a range lies outside of its mapping; then nothing is kept.
     pub(crate) fn use_gather(&mut self, gather: &Gather) -> Result<(), Errno> {
+        self.check_gather(gather)?;
+        for segment in &gather.segments {
+            if let Segment::Map { file, .. } = segment {
+                self.in_use(*file);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every mapped file of `gather` is of this loop, and has the range.
+    ///
+    /// # Errors
+    /// As of [`Os::use_gather`].
+    pub(crate) fn check_gather(&self, gather: &Gather) -> Result<(), Errno> {
         for segment in &gather.segments {
             if let Segment::Map { file, offset, len } = segment {
                 let map = self.os_file(*file)?.map.as_ref().ok_or(Errno::FAULT)?;
                 map.address(*offset, *len as usize).ok_or(Errno::FAULT)?;
-            }
-        }
-        for segment in &gather.segments {
-            if let Segment::Map { file, .. } = segment {
-                self.in_use(*file);
             }
         }
         Ok(())

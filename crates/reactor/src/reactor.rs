@@ -99,6 +99,8 @@ macro_rules! floor {
     };
 }
 
+mod arena;
+
 /// A look that took longer than this gave the CPU away.
 const SPIN_LOST_NANOS: u128 = 15_000;
 
@@ -322,7 +324,8 @@ impl Reactor {
     /// Takes over a connected stream socket, or what another loop's [`Reactor::release`] has given up.
     ///
     /// # Errors
-    /// The kernel's; `ENOBUFS` without a frame for a stream over shared memory; `Unsupported` in a simulation.
+    /// The kernel's; `ENOBUFS` without a frame for a stream over shared memory, or without room for its arena (see
+    /// [`ARENAS_BYTES_MAX`](crate::limits::ARENAS_BYTES_MAX)); `Unsupported` in a simulation.
     pub fn adopt(&mut self, stream: impl Into<Detached>) -> std::io::Result<Socket> {
         let (fd, link) = stream.into().into_parts();
         let socket = each!(self, backend => backend.adopt(fd))?;
@@ -335,7 +338,7 @@ impl Reactor {
     }
 
     /// Gives up a stream that has no operation in flight, to hand it to another loop. `None` if it has, if it is
-    /// stale, or in a simulation.
+    /// stale, or in a simulation. The arena that its peer has lent goes with it.
     pub fn release(&mut self, socket: Socket) -> Option<Detached> {
         match self.shared.is_busy(socket) {
             None => return each!(self, backend => backend.release(socket)).map(Detached::from),

@@ -1,4 +1,4 @@
-//! The bodies of the fabric's `Call`, `Reply`, `Pull` and `Data`. docs/wire.md draws the byte maps.
+//! The bodies of the fabric's `Call` and `Reply`, and of the `Data` that brings a part of an answer. docs/wire.md draws the byte maps.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -39,21 +39,7 @@ pub struct ReplyBody {
     pub result: [u8; INLINE_BYTES],
 }
 
-/// Body of a `Pull`. The header's window and offset say what of the caller's memory is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct PullBody {
-    /// The call that it is for.
-    pub call: U64,
-    /// The server's window that the `Data` shall go into, from its start.
-    pub target: U64,
-    /// Bytes.
-    pub len: U32,
-    /// Zero.
-    pub reserved: [u8; 60],
-}
-
-/// Body of a `Data`.
+/// Body of a `Data` that brings a part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DataBody {
@@ -64,7 +50,7 @@ pub struct DataBody {
 }
 
 const _: () = assert!(size_of::<CallBody>() == BODY_BYTES && size_of::<ReplyBody>() == BODY_BYTES);
-const _: () = assert!(size_of::<PullBody>() == BODY_BYTES && size_of::<DataBody>() == BODY_BYTES);
+const _: () = assert!(size_of::<DataBody>() == BODY_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -90,9 +76,9 @@ mod tests {
             result: [0xaa; 64],
         };
         assert_eq!(reply.as_bytes(), golden);
-        let pull = PullBody { call: call.call, target: U64::new(9), len: U32::new(10), reserved: [0; 60] };
-        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0];
-        golden.extend([0; 60]);
-        assert_eq!(pull.as_bytes(), golden);
+        let data = DataBody { call: call.call, reserved: [0; 72] };
+        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8];
+        golden.extend([0; 72]);
+        assert_eq!(data.as_bytes(), golden);
     }
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX};
 use byway_fabric::session::{Identity, hello, read_welcome};
-use byway_fabric::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, HeaderError, Kind, Refuse};
+use byway_fabric::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, HeaderError, Kind, Pull, Refuse};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum, Terms};
 use byway_reactor::IoChoice;
-use byway_rpc::wire::{CallBody, PullBody, ReplyBody};
+use byway_rpc::wire::{CallBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
@@ -226,7 +226,7 @@ fn a_guessed_window_is_refused_and_the_session_goes_on() {
     arguments.len.set(65_536);
     session.call(0, Method::Write, arguments, (77, 65_536), &[]);
     let (header, kind, _) = session.control.receive().unwrap();
-    let pull: PullBody = header.body();
+    let pull: Pull = header.body();
     assert_eq!((kind, header.window.get(), pull.len.get()), (Kind::Pull, 77, 65_536));
     let mut data = Header::new(Kind::Data);
     data.window = pull.target;
@@ -344,7 +344,7 @@ fn a_client_that_vanishes_in_mid_write_leaves_nothing() {
     arguments.len.set(1 << 20);
     session.call(0, Method::Write, arguments, (77, 1 << 20), &[]);
     let (header, _, _) = session.control.receive().unwrap();
-    let pull: PullBody = header.body();
+    let pull: Pull = header.body();
     let mut data = Header::new(Kind::Data);
     data.window = pull.target;
     data.payload_len = pull.len;

@@ -30,6 +30,11 @@ pub trait Endpoint {
         false
     }
 
+    /// A frame of memory that costs it less than others, if it has such and there is some free.
+    fn own_frame(&self, _len: usize) -> Option<Frame> {
+        None
+    }
+
     /// Starts a request. `id` is unused until its answer has come.
     fn submit(&mut self, reactor: &mut Reactor, id: u32, request: Request);
 

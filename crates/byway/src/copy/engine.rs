@@ -341,6 +341,13 @@ impl Engine<'_> {
         self.slots.len() as u32 - 1
     }
 
+    /// Memory for a piece: of an end that has its own, so that it costs that one less.
+    fn frame(&self, len: u64) -> Option<Frame> {
+        let len = len as usize;
+        let own = self.source.own_frame(len).or_else(|| self.destination.own_frame(len));
+        own.or_else(|| self.reactor.frames().alloc(len))
+    }
+
     /// Starts one piece of work, or gives it back if there is no frame for it now.
     fn start(&mut self, work: Work) -> Option<Work> {
         let (slot, at_source, request) = match work {
@@ -352,13 +359,13 @@ impl Engine<'_> {
                 (Slot::Planning { offset }, true, Request::Extents { offset, len })
             }
             Work::Read { offset, len, before } => {
-                let Some(into) = self.reactor.frames().alloc(len as usize) else {
+                let Some(into) = self.frame(len) else {
                     return Some(work);
                 };
                 (Slot::Reading { offset, before }, true, Request::Read { offset, into })
             }
             Work::Fill { offset, len } => {
-                let Some(mut from) = self.reactor.frames().alloc(len as usize) else {
+                let Some(mut from) = self.frame(len) else {
                     return Some(work);
                 };
                 from.fill(0);
@@ -376,7 +383,7 @@ impl Engine<'_> {
                 (Slot::Flushing { records: std::mem::take(&mut self.unflushed) }, false, Request::Flush)
             }
             Work::Check { offset, record } => {
-                let Some(into) = self.reactor.frames().alloc(record.len as usize) else {
+                let Some(into) = self.frame(record.len) else {
                     return Some(work);
                 };
                 (Slot::Checking { offset, record }, false, Request::Read { offset, into })

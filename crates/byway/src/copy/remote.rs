@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use byway_reactor::{Completion, Reactor};
+use byway_reactor::{Completion, Frame, Reactor};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Answer as RemoteAnswer, Request as RemoteRequest, VolumeError};
 use byway_service::block::wire::CallError;
@@ -65,6 +65,10 @@ pub(super) fn volume_identity(remote: &Remote, info: &RemoteInfo) -> String {
 impl Endpoint for RemoteEndpoint {
     fn bytes(&self) -> u64 {
         self.info.bytes
+    }
+
+    fn own_frame(&self, len: usize) -> Option<Frame> {
+        self.remote.shared_frame(len)
     }
 
     fn block_bytes(&self) -> u32 {

@@ -213,6 +213,14 @@ impl Remote {
         }
     }
 
+    /// A frame of memory that its server has mapped too, if there is any: requests with it cost a copy less.
+    pub fn shared_frame(&self, len: usize) -> Option<Frame> {
+        match &self.wire {
+            Wire::Native(volume) => volume.shared_frame(len),
+            Wire::Nbd(_) => None,
+        }
+    }
+
     /// Takes a request; its answer comes from [`Remote::reap`] with that tag.
     ///
     /// # Errors

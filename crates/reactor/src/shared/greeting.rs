@@ -1,23 +1,19 @@
-//! How the memory of a shared stream comes to the client: the server sends one message with the descriptor, as soon as it
-//! has accepted the connection.
+//! How the memory of a shared stream comes to the client: the server sends one message with two descriptors, as soon as it
+//! has accepted the connection: of the memory, and of a socket on which the client may lend an arena.
 //!
-//! The server makes the memory, so it never waits for a client; the client waits for the message.
+//! The server makes both, so it never waits for a client; the client waits for the message.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
 
 use super::memory::SharedMemory;
+use super::{lending, message};
 
 /// First in the message.
 const MAGIC: &[u8; 8] = b"byway-sm";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, bytes of a ring; see docs/wire.md.
 const GREETING_BYTES: usize = 16;
 
@@ -36,47 +32,33 @@ fn read_greeting(bytes: &[u8; GREETING_BYTES]) -> Option<usize> {
     (magic == MAGIC && version == VERSION).then_some(ring as usize)
 }
 
+/// What both ends have after the greeting: the memory of the stream, and their end of the socket for an arena.
+pub(super) type Greeted = (Arc<SharedMemory>, OwnedFd);
+
 /// Makes the memory of a stream that was accepted, and sends it.
 ///
 /// # Errors
 /// The kernel's; the connection is then of no use.
-pub(super) fn give(socket: BorrowedFd<'_>, ring_bytes: usize) -> Result<Arc<SharedMemory>, Errno> {
+pub(super) fn give(socket: BorrowedFd<'_>, ring_bytes: usize) -> Result<Greeted, Errno> {
     let (memory, fd) = SharedMemory::create(ring_bytes)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [fd.as_fd()];
-    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-        return Err(Errno::NOMEM);
-    }
-    let bytes = greeting(ring_bytes);
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
-    if sent == GREETING_BYTES { Ok(Arc::new(memory)) } else { Err(Errno::IO) }
+    let (ours, theirs) = lending::sockets()?;
+    message::send(socket, &greeting(ring_bytes), &[fd.as_fd(), theirs.as_fd()])?;
+    Ok((Arc::new(memory), ours))
 }
 
 /// Takes the memory of a stream that was connected; `None` if it has not come yet.
 ///
 /// # Errors
 /// `EPROTO` if something else listens there, `ECONNRESET` if it closes the connection; else the kernel's.
-pub(super) fn take(socket: BorrowedFd<'_>) -> Result<Option<Arc<SharedMemory>>, Errno> {
-    let mut bytes = [0; GREETING_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let came = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        came => came?.bytes,
+pub(super) fn take(socket: BorrowedFd<'_>) -> Result<Option<Greeted>, Errno> {
+    let (bytes, [Some(fd), Some(lending)]) = (match message::receive::<GREETING_BYTES, 2>(socket) {
+        Err(Errno::AGAIN) => return Ok(None),
+        came => came?,
+    }) else {
+        return Err(Errno::PROTO);
     };
-    let mut fds = control.drain().flat_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<OwnedFd>>(),
-        _ => Vec::new(),
-    });
-    let fd = fds.next();
-    match (came, read_greeting(&bytes), fd) {
-        (0, ..) => Err(Errno::CONNRESET),
-        (GREETING_BYTES, Some(ring_bytes), Some(fd)) => Ok(Some(Arc::new(SharedMemory::open(fd.as_fd(), ring_bytes)?))),
-        _ => Err(Errno::PROTO),
-    }
+    let ring_bytes = read_greeting(&bytes).ok_or(Errno::PROTO)?;
+    Ok(Some((Arc::new(SharedMemory::open(fd.as_fd(), ring_bytes)?), lending)))
 }
 
 #[cfg(test)]
@@ -89,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_greeting_has_these_bytes() {
-        let golden = *b"byway-sm\x01\0\0\0\0\0\x04\0";
+        let golden = *b"byway-sm\x02\0\0\0\0\0\x04\0";
         assert_eq!(greeting(256 << 10), golden);
         assert_eq!(read_greeting(&golden), Some(256 << 10));
         for at in 0..12 {
@@ -97,16 +79,6 @@ mod tests {
             other[at] ^= 1;
             assert_eq!(read_greeting(&other), None, "byte {at}");
         }
-    }
-
-    fn send(to: &UnixStream, bytes: &[u8], fd: Option<&OwnedFd>) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors = fd.map(|fd| [fd.as_fd()]);
-        if let Some(descriptors) = &descriptors {
-            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        }
-        rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
     #[test]
@@ -121,19 +93,24 @@ mod tests {
         };
         let (all, some) = (SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL, SealFlags::GROW);
         let plain: OwnedFd = tempfile::tempfile().unwrap().into();
-        for (bytes, fd, good) in [
-            (greeting(ring), Some(file(len, all)), true),
-            (greeting(ring), Some(file(len, some)), false),
-            (greeting(ring), Some(file(len - 1, all)), false),
-            (greeting(ring), Some(plain), false),
-            (greeting(ring), None, false),
-            (greeting(ring + 4096), Some(file(len + 8192, all)), false),
-            (greeting(1 << 30), Some(file(0, all)), false),
-            (*b"GET / HTTP/1.0\r\n", Some(file(len, all)), false),
+        let file = |len, seals| Some(file(len, seals));
+        for (bytes, fd, others, good) in [
+            (greeting(ring), file(len, all), 1, true),
+            (greeting(ring), file(len, some), 1, false),
+            (greeting(ring), file(len - 1, all), 1, false),
+            (greeting(ring), Some(plain), 1, false),
+            (greeting(ring), None, 0, false),
+            (greeting(ring), None, 1, false),
+            (greeting(ring), file(len, all), 0, false),
+            (greeting(ring), file(len, all), 2, false),
+            (greeting(ring + 4096), file(len + 8192, all), 1, false),
+            (greeting(1 << 30), file(0, all), 1, false),
+            (*b"GET / HTTP/1.0\r\n", file(len, all), 1, false),
         ] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             assert!(take(ours.as_fd()).unwrap().is_none(), "nothing has come");
-            send(&theirs, &bytes, fd.as_ref());
+            let fds: Vec<_> = fd.iter().map(AsFd::as_fd).chain(std::iter::repeat_n(theirs.as_fd(), others)).collect();
+            message::send(theirs.as_fd(), &bytes, &fds).unwrap();
             let taken = take(ours.as_fd());
             assert_eq!(taken.as_ref().is_ok_and(Option::is_some), good, "{taken:?}");
             assert!(good || taken.unwrap_err() == Errno::PROTO);
@@ -146,8 +123,8 @@ mod tests {
     #[test]
     fn what_is_given_is_taken() {
         let (server, client) = UnixStream::pair().unwrap();
-        let theirs = give(server.as_fd(), 64 << 10).unwrap();
-        let ours = take(client.as_fd()).unwrap().unwrap();
+        let (theirs, _) = give(server.as_fd(), 64 << 10).unwrap();
+        let (ours, _) = take(client.as_fd()).unwrap().unwrap();
         assert_eq!((theirs.ring_bytes(), ours.ring_bytes()), (64 << 10, 64 << 10));
         let mut writer = super::super::ring::Writer::new(&theirs, 0);
         let reader = super::super::ring::Reader::new(&ours, 0);

@@ -4,12 +4,13 @@
 //! death.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::memory::SharedMemory;
+use super::arena::PeerArena;
+use super::greeting::Greeted;
+use super::lending::Lending;
 use super::ring::{Bell, Ended, Reader, Writer};
 use crate::blocking::{self, Memory};
 use crate::gather::{Gather, Scatter, Segment};
@@ -46,6 +47,7 @@ pub(crate) struct Ends {
     reader: Reader,
     /// The socket, for ringing.
     bell: OwnedFd,
+    lending: Lending,
     /// The socket has ended: the peer has closed it, or is dead.
     peer_gone: bool,
     /// We have said that nothing more will be sent.
@@ -68,10 +70,18 @@ pub(crate) struct Link {
 pub(super) type Ready = (Token, Outcome);
 
 impl Ends {
-    pub(super) fn new(memory: &Arc<SharedMemory>, end: End, bell: OwnedFd) -> Self {
-        let (reads, writes) = if end == End::Server { (0, 1) } else { (1, 0) };
-        let (writer, reader) = (Writer::new(memory, writes), Reader::new(memory, reads));
-        Self { writer, reader, bell, peer_gone: false, ended: false }
+    pub(super) fn new((memory, lending): Greeted, end: End, bell: OwnedFd) -> Self {
+        let (reads, writes, lending) = match end {
+            End::Server => (0, 1, Lending::MayTake(lending)),
+            End::Client => (1, 0, Lending::MayLend(lending)),
+        };
+        let (writer, reader) = (Writer::new(&memory, writes), Reader::new(&memory, reads));
+        Self { writer, reader, bell, lending, peer_gone: false, ended: false }
+    }
+
+    /// Bytes of the peer's arena, if it has lent one.
+    pub(super) fn arena_bytes(&self) -> Option<usize> {
+        self.lending.arena().map(PeerArena::bytes)
     }
 
     fn ring(&self, bell: Bell) {
@@ -90,6 +100,16 @@ impl Link {
     /// What is left when nothing is in flight.
     pub(super) fn into_ends(self) -> Ends {
         self.ends
+    }
+
+    /// What the stream has to do with arenas.
+    pub(super) fn lending(&mut self) -> &mut Lending {
+        &mut self.ends.lending
+    }
+
+    /// Bytes of the peer's arena, if it has lent one.
+    pub(super) fn arena_bytes(&self) -> Option<usize> {
+        self.ends.arena_bytes()
     }
 
     /// The socket has ended.
@@ -317,7 +337,7 @@ fn copy_in(writer: &Writer, os: &mut Os, gather: &Gather, mut skip: usize, n: us
 ///
 /// # Safety
 /// `to` is valid for writing so many bytes, and is no part of a frame or head.
-unsafe fn copy_part(
+pub(super) unsafe fn copy_part(
     os: &mut Os,
     gather: &Gather,
     segment: &Segment,

@@ -6,26 +6,31 @@
 //! links are looked at. A loop that has been turning finds what came by looking; before it sleeps, it asks the peers to
 //! ring. So a thousand idle links cost nothing, and a busy one no system call.
 
+mod arena;
+mod connect;
 mod greeting;
+mod lending;
 mod link;
 mod memory;
+mod message;
 mod ring;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use self::link::{End, Ends, Link, Ready};
+use self::arena::PeerArena;
+use self::connect::Connecting;
+use self::link::{Ends, Link, Ready};
 use crate::frame::FramePool;
-use crate::gather::Scatter;
-use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
+use crate::gather::{Gather, Scatter};
+use crate::limits::ARENAS_BYTES_MAX;
 use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
+use crate::os::Os;
 use crate::reactor::Backend;
-use crate::time::{Instant, monotonic};
 
 /// The class of the tokens of our own operations.
 pub(crate) const SHARED_CLASS: u8 = 0xfe;
@@ -35,19 +40,6 @@ const GREETING: u8 = 2;
 const BELL_BYTES: usize = 4096;
 /// Turns in which a link has nothing to do before its peer is asked to ring.
 const IDLE_TURNS_MAX: u32 = 256;
-/// How often a new connection is asked for its greeting, at first and at most.
-const GREETING_PAUSE_MIN: Duration = Duration::from_micros(200);
-const GREETING_PAUSE_MAX: Duration = Duration::from_millis(20);
-
-/// A connection of ours that waits for its greeting.
-struct Connecting {
-    token: Token,
-    socket: Socket,
-    bell: OwnedFd,
-    since: Instant,
-    pause: Duration,
-}
-
 /// The links of a loop.
 #[derive(Default)]
 pub(crate) struct Shared {
@@ -130,7 +122,7 @@ impl Shared {
         &mut self,
         floor: &mut Floor<'_>,
         socket: Socket,
-        begin: impl FnOnce(&mut Link, &mut crate::os::Os) -> Option<Ready>,
+        begin: impl FnOnce(&mut Link, &mut Os) -> Option<Ready>,
     ) {
         let (Some(link), Some(os)) = (self.links.get_mut(&socket), floor.backend.os()) else { return };
         self.ready.extend(begin(link, os));
@@ -248,73 +240,12 @@ impl Shared {
         self.heat(socket);
     }
 
-    /// Gives an accepted stream its memory. False if that cannot be done; the stream is then closed.
-    fn greet(&mut self, floor: &mut Floor<'_>, socket: Socket) -> bool {
-        let given = floor.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
-            let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
-            Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
-        });
-        let linked =
-            given.and_then(|(memory, bell)| self.add_link(floor, socket, Ends::new(&memory, End::Server, bell)));
-        if let Err(error) = linked {
-            tracing::warn!(%error, "no memory could be shared with a client; its connection is closed");
-            floor.backend.close(socket);
-        }
-        linked.is_ok()
-    }
-
     fn add_link(&mut self, floor: &mut Floor<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
         let frame = floor.frames.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
         let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
         floor.backend.submit(op, own_token(BELL, socket));
         self.links.insert(socket, Link::new(ends));
         Ok(())
-    }
-
-    /// A connection of ours stands; true if it has yet to be greeted.
-    fn connected(&mut self, floor: &mut Floor<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
-        let fd = floor.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
-        let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
-            Ok(bell) => bell,
-            Err(error) => {
-                floor.backend.close(socket);
-                self.ready.push((token, Outcome::Connected(Err(error))));
-                return true;
-            }
-        };
-        let (since, pause) = (monotonic(), GREETING_PAUSE_MIN);
-        self.connecting.push(Connecting { token, socket, bell, since, pause });
-        self.ask_for_greeting(floor, socket);
-        true
-    }
-
-    fn ask_for_greeting(&mut self, floor: &mut Floor<'_>, socket: Socket) {
-        let Some(place) = self.connecting.iter().position(|connecting| connecting.socket == socket) else { return };
-        let connecting = &mut self.connecting[place];
-        match greeting::take(connecting.bell.as_fd()) {
-            Ok(Some(memory)) => {
-                let Ok(bell) = connecting.bell.try_clone() else {
-                    return self.end_connect(floor, place, Err(Errno::MFILE));
-                };
-                let linked = self.add_link(floor, socket, Ends::new(&memory, End::Client, bell));
-                self.end_connect(floor, place, linked);
-            }
-            Ok(None) if monotonic().since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
-                let at = monotonic() + connecting.pause;
-                connecting.pause = (connecting.pause * 2).min(GREETING_PAUSE_MAX);
-                floor.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
-            }
-            Ok(None) => self.end_connect(floor, place, Err(Errno::TIMEDOUT)),
-            Err(error) => self.end_connect(floor, place, Err(error)),
-        }
-    }
-
-    fn end_connect(&mut self, floor: &mut Floor<'_>, place: usize, result: Result<(), Errno>) {
-        let Connecting { token, socket, .. } = self.connecting.swap_remove(place);
-        if result.is_err() {
-            floor.backend.close(socket);
-        }
-        self.ready.push((token, Outcome::Connected(result.map(|()| socket))));
     }
 
     /// Closes a stream; false if it has no link.
@@ -340,6 +271,62 @@ impl Shared {
         self.links.get(&socket).map(Link::is_busy)
     }
 
+    /// Lends the peer of a stream an arena.
+    pub(crate) fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
+        self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?.lending().lend(pool)
+    }
+
+    /// Takes the arena that the peer of a stream has lent; gives its size.
+    pub(crate) fn take_arena(&mut self, socket: Socket) -> Result<usize, Errno> {
+        let room = self.arena_room();
+        self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?.lending().take(room)
+    }
+
+    /// Bytes of the arena of a stream's peer.
+    pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<usize> {
+        self.links.get(&socket)?.arena_bytes()
+    }
+
+    /// Bytes of arenas that may still be taken.
+    fn arena_room(&self) -> usize {
+        let taken: usize = self.links.values().filter_map(Link::arena_bytes).sum();
+        ARENAS_BYTES_MAX.saturating_sub(taken)
+    }
+
+    /// Copies into the arena of a stream's peer.
+    pub(crate) fn put(
+        &mut self,
+        floor: &mut Floor<'_>,
+        socket: Socket,
+        gather: &Gather,
+        offset: u64,
+    ) -> Result<(), Errno> {
+        let (arena, os) = self.arena_of(floor, socket)?;
+        arena.put(os, gather, offset)
+    }
+
+    /// Copies out of it.
+    pub(crate) fn get(
+        &mut self,
+        floor: &mut Floor<'_>,
+        socket: Socket,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), Errno> {
+        let (arena, os) = self.arena_of(floor, socket)?;
+        arena.get(os, offset, into)
+    }
+
+    fn arena_of<'a>(
+        &'a mut self,
+        floor: &'a mut Floor<'_>,
+        socket: Socket,
+    ) -> Result<(&'a PeerArena, &'a mut Os), Errno> {
+        let link = self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?;
+        let arena = link.lending().arena().ok_or(Errno::NOTCONN)?;
+        Ok((arena, floor.backend.os().ok_or(Errno::NOTCONN)?))
+    }
+
     /// Gives up a stream whose bell is no longer listened to.
     pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
         let link = self.links.remove(&socket).map(|link| Box::new(link.into_ends()));
@@ -354,6 +341,9 @@ impl Shared {
         link: Option<Box<Ends>>,
     ) -> Result<(), Errno> {
         let Some(link) = link else { return Ok(()) };
+        if link.arena_bytes().unwrap_or(0) > self.arena_room() {
+            return Err(Errno::NOBUFS);
+        }
         self.add_link(floor, socket, *link)?;
         self.heat(socket);
         Ok(())

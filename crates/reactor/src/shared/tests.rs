@@ -1,5 +1,7 @@
 //! Rings under two threads, peers that lie, and peers that die.
 
+mod arenas;
+
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -110,7 +112,8 @@ fn a_bell_finds_the_socket_of_a_slot_that_was_used_very_often() {
     for generation in [7, 1 << 24, (1 << 24) + 7] {
         let socket = Socket { index: generation & 3, generation };
         let (ours, _) = UnixStream::pair().unwrap();
-        let ends = super::link::Ends::new(&memory(), super::link::End::Client, ours.into());
+        let (lending, _) = super::lending::sockets().unwrap();
+        let ends = super::link::Ends::new((memory(), lending), super::link::End::Client, ours.into());
         shared.links.insert(socket, super::link::Link::new(ends));
         assert_eq!(shared.named_by(super::bell_token(socket)), Some(socket));
         shared.links.clear();
@@ -182,7 +185,7 @@ fn by_hand(io: IoChoice) -> (Loop, Socket, UnixStream, Arc<SharedMemory>) {
     let mut none = Vec::new();
     client.reactor.reap(&mut none, Wait::Poll).unwrap();
     let (server, _) = listener.accept().unwrap();
-    let memory = super::greeting::give(server.as_fd(), RING).unwrap();
+    let (memory, _) = super::greeting::give(server.as_fd(), RING).unwrap();
     client.done = none;
     let Outcome::Connected(Ok(socket)) = client.wait(0) else { panic!("not connected") };
     (client, socket, server, memory)

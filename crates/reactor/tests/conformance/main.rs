@@ -4,6 +4,7 @@
 mod descriptors;
 mod files;
 mod handles;
+mod pools;
 mod rig;
 mod streams;
 
@@ -56,6 +57,7 @@ suites! {
         descriptors::a_wait_that_is_cancelled_or_removed_ends_once,
         descriptors::a_removed_descriptor_is_closed,
         descriptors::a_hang_up_ends_a_wait,
+        pools::frames_of_any_pool_are_sent_received_read_and_written,
         files::what_was_written_is_read,
         files::ranges_become_holes_and_zeroes,
         files::what_lies_past_the_end_of_a_file_is_no_hole,

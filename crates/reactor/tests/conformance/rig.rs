@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use byway_reactor::sim::World;
 use byway_reactor::{
-    Address, Completion, Errno, File, FileOptions, Frame, Gather, IoChoice, Listener, Op, OpenFile, Outcome, Reactor,
-    Scatter, Socket, Token, Wait,
+    Address, Completion, Errno, File, FileOptions, Frame, FramePool, Gather, IoChoice, Listener, Op, OpenFile, Outcome,
+    Reactor, Scatter, Socket, Token, Wait,
 };
 
 /// Nothing that a test waits for takes this long.
@@ -250,6 +250,15 @@ impl Rig {
         match self.run(0, Op::Read { file, offset, into, start: 0, len }) {
             Outcome::Read { into, result } => result.map(|n| into[..n].to_vec()),
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Everything that was lent of another pool came back.
+    pub fn assert_all_back(&mut self, pool: &FramePool) {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        while pool.free_bytes() < pool.bytes() {
+            self.settle();
+            assert!(std::time::Instant::now() < deadline, "frames that did not come back: {pool:?}");
         }
     }
 

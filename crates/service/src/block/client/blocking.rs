@@ -120,7 +120,7 @@ impl BlockingVolume {
         loop {
             while next < into.len() && result.is_ok() {
                 let len = PIECE_BYTES_MAX.min(into.len() - next);
-                let Some(frame) = self.reactor.frames().alloc(len) else { break };
+                let Some(frame) = self.volume.alloc(&self.reactor, len) else { break };
                 let request = Request::Read { offset: offset + next as u64, len, into: frame };
                 if self.volume.submit(request, next as u64).is_err() {
                     break;
@@ -150,7 +150,7 @@ impl BlockingVolume {
         loop {
             while next < from.len() && result.is_ok() {
                 let len = PIECE_BYTES_MAX.min(from.len() - next);
-                let Some(mut frame) = self.reactor.frames().alloc(len) else { break };
+                let Some(mut frame) = self.volume.alloc(&self.reactor, len) else { break };
                 frame.copy_from_slice(&from[next..next + len]);
                 let request = Request::Write { offset: offset + next as u64, len, from: Rc::new(frame), durable };
                 if self.volume.submit(request, next as u64).is_err() {

@@ -8,10 +8,11 @@ use std::time::Duration;
 use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{Agreed, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot, WindowKey};
-use byway_reactor::{Address, Completion, Frame, Instant, Op, Reactor, Token};
+use byway_fabric::{Agreed, Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot, WindowKey};
+use byway_reactor::limits::ARENA_BYTES_MAX;
+use byway_reactor::{Address, Completion, Frame, FramePool, Instant, Op, Reactor, Token};
 use byway_rpc::Calls;
-use byway_rpc::wire::{CallBody, DataBody, PullBody};
+use byway_rpc::wire::{CallBody, DataBody};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -174,6 +175,17 @@ impl Volume {
         self.fabric.set_tls_client(Some(tls));
     }
 
+    /// A frame for a request. Over shared memory it is one of memory that the server has mapped too, which saves a copy on
+    /// the way; requests take frames of any pool.
+    pub fn alloc(&self, reactor: &Reactor, len: usize) -> Option<Frame> {
+        self.shared_frame(len).or_else(|| reactor.frames().alloc(len))
+    }
+
+    /// A frame of memory that the server has mapped too, if there is any free.
+    pub fn shared_frame(&self, len: usize) -> Option<Frame> {
+        self.fabric.arena()?.alloc(len)
+    }
+
     /// Takes a request; its answer comes from [`Volume::reap`] with that tag.
     ///
     /// # Errors
@@ -312,6 +324,13 @@ impl Core {
         self.identity.nonce = fabric.random().bytes16();
         self.state = State::Connecting;
         self.sessions += 1;
+        if matches!(self.address, Address::Shared(_)) && fabric.arena().is_none() {
+            let bytes = reactor.frames().bytes().min(ARENA_BYTES_MAX);
+            match FramePool::shared(bytes) {
+                Ok(arena) => fabric.lend(arena),
+                Err(error) => tracing::debug!(%error, "no memory to share: payloads go through the stream"),
+            }
+        }
         self.session = Some(fabric.connect(reactor, self.address.clone(), self.identity));
     }
 
@@ -383,26 +402,6 @@ impl Core {
         }
     }
 
-    /// The server wants a piece of a write.
-    fn pulled(&self, fabric: &mut Fabric, session: Slot, header: &Header) {
-        let pull: PullBody = header.body();
-        let (key, len) = (WindowKey(header.window.get()), pull.len.get() as usize);
-        match fabric.windows().read(session, key, header.window_offset.get(), len) {
-            Ok((frame, start)) => {
-                let mut data = DataBody::new_zeroed();
-                data.call = pull.call;
-                let mut header = Header::with_body(Message::Data, &data);
-                header.window = pull.target;
-                let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
-                let checksum = checksum.then(|| crc32c::crc32c(&frame[start..start + len]));
-                let lane = fabric.bulk_lane(session);
-                let push = |gather: &mut byway_reactor::Gather| gather.push_shared(frame, start, len);
-                fabric.send_with(session, lane, header, (len, checksum), push);
-            }
-            Err(error) => fabric.nack(session, header, error),
-        }
-    }
-
     fn noticed(&mut self, header: &Header) {
         let body: CallBody = header.body();
         let resized = Resized::read_from_prefix(&body.arguments).map(|(resized, _)| resized);
@@ -430,8 +429,8 @@ impl Handler for Core {
         let call = self.calls.start(Pending::Open, reactor.now() + CALL_TIME_MAX);
         let header = call_header(call, Method::Open, &arguments, None);
         let checksum = agreed.payload_checksum().then(|| crc32c::crc32c(self.name.as_bytes()));
-        let payload = (self.name.len(), checksum);
-        fabric.send_with(session, 0, header, payload, |gather| gather.push_head(self.name.as_bytes()));
+        let payload = Announced { len: self.name.len(), checksum };
+        fabric.send_with(session, header, payload, |gather| gather.push_head(self.name.as_bytes()));
     }
 
     fn message(
@@ -444,10 +443,7 @@ impl Handler for Core {
     ) {
         match kind {
             Message::Reply => self.replied(fabric, reactor, session, header, payload),
-            Message::Pull => self.pulled(fabric, session, header),
             Message::Notice => self.noticed(header),
-            // The window that our `Data` was for is gone at the server: it no longer wants it.
-            Message::Nack => {}
             _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
         }
     }

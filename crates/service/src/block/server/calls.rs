@@ -88,7 +88,7 @@ impl Serving<'_> {
             Method::Read | Method::Write => {
                 let len = usize::try_from(len).ok().filter(|len| *len <= CALL_BYTES_MAX);
                 let len = len.ok_or(super::super::BlockError::TooLong)?;
-                if len > SMALL_BYTES_MAX && (window_len < len || !fabric.has_bulk_lane(call.session)) {
+                if len > SMALL_BYTES_MAX && (window_len < len || !fabric.can_put(call.session)) {
                     return Err(CallError::Malformed);
                 }
                 if method == Method::Read {

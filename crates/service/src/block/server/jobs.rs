@@ -2,9 +2,9 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{Fabric, Slot, WindowKey};
-use byway_reactor::Reactor;
+use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Errno, Reactor};
 use byway_rpc::wire::{DataBody, INLINE_BYTES, ReplyBody};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -37,8 +37,8 @@ pub(super) struct Read {
 /// Slices of a read that are on their way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sliced {
-    /// All go by one lane: a window takes one payload at a time.
-    lane: usize,
+    /// All go by one: a window takes one payload at a time.
+    route: Route,
     bytes: usize,
 }
 
@@ -65,11 +65,10 @@ pub(super) enum Job {
     /// A small write, flush, trim, zero, prefetch, list of extents.
     Plain(Call),
     Write(Write),
-    /// A piece of a pulled write: its window while the data is on the way.
+    /// A piece of a write that is got from the client.
     Part {
         write: Slot,
         session: Slot,
-        key: Option<WindowKey>,
         at: usize,
         len: usize,
     },
@@ -125,24 +124,33 @@ impl Serving<'_> {
             Err(error) => Err(error),
         };
         self.end_job(fabric, session, job);
-        self.answer_read(fabric, &read, result);
+        self.answer_read(fabric, reactor, &read, result);
         true
     }
 
-    fn answer_read(&mut self, fabric: &mut Fabric, read: &Read, result: Result<Payload, BlockError>) {
+    fn answer_read(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        read: &Read,
+        result: Result<Payload, BlockError>,
+    ) {
         let payload = match result {
             Ok(payload) => payload,
             Err(error) => return self.fail_read(fabric, read, error),
         };
-        let mut header = reply_header(read.call.id, Ok(()), read.len, &[]);
-        let lane = if read.len > SMALL_BYTES_MAX {
-            header.window.set(read.window.0);
-            fabric.bulk_lane(read.call.session)
-        } else {
-            0
-        };
+        let header = reply_header(read.call.id, Ok(()), read.len, &[]);
+        let session = read.call.session;
+        if read.len > SMALL_BYTES_MAX {
+            let route = fabric.route(session);
+            return match self.put(fabric, reactor, (session, route), (read.window, 0), header, payload) {
+                Ok(()) => self.answered(read.call),
+                Err(error) => self.fail_read(fabric, read, BlockError::Io(error)),
+            };
+        }
         self.answered(read.call);
-        self.send_payload(fabric, read.call.session, lane, header, payload);
+        let announced = self.announce(session, &payload);
+        fabric.send_with(session, header, announced, |gather| payload.push_to(gather));
     }
 
     /// A read failed: the slices of it that are on their way count as payload of the answer, so that the client waits
@@ -154,25 +162,41 @@ impl Serving<'_> {
     }
 
     /// Sends a slice of a read: by itself, or with the reply, if it is the last.
-    fn answer_slice(&mut self, fabric: &mut Fabric, job: Slot, slice: Slice) {
+    fn answer_slice(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, job: Slot, slice: Slice) {
         let Some(Job::Read(read)) = self.core.jobs.get_mut(job) else { return };
         let session = read.call.session;
-        let sliced = read.sliced.get_or_insert_with(|| Sliced { lane: fabric.bulk_lane(session), bytes: 0 });
+        let sliced = read.sliced.get_or_insert_with(|| Sliced { route: fabric.route(session), bytes: 0 });
         sliced.bytes += slice.payload.len();
-        let (call, len, window, lane) = (read.call, read.len, read.window, sliced.lane);
-        let mut header = if slice.last { reply_header(call.id, Ok(()), len, &[]) } else { data_header(call.id) };
-        header.window.set(window.0);
-        header.window_offset.set(if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start });
+        let (call, len, window, route) = (read.call, read.len, read.window, sliced.route);
+        let header = if slice.last { reply_header(call.id, Ok(()), len, &[]) } else { data_header(call.id) };
+        let offset = if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start };
         if slice.last {
             self.answered(call);
         }
-        self.send_payload(fabric, session, lane, header, slice.payload);
+        // A slice lies in frames, so it is the client's memory that cannot be written.
+        if let Err(error) = self.put(fabric, reactor, (session, route), (window, offset), header, slice.payload) {
+            fabric.close(reactor, session, CloseReason::Io(error));
+        }
     }
 
-    fn send_payload(&mut self, fabric: &mut Fabric, session: Slot, lane: usize, header: Header, payload: Payload) {
+    /// Puts a payload into the caller's window, with `header` behind it.
+    fn put(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        to: (Slot, Route),
+        (window, offset): (WindowKey, u64),
+        header: Header,
+        payload: Payload,
+    ) -> Result<(), Errno> {
+        let announced = self.announce(to.0, &payload);
+        let to_remote = (Remote { window, offset }, header);
+        fabric.put(reactor, to, to_remote, announced, |gather| payload.push_to(gather))
+    }
+
+    fn announce(&mut self, session: Slot, payload: &Payload) -> Announced {
         let checked = self.core.session(session).is_some_and(|session| session.checksum);
-        let checksum = if checked { payload.checksum() } else { None };
-        fabric.send_with(session, lane, header, (payload.len(), checksum), |gather| payload.push_to(gather));
+        Announced { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
     }
 
     fn answered(&mut self, call: Call) {
@@ -207,9 +231,9 @@ impl Serving<'_> {
             self.answered_unless_lost(call);
         }
         let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
-        let checksum = checked.then(|| crc32c::crc32c(payload));
+        let announced = Announced { len: payload.len(), checksum: checked.then(|| crc32c::crc32c(payload)) };
         let header = reply_header(call.id, result, payload.len(), inline);
-        fabric.send_with(call.session, 0, header, (payload.len(), checksum), |gather| gather.push_head(payload));
+        fabric.send_with(call.session, header, announced, |gather| gather.push_head(payload));
     }
 
     /// Takes the first step of a request that has no payload in its answer.
@@ -246,11 +270,11 @@ impl Serving<'_> {
                 Outcome::Unit(result) => result.map_err(CallError::from),
                 _ => Err(CallError::Malformed),
             };
-            return self.part_ended(fabric, reactor, write, len, result);
+            return self.part_ended(fabric, write, len, result);
         }
         if let Outcome::Slice(slice) = done.outcome {
             let last = slice.last;
-            self.answer_slice(fabric, slot, slice);
+            self.answer_slice(fabric, reactor, slot, slice);
             if last {
                 self.end_job(fabric, session, slot);
             }
@@ -258,7 +282,7 @@ impl Serving<'_> {
         }
         // The answer goes first: the end of the last job may be the end of the session.
         match (self.core.jobs.get(slot), done.outcome) {
-            (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, &read, result),
+            (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, reactor, &read, result),
             (Some(&Job::Plain(call)), Outcome::Unit(result)) => {
                 self.answer(fabric, call, result.map_err(CallError::from));
             }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, FabricCounters, Handler, Options, Registry, Slot, Slots};
-use byway_reactor::{Address, Completion, Listener, Reactor};
+use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Slot, Slots};
+use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
 use byway_rpc::Inbound;
 use byway_rpc::wire::CallBody;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -46,8 +46,6 @@ struct Session {
     inbound: Inbound,
     /// Jobs that have not ended.
     jobs: usize,
-    /// Pulls that have not been answered.
-    pulls: usize,
     queue: VecDeque<Queued>,
     /// Payloads must lie in memory that nobody else changes, and that we may read.
     private: bool,
@@ -293,7 +291,6 @@ impl Handler for Serving<'_> {
             handles: Vec::new(),
             inbound: Inbound::new(agreed.credits),
             jobs: 0,
-            pulls: 0,
             queue: VecDeque::new(),
             private: agreed.payload_checksum() || fabric.is_secure(slot),
             checksum: agreed.payload_checksum(),
@@ -313,23 +310,24 @@ impl Handler for Serving<'_> {
     ) {
         match kind {
             Message::Call => self.called(fabric, reactor, session, header, payload),
-            Message::Nack => self.pull_refused(fabric, reactor, session, header),
             _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
         }
     }
 
-    fn placed(
+    /// A server opens no windows: a put has nowhere to go.
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (kind, _): (Message, &Header)) {
+        fabric.close(reactor, session, CloseReason::Unexpected(kind));
+    }
+
+    fn got(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        (kind, header): (Message, &Header),
+        (frame, part): (Frame, u64),
+        result: Result<(), GetError>,
     ) {
-        if kind == Message::Data {
-            self.pulled(fabric, reactor, session, header);
-        } else {
-            fabric.close(reactor, session, CloseReason::Unexpected(kind));
-        }
+        self.pulled(fabric, reactor, session, (frame, Slot::from_u64(part)), result);
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
@@ -346,7 +344,6 @@ impl Handler for Serving<'_> {
             // It ended before it was up.
             None => return fabric.release(slot),
         }
-        self.end_pulls_of(fabric, slot);
         self.release_if_done(fabric, slot);
     }
 }

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{CloseReason, Closed, Fabric, Slot, WindowKey};
+use byway_fabric::{Announced, CloseReason, Closed, Fabric, Slot, WindowKey};
 use byway_reactor::{Extent, Instant, Reactor};
 use byway_rpc::Progress;
 use byway_rpc::wire::ReplyBody;
@@ -66,7 +66,8 @@ impl Core {
         match payload {
             Some(from) => {
                 let checksum = checksum.then(|| crc32c::crc32c(&from[start..start + len]));
-                fabric.send_with(session, 0, header, (len, checksum), |gather| gather.push_shared(from, start, len));
+                let payload = Announced { len, checksum };
+                fabric.send_with(session, header, payload, |gather| gather.push_shared(from, start, len));
             }
             None => fabric.send(session, header),
         }

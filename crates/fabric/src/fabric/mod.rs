@@ -4,10 +4,13 @@
 //! all that it reaped: what was sent meanwhile goes out in one system call per lane. That is the batching: under load a
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
+mod grants;
 mod handshake;
 mod lane;
+mod placing;
 mod receive;
 mod secure;
+mod transfer;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -15,17 +18,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, Gather, Listener, Op, Outcome, Reactor, Token};
+use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op, Outcome, Reactor, Socket, Token};
 
+use self::grants::Grants;
 use self::lane::{Lane, Phase};
-use crate::limits::{KEEP_ALIVE_DEFAULT, LOOP_HEAP_BYTES_MAX, TICK};
+pub use self::transfer::{Announced, GetError, Remote, Route};
+use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
-use crate::windows::{WindowError, Windows};
-use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Header, Kind, RefuseCode};
+use crate::windows::Windows;
+use crate::wire::{Header, Kind, RefuseCode};
 
 const RECV: u8 = 1;
 const SEND: u8 = 2;
@@ -84,8 +89,21 @@ pub trait Handler {
         payload: &[u8],
     );
 
-    /// A `Data` or `Reply` came whose payload lies in the window that the header names.
+    /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
+
+    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. Each get ends
+    /// exactly once, before its session is drained. For those who get nothing there is nothing to do.
+    fn got(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        memory: (Frame, u64),
+        result: Result<(), GetError>,
+    ) {
+        let _ = (fabric, reactor, session, memory, result);
+    }
 
     /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
     fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
@@ -121,12 +139,23 @@ struct Session {
     released: bool,
     liveness: Liveness,
     intake: Intake,
+    /// Gets that have not ended.
+    gets: usize,
+    /// What the owner says of the peer.
+    owes: bool,
+    /// The arena that a client has lent its server.
+    lent: Option<FramePool>,
+    /// A server has asked for the arena of its client, and over which stream it has it.
+    arena_asked: bool,
+    peer_arena: Option<Socket>,
+    grants: Grants,
 }
 
 enum Event {
     Up(Slot),
     Down(Slot, CloseReason),
     Drained(Slot),
+    Got(Slot, (Frame, u64), Result<(), GetError>),
 }
 
 /// See the module.
@@ -155,6 +184,10 @@ pub struct Fabric {
     counters: FabricCounters,
     /// Which addresses may connect; `None`: all.
     admits: Option<Admits>,
+    /// What sessions over shared memory lend.
+    arena: Option<FramePool>,
+    /// A list for what is placed.
+    placed: Gather,
 }
 
 impl Fabric {
@@ -181,6 +214,8 @@ impl Fabric {
             last_closed: None,
             counters: FabricCounters::default(),
             admits: None,
+            arena: None,
+            placed: Gather::new(),
         }
     }
 
@@ -271,100 +306,6 @@ impl Fabric {
     /// Why the connection or session that ended last ended.
     pub fn last_closed(&self) -> Option<CloseReason> {
         self.last_closed
-    }
-
-    /// Says whether the peer of a session owes something: only then is its silence watched.
-    pub fn set_owes(&mut self, reactor: &Reactor, session: Slot, owes: bool) {
-        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
-        if state.liveness.owes() != owes {
-            state.liveness.set_owes(owes, reactor.now());
-            if owes {
-                self.owing += 1;
-            } else {
-                self.owing -= 1;
-            }
-        }
-    }
-
-    /// Sends a message without a payload on the control lane.
-    pub fn send(&mut self, session: Slot, header: Header) {
-        self.send_with(session, 0, header, (0, None), |_| ());
-    }
-
-    /// Sends a message on a lane (0 is the control lane, else see [`Fabric::bulk_lane`]); `push` appends `payload.0` bytes,
-    /// of which `payload.1` is the CRC32C if the session has payload checksums.
-    ///
-    /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
-    pub fn send_with(
-        &mut self,
-        session: Slot,
-        lane: usize,
-        mut header: Header,
-        payload: (usize, Option<u32>),
-        push: impl FnOnce(&mut Gather),
-    ) {
-        let Some(state) = self.sessions.get(session).filter(|session| !session.down) else { return };
-        if state.role == Role::Server {
-            header.instance.set(state.agreed.instance);
-        }
-        header.payload_len.set(payload.0 as u32);
-        if let Some(checksum) = payload.1.filter(|_| payload.0 > 0) {
-            header.flags |= FLAG_PAYLOAD_CHECKSUM;
-            header.payload_checksum.set(checksum);
-        }
-        let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            if lane.push(header, push) {
-                self.dirty.push(slot);
-            }
-            debug_assert!(lane.queued_is(payload.0), "as many bytes as announced");
-        }
-        self.count_heap(slot);
-    }
-
-    /// Notes how much heap memory a lane's queue has.
-    fn count_heap(&mut self, slot: Slot) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let now = lane.queued_heap();
-        self.queued_heap = self.queued_heap - lane.counted_heap + now;
-        lane.counted_heap = now;
-    }
-
-    /// Heap memory of what waits to be sent.
-    pub fn queued_heap_bytes(&self) -> usize {
-        self.queued_heap
-    }
-
-    /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
-    pub fn is_full(&self) -> bool {
-        self.queued_heap > LOOP_HEAP_BYTES_MAX
-    }
-
-    /// Whether a session has a bulk lane: answers that need a window cannot be sent without.
-    pub fn has_bulk_lane(&self, session: Slot) -> bool {
-        self.sessions.get(session).is_some_and(|session| session.lanes.iter().skip(1).any(Option::is_some))
-    }
-
-    /// The bulk lane of a session with the fewest bytes queued.
-    pub fn bulk_lane(&self, session: Slot) -> usize {
-        let Some(session) = self.sessions.get(session) else { return 1 };
-        let queued = |lane: &Option<Slot>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
-        (1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1)
-    }
-
-    /// Bytes queued on a session's control lane.
-    pub fn control_queued(&self, session: Slot) -> usize {
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, Lane::queued)
-    }
-
-    /// Tells the peer that its message named a window wrongly.
-    pub fn nack(&mut self, session: Slot, refused: &Header, error: WindowError) {
-        let mut header = Header::new(Kind::Nack);
-        header.body = refused.body;
-        header.window = refused.window;
-        header.window_offset.set(error as u64);
-        self.send(session, header);
     }
 
     /// Ends a session; [`Handler::down`] and [`Handler::drained`] follow.
@@ -509,7 +450,12 @@ impl Fabric {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
+                    Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
                     Event::Drained(session) => {
+                        self.revoke(session);
+                        if !seeded::is(Bug::PiecesOfTheDead) {
+                            self.end_gets(reactor, session, handler);
+                        }
                         handler.drained(self, reactor, session);
                         self.forget_if_done(session);
                     }

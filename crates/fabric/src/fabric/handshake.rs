@@ -5,6 +5,7 @@ use std::sync::Arc;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 
+use super::grants::Grants;
 use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
@@ -76,6 +77,12 @@ impl Fabric {
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
             intake: Intake::default(),
+            gets: 0,
+            owes: false,
+            lent: None,
+            arena_asked: false,
+            peer_arena: None,
+            grants: Grants::default(),
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -310,6 +317,12 @@ impl Fabric {
             released: false,
             liveness: Liveness::new(self.options.keep_alive, reactor.now()),
             intake: Intake::default(),
+            gets: 0,
+            owes: false,
+            lent: None,
+            arena_asked: false,
+            peer_arena: None,
+            grants: Grants::default(),
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
@@ -412,7 +425,7 @@ impl Fabric {
         kind: Kind,
     ) -> Result<(), CloseReason> {
         let Some(lane) = self.lanes.get(slot) else { return Ok(()) };
-        let (number, Some(session)) = (lane.number, lane.session) else { return Ok(()) };
+        let (number, socket, Some(session)) = (lane.number, lane.socket, lane.session) else { return Ok(()) };
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         let agreed = session::read_welcome(header, kind, &state.identity, &state.terms)?;
         if number == 0 {
@@ -428,6 +441,7 @@ impl Fabric {
             return Ok(());
         }
         if number == 0 {
+            self.lend_arena(reactor, session, socket);
             for bulk in 1..=bulk_lanes {
                 self.connect_lane(reactor, session, bulk);
             }

@@ -8,7 +8,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
-use super::{Fabric, Handler, RECV, Role, Session, token};
+use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{GivenBack, WindowKey};
-use crate::wire::{FLAG_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 
 /// Bytes of the frame that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
 pub(super) const HEADER_FRAME_BYTES: usize = 4096;
@@ -279,11 +279,11 @@ impl Fabric {
         while bytes.len() - at >= HEADER_BYTES && !self.is_held(session) {
             // The length is looked at before the rest is: it is checked with the checksum, once the message is whole.
             let peeked = u32::from_le_bytes([bytes[at + 8], bytes[at + 9], bytes[at + 10], bytes[at + 11]]);
-            if peeked as usize > SMALL_BYTES_MAX {
+            if peeked as usize > SMALL_BYTES_MAX && bytes[at + 5] & FLAG_PLACED == 0 {
                 let bad = self.open_header(slot, &bytes[at..]).err();
                 return Err(bad.unwrap_or(CloseReason::Oversize(peeked)));
             }
-            let need = HEADER_BYTES + peeked as usize;
+            let need = HEADER_BYTES + if bytes[at + 5] & FLAG_PLACED == 0 { peeked as usize } else { 0 };
             if bytes.len() - at < need {
                 return Ok((at, need));
             }
@@ -307,6 +307,9 @@ impl Fabric {
         payload: &[u8],
         handler: &mut H,
     ) -> Result<(), CloseReason> {
+        if header.flags & FLAG_PLACED != 0 {
+            return self.placed_came(reactor, session, (kind, header), handler);
+        }
         if header.flags & FLAG_PAYLOAD_CHECKSUM != 0 {
             if crc32c::crc32c(payload) != header.payload_checksum.get() {
                 return Err(CloseReason::PayloadChecksum);
@@ -314,6 +317,12 @@ impl Fabric {
         } else if !payload.is_empty() && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
             return Err(CloseReason::PayloadChecksum);
         }
+        let payload = if header.flags & FLAG_GRANT == 0 {
+            payload
+        } else {
+            self.granted(reactor, session, (kind, header), payload)?;
+            &[]
+        };
         match kind {
             Kind::Ping => self.send(session, Header::new(Kind::Pong)),
             Kind::Pong => {}
@@ -321,7 +330,9 @@ impl Fabric {
                 let refuse: Refuse = header.body();
                 return Err(CloseReason::Refused(RefuseCode::from_number(refuse.code.get())));
             }
-            Kind::Call | Kind::Reply | Kind::Pull | Kind::Nack | Kind::Notice => {
+            Kind::Pull => return self.pulled(reactor, session, header),
+            Kind::Nack => return self.refused(reactor, session, header, handler),
+            Kind::Call | Kind::Reply | Kind::Notice => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
             Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => return Err(CloseReason::Unexpected(kind)),
@@ -437,7 +448,14 @@ impl Fabric {
         if !good {
             return Err(CloseReason::PayloadChecksum);
         }
-        if matches!(given, GivenBack::Open) {
+        if !matches!(given, GivenBack::Open) {
+            return Ok(());
+        }
+        if self.windows.is_get(session, key) {
+            let wanted = self.windows.bytes(key);
+            let result = if wanted == len { Ok(()) } else { Err(GetError::Length { wanted, got: len }) };
+            self.end_get(reactor, session, key, result, handler);
+        } else {
             let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
             handler.placed(self, reactor, session, (kind, header));
         }

@@ -1,0 +1,170 @@
+//! Payloads that are placed by whoever sends or wants them: over shared memory, in the arena that a client has lent.
+//!
+//! A client lends its server an *arena*, a pool of frames that both map, and tells with each call where its window lies in
+//! it. The server copies straight into the window, or out of it, and says so by a message: one copy where the stream takes
+//! two. What has no place in the arena goes through the stream as ever.
+//!
+//! The server can then write all of the arena at any time, and nothing can be taken back from it while it has it mapped. So
+//! an arena is for one server. When a session ends while windows are open, their pages are replaced by others that nobody
+//! else has ([`FramePool::revoke`]): a server that comes back from a long sleep in the middle of a copy writes into memory
+//! that is nobody's. The arena is not lent again then.
+
+use byway_reactor::{Address, Errno, Frame, FramePool, Gather, Reactor, Socket};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::grants::Place;
+use super::transfer::{Announced, Remote};
+use super::{Event, Fabric, GetError, Handler, Role};
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::windows::WindowKey;
+use crate::wire::{Grant, Header, Kind};
+
+impl Fabric {
+    /// Sessions over shared memory that are begun from now on lend their server this arena ([`FramePool::shared`]): windows
+    /// in its frames are filled and read without the stream. Plain sessions only: what TLS protects goes through TLS.
+    pub fn lend(&mut self, arena: FramePool) {
+        self.arena = Some(arena);
+    }
+
+    /// The arena that the next session over shared memory will lend. None if there never was one, or the last one was still
+    /// in use when its session ended.
+    pub fn arena(&self) -> Option<&FramePool> {
+        self.arena.as_ref()
+    }
+
+    /// Lends the server of a session that is welcomed our arena. Without, all goes through the stream.
+    pub(super) fn lend_arena(&mut self, reactor: &mut Reactor, session: Slot, socket: Option<Socket>) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        let (Some(arena), Some(Address::Shared(_)), Some(socket)) = (&self.arena, &state.remote, socket) else {
+            return;
+        };
+        if self.tls_client.is_some() {
+            return;
+        }
+        match reactor.lend_arena(socket, arena) {
+            Ok(()) => state.lent = Some(arena.clone()),
+            Err(error) => tracing::debug!(%error, "no arena for the server: payloads go through the stream"),
+        }
+    }
+
+    /// Where a window lies for the server of `session`, if that can be told.
+    pub(super) fn grant_for(&mut self, session: Slot, header: &Header, payload: Announced) -> Option<Grant> {
+        let arena = self.sessions.get(session)?.lent.as_ref()?;
+        let window = WindowKey(header.window.get());
+        if header.kind != Kind::Call as u8 || window.0 == 0 || payload.len > 0 {
+            return None;
+        }
+        let (frame, start, len) = self.windows.range(window)?;
+        if !arena.owns(frame) {
+            return None;
+        }
+        let address = U64::new((frame.arena_offset()? + start) as u64);
+        Some(Grant { address, len: U32::new(len as u32), key: U32::new(0) })
+    }
+
+    /// The peer tells where its window lies.
+    pub(super) fn granted(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Kind, &Header),
+        payload: &[u8],
+    ) -> Result<(), CloseReason> {
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        let grant = Grant::read_from_bytes(payload).ok().filter(|_| kind == Kind::Call && state.role == Role::Server);
+        let grant = grant.ok_or(CloseReason::Unexpected(kind))?;
+        if !state.arena_asked {
+            state.arena_asked = true;
+            let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
+            match socket.map(|socket| (socket, reactor.take_arena(socket))) {
+                Some((socket, Ok(_))) => state.peer_arena = Some(socket),
+                Some((_, Err(error))) => tracing::debug!(%error, "a client's arena cannot be used"),
+                None => {}
+            }
+        }
+        if state.peer_arena.is_some() {
+            state.grants.note(WindowKey(header.window.get()), grant);
+        }
+        Ok(())
+    }
+
+    /// The place of a window of the peer, if we can reach it, and over which stream.
+    fn place_of(&self, session: Slot, at: Remote, len: usize) -> Option<(Socket, Place)> {
+        let state = self.sessions.get(session).filter(|state| !state.down)?;
+        Some((state.peer_arena?, state.grants.find(at, len)?))
+    }
+
+    /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
+    pub(super) fn place<P: FnOnce(&mut Gather)>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (to, len): (Remote, usize),
+        push: P,
+    ) -> Result<Result<(), Errno>, P> {
+        let Some((socket, place)) = self.place_of(session, to, len) else { return Err(push) };
+        let mut gather = std::mem::take(&mut self.placed);
+        push(&mut gather);
+        debug_assert!(gather.len() == len, "as many bytes as announced");
+        let result = reactor.put(socket, &gather, place.address);
+        gather.clear();
+        self.placed = gather;
+        Ok(result)
+    }
+
+    /// Gets what we can reach; gives the frame back if we cannot.
+    pub(super) fn fetch(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        from: Remote,
+        mut into: Frame,
+        context: u64,
+    ) -> Result<(), Frame> {
+        let len = into.len();
+        let Some((socket, place)) = self.place_of(session, from, len) else { return Err(into) };
+        let result = reactor.get(socket, place.address, &mut into[..len]).map_err(GetError::Io);
+        self.events.push(Event::Got(session, (into, context), result));
+        Ok(())
+    }
+
+    /// The peer says that it has placed a payload.
+    pub(super) fn placed_came<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Kind, &Header),
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        let lent = self.sessions.get(session).is_some_and(|state| state.lent.is_some());
+        if !lent || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
+            return Err(CloseReason::Unexpected(kind));
+        }
+        let (window, len) = (WindowKey(header.window.get()), header.payload_len());
+        match self.windows.lend(session, window, header.window_offset.get(), len) {
+            Ok((frame, _)) => self.payload_placed(reactor, session, header, frame, handler),
+            Err(error) => {
+                self.nack(session, header, error);
+                Ok(())
+            }
+        }
+    }
+
+    /// A session has ended: what its server may still be writing is taken from it.
+    pub(super) fn revoke(&mut self, session: Slot) {
+        let Some(arena) = self.sessions.get_mut(session).and_then(|state| state.lent.take()) else { return };
+        let mut revoked = 0;
+        for frame in self.windows.targets_of(session).filter(|frame| arena.owns(frame)) {
+            if let Err(error) = arena.revoke(frame) {
+                // No memory for a page, or no mapping: then this process is at its end in other ways too.
+                tracing::error!(%error, "memory that a lost server may write cannot be taken back");
+            }
+            revoked += 1;
+        }
+        if revoked > 0 {
+            self.arena = None;
+        }
+    }
+}

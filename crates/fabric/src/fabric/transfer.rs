@@ -1,0 +1,316 @@
+//! What a session moves: messages, puts and gets.
+//!
+//! A *message* is a header, and perhaps a small payload. A *put* brings bytes into a window of the peer, and a message behind
+//! them. A *get* brings bytes of the peer's window into memory of our own; the peer's owner does not hear of it. Whoever
+//! stands above says these three alone; how they travel is the wire's: over lanes a put is a message whose payload is
+//! received straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
+
+use byway_reactor::{Errno, Frame, Gather, Reactor};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::lane::Lane;
+use super::{Fabric, Handler, Role};
+use crate::limits::LOOP_HEAP_BYTES_MAX;
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::windows::{Closed, WindowError, WindowKey};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull};
+
+/// A place in memory that the peer has opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The window.
+    pub window: WindowKey,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// What is said of a payload before it is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// Bytes.
+    pub len: usize,
+    /// Its CRC32C, if the session has payload checksums.
+    pub checksum: Option<u32>,
+}
+
+/// One of the ways that puts can take to the peer: see [`Fabric::route`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route(usize);
+
+/// Why a get brought nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GetError {
+    /// The peer has no such window, or not so much of it: its fault, or ours if we named it wrongly.
+    #[error("the peer refused: {0}")]
+    Refused(WindowError),
+    /// Another number of bytes came than was asked for: the peer's fault.
+    #[error("{got} bytes came where {wanted} were asked for")]
+    Length {
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// The session ended before they came.
+    #[error("the session ended")]
+    Ended,
+    /// The peer's memory cannot be read: it has taken it away.
+    #[error("the peer's memory cannot be read: {0}")]
+    Io(Errno),
+}
+
+impl Fabric {
+    /// Sends a message without a payload.
+    pub fn send(&mut self, session: Slot, header: Header) {
+        self.send_with(session, header, Announced::default(), |_| ());
+    }
+
+    /// Sends a message with a payload of at most [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) bytes, which `push`
+    /// appends.
+    ///
+    /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
+    pub fn send_with(&mut self, session: Slot, mut header: Header, payload: Announced, push: impl FnOnce(&mut Gather)) {
+        let Some(grant) = self.grant_for(session, &header, payload) else {
+            return self.push(session, 0, header, payload, push);
+        };
+        header.flags |= FLAG_GRANT;
+        let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let bytes = grant.as_bytes();
+        let payload = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
+        self.push(session, 0, header, payload, |gather| gather.push_head(bytes));
+    }
+
+    /// Puts a payload of 1 to [`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX) bytes, which `push` appends, to a
+    /// place in the peer's memory, and `header` behind it: [`Handler::placed`] tells the peer. Puts into one window must all
+    /// go by one route.
+    ///
+    /// A place that is not there is refused by the peer, which counts it; nothing is touched, and `header` is not heard of.
+    ///
+    /// # Errors
+    /// The payload cannot be read: it lies in a file that is shorter now, or broken. `header` was not sent. Over lanes this
+    /// is found out later, and ends the session.
+    pub fn put(
+        &mut self,
+        reactor: &mut Reactor,
+        (session, route): (Slot, Route),
+        (to, mut header): (Remote, Header),
+        payload: Announced,
+        push: impl FnOnce(&mut Gather),
+    ) -> Result<(), Errno> {
+        header.window.set(to.window.0);
+        header.window_offset.set(to.offset);
+        match self.place(reactor, session, (to, payload.len), push) {
+            Err(push) => self.push(session, route.0, header, payload, push),
+            Ok(placed) => {
+                placed?;
+                header.flags |= FLAG_PLACED;
+                self.push(session, 0, header, payload, |_| ());
+            }
+        }
+        Ok(())
+    }
+
+    /// Gets as many bytes from a place in the peer's memory as `into` has room for. [`Handler::got`] gives the frame back,
+    /// with `context`.
+    ///
+    /// # Errors
+    /// The frame: all windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)), or the session has ended.
+    pub fn get(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        from: Remote,
+        into: Frame,
+        context: u64,
+    ) -> Result<(), Frame> {
+        if self.sessions.get(session).is_none_or(|state| state.down) {
+            return Err(into);
+        }
+        let into = match self.fetch(reactor, session, from, into, context) {
+            Ok(()) => return Ok(()),
+            Err(into) => into,
+        };
+        let len = into.len();
+        let target = self.windows.open_get(&mut self.random, session, into, context)?;
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.gets += 1;
+        }
+        self.watch(reactor, session);
+        let mut pull = Pull::new_zeroed();
+        pull.target.set(target.0);
+        pull.len.set(len as u32);
+        let mut header = Header::with_body(Kind::Pull, &pull);
+        header.window.set(from.window.0);
+        header.window_offset.set(from.offset);
+        self.send(session, header);
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        session: Slot,
+        lane: usize,
+        mut header: Header,
+        payload: Announced,
+        push: impl FnOnce(&mut Gather),
+    ) {
+        let Some(state) = self.sessions.get(session).filter(|session| !session.down) else { return };
+        if state.role == Role::Server {
+            header.instance.set(state.agreed.instance);
+        }
+        header.payload_len.set(payload.len as u32);
+        if let Some(checksum) = payload.checksum.filter(|_| payload.len > 0) {
+            header.flags |= FLAG_PAYLOAD_CHECKSUM;
+            header.payload_checksum.set(checksum);
+        }
+        let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            if lane.push(header, push) {
+                self.dirty.push(slot);
+            }
+            let placed = header.flags & FLAG_PLACED != 0;
+            debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
+        }
+        self.count_heap(slot);
+    }
+
+    /// The peer wants a piece of a window.
+    pub(super) fn pulled(&mut self, reactor: &mut Reactor, session: Slot, header: &Header) -> Result<(), CloseReason> {
+        let pull: Pull = header.body();
+        let len = pull.len.get() as usize;
+        let key = WindowKey(header.window.get());
+        match self.windows.read(session, key, header.window_offset.get(), len) {
+            Ok((frame, start)) => {
+                let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+                let checksum = checked.then(|| crc32c::crc32c(&frame[start..start + len]));
+                let route = self.route(session);
+                let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
+                let data = (target, Header::new(Kind::Data));
+                let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
+                self.put(reactor, (session, route), data, Announced { len, checksum }, push).map_err(CloseReason::Io)
+            }
+            Err(error) => {
+                self.nack(session, header, error);
+                Ok(())
+            }
+        }
+    }
+
+    /// The peer refused a get, or a put, of which nobody hears: its window is gone, so nobody waits for it.
+    pub(super) fn refused<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        header: &Header,
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        let target = WindowKey(header.body::<Pull>().target.get());
+        if !self.windows.is_get(session, target) {
+            return Ok(());
+        }
+        // Its bytes are on the way at the same time: the peer contradicts itself.
+        if self.windows.is_lent(target) {
+            return Err(CloseReason::Unexpected(Kind::Nack));
+        }
+        let error = WindowError::from_number(header.window_offset.get());
+        self.end_get(reactor, session, target, Err(GetError::Refused(error)), handler);
+        Ok(())
+    }
+
+    /// Ends a get whose frame lies in its window.
+    pub(super) fn end_get<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        target: WindowKey,
+        result: Result<(), GetError>,
+        handler: &mut H,
+    ) {
+        let context = self.windows.context(target).unwrap_or(0);
+        let Closed::Target(frame) = self.windows.close(target) else { return };
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.gets -= 1;
+        }
+        self.watch(reactor, session);
+        handler.got(self, reactor, session, (frame, context), result);
+    }
+
+    /// The lanes of a session are gone: what was asked for will not come.
+    pub(super) fn end_gets<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+        if self.sessions.get(session).is_none_or(|state| state.gets == 0) {
+            return;
+        }
+        for target in self.windows.gets_of(session) {
+            self.end_get(reactor, session, target, Err(GetError::Ended), handler);
+        }
+    }
+
+    /// Says whether the peer of a session owes something, besides what gets have asked for: only while it does is its silence
+    /// watched.
+    pub fn set_owes(&mut self, reactor: &Reactor, session: Slot, owes: bool) {
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.owes = owes;
+            self.watch(reactor, session);
+        }
+    }
+
+    /// Watches a peer that owes something.
+    fn watch(&mut self, reactor: &Reactor, session: Slot) {
+        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
+        let owes = state.owes || state.gets > 0;
+        if state.liveness.owes() != owes {
+            state.liveness.set_owes(owes, reactor.now());
+            if owes {
+                self.owing += 1;
+            } else {
+                self.owing -= 1;
+            }
+        }
+    }
+
+    /// Notes how much heap memory a lane's queue has.
+    pub(super) fn count_heap(&mut self, slot: Slot) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let now = lane.queued_heap();
+        self.queued_heap = self.queued_heap - lane.counted_heap + now;
+        lane.counted_heap = now;
+    }
+
+    /// Heap memory of what waits to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.queued_heap
+    }
+
+    /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
+    pub fn is_full(&self) -> bool {
+        self.queued_heap > LOOP_HEAP_BYTES_MAX
+    }
+
+    /// Whether anything can be put to a session's peer yet.
+    pub fn can_put(&self, session: Slot) -> bool {
+        self.sessions.get(session).is_some_and(|session| session.lanes.iter().skip(1).any(Option::is_some))
+    }
+
+    /// The route to a session's peer with the fewest bytes queued.
+    pub fn route(&self, session: Slot) -> Route {
+        let Some(session) = self.sessions.get(session) else { return Route(1) };
+        let queued = |lane: &Option<Slot>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
+        Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
+    }
+
+    /// Bytes of messages that wait to be sent to a session's peer.
+    pub fn control_queued(&self, session: Slot) -> usize {
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, Lane::queued)
+    }
+
+    /// Tells the peer that its message named a window wrongly.
+    pub(super) fn nack(&mut self, session: Slot, refused: &Header, error: WindowError) {
+        let mut header = Header::new(Kind::Nack);
+        header.body = refused.body;
+        header.window = refused.window;
+        header.window_offset.set(error as u64);
+        self.send(session, header);
+    }
+}

@@ -1,0 +1,205 @@
+//! Memory that is mapped once and goes when its owner goes: of this process alone, or shared with another through a sealed
+//! anonymous file.
+//!
+//! Shared memory is safe to touch only if the other process cannot take it away: a file that became shorter than its
+//! mapping ends whoever touches the rest (`SIGBUS`). So such files are sealed when they are made, and the seals of those
+//! that others made are checked.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::file::TMPFS_MAGIC;
+
+/// What our own files are sealed with: their size stays, and nobody adds a seal that forbids writing.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// What the kernel maps in.
+const PAGE_BYTES: usize = 4096;
+
+/// A mapping, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread. This type itself gives out addresses alone: who makes
+// references of them answers for it.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps memory of this process alone. Pages are zeroes, touched when first used.
+    pub(crate) fn private(bytes: usize) -> Result<Self, Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags)? };
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+    }
+
+    /// Makes a sealed file of so many bytes, and maps it. `name` is what `/proc` shows.
+    pub(crate) fn sealed(name: &str, bytes: usize) -> Result<(Self, OwnedFd), Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
+        let fd = match rustix::fs::memfd_create(name, flags) {
+            // Kernels before 6.3 do not know the flag.
+            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags - MemfdFlags::NOEXEC_SEAL)?,
+            made => made?,
+        };
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        Ok((Self::map(fd.as_fd(), bytes)?, fd))
+    }
+
+    /// Maps all of a file that a peer has made and says to have `bytes` bytes (more than none).
+    ///
+    /// # Errors
+    /// `EPROTO` for one that the peer could take away again, that has another size, or whose pages may be lacking (huge
+    /// ones): touching it could end this process. Else the kernel's.
+    pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Errno> {
+        let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALS));
+        let len = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        let plain = rustix::fs::fstatfs(fd)?.f_type as i64 == TMPFS_MAGIC;
+        if !sealed || !plain || bytes == 0 || len != bytes as u64 {
+            return Err(Errno::PROTO);
+        }
+        Self::map(fd, bytes)
+    }
+
+    fn map(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Errno> {
+        let (flags, prot) = (MapFlags::SHARED | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0)? };
+        // SAFETY: the range was just mapped. Not in core dumps: it is others' data.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+    }
+
+    /// Replaces whole pages by new ones of this process alone, with the same contents. Nobody may use the range meanwhile, the
+    /// kernel included; other processes keep the old pages.
+    pub(crate) fn make_private(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES), "whole pages");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "in the region");
+        let at = self.at(offset);
+        let mut contents = vec![0u8; bytes];
+        // SAFETY: the range is mapped and readable, and `contents` has as many bytes; the peer may be writing there, so it is
+        // copied without a reference to it.
+        unsafe { std::ptr::copy_nonoverlapping(at, contents.as_mut_ptr(), bytes) };
+        let (flags, prot) =
+            (MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: replaces pages of our own mapping, which the caller says nobody uses; addresses stay valid, and `drop` unmaps
+        // the range whatever lies there.
+        let made = unsafe { rustix::mm::mmap_anonymous(at.cast(), bytes, prot, flags)? };
+        debug_assert_eq!(made.cast(), at, "where it was asked for");
+        // SAFETY: the range is mapped and writable, and nobody else's now.
+        unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), at, bytes) };
+        Ok(())
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address of byte `offset`, which must be in the region, or its end.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.bytes, "in the region");
+        // SAFETY: within the mapping, by the caller's word.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this base and length; whoever uses an address of it keeps the region.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 8 << 10;
+
+    fn file(flags: MemfdFlags, len: usize, seals: SealFlags) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("test", flags | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, len as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn memory_that_could_be_taken_away_or_has_another_size_is_refused() {
+        let none = MemfdFlags::empty();
+        for lacking in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+            let fd = file(none, BYTES, SEALS - lacking);
+            assert_eq!(Region::of_peer(fd.as_fd(), BYTES).unwrap_err(), Errno::PROTO, "{lacking:?}");
+        }
+        let fd = file(none, BYTES, SEALS);
+        for said in [0, 1, BYTES - 1, BYTES + 1, 2 * BYTES, usize::MAX] {
+            assert_eq!(Region::of_peer(fd.as_fd(), said).unwrap_err(), Errno::PROTO, "{said}");
+        }
+        assert_eq!(Region::of_peer(fd.as_fd(), BYTES).unwrap().bytes(), BYTES);
+        let empty = file(none, 0, SEALS);
+        assert_eq!(Region::of_peer(empty.as_fd(), 0).unwrap_err(), Errno::PROTO);
+        let plain: OwnedFd = tempfile::tempfile().unwrap().into();
+        rustix::fs::ftruncate(&plain, BYTES as u64).unwrap();
+        assert_eq!(Region::of_peer(plain.as_fd(), BYTES).unwrap_err(), Errno::PROTO);
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Region::of_peer(socket.as_fd(), BYTES).unwrap_err(), Errno::PROTO);
+        // It may not be written: there is nothing to map.
+        let fixed = file(none, BYTES, SEALS | SealFlags::WRITE);
+        assert_eq!(Region::of_peer(fixed.as_fd(), BYTES).unwrap_err(), Errno::PERM);
+    }
+
+    #[test]
+    fn memory_of_huge_pages_that_may_be_lacking_is_refused() {
+        let huge = 2 << 20;
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
+        let Ok(fd) = rustix::fs::memfd_create("test", flags) else {
+            return eprintln!("SKIP: this kernel has no huge pages");
+        };
+        rustix::fs::ftruncate(&fd, huge as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SEALS).unwrap();
+        assert_eq!(Region::of_peer(fd.as_fd(), huge).unwrap_err(), Errno::PROTO);
+    }
+
+    #[test]
+    fn pages_made_private_keep_their_contents_and_the_peer_no_longer_reaches_them() {
+        let (ours, fd) = Region::sealed("test", 4 * PAGE_BYTES).unwrap();
+        let theirs = Region::of_peer(fd.as_fd(), 4 * PAGE_BYTES).unwrap();
+        let write = |region: &Region, page: usize, byte: u8| {
+            // SAFETY: in the region, whose only users are in this test.
+            unsafe { region.at(page * PAGE_BYTES + 7).write_volatile(byte) };
+        };
+        // SAFETY: as above.
+        let read = |region: &Region, page: usize| unsafe { region.at(page * PAGE_BYTES + 7).read_volatile() };
+        (0..4).for_each(|page| write(&theirs, page, page as u8 + 1));
+        ours.make_private(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|page| read(&ours, page)), [1, 2, 3, 4]);
+        (0..4).for_each(|page| write(&theirs, page, 0xee));
+        assert_eq!([0, 1, 2, 3].map(|page| read(&ours, page)), [0xee, 2, 3, 0xee]);
+        write(&ours, 1, 9);
+        assert_eq!((read(&ours, 1), read(&theirs, 1)), (9, 0xee));
+    }
+
+    #[test]
+    fn what_is_made_is_taken_and_both_see_it() {
+        let (ours, fd) = Region::sealed("test", BYTES).unwrap();
+        let theirs = Region::of_peer(fd.as_fd(), BYTES).unwrap();
+        assert_ne!(ours.at(0), theirs.at(0));
+        // SAFETY: the last byte of both mappings; no other thread knows them.
+        let seen = unsafe {
+            ours.at(BYTES - 1).write(7);
+            theirs.at(BYTES - 1).read()
+        };
+        assert_eq!(seen, 7);
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM), "nobody takes it away");
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}

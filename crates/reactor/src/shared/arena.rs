@@ -1,0 +1,82 @@
+//! Memory that a peer has lent: bytes are copied into it and out of it, once, by this end alone.
+//!
+//! The peer may read and write it at any time, and may give its pages back; it cannot make it shorter. So it is never seen
+//! through a reference, whatever comes out of it is a copy that is looked at afterwards, and a hostile peer spoils its own
+//! bytes and nothing else.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+
+use super::link::copy_part;
+use crate::gather::Gather;
+use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::os::Os;
+use crate::region::Region;
+
+/// The arena of a peer, as it lies in this process.
+#[derive(Debug)]
+pub(super) struct PeerArena {
+    region: Region,
+}
+
+impl PeerArena {
+    /// Maps what a peer says to be an arena of `bytes` bytes, if there is `room` for so many.
+    ///
+    /// # Errors
+    /// `EPROTO` if it is none, `ENOBUFS` if there is no room; else the kernel's.
+    pub(super) fn open(file: BorrowedFd<'_>, bytes: u64, room: usize) -> Result<Self, Errno> {
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::PROTO)?;
+        if bytes > ARENA_BYTES_MAX || !bytes.is_multiple_of(FRAME_BYTES_MIN) {
+            return Err(Errno::PROTO);
+        }
+        if bytes > room {
+            return Err(Errno::NOBUFS);
+        }
+        Ok(Self { region: Region::of_peer(file, bytes)? })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.region.bytes()
+    }
+
+    /// The address of `offset`, if `len` bytes lie there.
+    fn range(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
+        let offset = usize::try_from(offset).map_err(|_| Errno::RANGE)?;
+        let end = offset.checked_add(len).ok_or(Errno::RANGE)?;
+        if end > self.bytes() { Err(Errno::RANGE) } else { Ok(self.region.at(offset)) }
+    }
+
+    /// Copies all of a gather to `offset`.
+    ///
+    /// # Errors
+    /// See [`Reactor::put`](crate::Reactor::put).
+    pub(super) fn put(&self, os: &mut Os, gather: &Gather, offset: u64) -> Result<(), Errno> {
+        let to = self.range(offset, gather.len())?;
+        os.check_gather(gather)?;
+        let mut done = 0;
+        for segment in &gather.segments {
+            let len = segment.len();
+            // SAFETY: the lengths of the segments are the gather's, which lies in the mapping from `to` on. The mapping is
+            // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
+            // it would be at another address.
+            unsafe { copy_part(os, gather, segment, 0, (to.add(done), len))? };
+            done += len;
+        }
+        os.counters.put_bytes += done as u64;
+        Ok(())
+    }
+
+    /// Fills `into` with what lies at `offset` now.
+    ///
+    /// # Errors
+    /// See [`Reactor::get`](crate::Reactor::get).
+    pub(super) fn get(&self, os: &mut Os, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let from = self.range(offset, into.len())?;
+        // SAFETY: so many bytes lie in the mapping, which `into` is no part of. The peer may change them meanwhile: they
+        // are its bytes, whatever they are.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), into.as_mut_ptr(), into.len()) };
+        os.counters.got_bytes += into.len() as u64;
+        Ok(())
+    }
+}

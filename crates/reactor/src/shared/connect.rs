@@ -1,0 +1,89 @@
+//! How streams get their links: an accepted one is greeted at once, a connected one waits for its greeting, without the
+//! loop waiting for it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::link::{End, Ends};
+use super::{Floor, GREETING, Shared, greeting, own_token};
+use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
+use crate::op::{Op, Outcome, Socket, Token};
+use crate::time::{Instant, monotonic};
+
+/// How often a new connection is asked for its greeting, at first and at most.
+const GREETING_PAUSE_MIN: Duration = Duration::from_micros(200);
+const GREETING_PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// A connection of ours that waits for its greeting.
+pub(super) struct Connecting {
+    pub(super) token: Token,
+    pub(super) socket: Socket,
+    bell: OwnedFd,
+    since: Instant,
+    pause: Duration,
+}
+
+impl Shared {
+    /// Gives an accepted stream its memory. False if that cannot be done; the stream is then closed.
+    pub(super) fn greet(&mut self, floor: &mut Floor<'_>, socket: Socket) -> bool {
+        let given = floor.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
+            let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
+            Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
+        });
+        let linked =
+            given.and_then(|(greeted, bell)| self.add_link(floor, socket, Ends::new(greeted, End::Server, bell)));
+        if let Err(error) = linked {
+            tracing::warn!(%error, "no memory could be shared with a client; its connection is closed");
+            floor.backend.close(socket);
+        }
+        linked.is_ok()
+    }
+
+    /// A connection of ours stands; true if it has yet to be greeted.
+    pub(super) fn connected(&mut self, floor: &mut Floor<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
+        let fd = floor.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
+        let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
+            Ok(bell) => bell,
+            Err(error) => {
+                floor.backend.close(socket);
+                self.ready.push((token, Outcome::Connected(Err(error))));
+                return true;
+            }
+        };
+        let (since, pause) = (monotonic(), GREETING_PAUSE_MIN);
+        self.connecting.push(Connecting { token, socket, bell, since, pause });
+        self.ask_for_greeting(floor, socket);
+        true
+    }
+
+    pub(super) fn ask_for_greeting(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+        let Some(place) = self.connecting.iter().position(|connecting| connecting.socket == socket) else { return };
+        let connecting = &mut self.connecting[place];
+        match greeting::take(connecting.bell.as_fd()) {
+            Ok(Some(greeted)) => {
+                let Ok(bell) = connecting.bell.try_clone() else {
+                    return self.end_connect(floor, place, Err(Errno::MFILE));
+                };
+                let linked = self.add_link(floor, socket, Ends::new(greeted, End::Client, bell));
+                self.end_connect(floor, place, linked);
+            }
+            Ok(None) if monotonic().since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
+                let at = monotonic() + connecting.pause;
+                connecting.pause = (connecting.pause * 2).min(GREETING_PAUSE_MAX);
+                floor.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
+            }
+            Ok(None) => self.end_connect(floor, place, Err(Errno::TIMEDOUT)),
+            Err(error) => self.end_connect(floor, place, Err(error)),
+        }
+    }
+
+    pub(super) fn end_connect(&mut self, floor: &mut Floor<'_>, place: usize, result: Result<(), Errno>) {
+        let Connecting { token, socket, .. } = self.connecting.swap_remove(place);
+        if result.is_err() {
+            floor.backend.close(socket);
+        }
+        self.ready.push((token, Outcome::Connected(result.map(|()| socket))));
+    }
+}

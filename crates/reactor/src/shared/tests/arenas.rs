@@ -1,0 +1,357 @@
+//! Arenas between two loops: what goes where, what is refused, and what is left when one end is gone.
+
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::{BOTH, Loop, by_hand, received, sent};
+use crate::limits::{ARENA_BYTES_MAX, ARENAS_BYTES_MAX, FRAME_BYTES_MAX};
+use crate::{Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, Op, OpenFile, Outcome, Socket};
+
+const ARENA: usize = FRAME_BYTES_MAX;
+
+/// A client and a server, and a stream between them.
+struct Pair {
+    client: Loop,
+    server: Loop,
+    ours: Socket,
+    theirs: Socket,
+}
+
+impl Pair {
+    fn new(io: IoChoice) -> Self {
+        let (mut client, mut server) = (Loop::new(io), Loop::new(io));
+        let (ours, theirs) = connect(&mut client, &mut server);
+        Self { client, server, ours, theirs }
+    }
+
+    /// With an arena that was lent and taken.
+    fn with_arena(io: IoChoice, bytes: usize) -> (Self, FramePool) {
+        let mut pair = Self::new(io);
+        let arena = FramePool::shared(bytes).unwrap();
+        pair.client.reactor.lend_arena(pair.ours, &arena).unwrap();
+        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Ok(bytes));
+        (pair, arena)
+    }
+
+    fn put(&mut self, gather: &Gather, offset: u64) -> Result<(), Errno> {
+        self.server.reactor.put(self.theirs, gather, offset)
+    }
+
+    fn get(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.server.reactor.get(self.theirs, offset, into)
+    }
+}
+
+fn connect(client: &mut Loop, server: &mut Loop) -> (Socket, Socket) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = server.reactor.listen(&Address::Shared(path.clone())).unwrap();
+    client.submit(0, Op::Connect { to: Address::Shared(path) });
+    server.submit(0, Op::Accept { listener });
+    client.reactor.reap(&mut client.done, crate::Wait::Poll).unwrap();
+    let Outcome::Accepted(Ok(theirs)) = server.wait(0) else { panic!("not accepted") };
+    let Outcome::Connected(Ok(ours)) = client.wait(0) else { panic!("not connected") };
+    server.reactor.close_listener(listener);
+    assert!(matches!(server.wait(0), Outcome::Accepted(Err(Errno::CANCELED))));
+    (ours, theirs)
+}
+
+fn head(bytes: &[u8]) -> Gather {
+    let mut gather = Gather::new();
+    gather.push_head(bytes);
+    gather
+}
+
+/// The whole of an arena of one frame, with something everywhere.
+fn canaries(arena: &FramePool) -> Frame {
+    let mut frame = arena.alloc(ARENA).unwrap();
+    assert_eq!(frame.arena_offset(), Some(0));
+    frame.iter_mut().enumerate().for_each(|(at, byte)| *byte = super::byte(at as u64));
+    frame
+}
+
+/// A file with something in it, mapped.
+fn file(owner: &mut Loop, len: usize) -> (File, std::fs::File, Vec<u8>) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..len as u64).map(|at| super::byte(at + 77) | 1).collect();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let options = FileOptions { map: true, ..FileOptions::default() };
+    let open = OpenFile::open(file.path(), options).unwrap();
+    (owner.reactor.add_file(Arc::new(open)), file.into_file(), bytes)
+}
+
+/// Mappings and descriptors that this process has of a file.
+fn held(file: BorrowedFd<'_>) -> (usize, usize) {
+    let inode = rustix::fs::fstat(file).unwrap().st_ino;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let is_it =
+        |line: &&str| line.contains("byway-arena") && line.split_whitespace().nth(4) == Some(&inode.to_string());
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names = fds.filter_map(|entry| Some(entry.ok()?.path()));
+    let of_arena =
+        names.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("byway-arena")));
+    let inodes = of_arena.filter_map(|path| Some(std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).ok()?)));
+    (maps.lines().filter(is_it).count(), inodes.filter(|of| *of == inode).count())
+}
+
+/// Lengths and offsets around every edge that there is.
+fn ranges() -> impl Iterator<Item = (usize, usize)> {
+    let lens = [0, 1, 7, 4095, 4096, 4097, 70_001, ARENA - 1, ARENA];
+    lens.into_iter().flat_map(|len| {
+        let offsets = [0, 1, 63, 4095, 4096, 4097, ARENA / 2 + 5, ARENA - 4096, ARENA.saturating_sub(len)];
+        offsets.into_iter().filter(move |offset| offset + len <= ARENA).map(move |offset| (offset, len))
+    })
+}
+
+#[test]
+fn what_is_put_lies_where_it_belongs_and_nothing_else_changes() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let mut whole = canaries(&arena);
+        let mut model = whole.to_vec();
+        for (round, (offset, len)) in ranges().enumerate() {
+            let bytes: Vec<u8> = (0..len).map(|at| super::byte((at * 3 + round) as u64)).collect();
+            let (first, rest) = bytes.split_at(len / 3);
+            let mut gather = head(first);
+            if !rest.is_empty() {
+                let mut frame = pair.server.frame(rest.len() + 5);
+                frame[5..].copy_from_slice(rest);
+                gather.push_frame(frame, 5, rest.len());
+            }
+            assert_eq!(pair.put(&gather, offset as u64), Ok(()), "{len} bytes at {offset}");
+            model[offset..offset + len].copy_from_slice(&bytes);
+            assert!(whole[..] == model, "{len} bytes at {offset}");
+            let mut got = vec![0x55; len + 2];
+            assert_eq!(pair.get(offset as u64, &mut got[1..=len]), Ok(()));
+            assert!(got[1..=len] == bytes && got[0] == 0x55 && got[len + 1] == 0x55, "{len} bytes at {offset}");
+        }
+        // What the client writes is what the server gets.
+        whole[10..15].copy_from_slice(b"hello");
+        let mut got = [0; 7];
+        assert_eq!(pair.get(9, &mut got), Ok(()));
+        assert_eq!(&got[1..6], b"hello");
+        assert_eq!((got[0], got[6]), (model[9], model[15]));
+    }
+}
+
+#[test]
+fn a_gather_of_everything_is_put_in_one_copy() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let mut model = whole.to_vec();
+        let (file, _kept, bytes) = file(&mut pair.server, 50_000);
+        let shared = Rc::new({
+            let mut frame = pair.server.frame(9000);
+            frame.fill(0xcc);
+            frame
+        });
+        let mut gather = head(b"head");
+        gather.push_shared(Rc::clone(&shared), 100, 5000);
+        gather.push_map(file, 4095, 30_001);
+        gather.push_zeroes(70_000);
+        gather.push_shared(shared, 0, 1);
+        gather.push_map(file, 49_999, 1);
+        let expected =
+            [b"head", &[0xcc; 5000][..], &bytes[4095..34_096], &[0; 70_000], &[0xcc], &bytes[49_999..]].concat();
+        let before = pair.server.reactor.counters();
+        assert_eq!(pair.put(&gather, 333), Ok(()));
+        model[333..333 + expected.len()].copy_from_slice(&expected);
+        assert!(whole[..] == model);
+        let mut got = vec![0; 5000];
+        assert_eq!(pair.get(337, &mut got), Ok(()));
+        let (put, total) = (before.put_bytes + expected.len() as u64, expected.len() as u64 + 5000);
+        let after = pair.server.reactor.counters();
+        assert_eq!(after, Counters { put_bytes: put, got_bytes: 5000, sleeps: after.sleeps, ..before });
+        assert_eq!(after.copied_bytes() - before.copied_bytes(), total, "each byte once");
+        // The gather is the caller's still.
+        assert_eq!(pair.put(&gather, (ARENA - expected.len()) as u64), Ok(()));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_touches_nothing() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let model = whole.to_vec();
+        let gather = head(b"ten bytes.");
+        let end = ARENA as u64;
+        for offset in [end - 9, end - 1, end, end + 1, 1 << 32, 1 << 63, u64::MAX - 10, u64::MAX - 9, u64::MAX] {
+            assert_eq!(pair.put(&gather, offset), Err(Errno::RANGE), "{offset}");
+            let mut got = [7; 10];
+            assert_eq!(pair.get(offset, &mut got), Err(Errno::RANGE), "{offset}");
+            assert_eq!(got, [7; 10]);
+        }
+        assert_eq!((pair.put(&Gather::new(), end), pair.get(end, &mut [])), (Ok(()), Ok(())));
+        assert_eq!(pair.put(&Gather::new(), end + 1), Err(Errno::RANGE));
+        let (file, _kept, _) = file(&mut pair.server, 10_000);
+        let mut outside = head(b"not this either");
+        outside.push_map(file, 5000, 5001);
+        assert_eq!(pair.put(&outside, 0), Err(Errno::FAULT));
+        let mut stale = head(b"nor this");
+        stale.push_map(file, 0, 10);
+        pair.server.reactor.remove_file(file);
+        assert_eq!(pair.put(&stale, 0), Err(Errno::BADF));
+        assert!(whole[..] == model);
+    }
+}
+
+#[test]
+fn a_file_that_became_shorter_is_an_error_and_no_signal() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let model = whole.to_vec();
+        let (file, cut, _) = file(&mut pair.server, 100_000);
+        let mut gather = Gather::new();
+        gather.push_map(file, 0, 100_000);
+        cut.set_len(50_000).unwrap();
+        assert_eq!(pair.put(&gather, 1000), Err(Errno::FAULT));
+        assert!(whole[..1000] == model[..1000] && whole[101_000..] == model[101_000..]);
+    }
+}
+
+#[test]
+fn streams_without_an_arena_say_so() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        assert_eq!(pair.put(&head(b"x"), 0), Err(Errno::NOTCONN));
+        assert_eq!(pair.get(0, &mut [0]), Err(Errno::NOTCONN));
+        assert_eq!(pair.server.reactor.peer_arena_bytes(pair.theirs), None);
+        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::AGAIN));
+        let arena = FramePool::shared(1).unwrap();
+        assert_eq!(pair.server.reactor.lend_arena(pair.theirs, &arena), Err(Errno::OPNOTSUPP));
+        assert_eq!(pair.client.reactor.take_arena(pair.ours), Err(Errno::OPNOTSUPP));
+        let plain = pair.client.reactor.frames().clone();
+        assert_eq!(pair.client.reactor.lend_arena(pair.ours, &plain), Err(Errno::INVAL));
+        // The end that lends copies nothing itself.
+        pair.client.reactor.lend_arena(pair.ours, &arena).unwrap();
+        assert_eq!(pair.client.reactor.put(pair.ours, &head(b"x"), 0), Err(Errno::NOTCONN));
+        assert_eq!(pair.client.reactor.peer_arena_bytes(pair.ours), None);
+        // Another kind of stream.
+        let (plain, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let plain = pair.client.reactor.adopt(std::os::fd::OwnedFd::from(plain)).unwrap();
+        assert_eq!(pair.client.reactor.lend_arena(plain, &arena), Err(Errno::NOTCONN));
+        assert_eq!(pair.client.reactor.take_arena(plain), Err(Errno::NOTCONN));
+        pair.server.reactor.close(pair.theirs);
+        assert_eq!(pair.put(&head(b"x"), 0), Err(Errno::NOTCONN), "a stale handle");
+    }
+}
+
+#[test]
+fn an_arena_goes_with_its_stream_and_stays_when_the_client_is_gone() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        assert_eq!(held(arena.file().unwrap()), (2, 1), "two mappings, and one descriptor of the pool");
+        let Pair { client, server, theirs, .. } = &mut pair;
+        server.receive(1, *theirs, 1);
+        drop(std::mem::replace(client, Loop::new(io)));
+        assert_eq!(received(server.wait(1)), Err(Errno::CONNRESET), "the client is gone without a word");
+        assert_eq!(pair.put(&head(b"nobody reads this"), 0), Ok(()));
+        let mut got = [0; 6];
+        assert_eq!(pair.get(0, &mut got), Ok(()));
+        assert_eq!(&got, b"nobody");
+        pair.server.reactor.close(pair.theirs);
+        assert_eq!(held(arena.file().unwrap()), (1, 1), "the pool's own");
+    }
+}
+
+#[test]
+fn pages_that_a_client_gives_back_under_the_server_are_zeroes() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let (mode, file) = (crate::blocking::fallocate_flags(crate::Allocate::PunchHole), arena.file().unwrap());
+        rustix::fs::fallocate(file, mode, 0, ARENA as u64).unwrap();
+        let mut got = [9; 100];
+        assert_eq!(pair.get(4090, &mut got), Ok(()));
+        assert_eq!(got, [0; 100]);
+        assert_eq!(pair.put(&head(b"new page"), 8190), Ok(()));
+        assert_eq!(&whole[8189..8199], b"\0new page\0");
+    }
+}
+
+#[test]
+fn an_arena_is_handed_from_loop_to_loop_with_its_stream() {
+    for io in BOTH {
+        let (Pair { mut client, mut server, ours, theirs }, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let stream = server.reactor.release(theirs).unwrap();
+        assert_eq!(server.reactor.put(theirs, &head(b"x"), 0), Err(Errno::NOTCONN));
+        assert_eq!(held(arena.file().unwrap()).0, 2, "it is on its way");
+        let other = std::thread::spawn(move || {
+            let mut other = Loop::new(io);
+            let theirs = other.reactor.adopt(stream).unwrap();
+            assert_eq!(other.reactor.peer_arena_bytes(theirs), Some(ARENA));
+            assert_eq!(other.reactor.take_arena(theirs), Err(Errno::ALREADY));
+            other.reactor.put(theirs, &head(b"from the other loop"), 100).unwrap();
+            other.send(1, theirs, 1);
+            assert_eq!(sent(other.wait(1)), Ok(1));
+            other.receive(2, theirs, 1);
+            assert_eq!(received(other.wait(2)), Ok(0), "the client ends the stream");
+            other.reactor.close(theirs);
+        });
+        client.receive(1, ours, 1);
+        assert_eq!(received(client.wait(1)), Ok(1));
+        assert_eq!(&whole[100..119], b"from the other loop");
+        // The end that has lent is handed over too, and has lent.
+        let stream = client.reactor.release(ours).unwrap();
+        let ours = client.reactor.adopt(stream).unwrap();
+        assert_eq!(client.reactor.lend_arena(ours, &arena), Err(Errno::ALREADY));
+        client.reactor.close(ours);
+        other.join().unwrap();
+        assert_eq!(held(arena.file().unwrap()), (1, 1));
+    }
+}
+
+#[test]
+fn a_loop_takes_only_so_much() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let arena = FramePool::shared(ARENA_BYTES_MAX).unwrap();
+        let mut streams = Vec::new();
+        for round in 0..ARENAS_BYTES_MAX / ARENA_BYTES_MAX {
+            let (ours, theirs) = connect(&mut pair.client, &mut pair.server);
+            pair.client.reactor.lend_arena(ours, &arena).unwrap();
+            assert_eq!(pair.server.reactor.take_arena(theirs), Ok(ARENA_BYTES_MAX), "{round}");
+            streams.push((ours, theirs));
+        }
+        let small = FramePool::shared(1).unwrap();
+        pair.client.reactor.lend_arena(pair.ours, &small).unwrap();
+        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::NOBUFS));
+        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::PROTO), "it was refused for good");
+        // The stream goes on without.
+        pair.client.send(1, pair.ours, 10);
+        pair.server.receive(1, pair.theirs, 10);
+        assert_eq!(sent(pair.client.wait(1)), Ok(10));
+        assert_eq!(received(pair.server.wait(1)), Ok(10));
+        // Another loop with an arena of its own cannot take over all of them.
+        let mut other = Loop::new(io);
+        let (ours, theirs) = connect(&mut pair.client, &mut other);
+        pair.client.reactor.lend_arena(ours, &small).unwrap();
+        assert_eq!(other.reactor.take_arena(theirs), Ok(small.bytes()));
+        let adopted: Vec<_> = streams
+            .drain(..)
+            .map(|(_, theirs)| other.reactor.adopt(pair.server.reactor.release(theirs).unwrap()))
+            .collect();
+        let (last, others) = adopted.split_last().unwrap();
+        assert!(others.iter().all(Result::is_ok));
+        assert_eq!(last.as_ref().map_err(Errno::from_io_error), Err(Some(Errno::NOBUFS)));
+        assert_eq!(held(arena.file().unwrap()), (1 + others.len(), 1));
+    }
+}
+
+#[test]
+fn a_client_cannot_lend_to_a_server_that_listens_no_more() {
+    for io in BOTH {
+        // The server made by hand closes its end of the lending socket at once.
+        let (mut client, socket, _server, _memory) = by_hand(io);
+        let arena = FramePool::shared(1).unwrap();
+        assert_eq!(client.reactor.lend_arena(socket, &arena), Err(Errno::PIPE));
+        client.reactor.close(socket);
+    }
+}
