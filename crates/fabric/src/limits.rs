@@ -29,7 +29,7 @@ pub const HANDSHAKES_MAX: usize = 1024;
 pub const WINDOWS_MAX: usize = 1 << 16;
 
 /// Windows of one peer whose places are known, where the wire can place payloads. Over shared memory, what has no place goes
-/// through the stream; over RDMA such a window cannot be used, and its session ends.
+/// through the stream; over RDMA no more windows are opened.
 pub const GRANTS_MAX: usize = 1024;
 
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
@@ -152,9 +152,6 @@ pub const RDMA_INLINE_BYTES: u32 = 256;
 
 /// RDMA devices of one loop; connections of further ones are refused.
 pub const RDMA_DEVICES_MAX: usize = 8;
-
-/// Windows that are open to the peer of one RDMA session; opening more answers `None`, and a peer that grants more is closed.
-pub const RDMA_WINDOWS_MAX: usize = 1024;
 
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

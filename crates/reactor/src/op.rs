@@ -101,6 +101,9 @@ pub enum Address {
     /// A unix stream socket over which memory is shared, that then carries the stream. The kernel is only asked to wake an
     /// end that sleeps. Not in simulations.
     Shared(PathBuf),
+    /// An address of an RDMA device. No stream is there, so that a loop itself neither listens nor connects: it answers
+    /// `EOPNOTSUPP`. It is for those who have such devices beside their streams.
+    Rdma(SocketAddr),
 }
 
 impl std::fmt::Display for Address {
@@ -109,6 +112,7 @@ impl std::fmt::Display for Address {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Shared(path) => write!(f, "shm://{}", path.display()),
+            Self::Rdma(address) => write!(f, "rdma://{address}"),
         }
     }
 }

@@ -120,6 +120,7 @@ impl Worker {
                 return Err(error);
             }
             ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
+            ready.extend(worker.listen_rdma(&options.native)?);
         }
         let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
         let started = Started { waker: worker.reactor.waker(), ready, io };
@@ -139,6 +140,18 @@ impl Worker {
             self.add_listener(listener, bound.map_or_else(|| Address::Unix("(inherited)".into()), Address::Tcp));
         }
         Ok(())
+    }
+
+    /// Listens for clients over RDMA.
+    fn listen_rdma(&mut self, addresses: &[Address]) -> Result<Vec<Ready>, StartError> {
+        let mut ready = Vec::new();
+        for address in addresses {
+            let Address::Rdma(address) = *address else { continue };
+            let bound = self.native.listen_rdma(&mut self.reactor, address);
+            let bound = bound.map_err(|source| StartError::ListenRdma { address, source })?;
+            ready.push(Ready { door: "byway", address: Address::Rdma(bound) });
+        }
+        Ok(ready)
     }
 
     fn add_listener(&mut self, listener: Listener, address: Address) {

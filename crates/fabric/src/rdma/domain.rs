@@ -301,6 +301,11 @@ impl Window {
         (self.rights == Rights::Read).then(|| &self.registered.memory.bytes()[self.range.clone()])
     }
 
+    /// Whether a peer may write there.
+    pub fn is_written(&self) -> bool {
+        self.rights != Rights::Read
+    }
+
     /// How many bytes it has.
     pub fn len(&self) -> usize {
         self.range.len()

@@ -232,6 +232,7 @@ impl SocketAddress {
             Address::Unix(path) | Address::Shared(path) => {
                 socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG)
             }
+            Address::Rdma(_) => Err(Errno::OPNOTSUPP),
         }
     }
 

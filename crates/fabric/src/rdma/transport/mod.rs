@@ -3,7 +3,7 @@
 //! A *message* is a header of 128 bytes and up to 16 KiB behind it: one SEND into a receive of the peer's shared receive
 //! queue, handed over inline where it is short. A *put* is an RDMA WRITE into a window of the peer; a message that is sent
 //! behind it on the same connection arrives when its bytes lie there. A *get* is an RDMA READ; the peer's program does not
-//! hear of it. Windows of our own are opened here too, a registration each, and told to the peer by a [`Grant`].
+//! hear of it. Windows of our own are opened here too, a registration each; the layer above tells the peer where.
 //!
 //! The owner passes completions of its two tags to [`Transport::handle`], takes [`Transport::next_event`] until there is
 //! none, and calls [`Transport::flush`] once it has handled all that it reaped. A message's memory goes back by
@@ -17,7 +17,6 @@
 mod adapter;
 mod connection;
 mod credit;
-mod grant;
 mod greeting;
 mod meet;
 mod outgoing;
@@ -35,7 +34,6 @@ use self::adapter::Adapter;
 use self::connection::{Connection, Phase};
 pub use self::connection::{Down, Received};
 pub use self::credit::CreditError;
-pub use self::grant::{GRANT_BYTES, GRANT_READ, GRANT_WRITE, Grant, Grants, Numbers};
 use self::outgoing::Outgoing;
 use super::connection::EventChannel;
 use super::domain::{Rights, Window, WindowAddress};
@@ -65,17 +63,19 @@ pub enum Event {
     Message(Slot, Received),
     /// Some of what was sent has arrived.
     Sent(Slot),
-    /// A get ended, and this is its frame.
-    Got {
-        /// As it was given.
-        token: u64,
-        /// Filled, if it went well.
-        frame: Frame,
-        /// How it went. After an error the connection ends too.
-        result: Result<(), WorkError>,
-    },
     /// The connection ended; nothing of it comes any more.
     Down(Slot, Down),
+}
+
+/// The end of a get.
+#[derive(Debug)]
+pub struct Got {
+    /// As it was given.
+    pub token: u64,
+    /// Filled, if it went well.
+    pub frame: Frame,
+    /// How it went. After an error the connection ends too.
+    pub result: Result<(), WorkError>,
 }
 
 /// What an operation of the device is.
@@ -113,6 +113,7 @@ pub struct Transport {
     /// What has completed and was not looked at, with its device.
     inbox: VecDeque<(Slot, Option<Slot>, Done)>,
     events: VecDeque<Event>,
+    gots: Vec<Got>,
     /// News of ends, told after all else of them.
     ends: Vec<Event>,
     /// Connections that have something to post.
@@ -134,6 +135,7 @@ impl Transport {
             posted: Slots::default(),
             inbox: VecDeque::new(),
             events: VecDeque::new(),
+            gots: Vec::new(),
             ends: Vec::new(),
             dirty: Vec::new(),
             waiting: Vec::new(),
@@ -218,7 +220,7 @@ impl Transport {
         self.mark(connection);
     }
 
-    /// Gets as many bytes of a window of the peer as `into` has. [`Event::Got`] gives the frame back, with `token`.
+    /// Gets as many bytes of a window of the peer as `into` has. [`Transport::take_gots`] gives the frame back, with `token`.
     ///
     /// # Errors
     /// The frame, if the connection has ended.
@@ -319,7 +321,7 @@ impl Transport {
         self.connections.get(connection)?.peer
     }
 
-    /// Ends a connection. Its gets end, as [`Event::Got`]; there is no other news of it.
+    /// Ends a connection. Its gets end, see [`Transport::take_gots`]; there is no other news of it.
     pub fn close(&mut self, connection: Slot) {
         self.end(connection, None);
         self.look();
@@ -345,6 +347,12 @@ impl Transport {
         adapter.wait(reactor, completion.token);
         self.inbox.extend(done.into_iter().map(|(connection, done)| (number, connection, done)));
         self.look();
+    }
+
+    /// The gets that have ended. To be taken before each event, and after [`Transport::close`]: all gets of a connection have
+    /// ended when its end is told.
+    pub fn take_gots(&mut self) -> Vec<Got> {
+        std::mem::take(&mut self.gots)
     }
 
     /// What happened, in order.

@@ -8,7 +8,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing};
-use super::{Event, Posted, Transport, What};
+use super::{Got, Posted, Transport, What};
 use crate::slots::Slot;
 
 /// How posting ended.
@@ -88,7 +88,7 @@ impl Transport {
     /// Gives a frame back into which nothing can be read.
     fn cannot_get(&mut self, frame: Frame, token: u64) -> Down {
         let error = WorkError::LocalOperation;
-        self.events.push_back(Event::Got { token, frame, result: Err(error) });
+        self.gots.push(Got { token, frame, result: Err(error) });
         Down::Work(error)
     }
 
