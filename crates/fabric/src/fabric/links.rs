@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use byway_reactor::{Completion, Errno, Frame, Gather, Reactor, Token};
+use byway_reactor::{Completion, Errno, Frame, Gather, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -34,12 +34,14 @@ pub(super) struct Links {
     lanes: HashMap<Slot, Slot>,
     /// Gets that are under way: their session and context.
     gets: Slots<(Slot, u64)>,
+    /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
+    failed: Vec<(Slot, CloseReason)>,
 }
 
 impl Links {
     fn new(class: u8) -> Self {
         let transport = Transport::new(Token::new(class, LINK, 0, 0));
-        Self { transport, lanes: HashMap::new(), gets: Slots::default() }
+        Self { transport, lanes: HashMap::new(), gets: Slots::default(), failed: Vec::new() }
     }
 }
 
@@ -86,7 +88,8 @@ impl Fabric {
                 if let Some(lane) = self.lanes.get_mut(slot) {
                     lane.connecting = false;
                 }
-                self.lane_failed(reactor, slot, reason);
+                self.links().failed.push((slot, reason));
+                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, LINK, 0, 0));
             }
         }
     }
@@ -104,8 +107,10 @@ impl Fabric {
         completion: &Completion,
         handler: &mut H,
     ) {
-        if let Some(links) = &mut self.links {
-            links.transport.handle(reactor, completion);
+        let Some(links) = &mut self.links else { return };
+        links.transport.handle(reactor, completion);
+        for (slot, reason) in std::mem::take(&mut links.failed) {
+            self.lane_failed(reactor, slot, reason);
         }
         self.hear_links(reactor, handler);
     }
