@@ -66,8 +66,8 @@ impl FramePool {
     /// ([`Reactor::lend_arena`](crate::Reactor::lend_arena)), which then copies straight into its frames and out of them.
     /// It lies in a sealed anonymous file. Its frames are frames like any other.
     ///
-    /// Who was lent it can read and write all of it, at any time, as long as that process has it mapped, which nothing
-    /// here can end: so an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
+    /// Who was lent it can read and write all of it, at any time, as long as that process has it mapped; what must not be
+    /// so any more is taken away frame by frame ([`FramePool::revoke`]). So an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
     /// the peer's word until it was copied. A peer that goes on writing after its stream has ended spoils what later users
     /// find in the frames: another peer gets another arena.
     ///

@@ -1,7 +1,7 @@
 //! Shared read-only mappings of files, sent from without a copy in user space, and what is known of their residency.
 //!
-//! We never read a mapping ourselves: the kernel does, in a send, and answers `EFAULT` (never a signal) where the file
-//! was truncated. A page that is not in memory would make the loop wait for a disk, so senders ask
+//! We never read a mapping of a file that could be truncated ourselves: the kernel does, in a send, and answers `EFAULT`
+//! (never a signal) where it was. A page that is not in memory would make the loop wait for a disk, so senders ask
 //! [`Mapping::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second per
 //! block of 64 pages. A page that leaves memory within that time costs one wait, never wrong data.
 
@@ -23,6 +23,8 @@ pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: u64,
     writable: bool,
+    /// The file cannot become shorter: reading it is safe.
+    lasting: bool,
     blocks: Vec<Block>,
     /// The file's, which is open for as long as the mapping is there.
     fd: i32,
@@ -41,8 +43,8 @@ struct Block {
     pages: AtomicU64,
 }
 
-// SAFETY: the mapping is never read or written through `base` in user space; its address is only handed to system
-// calls, which may use it from any thread. The rest is atomics.
+// SAFETY: the mapping is never seen through references; its address is handed to system calls, which may use it from any
+// thread, and to raw copies of what may change meanwhile. The rest is atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
@@ -62,7 +64,8 @@ impl Mapping {
         blocks.resize_with(len.div_ceil(BLOCK).min(BLOCKS_MAX).next_power_of_two() as usize, Block::default);
         crate::mapped::register(base.as_ptr() as usize, len);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
-        Ok(Self { base, len, writable, blocks, fd: fd.as_raw_fd(), told: AtomicU64::new(0) })
+        let lasting = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
+        Ok(Self { base, len, writable, lasting, blocks, fd: fd.as_raw_fd(), told: AtomicU64::new(0) })
     }
 
     /// The address of `offset`, if the range lies inside.
@@ -73,6 +76,12 @@ impl Mapping {
         }
         // SAFETY: within the mapping, as just checked.
         Some(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    /// The address of `offset`, if the range lies inside and can be read without the kernel's help: the file cannot become
+    /// shorter. Others may write it meanwhile, so it is copied, and never seen through a reference.
+    pub(crate) fn readable(&self, offset: u64, len: usize) -> Option<*const u8> {
+        self.address(offset, len).filter(|_| self.lasting).map(<*mut u8>::cast_const)
     }
 
     /// Whether it may be received into.
@@ -202,6 +211,19 @@ mod tests {
         assert_eq!(known(), [true; 3], "known for the rest of the period");
         mapping.forget(BLOCK, BLOCK);
         assert_eq!(known(), [true, false, true]);
+    }
+
+    #[test]
+    fn only_what_cannot_become_shorter_is_read_without_the_kernel() {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let file = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::io::pwrite(&file, &[1; 8192], 0).unwrap();
+        assert_eq!(Mapping::new(file.as_fd(), 8192, false).unwrap().readable(0, 8192), None);
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 8192, false).unwrap();
+        assert_eq!(mapping.readable(4096, 4096), mapping.address(4096, 4096).map(<*mut u8>::cast_const));
+        assert!(mapping.readable(0, 8192).is_some());
+        assert_eq!((mapping.readable(1, 8192), mapping.readable(u64::MAX, 2)), (None, None));
     }
 
     #[test]

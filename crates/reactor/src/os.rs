@@ -173,10 +173,10 @@ impl Os {
         Ok(())
     }
 
-    /// The descriptor of a file that is in use, even if it is to go.
-    pub(crate) fn used_file(&self, file: File) -> Option<BorrowedFd<'_>> {
+    /// A file that is in use, even if it is to go.
+    pub(crate) fn used_file(&self, file: File) -> Option<&OsFile> {
         match &self.files.get(file.index, file.generation)?.file.backing {
-            Backing::Os(os) => Some(os.fd()),
+            Backing::Os(os) => Some(os),
             Backing::Sim(_) => None,
         }
     }

@@ -146,7 +146,7 @@ impl SplicedSend {
             self.pipe = os.pipes.take();
         }
         let Some(pipe) = &self.pipe else { return Ok(false) };
-        let from = os.used_file(*file).ok_or(Errno::BADF)?;
+        let from = os.used_file(*file).ok_or(Errno::BADF)?.fd();
         let mut at = offset + within as u64;
         match rustix::pipe::splice(from, Some(&mut at), &pipe.write, None, left.min(PIPE_BYTES), SpliceFlags::NONBLOCK)
         {

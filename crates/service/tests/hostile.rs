@@ -2,8 +2,7 @@
 
 mod harness;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,119 +15,50 @@ use byway_rpc::wire::{CallBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
-use harness::{Running, SERVER, client, memory};
-use zerocopy::{FromZeros, IntoBytes};
+use harness::session::{Lane, Session, TERMS, closed_for, nobody_else_noticed};
+use harness::{Path, Running, SERVER, Wire, client, memory};
+use zerocopy::FromZeros;
 
-/// One connection, spoken by hand.
-struct Lane {
-    stream: TcpStream,
-    sequence_out: u64,
-    sequence_in: u64,
+macro_rules! over_each_path {
+    ([$($module:ident = $path:expr),* $(,)?], $cases:tt) => {
+        $(over_each_path! { @ $module, $path, $cases })*
+    };
+    (@ $module:ident, $path:expr, [$($case:ident),* $(,)?]) => {
+        mod $module {
+            use crate::harness::Path;
+
+            $(#[test]
+            fn $case() {
+                super::$case($path);
+            })*
+        }
+    };
 }
 
-impl Lane {
-    fn open(server: &Running) -> Self {
-        let stream = TcpStream::connect(server.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        Self { stream, sequence_out: 0, sequence_in: 0 }
-    }
-
-    fn send(&mut self, mut header: Header, payload: &[u8]) {
-        header.payload_len.set(payload.len() as u32);
-        self.send_sealed(header, payload);
-    }
-
-    fn send_sealed(&mut self, mut header: Header, payload: &[u8]) {
-        header.seal(self.sequence_out);
-        self.sequence_out += 1;
-        // A server that has closed already may answer with a reset: what it says is looked at elsewhere.
-        let _ = self.stream.write_all(header.as_bytes());
-        let _ = self.stream.write_all(payload);
-    }
-
-    /// The next message, or `None` when the server has closed.
-    fn receive(&mut self) -> Option<(Header, Kind, Vec<u8>)> {
-        let mut bytes = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut bytes).ok()?;
-        let (header, kind) = Header::open(&bytes, self.sequence_in).unwrap();
-        self.sequence_in += 1;
-        let mut payload = vec![0; header.payload_len()];
-        self.stream.read_exact(&mut payload).ok()?;
-        Some((header, kind, payload))
-    }
+over_each_path! {
+    [over_tcp = Path::Tcp, over_shared_memory = Path::SharedMemory],
+    [
+        garbage_is_not_byway,
+        a_truncated_hello_is_named,
+        another_version_and_an_unknown_session_are_refused_by_name,
+        bad_headers_end_the_session,
+        more_calls_than_granted_end_the_session,
+        a_wrong_payload_checksum_ends_the_session,
+        a_guessed_window_is_refused_and_the_session_goes_on,
+        a_call_for_no_bytes_is_answered,
+        a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does,
+        many_clients_that_take_no_answers_share_one_bound,
+        a_long_read_without_a_bulk_lane_is_refused,
+        a_client_that_vanishes_in_mid_write_leaves_nothing,
+    ]
 }
 
-const TERMS: Terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 0 };
-
-/// A session by hand: control lane and one bulk lane.
-struct Session {
-    control: Lane,
-    bulk: Lane,
+fn server(path: Path) -> Running {
+    Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), vec![memory(4 << 20)])
 }
 
-impl Session {
-    fn open(server: &Running, client: u8, checksum: PayloadChecksum) -> Self {
-        let terms = Terms { checksum, ..TERMS };
-        let identity = Identity { client: ClientId([client; 16]), number: 1, nonce: [client; 16] };
-        let mut lanes = [0, 1].map(|number| {
-            let mut lane = Lane::open(server);
-            lane.send(hello(&identity, &terms, number), &[]);
-            let (header, kind, _) = lane.receive().unwrap();
-            read_welcome(&header, kind, &identity, &terms).unwrap();
-            Some(lane)
-        });
-        Self { control: lanes[0].take().unwrap(), bulk: lanes[1].take().unwrap() }
-    }
-
-    fn call(&mut self, id: u64, method: Method, arguments: Arguments, window: (u64, u32), payload: &[u8]) {
-        let mut body = CallBody::new_zeroed();
-        body.call.set(id);
-        body.method.set(method as u16);
-        body.window_len.set(window.1);
-        body.arguments.copy_from_slice(arguments.as_bytes());
-        let mut header = Header::with_body(Kind::Call, &body);
-        header.window.set(window.0);
-        self.control.send(header, payload);
-    }
-
-    fn open_volume(&mut self) {
-        self.call(0, Method::Open, Arguments::new_zeroed(), (0, 0), b"disk");
-        let (header, kind, _) = self.control.receive().unwrap();
-        assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 0));
-    }
-}
-
-fn server() -> Running {
-    Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), vec![memory(4 << 20)])
-}
-
-/// Waits until the server has closed something for that reason.
-fn closed_for(server: &Running, reason: CloseReason) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while server.state.lock().unwrap().last_closed != Some(reason) {
-        assert!(Instant::now() < deadline, "expected {reason:?}, but {:?}", server.state.lock().unwrap());
-        std::thread::yield_now();
-    }
-}
-
-/// Other clients are served as ever, and the memory of those that went is back.
-fn nobody_else_noticed(server: &Running) {
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
-    volume.write(0, &vec![5; 70_000], false).unwrap();
-    let mut back = vec![0; 70_000];
-    volume.read(0, &mut back).unwrap();
-    assert!(back.iter().all(|byte| *byte == 5));
-    drop(volume);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while server.state.lock().unwrap().used_frame_bytes > 0 {
-        assert!(Instant::now() < deadline, "memory is missing: {:?}", server.state.lock().unwrap());
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn garbage_is_not_byway() {
-    let server = server();
+fn garbage_is_not_byway(path: Path) {
+    let server = server(path);
     for _ in 0..50 {
         let mut lane = Lane::open(&server);
         lane.stream.write_all(&[0x5a; 4096]).unwrap();
@@ -138,9 +68,8 @@ fn garbage_is_not_byway() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_truncated_hello_is_named() {
-    let server = server();
+fn a_truncated_hello_is_named(path: Path) {
+    let server = server(path);
     let mut lane = Lane::open(&server);
     lane.stream.write_all(b"byway").unwrap();
     drop(lane);
@@ -148,9 +77,8 @@ fn a_truncated_hello_is_named() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn another_version_and_an_unknown_session_are_refused_by_name() {
-    let server = server();
+fn another_version_and_an_unknown_session_are_refused_by_name(path: Path) {
+    let server = server(path);
     let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
     let mut old = hello(&identity, &TERMS, 0);
     old.body[8..12].copy_from_slice(&[99, 0, 99, 0]);
@@ -164,9 +92,8 @@ fn another_version_and_an_unknown_session_are_refused_by_name() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn bad_headers_end_the_session() {
-    let server = server();
+fn bad_headers_end_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.control.sequence_out = 7;
     session.control.send(Header::new(Kind::Ping), &[]);
@@ -190,18 +117,16 @@ fn bad_headers_end_the_session() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn more_calls_than_granted_end_the_session() {
-    let server = server();
+fn more_calls_than_granted_end_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.call(5000, Method::Flush, Arguments::new_zeroed(), (0, 0), &[]);
     closed_for(&server, CloseReason::Credit);
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_wrong_payload_checksum_ends_the_session() {
-    let server = server();
+fn a_wrong_payload_checksum_ends_the_session(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Required);
     let mut header = Header::with_body(Kind::Call, &CallBody::new_zeroed());
     header.flags = FLAG_PAYLOAD_CHECKSUM;
@@ -211,9 +136,8 @@ fn a_wrong_payload_checksum_ends_the_session() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_guessed_window_is_refused_and_the_session_goes_on() {
-    let server = server();
+fn a_guessed_window_is_refused_and_the_session_goes_on(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.open_volume();
     let mut data = Header::new(Kind::Data);
@@ -246,11 +170,10 @@ fn a_guessed_window_is_refused_and_the_session_goes_on() {
     nobody_else_noticed(&server);
 }
 
-#[test]
-fn a_call_for_no_bytes_is_answered() {
+fn a_call_for_no_bytes_is_answered(path: Path) {
     let volume = Arc::new(Volume::new("disk", Store::null(1 << 20), Served::default()));
     for volume in [memory(4 << 20), volume] {
-        let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), vec![volume]);
+        let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), vec![volume]);
         let mut session = Session::open(&server, 1, PayloadChecksum::Off);
         session.open_volume();
         for method in [Method::Read, Method::Write, Method::Trim, Method::Zero, Method::Extents, Method::Prefetch] {
@@ -269,10 +192,9 @@ fn talkative() -> Vec<Arc<Volume>> {
     (0..20).map(other).chain([memory(4 << 20)]).collect()
 }
 
-#[test]
-fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
+fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does(path: Path) {
     const CALLS: usize = 2000;
-    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+    let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), talkative());
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     for _ in 0..CALLS {
         session.call(0, Method::List, Arguments::new_zeroed(), (0, 0), &[]);
@@ -283,7 +205,7 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
         assert!(Instant::now() < deadline, "{:?}", server.state.lock().unwrap());
         std::thread::yield_now();
     }
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    let mut volume = client(IoChoice::Epoll, &server.address, VolumeOptions::new(0x30)).unwrap();
     volume.read(0, &mut vec![0; 70_000]).unwrap();
     for at in 0..CALLS {
         let (header, kind, payload) = session.control.receive().unwrap();
@@ -295,9 +217,8 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
     assert_eq!(server.state.lock().unwrap().last_closed, None);
 }
 
-#[test]
-fn many_clients_that_take_no_answers_share_one_bound() {
-    let server = Running::start(IoChoice::Epoll, None, 1, Options::new(SERVER), talkative());
+fn many_clients_that_take_no_answers_share_one_bound(path: Path) {
+    let server = Running::start(Wire { io: IoChoice::Epoll, path }, None, 1, Options::new(SERVER), talkative());
     let mut sessions: Vec<Session> =
         (1..=60).map(|client| Session::open(&server, client, PayloadChecksum::Off)).collect();
     for _ in 0..500 {
@@ -317,9 +238,8 @@ fn many_clients_that_take_no_answers_share_one_bound() {
     assert!(queued < LOOP_HEAP_BYTES_MAX + (60 * (20 << 10)), "{queued} bytes waited");
 }
 
-#[test]
-fn a_long_read_without_a_bulk_lane_is_refused() {
-    let server = server();
+fn a_long_read_without_a_bulk_lane_is_refused(path: Path) {
+    let server = server(path);
     let terms = Terms { bulk_lanes: 1, ..TERMS };
     let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
     let mut control = Lane::open(&server);
@@ -335,9 +255,8 @@ fn a_long_read_without_a_bulk_lane_is_refused() {
     assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, 11));
 }
 
-#[test]
-fn a_client_that_vanishes_in_mid_write_leaves_nothing() {
-    let server = server();
+fn a_client_that_vanishes_in_mid_write_leaves_nothing(path: Path) {
+    let server = server(path);
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.open_volume();
     let mut arguments = Arguments::new_zeroed();
@@ -350,7 +269,7 @@ fn a_client_that_vanishes_in_mid_write_leaves_nothing() {
     data.payload_len = pull.len;
     session.bulk.send_sealed(data, &[9; 1000]);
     drop(session);
-    let mut volume = client(IoChoice::Epoll, server.address, VolumeOptions::new(0x30)).unwrap();
+    let mut volume = client(IoChoice::Epoll, &server.address, VolumeOptions::new(0x30)).unwrap();
     let mut back = vec![1; 4096];
     volume.read(0, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 0), "a piece that never arrived whole was written");

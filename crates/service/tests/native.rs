@@ -1,4 +1,4 @@
-//! The native client and server over loopback, on both of the kernel's backends.
+//! The native client and server over loopback and shared memory, on both of the kernel's backends.
 
 mod harness;
 
@@ -15,13 +15,13 @@ use byway_service::block::client::{
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::wire::CallError;
 use byway_service::block::{BlockError, OpenHere, Store, StoreOptions, Volume, VolumeOptions as Served};
-use harness::{FRAMES, Running, SERVER, client, each_io, memory, pattern};
+use harness::{FRAMES, Path, Running, SERVER, client, each_wire, memory, pattern};
 
 #[test]
 fn what_is_written_is_read_at_every_size() {
-    each_io(|io| {
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
-        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+    each_wire(|wire| {
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
+        let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         assert_eq!(volume.info().unwrap().len, 64 << 20);
         let mut offset = 512;
         for len in [512, 4096, 16 << 10, (16 << 10) + 512, 64 << 10, 300_032, 1 << 20, 8 << 20] {
@@ -39,7 +39,7 @@ fn what_is_written_is_read_at_every_size() {
 
 #[test]
 fn a_list_longer_than_one_answer_is_whole() {
-    each_io(|io| {
+    each_wire(|wire| {
         let made = |index: usize| {
             let options = Served {
                 read_only: index == 1,
@@ -49,9 +49,9 @@ fn a_list_longer_than_one_answer_is_whole() {
             };
             Arc::new(Volume::new(format!("v{index}"), Store::null(512 * (index as u64 + 1)), options))
         };
-        let server = Running::start(io, None, 1, Options::new(SERVER), (0..40).map(made).collect());
-        let reactor = Reactor::open(io, FRAMES).unwrap();
-        let listed = list(reactor, Address::Tcp(server.address), Options::new(0x30), None).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), (0..40).map(made).collect());
+        let reactor = Reactor::open(wire.io, FRAMES).unwrap();
+        let listed = list(reactor, server.address.clone(), Options::new(0x30), None).unwrap();
         let sizes: Vec<_> = listed.iter().map(|volume| (volume.name.clone(), volume.len)).collect();
         assert_eq!(sizes, (0..40).map(|index| (format!("v{index}"), 512 * (index + 1))).collect::<Vec<_>>());
         let flags: Vec<_> = listed.iter().take(3).map(|volume| (volume.read_only, volume.tls_required)).collect();
@@ -62,10 +62,13 @@ fn a_list_longer_than_one_answer_is_whole() {
 
 #[test]
 fn a_list_of_nobody_is_an_error() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let reactor = Reactor::open(byway_reactor::IoChoice::Auto, FRAMES).unwrap();
-    let refused = list(reactor, Address::Tcp(nobody), Options::new(0x30), None).unwrap_err();
-    assert!(matches!(refused, ConnectError::Session(_)), "{refused}");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for nobody in [Address::Tcp(port), Address::Shared(folder.path().join("nobody"))] {
+        let reactor = Reactor::open(byway_reactor::IoChoice::Auto, FRAMES).unwrap();
+        let refused = list(reactor, nobody, Options::new(0x30), None).unwrap_err();
+        assert!(matches!(refused, ConnectError::Session(_)), "{refused}");
+    }
 }
 
 /// Drives a client until `until` says so, or a deadline fails the test.
@@ -95,19 +98,24 @@ fn drive(
 #[test]
 fn many_requests_of_all_sizes_are_in_flight_together() {
     const SLOT: u64 = 1 << 20;
-    each_io(|io| {
+    each_wire(|wire| {
         for checksum in [PayloadChecksum::Off, PayloadChecksum::Required] {
-            let server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
-            let mut reactor = Reactor::open(io, 64 << 20).unwrap();
+            let server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
+            let mut reactor = Reactor::open(wire.io, 64 << 20).unwrap();
             let mut options = VolumeOptions::new(0x30);
             options.fabric.terms.checksum = checksum;
-            let mut client = Client::connect(&reactor, Address::Tcp(server.address), "disk", options);
+            let mut client = Client::connect(&reactor, server.address.clone(), "disk", options);
             let len = |slot: u64| [512, 4096, 16_384, 17_000 / 512 * 512, 65_536, 1 << 20][slot as usize % 6];
             let mut done = Vec::new();
             let mut written = 0;
+            drive(&mut reactor, &mut client, &mut done, |client, _| client.info().is_some());
+            // Over shared memory, some are of memory that the server reaches, and some are not.
+            let alloc = |client: &Client, reactor: &Reactor, slot: u64, len| {
+                if slot.is_multiple_of(3) { reactor.frames().alloc(len) } else { client.alloc(reactor, len) }
+            };
             for slot in 0..48 {
                 let len = len(slot);
-                let mut frame = reactor.frames().alloc(len).unwrap();
+                let mut frame = alloc(&client, &reactor, slot, len).unwrap();
                 frame.copy_from_slice(&pattern(len, slot));
                 client
                     .submit(
@@ -123,7 +131,7 @@ fn many_requests_of_all_sizes_are_in_flight_together() {
             }
             for slot in 0..48 {
                 let len = len(slot);
-                let Some(into) = reactor.frames().alloc(len) else { break };
+                let Some(into) = alloc(&client, &reactor, slot, len) else { break };
                 client.submit(Request::Read { offset: slot * SLOT, len, into }, slot).unwrap();
             }
             let asked = client.pending();
@@ -134,6 +142,13 @@ fn many_requests_of_all_sizes_are_in_flight_together() {
             }
             assert!(written == 48 && asked >= 24);
             assert_eq!(client.sessions(), 1);
+            let counters = server.state.lock().unwrap().counters;
+            let reached = wire.path == Path::SharedMemory;
+            assert_eq!(
+                (counters.put_bytes > 4 << 20, counters.got_bytes > 4 << 20),
+                (reached, reached),
+                "{counters:?}"
+            );
         }
     });
 }
@@ -148,10 +163,10 @@ fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
         let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
         Arc::new(Volume::new("disk", store, Served::default()))
     };
-    each_io(|io| {
-        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![empty()]);
-        let address = first.address;
-        let mut volume = client(io, address, VolumeOptions::new(0x30)).unwrap();
+    each_wire(|wire| {
+        let mut first = Running::start(wire, None, 1, Options::new(SERVER), vec![empty()]);
+        let address = first.address.clone();
+        let mut volume = client(wire, &address, VolumeOptions::new(0x30)).unwrap();
         let flushed = pattern(8192, 1);
         volume.write(0, &flushed, false).unwrap();
         volume.flush().unwrap();
@@ -162,7 +177,7 @@ fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
         volume.zero((1 << 20) + 4096, 4096, byway_service::block::ZeroFlags::default()).unwrap();
         first.stop();
         // The next process finds the file empty: what was flushed is gone with this trick, what was not must come again.
-        let _second = Running::start(io, Some(address), 2, Options::new(SERVER), vec![empty()]);
+        let _second = Running::start(wire, Some(address), 2, Options::new(SERVER), vec![empty()]);
         let mut expected = new.clone();
         expected[4096..8192].fill(0);
         let mut back = vec![0; new.len()];
@@ -179,16 +194,16 @@ fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
 
 #[test]
 fn a_volume_in_memory_that_came_back_empty_fails() {
-    each_io(|io| {
+    each_wire(|wire| {
         let volatile = || {
             let options = Served { volatile: true, ..Served::default() };
             Arc::new(Volume::new("disk", Store::memory("disk", 1 << 20).unwrap(), options))
         };
-        let mut first = Running::start(io, None, 1, Options::new(SERVER), vec![volatile()]);
-        let mut volume = client(io, first.address, VolumeOptions::new(0x30)).unwrap();
+        let mut first = Running::start(wire, None, 1, Options::new(SERVER), vec![volatile()]);
+        let mut volume = client(wire, &first.address, VolumeOptions::new(0x30)).unwrap();
         volume.write(0, &[7; 4096], false).unwrap();
         first.stop();
-        let _second = Running::start(io, Some(first.address), 2, Options::new(SERVER), vec![volatile()]);
+        let _second = Running::start(wire, Some(first.address.clone()), 2, Options::new(SERVER), vec![volatile()]);
         assert_eq!(volume.read(0, &mut [0; 4096]), Err(VolumeError::VolatileLost));
         assert_eq!(volume.write(0, &[7; 4096], false), Err(VolumeError::VolatileLost));
     });
@@ -203,15 +218,15 @@ fn a_volume_over_another_file_under_the_old_name_is_not_written_to() {
         let store = Store::path(&path, StoreOptions::default(), &OpenHere).unwrap();
         Arc::new(Volume::new("disk", store, Served::default()))
     };
-    each_io(|io| {
+    each_wire(|wire| {
         // In the same process, and in another one.
         for restarts in [false, true] {
-            let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![over("first")]);
-            let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+            let mut server = Running::start(wire, None, 1, Options::new(SERVER), vec![over("first")]);
+            let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
             volume.write(0, &[7; 4096], false).unwrap();
             let _second = if restarts {
                 server.stop();
-                Some(Running::start(io, Some(server.address), 2, Options::new(SERVER), vec![over("second")]))
+                Some(Running::start(wire, Some(server.address.clone()), 2, Options::new(SERVER), vec![over("second")]))
             } else {
                 server.replace(over("second"));
                 None
@@ -226,10 +241,10 @@ fn a_volume_over_another_file_under_the_old_name_is_not_written_to() {
 
 #[test]
 fn a_volume_that_is_served_over_tls_alone_from_now_on_says_so_to_its_old_clients() {
-    each_io(|io| {
+    each_wire(|wire| {
         let first = memory(1 << 20);
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
-        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
+        let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         volume.write(0, &[7; 4096], false).unwrap();
         let options = Served { tls_required: true, ..Served::default() };
         server.replace(Arc::new(first.replaced_by(first.store().clone(), options)));
@@ -239,14 +254,14 @@ fn a_volume_that_is_served_over_tls_alone_from_now_on_says_so_to_its_old_clients
 
 #[test]
 fn a_volume_in_memory_that_was_replaced_fails() {
-    each_io(|io| {
+    each_wire(|wire| {
         let volatile = || {
             let options = Served { volatile: true, ..Served::default() };
             Volume::new("disk", Store::memory("disk", 1 << 20).unwrap(), options)
         };
         let first = Arc::new(volatile());
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
-        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![Arc::clone(&first)]);
+        let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         volume.write(0, &[7; 4096], false).unwrap();
         // Over the same memory nothing is lost.
         let same = first.replaced_by(first.store().clone(), first.options().clone());
@@ -265,7 +280,7 @@ fn a_volume_in_memory_that_was_replaced_fails() {
 fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("disk");
-    each_io(|io| {
+    each_wire(|wire| {
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let opened = |faults| {
             let options = StoreOptions { shared: true, ..StoreOptions::default() };
@@ -278,8 +293,8 @@ fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
             range: None,
             count_max: Some(1),
         };
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![opened(vec![fails])]);
-        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![opened(vec![fails])]);
+        let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         let data = pattern(70_000 / 512 * 512, 1);
         volume.write(4096, &data, false).unwrap();
         assert!(volume.flush().is_err());
@@ -296,11 +311,11 @@ fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
 
 #[test]
 fn without_a_server_everything_fails_after_the_limit() {
-    each_io(|io| {
-        let mut server = Running::start(io, None, 1, Options::new(SERVER), vec![memory(1 << 20)]);
+    each_wire(|wire| {
+        let mut server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(1 << 20)]);
         let mut options = VolumeOptions::new(0x30);
         options.bounds.lost_after = Duration::from_millis(300);
-        let mut volume = client(io, server.address, options).unwrap();
+        let mut volume = client(wire, &server.address, options).unwrap();
         volume.write(0, &[7; 4096], false).unwrap();
         server.stop();
         let lost = VolumeError::Lost(options.bounds.lost_after);
@@ -312,7 +327,7 @@ fn without_a_server_everything_fails_after_the_limit() {
 
 #[test]
 fn errors_reach_the_client_by_name() {
-    each_io(|io| {
+    each_wire(|wire| {
         let read_only = Served { read_only: true, ..Served::default() };
         let tls = Served { tls_required: true, ..Served::default() };
         let volumes = vec![
@@ -320,10 +335,10 @@ fn errors_reach_the_client_by_name() {
             Arc::new(Volume::new("fixed", Store::memory("fixed", 1 << 20).unwrap(), read_only)),
             Arc::new(Volume::new("secret", Store::memory("secret", 1 << 20).unwrap(), tls)),
         ];
-        let server = Running::start(io, None, 1, Options::new(SERVER), volumes);
+        let server = Running::start(wire, None, 1, Options::new(SERVER), volumes);
         let open = |name: &str| {
-            let reactor = Reactor::open(io, FRAMES).unwrap();
-            BlockingVolume::connect(reactor, Address::Tcp(server.address), name, VolumeOptions::new(0x30))
+            let reactor = Reactor::open(wire.io, FRAMES).unwrap();
+            BlockingVolume::connect(reactor, server.address.clone(), name, VolumeOptions::new(0x30))
         };
         assert_eq!(open("nothing").err(), Some(ConnectError::Open(CallError::NotFound)));
         assert_eq!(open("secret").err(), Some(ConnectError::Open(CallError::TlsRequired)));
@@ -347,7 +362,7 @@ fn errors_reach_the_client_by_name() {
         disk.read(8192, &mut [0; 512]).unwrap();
         let mut options = VolumeOptions::new(0x30);
         options.fabric.terms.checksum = PayloadChecksum::Wanted;
-        client(io, server.address, options).unwrap().read(0, &mut vec![1; 70_000]).unwrap();
+        client(wire, &server.address, options).unwrap().read(0, &mut vec![1; 70_000]).unwrap();
     });
 }
 
@@ -355,14 +370,14 @@ fn errors_reach_the_client_by_name() {
 fn a_long_read_that_fails_in_the_middle_ends_no_session() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("short");
-    each_io(|io| {
+    each_wire(|wire| {
         let bytes = pattern(1 << 20, 9);
         std::fs::write(&path, &bytes).unwrap();
         let direct = StoreOptions { direct: true, ..StoreOptions::default() };
         let store = Store::path(&path, direct, &OpenHere).unwrap();
         let volumes = vec![Arc::new(Volume::new("disk", store, Served::default()))];
-        let server = Running::start(io, None, 1, Options::new(SERVER), volumes);
-        let mut volume = client(io, server.address, VolumeOptions::new(0x30)).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), volumes);
+        let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         let mut back = vec![0; 1 << 20];
         volume.read(0, &mut back).unwrap();
         assert!(back == bytes);
@@ -379,7 +394,7 @@ fn a_long_read_that_fails_in_the_middle_ends_no_session() {
 
 #[test]
 fn a_server_that_shuts_down_answers_what_it_has_begun() {
-    each_io(|io| {
+    each_wire(|wire| {
         let delay = FaultRule {
             operation: FaultOperation::Any,
             effect: FaultEffect::Delay(Duration::from_millis(300)),
@@ -388,11 +403,11 @@ fn a_server_that_shuts_down_answers_what_it_has_begun() {
         };
         let slow = Served { faults: FaultRules(vec![delay]), ..Served::default() };
         let volume = Volume::new("disk", Store::memory("disk", 64 << 20).unwrap(), slow);
-        let server = Running::start(io, None, 1, Options::new(SERVER), vec![Arc::new(volume)]);
-        let mut reactor = Reactor::open(io, 64 << 20).unwrap();
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![Arc::new(volume)]);
+        let mut reactor = Reactor::open(wire.io, 64 << 20).unwrap();
         let mut options = VolumeOptions::new(0x30);
         options.bounds.lost_after = Duration::from_secs(10);
-        let mut client = Client::connect(&reactor, Address::Tcp(server.address), "disk", options);
+        let mut client = Client::connect(&reactor, server.address.clone(), "disk", options);
         let mut done = Vec::new();
         drive(&mut reactor, &mut client, &mut done, |client, _| client.info().is_some());
         for slot in 0..16 {
@@ -439,14 +454,14 @@ fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
     let (certificate, key) = (path("client.pem"), path("client.key"));
     let tls_client = TlsClient::new(&ca, Some((&certificate, &key)), "server").unwrap();
     let stranger = TlsClient::new(&ca, None, "server").unwrap();
-    each_io(|io| {
+    each_wire(|wire| {
         let required = Served { tls_required: true, ..Served::default() };
         let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
         let tls = ServerTls::Required(tls_server.clone());
-        let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![volume]);
+        let server = Running::start_with(wire, None, 1, (Options::new(SERVER), tls), vec![volume]);
         let open = |tls: Option<TlsClient>| {
-            let reactor = Reactor::open(io, FRAMES).unwrap();
-            let mut volume = Client::connect(&reactor, Address::Tcp(server.address), "disk", VolumeOptions::new(0x30));
+            let reactor = Reactor::open(wire.io, FRAMES).unwrap();
+            let mut volume = Client::connect(&reactor, server.address.clone(), "disk", VolumeOptions::new(0x30));
             if let Some(tls) = tls {
                 volume.set_tls(tls);
             }

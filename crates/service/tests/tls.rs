@@ -2,8 +2,7 @@
 
 mod harness;
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +12,13 @@ use byway_fabric::session::{self, Identity, Terms};
 use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer, TlsStream};
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind, Pull, Refuse, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum};
-use byway_reactor::{Address, IoChoice, Reactor};
+use byway_reactor::{Address, Reactor};
 use byway_rpc::wire::CallBody;
 use byway_service::block::client::{BlockingVolume, Volume as Client, VolumeOptions};
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
-use harness::{FRAMES, Running, SERVER, State, each_io, memory, pattern};
+use harness::stream::Stream;
+use harness::{FRAMES, Running, SERVER, State, Wire, each_wire, memory, pattern};
 use zerocopy::{FromZeros, IntoBytes};
 
 const IDENTITY: Identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
@@ -59,13 +59,13 @@ impl Files {
     }
 }
 
-fn serve(io: IoChoice, tls: ServerTls) -> Running {
-    Running::start_with(io, None, 1, (Options::new(SERVER), tls), vec![memory(8 << 20)])
+fn serve(wire: Wire, tls: ServerTls) -> Running {
+    Running::start_with(wire, None, 1, (Options::new(SERVER), tls), vec![memory(8 << 20)])
 }
 
 /// A lane by hand.
 struct Lane {
-    socket: TcpStream,
+    socket: Stream,
     tls: Option<TlsStream>,
     /// Plaintext that has come.
     came: Vec<u8>,
@@ -73,9 +73,8 @@ struct Lane {
 }
 
 impl Lane {
-    fn open(to: SocketAddr, tls: Option<&TlsClient>) -> Self {
-        let socket = TcpStream::connect(to).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    fn open(to: &Address, tls: Option<&TlsClient>) -> Self {
+        let socket = Stream::connect(to).unwrap();
         Self { socket, tls: tls.map(|tls| tls.connect().unwrap()), came: Vec::new(), sequence_in: 0 }
     }
 
@@ -91,11 +90,7 @@ impl Lane {
     fn wait_for(&mut self, len: usize) -> Option<()> {
         while self.came.len() < len {
             let mut bytes = [0; 4096];
-            let n = match self.socket.read(&mut bytes) {
-                // A ring that this thread has closed interrupts it once more, when the kernel is done with it.
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                read => read.ok().filter(|n| *n > 0)?,
-            };
+            let n = self.socket.read(&mut bytes).ok().filter(|n| *n > 0)?;
             match &mut self.tls {
                 None => self.came.extend_from_slice(&bytes[..n]),
                 Some(tls) => tls.feed(&bytes[..n], &mut self.came).ok()?,
@@ -133,29 +128,29 @@ impl Lane {
 #[test]
 fn a_lane_of_another_certificate_does_not_join_although_it_knows_the_nonce() {
     let files = Files::new();
-    each_io(|io| {
-        let server = serve(io, ServerTls::Optional(files.server(ClientCertificates::Optional)));
+    each_wire(|wire| {
+        let server = serve(wire, ServerTls::Optional(files.server(ClientCertificates::Optional)));
         let (client, other, nobody) = (files.client(Some("client")), files.client(Some("other")), files.client(None));
-        let mut control = Lane::open(server.address, Some(&client));
+        let mut control = Lane::open(&server.address, Some(&client));
         assert!(matches!(control.hello(0), Some((_, Kind::Welcome))));
         for stranger in [Some(&other), Some(&nobody), None] {
-            let (header, kind) = Lane::open(server.address, stranger).hello(1).unwrap();
+            let (header, kind) = Lane::open(&server.address, stranger).hello(1).unwrap();
             let refuse: Refuse = header.body();
             let code = RefuseCode::from_number(refuse.code.get());
             assert_eq!((kind, code), (Kind::Refuse, RefuseCode::Auth));
         }
-        assert!(matches!(Lane::open(server.address, Some(&client)).hello(1), Some((_, Kind::Welcome))));
+        assert!(matches!(Lane::open(&server.address, Some(&client)).hello(1), Some((_, Kind::Welcome))));
     });
 }
 
 #[test]
 fn where_tls_is_optional_both_kinds_of_client_are_served() {
     let files = Files::new();
-    each_io(|io| {
-        let server = serve(io, ServerTls::Optional(files.server(ClientCertificates::Off)));
+    each_wire(|wire| {
+        let server = serve(wire, ServerTls::Optional(files.server(ClientCertificates::Off)));
         for tls in [None, Some(files.client(None))] {
-            let reactor = Reactor::open(io, FRAMES).unwrap();
-            let mut volume = Client::connect(&reactor, Address::Tcp(server.address), "disk", VolumeOptions::new(0x30));
+            let reactor = Reactor::open(wire.io, FRAMES).unwrap();
+            let mut volume = Client::connect(&reactor, server.address.clone(), "disk", VolumeOptions::new(0x30));
             if let Some(tls) = tls {
                 volume.set_tls(tls);
             }
@@ -185,7 +180,7 @@ fn until(server: &Running, is: impl Fn(&State) -> bool) -> State {
 /// A session by hand over TLS, with the volume `disk` open: its control lane, and a bulk lane.
 fn session(server: &Running, tls: &TlsClient) -> [Lane; 2] {
     let mut lanes = [0, 1].map(|number| {
-        let mut lane = Lane::open(server.address, Some(tls));
+        let mut lane = Lane::open(&server.address, Some(tls));
         assert!(matches!(lane.hello(number), Some((_, Kind::Welcome))));
         lane
     });
@@ -211,8 +206,8 @@ fn call(lane: &mut Lane, sequence: u64, method: Method, len: u64, payload: &[u8]
 #[test]
 fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
     let files = Files::new();
-    each_io(|io| {
-        let server = serve(io, ServerTls::Required(files.server(ClientCertificates::Off)));
+    each_wire(|wire| {
+        let server = serve(wire, ServerTls::Required(files.server(ClientCertificates::Off)));
         let [mut control, mut bulk] = session(&server, &files.client(None));
         call(&mut control, 2, Method::Write, 65_536, &[]);
         let (header, kind) = control.pull().unwrap();
@@ -236,12 +231,12 @@ fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
 fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
     const CALLS: u64 = 1000;
     let files = Files::new();
-    each_io(|io| {
+    each_wire(|wire| {
         let tls = ServerTls::Required(files.server(ClientCertificates::Off));
         let described = || Served { description: "d".repeat(1000), ..Served::default() };
         let other = |index| Arc::new(Volume::new(format!("v{index}"), Store::null(512), described()));
         let volumes = (0..20).map(other).chain([memory(1 << 20)]).collect();
-        let server = Running::start_with(io, None, 1, (Options::new(SERVER), tls), volumes);
+        let server = Running::start_with(wire, None, 1, (Options::new(SERVER), tls), volumes);
         let [mut control, _bulk] = session(&server, &files.client(None));
         for at in 0..CALLS {
             call(&mut control, at + 2, Method::List, 0, &[]);
@@ -262,9 +257,9 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
 #[test]
 fn a_plain_client_where_tls_is_required_is_told_and_named() {
     let files = Files::new();
-    each_io(|io| {
-        let server = serve(io, ServerTls::Required(files.server(ClientCertificates::Off)));
-        let mut plain = Lane::open(server.address, None);
+    each_wire(|wire| {
+        let server = serve(wire, ServerTls::Required(files.server(ClientCertificates::Off)));
+        let mut plain = Lane::open(&server.address, None);
         plain.push(&[0x41; HEADER_BYTES]);
         let mut answer = Vec::new();
         plain.socket.read_to_end(&mut answer).unwrap();

@@ -14,7 +14,7 @@ use crate::shared::Floor;
 impl Reactor {
     /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once. It may say no
     /// ([`Reactor::take_arena`] there), and then goes on without. Several streams to one server may be lent the same arena;
-    /// what was lent cannot be taken back.
+    /// what was lent is taken back frame by frame ([`FramePool::revoke`]).
     ///
     /// # Errors
     /// `ENOTCONN` if the socket is no stream over shared memory, `EINVAL` if the pool is no arena, `EALREADY` if one was lent,

@@ -352,9 +352,15 @@ pub(super) unsafe fn copy_part(
         // SAFETY: by the caller's word.
         Segment::Zero { .. } => unsafe { std::ptr::write_bytes(to, 0, len) },
         Segment::Map { file, offset, .. } => {
-            let fd = os.used_file(*file).ok_or(Errno::BADF)?;
+            let (file, offset) = (os.used_file(*file).ok_or(Errno::BADF)?, offset + at as u64);
+            if let Some(from) = file.map.as_ref().and_then(|map| map.readable(offset, len)) {
+                // SAFETY: `from` has `len` bytes that stay mapped as long as the file is used, and cannot be taken away; `to`
+                // by the caller's word, in another mapping.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                return Ok(());
+            }
             // SAFETY: by the caller's word.
-            let n = unsafe { blocking::read(fd, Memory { ptr: to, len }, offset + at as u64)? };
+            let n = unsafe { blocking::read(file.fd(), Memory { ptr: to, len }, offset)? };
             if n < len {
                 return Err(Errno::FAULT);
             }

@@ -11,13 +11,13 @@ mod connect;
 mod greeting;
 mod lending;
 mod link;
+mod links;
 mod memory;
 mod message;
 mod ring;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use self::arena::PeerArena;
 use self::connect::Connecting;
 use self::link::{Ends, Link, Ready};
+use self::links::Links;
 use crate::frame::FramePool;
 use crate::gather::{Gather, Scatter};
 use crate::limits::ARENAS_BYTES_MAX;
@@ -43,7 +44,7 @@ const IDLE_TURNS_MAX: u32 = 256;
 /// The links of a loop.
 #[derive(Default)]
 pub(crate) struct Shared {
-    links: HashMap<Socket, Link>,
+    links: Links,
     /// Links that are looked at on every turn.
     hot: Vec<Socket>,
     listeners: Vec<Listener>,
@@ -96,11 +97,11 @@ impl Shared {
     /// Takes an operation if it is ours; else gives what the backend is to do.
     pub(crate) fn submit(&mut self, floor: &mut Floor<'_>, op: Op, token: Token) -> Option<Op> {
         match op {
-            Op::Recv { socket, into, min } if self.links.contains_key(&socket) => {
+            Op::Recv { socket, into, min } if self.links.contains(socket) => {
                 self.on_link(floor, socket, |link, os| link.start_receive(os, into, min.max(1), token));
                 None
             }
-            Op::Send { socket, gather } if self.links.contains_key(&socket) => {
+            Op::Send { socket, gather } if self.links.contains(socket) => {
                 self.on_link(floor, socket, |link, os| link.start_send(os, gather, token));
                 None
             }
@@ -124,7 +125,7 @@ impl Shared {
         socket: Socket,
         begin: impl FnOnce(&mut Link, &mut Os) -> Option<Ready>,
     ) {
-        let (Some(link), Some(os)) = (self.links.get_mut(&socket), floor.backend.os()) else { return };
+        let (Some(link), Some(os)) = (self.links.get_mut(socket), floor.backend.os()) else { return };
         self.ready.extend(begin(link, os));
         if link.is_busy() && link.heat() {
             self.hot.push(socket);
@@ -132,7 +133,7 @@ impl Shared {
     }
 
     fn heat(&mut self, socket: Socket) {
-        if self.links.get_mut(&socket).is_some_and(Link::heat) {
+        if self.links.get_mut(socket).is_some_and(Link::heat) {
             self.hot.push(socket);
         }
     }
@@ -140,7 +141,7 @@ impl Shared {
     /// Ends the operations of `token`, as far as they are ours.
     pub(crate) fn cancel(&mut self, floor: &mut Floor<'_>, token: Token) {
         let Some(os) = floor.backend.os() else { return };
-        for link in self.links.values_mut() {
+        for link in self.links.iter_mut() {
             link.cancel(os, token, &mut self.ready);
         }
         self.connects.iter_mut().filter(|connect| connect.0 == token).for_each(|connect| connect.1 = true);
@@ -163,7 +164,7 @@ impl Shared {
         if let Some(os) = floor.backend.os() {
             let links = &mut self.links;
             self.hot.retain(|socket| {
-                let Some(link) = links.get_mut(socket) else { return false };
+                let Some(link) = links.get_mut(*socket) else { return false };
                 link.turn(os, &mut self.ready);
                 link.idle_turns += 1;
                 if link.idle_turns <= IDLE_TURNS_MAX && link.is_busy() {
@@ -181,7 +182,7 @@ impl Shared {
     pub(crate) fn sleep(&mut self) -> bool {
         let links = &mut self.links;
         self.hot.retain(|socket| {
-            let Some(link) = links.get_mut(socket) else { return false };
+            let Some(link) = links.get_mut(*socket) else { return false };
             link.sleep();
             link.hot = link.has_work();
             link.hot
@@ -218,18 +219,14 @@ impl Shared {
 
     /// The socket of one of our tokens, which has the low bits of its generation alone.
     fn named_by(&self, token: Token) -> Option<Socket> {
-        let short = Socket { index: token.index(), generation: token.generation() };
-        if self.links.contains_key(&short) {
-            return Some(short);
-        }
-        let connecting = self.connecting.iter().map(|connecting| &connecting.socket);
-        let mut sockets = self.links.keys().chain(connecting);
-        sockets.find(|socket| own_token(0, **socket) == token.with_tag(0)).copied()
+        let connecting = self.connecting.iter().map(|connecting| connecting.socket);
+        let mut sockets = self.links.socket_at(token.index()).into_iter().chain(connecting);
+        sockets.find(|socket| own_token(0, *socket) == token.with_tag(0))
     }
 
     /// The bell has rung, or the socket has ended.
     fn heard(&mut self, floor: &mut Floor<'_>, socket: Socket, into: Scatter, result: Result<usize, Errno>) {
-        let Some(link) = self.links.get_mut(&socket) else { return };
+        let Some(link) = self.links.get_mut(socket) else { return };
         match result {
             Ok(n) if n > 0 => {
                 let op = Op::Recv { socket, into, min: 1 };
@@ -250,46 +247,46 @@ impl Shared {
 
     /// Closes a stream; false if it has no link.
     pub(crate) fn close(&mut self, floor: &mut Floor<'_>, socket: Socket) {
-        if let (Some(mut link), Some(os)) = (self.links.remove(&socket), floor.backend.os()) {
+        if let (Some(mut link), Some(os)) = (self.links.remove(socket), floor.backend.os()) {
             link.close(os, &mut self.ready);
         }
     }
 
     /// Says that nothing more will be sent; false if the socket has no link.
     pub(crate) fn shutdown_send(&mut self, socket: Socket) -> bool {
-        let link = self.links.get_mut(&socket);
+        let link = self.links.get_mut(socket);
         link.map(Link::shutdown_send).is_some()
     }
 
     /// Bytes that are here, if the socket has a link.
     pub(crate) fn readable_bytes(&self, socket: Socket) -> Option<usize> {
-        self.links.get(&socket).map(Link::readable_bytes)
+        self.links.get(socket).map(Link::readable_bytes)
     }
 
     /// Whether the socket has a link, and whether operations of it are in flight.
     pub(crate) fn is_busy(&self, socket: Socket) -> Option<bool> {
-        self.links.get(&socket).map(Link::is_busy)
+        self.links.get(socket).map(Link::is_busy)
     }
 
     /// Lends the peer of a stream an arena.
     pub(crate) fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
-        self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?.lending().lend(pool)
+        self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending().lend(pool)
     }
 
     /// Takes the arena that the peer of a stream has lent; gives its size.
     pub(crate) fn take_arena(&mut self, socket: Socket) -> Result<usize, Errno> {
         let room = self.arena_room();
-        self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?.lending().take(room)
+        self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending().take(room)
     }
 
     /// Bytes of the arena of a stream's peer.
     pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<usize> {
-        self.links.get(&socket)?.arena_bytes()
+        self.links.get(socket)?.arena_bytes()
     }
 
     /// Bytes of arenas that may still be taken.
     fn arena_room(&self) -> usize {
-        let taken: usize = self.links.values().filter_map(Link::arena_bytes).sum();
+        let taken: usize = self.links.iter().filter_map(Link::arena_bytes).sum();
         ARENAS_BYTES_MAX.saturating_sub(taken)
     }
 
@@ -322,14 +319,14 @@ impl Shared {
         floor: &'a mut Floor<'_>,
         socket: Socket,
     ) -> Result<(&'a PeerArena, &'a mut Os), Errno> {
-        let link = self.links.get_mut(&socket).ok_or(Errno::NOTCONN)?;
+        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
         let arena = link.lending().arena().ok_or(Errno::NOTCONN)?;
         Ok((arena, floor.backend.os().ok_or(Errno::NOTCONN)?))
     }
 
     /// Gives up a stream whose bell is no longer listened to.
     pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
-        let link = self.links.remove(&socket).map(|link| Box::new(link.into_ends()));
+        let link = self.links.remove(socket).map(|link| Box::new(link.into_ends()));
         Detached { fd, link }
     }
 

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::net::SocketAddr;
+pub mod session;
+pub mod stream;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -10,18 +12,50 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::tls::ServerTls;
 use byway_fabric::{CloseReason, Options, Registry};
-use byway_reactor::{Address, IoChoice, Reactor, Wait, Waker};
+use byway_reactor::{Address, Counters, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
 use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
 
 pub const SERVER: u8 = 0x20;
 pub const FRAMES: usize = 32 << 20;
-pub const IOS: [IoChoice; 2] = [IoChoice::Epoll, IoChoice::Uring];
+
+/// What goes between a client and its server, and how both wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    pub io: IoChoice,
+    pub path: Path,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    Tcp,
+    SharedMemory,
+}
+
+pub const PATHS: [Path; 2] = [Path::Tcp, Path::SharedMemory];
+
+impl From<IoChoice> for Wire {
+    fn from(io: IoChoice) -> Self {
+        Self { io, path: Path::Tcp }
+    }
+}
+
+impl Path {
+    /// Where nobody listens, in a folder of the test.
+    pub fn address(self, folder: &std::path::Path) -> Address {
+        match self {
+            Self::Tcp => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+            Self::SharedMemory => Address::Shared(folder.join("socket")),
+        }
+    }
+}
 
 /// A server of some volumes, on a thread of its own.
 pub struct Running {
-    pub address: SocketAddr,
+    pub address: Address,
+    /// Where its socket lies, until the test is done with it.
+    _folder: tempfile::TempDir,
     /// What the server said of itself after its last turn.
     pub state: Arc<Mutex<State>>,
     stop: Arc<AtomicBool>,
@@ -43,26 +77,29 @@ pub struct State {
     pub calls: usize,
     /// The most that there was.
     pub queued_heap_bytes_max: usize,
+    pub counters: Counters,
 }
 
 impl Running {
     pub fn start(
-        io: IoChoice,
-        at: Option<SocketAddr>,
+        wire: impl Into<Wire>,
+        at: Option<Address>,
         instance: u64,
         options: Options,
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
-        Self::start_with(io, at, instance, (options, ServerTls::Off), volumes)
+        Self::start_with(wire, at, instance, (options, ServerTls::Off), volumes)
     }
 
     pub fn start_with(
-        io: IoChoice,
-        at: Option<SocketAddr>,
+        wire: impl Into<Wire>,
+        at: Option<Address>,
         instance: u64,
         (options, tls): (Options, ServerTls),
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
+        let (wire, folder) = (wire.into(), tempfile::tempdir().unwrap());
+        let at = at.unwrap_or_else(|| wire.path.address(folder.path()));
         let stop = Arc::new(AtomicBool::new(false));
         let drain = Arc::new(AtomicBool::new(false));
         let state = Arc::new(Mutex::new(State::default()));
@@ -72,19 +109,19 @@ impl Running {
             let (stop, drain, state) = (Arc::clone(&stop), Arc::clone(&drain), Arc::clone(&state));
             let replacement = Arc::clone(&replacement);
             move || {
-                let mut reactor = Reactor::open(io, FRAMES).unwrap();
+                let mut reactor = Reactor::open(wire.io, FRAMES).unwrap();
                 let mut engine = Engine::default();
                 let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
                 server.set_tls(tls);
-                let at = at.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
-                let listener = server.listen(&mut reactor, &Address::Tcp(at)).unwrap();
+                let listener = server.listen(&mut reactor, &at).unwrap();
+                let address = reactor.local_address(listener).map_or(at, Address::Tcp);
                 let mut offered = Vec::new();
                 for volume in volumes {
                     let id = engine.attach(&mut reactor, volume);
                     server.offer(id);
                     offered.push(id);
                 }
-                send.send((reactor.local_address(listener).unwrap(), reactor.waker())).unwrap();
+                send.send((address, reactor.waker())).unwrap();
                 serve(&mut reactor, &mut engine, &mut server, (&stop, &drain), &state, |reactor, engine, server| {
                     if let Some(volume) = replacement.lock().unwrap().take() {
                         replace(reactor, engine, server, &mut offered, volume);
@@ -93,7 +130,7 @@ impl Running {
             }
         });
         let (address, waker) = receive.recv().unwrap();
-        Self { address, state, stop, drain, replacement, waker, thread: Some(thread) }
+        Self { address, _folder: folder, state, stop, drain, replacement, waker, thread: Some(thread) }
     }
 
     /// Offers another volume instead of the one of its name, as a reload does; returns when that is done.
@@ -176,6 +213,7 @@ fn serve(
             open_windows: server.open_windows(),
             calls: server.calls_in_flight(),
             queued_heap_bytes_max,
+            counters: reactor.counters(),
         };
         reactor.reap(&mut completions, Wait::Block).unwrap();
         for completion in completions.drain(..) {
@@ -198,8 +236,13 @@ pub fn memory(bytes: u64) -> Arc<Volume> {
     Arc::new(Volume::new("disk", Store::memory("disk", bytes).unwrap(), Served::default()))
 }
 
-pub fn client(io: IoChoice, address: SocketAddr, options: VolumeOptions) -> Result<BlockingVolume, ConnectError> {
-    BlockingVolume::connect(Reactor::open(io, FRAMES).unwrap(), Address::Tcp(address), "disk", options)
+pub fn client(
+    wire: impl Into<Wire>,
+    address: &Address,
+    options: VolumeOptions,
+) -> Result<BlockingVolume, ConnectError> {
+    let reactor = Reactor::open(wire.into().io, FRAMES).unwrap();
+    BlockingVolume::connect(reactor, address.clone(), "disk", options)
 }
 
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -213,11 +256,17 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 pub fn each_io(test: impl Fn(IoChoice)) {
-    for io in IOS {
+    for io in [IoChoice::Epoll, IoChoice::Uring] {
         if let Err(error) = Reactor::open(io, 1) {
             eprintln!("SKIP {io:?}: {error}");
             continue;
         }
         test(io);
+    }
+}
+
+pub fn each_wire(test: impl Fn(Wire)) {
+    for path in PATHS {
+        each_io(|io| test(Wire { io, path }));
     }
 }

@@ -1,0 +1,83 @@
+//! A stream to a server whose bytes a test writes and reads itself.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::time::Duration;
+
+use byway_reactor::{Address, FramePool, Gather, IoChoice, Op, Outcome, Reactor, Scatter, Socket, Token, Wait};
+
+/// Nothing that a test waits for takes this long.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Blocks, over a loop of its own; closed when dropped.
+pub struct Stream {
+    reactor: Reactor,
+    socket: Option<Socket>,
+}
+
+impl Stream {
+    pub fn connect(to: &Address) -> Result<Self> {
+        let mut stream = Self { reactor: Reactor::open(IoChoice::Epoll, 1 << 20)?, socket: None };
+        let Outcome::Connected(connected) = stream.run(Op::Connect { to: to.clone() })? else { unreachable!() };
+        stream.socket = Some(connected?);
+        Ok(stream)
+    }
+
+    /// Lends the server an arena.
+    pub fn lend(&mut self, arena: &FramePool) {
+        self.reactor.lend_arena(self.socket(), arena).unwrap();
+    }
+
+    fn socket(&self) -> Socket {
+        self.socket.expect("it is connected")
+    }
+
+    fn run(&mut self, op: Op) -> Result<Outcome> {
+        let token = Token::new(1, 0, 0, 0);
+        self.reactor.submit(op, token);
+        let (until, mut reaped) = (self.reactor.now() + DEADLINE, Vec::new());
+        loop {
+            self.reactor.reap(&mut reaped, Wait::Until(until))?;
+            if let Some(place) = reaped.iter().position(|completion| completion.token == token) {
+                return Ok(reaped.swap_remove(place).outcome);
+            }
+            if self.reactor.now() >= until {
+                return Err(Error::from(ErrorKind::TimedOut));
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let len = bytes.len().min(256 << 10);
+        let frame = self.reactor.frames().alloc(len.max(1)).expect("nothing else is lent");
+        let op = Op::Recv { socket: self.socket(), into: Scatter::one(frame, 0, len), min: len.min(1) };
+        let Outcome::Received { mut into, result } = self.run(op)? else { unreachable!() };
+        let n = result?;
+        bytes[..n].copy_from_slice(&into.drain().next().expect("one piece").frame[..n]);
+        Ok(n)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut gather = Gather::new();
+        gather.push_head(bytes);
+        let Outcome::Sent { result, .. } = self.run(Op::Send { socket: self.socket(), gather })? else {
+            unreachable!()
+        };
+        Ok(result?)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket {
+            self.reactor.close(socket);
+        }
+    }
+}
