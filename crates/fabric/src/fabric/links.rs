@@ -315,7 +315,7 @@ impl Fabric {
         let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links) else { return };
         let link = lane.link.take();
         for received in std::mem::take(&mut lane.backlog) {
-            links.transport.done_with(link.unwrap_or(slot), received);
+            links.transport.discard(received);
         }
         if let Some(link) = link {
             links.lanes.remove(&link);

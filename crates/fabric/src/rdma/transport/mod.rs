@@ -274,6 +274,11 @@ impl Transport {
         adapter.ok_or(RdmaError::State("a window"))
     }
 
+    /// The memory of a message of a connection that has ended, or is about to, is free.
+    pub fn discard(&mut self, received: Received) {
+        self.take_back(received.adapter, received.payload);
+    }
+
     /// The memory of a message is free.
     pub fn done_with(&mut self, connection: Slot, received: Received) {
         self.take_back(received.adapter, received.payload);
