@@ -172,6 +172,7 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
     let lens = [1, 4095, 65_536, 100_001, (1 << 20) - 2 * FENCE];
     for (number, len) in lens.into_iter().enumerate() {
         let bytes = pattern(number as u64, len);
+        let free = sides.server.reactor.frames().free_bytes();
         let target = sides.client.frame(&vec![0xa5; len + 2 * FENCE])?;
         let window = sides.client.transport.open_target(client, (target, FENCE, len))?;
         let mut gather = sides.server.transport.gather();
@@ -187,6 +188,9 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         let said = sides.wait_for("the message behind a put", |sides| sides.client.take_message())?;
         ensure(said.0 == number as u8, || "another message".into())?;
         let frame = close(window)?;
+        sides.wait_for("the frames of a put", |sides| {
+            (sides.server.reactor.frames().free_bytes() == free).then_some(())
+        })?;
         let fence = [&frame[..FENCE], &frame[FENCE + len..]].concat();
         ensure(frame[FENCE..FENCE + len] == bytes, || format!("a put of {len} bytes has others"))?;
         ensure(fence.iter().all(|byte| *byte == 0xa5), || "bytes around a window were touched".into())?;
@@ -263,13 +267,12 @@ pub fn keys(pair: Pair) -> Outcome<String> {
         let told = sides.wait_for("the client's end", |sides| sides.client.downs.pop())?;
         ensure(told.0 == client, || format!("{attempt}: {told:?}"))?;
         ensure(sides.client.messages.is_empty(), || "the message behind it arrived".into())?;
-        match window {
-            Some(window) => ensure(close(window)?.iter().all(|byte| *byte == 0xa5), || format!("{attempt} wrote"))?,
-            None => {
-                let got = sides.server.gots.pop().ok_or("the get did not end")?;
-                ensure(got.result == Err(WorkError::RemoteAccess), || format!("{:?}", got.result))?;
-                ensure(got.frame.iter().all(|byte| *byte == 0xdd), || "a refused get brought bytes".into())?;
-            }
+        if let Some(window) = window {
+            ensure(close(window)?.iter().all(|byte| *byte == 0xa5), || format!("{attempt} wrote"))?;
+        } else {
+            let got = sides.server.gots.pop().ok_or("the get did not end")?;
+            ensure(got.result == Err(WorkError::RemoteAccess), || format!("{:?}", got.result))?;
+            ensure(got.frame.iter().all(|byte| *byte == 0xdd), || "a refused get brought bytes".into())?;
         }
     }
     sides.end(&[])?;

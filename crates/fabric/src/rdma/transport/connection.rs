@@ -139,6 +139,8 @@ pub(super) struct Connection {
     /// Sends and writes that are posted, and their bytes.
     pub(super) posted: usize,
     pub(super) posted_bytes: usize,
+    /// Writes are posted whose end nobody tells yet.
+    pub(super) holds_frames: bool,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -163,6 +165,7 @@ impl Connection {
             queued_heap: 0,
             posted: 0,
             posted_bytes: 0,
+            holds_frames: false,
             finishing: false,
             is_dirty: false,
         }

@@ -61,7 +61,7 @@ pub enum Event {
     Connected(Slot),
     /// A message came; its memory goes back by [`Transport::done_with`].
     Message(Slot, Received),
-    /// Some of what was sent has arrived.
+    /// Some of what was queued was handed to the device, or has arrived.
     Sent(Slot),
     /// The connection ended; nothing of it comes any more.
     Down(Slot, Down),

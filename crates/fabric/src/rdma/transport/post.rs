@@ -8,7 +8,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing};
-use super::{Got, Posted, Transport, What};
+use super::{Event, Got, Posted, Transport, What};
 use crate::slots::Slot;
 
 /// How posting ended.
@@ -115,12 +115,17 @@ impl Transport {
             state.posted += 1;
             state.posted_bytes += bytes;
             state.queued -= bytes;
-            // Inline bytes hold no memory, so nobody waits for their end, unless it is the last.
-            let quiet = if state.finishing { Report::Now } else { Report::WithNext };
+            // Inline bytes hold no memory, so nobody waits for their end, unless it is the last, or the end of writes before it
+            // comes with it, whose frames are wanted back.
+            let is_write = matches!(ready, Ready::Write(_));
+            let is_awaited = state.finishing || (state.holds_frames && !is_write);
+            state.holds_frames = is_write || (state.holds_frames && !is_awaited);
+            let quiet = if is_awaited { Report::Now } else { Report::WithNext };
             let posted = match ready {
                 Ready::Write(work) => endpoint.post(work, number, quiet).map_err(|refused| refused.error),
                 Ready::Message(laid) => {
                     let immediate = state.credits.send();
+                    state.holds_frames &= matches!(*laid, Laid::Inline { .. });
                     match *laid {
                         Laid::Inline { bytes, len } => {
                             endpoint.send_inline_with(&bytes[..len], immediate, number, quiet)
@@ -161,6 +166,10 @@ impl Transport {
             Err(LayError::Payload(errno)) => return Err(Down::Payload(errno)),
         }
         state.queued_heap -= heap;
+        // There is room for more behind it.
+        if !matches!(self.events.back(), Some(Event::Sent(told)) if *told == connection) {
+            self.events.push_back(Event::Sent(connection));
+        }
         if let Some(Outgoing::Message { payload, .. } | Outgoing::Put { payload, .. }) = state.queue.pop_front() {
             self.keep(payload);
         }
