@@ -58,6 +58,8 @@ fn moved(page: &mut Page, node: &Snapshot) {
         ("send", "spliced", counters.sent_spliced_bytes),
         ("send", "zero_copy", counters.sent_zero_copy_bytes),
         ("receive", "copied", counters.received_bytes),
+        ("put", "copied", counters.put_bytes),
+        ("get", "copied", counters.got_bytes),
         ("read", "copied", counters.read_copied_bytes),
         ("read", "direct", counters.read_direct_bytes),
         ("write", "copied", counters.written_copied_bytes),

@@ -1,0 +1,61 @@
+//! Messages: their order, their payloads, many sessions.
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{Announced, Slot};
+
+use crate::rig::{CLIENT, Event, Rig, SERVER, pattern};
+
+fn lens() -> Vec<usize> {
+    let edges = [0, 1, 16, 127, 128, 4095, 4096, 4097, SMALL_BYTES_MAX - 1, SMALL_BYTES_MAX];
+    (0..40).flat_map(|_| edges).collect()
+}
+
+fn send(rig: &mut Rig, end: usize, session: Slot, number: usize, len: usize) {
+    let kind = if end == CLIENT { Kind::Call } else { Kind::Reply };
+    let mut header = Header::new(kind);
+    header.body[..8].copy_from_slice(&(number as u64).to_le_bytes());
+    let payload = pattern(number as u64, len);
+    let announced = Announced { len, checksum: None };
+    rig.ends[end].fabric.send_with(session, header, announced, |gather| gather.push_head(&payload));
+}
+
+pub fn messages_come_in_order_with_their_payloads(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    for (number, len) in lens().into_iter().enumerate() {
+        send(rig, CLIENT, client, number, len);
+        send(rig, SERVER, server, number, len);
+    }
+    for (end, kind) in [(SERVER, Kind::Call), (CLIENT, Kind::Reply)] {
+        for (number, len) in lens().into_iter().enumerate() {
+            let (header, payload) = rig.until("the next message", |rig| {
+                rig.ends[end].take(|event| match event {
+                    Event::Message { kind: came, header, payload, .. } if *came == kind => {
+                        Some((*header, payload.clone()))
+                    }
+                    _ => None,
+                })
+            });
+            assert_eq!(header.body[..8], (number as u64).to_le_bytes(), "in order");
+            assert_eq!(payload, pattern(number as u64, len), "message {number}");
+        }
+    }
+}
+
+pub fn many_sessions_are_served_together(rig: &mut Rig) {
+    const SESSIONS: usize = 40;
+    let sessions: Vec<(Slot, Slot)> = (0..SESSIONS).map(|_| rig.session()).collect();
+    let windows: Vec<_> =
+        sessions.iter().map(|(_, client)| (rig.client().open_target(*client, 32_768), *client)).collect();
+    for (at, ((server, _), (window, client))) in sessions.iter().zip(&windows).enumerate() {
+        let to = rig.offer(*client, *window);
+        rig.put(*server, to, &pattern(at as u64, 32_768), at as u8);
+    }
+    for _ in 0..SESSIONS {
+        rig.placed();
+    }
+    for (at, (window, _)) in windows.iter().enumerate() {
+        assert!(rig.client().close_target(*window) == pattern(at as u64, 32_768), "session {at}");
+    }
+    assert_eq!((rig.server().fabric.session_count(), rig.client().fabric.session_count()), (SESSIONS, SESSIONS));
+}

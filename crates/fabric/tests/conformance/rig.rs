@@ -1,0 +1,387 @@
+//! Two ends of one wire, turned by one thread, and what a test asks of them.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{
+    Announced, ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot,
+    WindowKey,
+};
+use byway_reactor::sim::World;
+use byway_reactor::{Address, Completion, Frame, FramePool, IoChoice, Reactor, Wait};
+
+/// Nothing that a test waits for takes this long.
+const DEADLINE: Duration = Duration::from_secs(60);
+const POOL_BYTES: usize = 32 << 20;
+/// How much of a window's frame lies before and behind it.
+pub const MARGIN: usize = 64;
+
+/// A wire, and what turns its loops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wire {
+    Tcp(IoChoice),
+    Unix(IoChoice),
+    /// Shared memory, with an arena lent or without.
+    Shared(IoChoice, Arena),
+    Sim,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arena {
+    Lent,
+    None,
+}
+
+/// What an end was told.
+#[derive(Debug)]
+pub enum Event {
+    Up(Slot),
+    Message { kind: Kind, header: Header, payload: Vec<u8> },
+    Placed { header: Header },
+    Got { frame: Frame, context: u64, result: Result<(), GetError> },
+    Down(CloseReason),
+    Drained,
+}
+
+/// One end: its loop, its fabric, what it was told.
+pub struct End {
+    pub reactor: Reactor,
+    pub fabric: Fabric,
+    pub log: Log,
+    completions: Vec<Completion>,
+}
+
+/// The handler of an end: it writes everything down.
+#[derive(Default)]
+pub struct Log {
+    pub events: VecDeque<Event>,
+}
+
+impl Handler for Log {
+    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+        self.events.push_back(Event::Up(session));
+    }
+
+    fn message(
+        &mut self,
+        _fabric: &mut Fabric,
+        _reactor: &mut Reactor,
+        _session: Slot,
+        (kind, header): (Kind, &Header),
+        payload: &[u8],
+    ) {
+        self.events.push_back(Event::Message { kind, header: *header, payload: payload.to_vec() });
+    }
+
+    fn placed(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, (_, header): (Kind, &Header)) {
+        self.events.push_back(Event::Placed { header: *header });
+    }
+
+    fn got(
+        &mut self,
+        _fabric: &mut Fabric,
+        _reactor: &mut Reactor,
+        _session: Slot,
+        (frame, context): (Frame, u64),
+        result: Result<(), GetError>,
+    ) {
+        self.events.push_back(Event::Got { frame, context, result });
+    }
+
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+        self.events.push_back(Event::Down(reason));
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+        self.events.push_back(Event::Drained);
+        fabric.release(session);
+    }
+}
+
+impl End {
+    fn new(reactor: Reactor, options: Options) -> Self {
+        Self { reactor, fabric: Fabric::new(options), log: Log::default(), completions: Vec::new() }
+    }
+
+    /// Handles what is ready; says whether something was.
+    fn turn(&mut self, wait: Wait) -> bool {
+        let Self { reactor, fabric, log, completions } = self;
+        fabric.feed_starved(reactor, log);
+        fabric.flush(reactor, log);
+        reactor.reap(completions, wait).expect("a loop reaps");
+        let busy = !completions.is_empty();
+        for completion in completions.drain(..) {
+            fabric.handle(reactor, completion, log);
+        }
+        fabric.flush(reactor, log);
+        busy
+    }
+
+    /// Takes the first event that `wanted` makes something of.
+    pub fn take<T>(&mut self, mut wanted: impl FnMut(&Event) -> Option<T>) -> Option<T> {
+        let (place, found) =
+            self.log.events.iter().enumerate().find_map(|(place, event)| Some((place, wanted(event)?)))?;
+        self.log.events.remove(place);
+        Some(found)
+    }
+
+    /// Takes the first get that ended.
+    pub fn take_got(&mut self) -> Option<(u64, Frame, Result<(), GetError>)> {
+        let place = self.log.events.iter().position(|event| matches!(event, Event::Got { .. }))?;
+        match self.log.events.remove(place)? {
+            Event::Got { context, frame, result, .. } => Some((context, frame, result)),
+            _ => None,
+        }
+    }
+
+    /// A frame with `bytes` in it behind a margin, and a margin behind them; in the arena, if there is one.
+    pub fn framed(&self, bytes: &[u8]) -> Frame {
+        let len = bytes.len() + 2 * MARGIN;
+        let arena = self.fabric.arena().and_then(|arena| arena.alloc(len));
+        let mut frame = arena.or_else(|| self.reactor.frames().alloc(len)).expect("there are frames");
+        frame.fill(0xee);
+        frame[MARGIN..MARGIN + bytes.len()].copy_from_slice(bytes);
+        frame
+    }
+
+    /// Opens a window of `len` bytes, all 0x11, for puts.
+    pub fn open_target(&mut self, session: Slot, len: usize) -> WindowKey {
+        let frame = self.framed(&vec![0x11; len]);
+        self.fabric.open_target(session, (frame, MARGIN, len), 0).expect("a window")
+    }
+
+    /// Opens a window with these bytes for gets.
+    pub fn open_source(&mut self, session: Slot, bytes: &[u8]) -> WindowKey {
+        let frame = Rc::new(self.framed(bytes));
+        self.fabric.open_source(session, (frame, MARGIN, bytes.len()), 0).expect("a window")
+    }
+
+    /// Closes a window for puts; gives its bytes, once its margins were found whole.
+    pub fn close_target(&mut self, window: WindowKey) -> Vec<u8> {
+        let Closed::Target(frame) = self.fabric.windows().close(window) else { panic!("no target") };
+        let (front, rest) = frame.split_at(MARGIN);
+        let (bytes, back) = rest.split_at(rest.len() - MARGIN);
+        assert!(front.iter().chain(back).all(|byte| *byte == 0xee), "somebody wrote beside the window");
+        bytes.to_vec()
+    }
+}
+
+/// Both ends: the server is 0, the client 1.
+pub struct Rig {
+    pub wire: Wire,
+    pub ends: Vec<End>,
+    pub address: Address,
+    world: Option<World>,
+    _folder: tempfile::TempDir,
+    sessions: u64,
+    options: Options,
+}
+
+pub const SERVER: usize = 0;
+pub const CLIENT: usize = 1;
+
+/// Runs one case on a wire; skips aloud where the kernel refuses io_uring.
+pub fn run(wire: Wire, case: fn(&mut Rig)) {
+    let mut options = Options::new(7);
+    options.seed = (wire == Wire::Sim).then_some(1);
+    if let Some(mut rig) = Rig::new(wire, options) {
+        case(&mut rig);
+    }
+}
+
+impl Rig {
+    /// `None`, said aloud, where the kernel refuses io_uring.
+    pub fn new(wire: Wire, options: Options) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a folder for sockets");
+        let world = (wire == Wire::Sim).then(|| World::new(1));
+        let open = |node: usize| match (wire, &world) {
+            (Wire::Sim, Some(world)) => Ok(world.node(ip(node), POOL_BYTES)),
+            (Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _), _) => Reactor::open(io, POOL_BYTES),
+            (Wire::Sim, None) => unreachable!("made above"),
+        };
+        let (server, client) = match (open(SERVER), open(CLIENT)) {
+            (Ok(server), Ok(client)) => (server, client),
+            (Err(error), _) | (_, Err(error)) => {
+                eprintln!("SKIP: {wire:?}: {error}");
+                return None;
+            }
+        };
+        let mut server = End::new(server, options);
+        server.fabric.serve(&server.reactor, Arc::new(Registry::new(1)));
+        let asked = match wire {
+            Wire::Tcp(_) => Address::Tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)),
+            Wire::Sim => Address::Tcp(SocketAddr::new(ip(SERVER), 4711)),
+            Wire::Unix(_) => Address::Unix(folder.path().join("s")),
+            Wire::Shared(..) => Address::Shared(folder.path().join("s")),
+        };
+        let listener = server.fabric.listen(&mut server.reactor, &asked).expect("it listens");
+        let address = match wire {
+            Wire::Tcp(_) => Address::Tcp(server.reactor.local_address(listener).expect("an address")),
+            _ => asked,
+        };
+        let mut client = End::new(client, options);
+        if matches!(wire, Wire::Shared(_, Arena::Lent)) {
+            client.fabric.lend(FramePool::shared(POOL_BYTES).expect("an arena"));
+        }
+        Some(Self { wire, ends: vec![server, client], address, world, _folder: folder, sessions: 0, options })
+    }
+
+    pub fn server(&mut self) -> &mut End {
+        &mut self.ends[SERVER]
+    }
+
+    pub fn client(&mut self) -> &mut End {
+        &mut self.ends[CLIENT]
+    }
+
+    /// Lets all ends go on for a moment. False when nothing will ever happen again.
+    pub fn turn(&mut self) -> bool {
+        let busy = self.ends.iter_mut().filter_map(|end| end.turn(Wait::Poll).then_some(())).count();
+        if busy > 0 {
+            return true;
+        }
+        if let Some(world) = &self.world {
+            return world.step();
+        }
+        for end in &mut self.ends {
+            let until = end.reactor.now() + Duration::from_micros(200);
+            end.turn(Wait::Until(until));
+        }
+        true
+    }
+
+    /// Turns until `done` gives something.
+    pub fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        loop {
+            if let Some(found) = done(self) {
+                return found;
+            }
+            assert!(self.turn(), "it never comes to this: {what}");
+            assert!(std::time::Instant::now() < deadline, "it takes too long: {what}");
+        }
+    }
+
+    /// Begins a session; gives the client's name of it.
+    pub fn connect(&mut self) -> Slot {
+        self.sessions += 1;
+        let number = self.sessions;
+        let identity = Identity {
+            client: ClientId([number as u8 ^ 0x5a; 16]),
+            number,
+            nonce: number.to_le_bytes().repeat(2).try_into().expect("16 bytes"),
+        };
+        let address = self.address.clone();
+        let End { reactor, fabric, .. } = &mut self.ends[CLIENT];
+        fabric.connect(reactor, address, identity)
+    }
+
+    /// A session that is up at both ends: the server's name of it and the client's. Puts are possible.
+    pub fn session(&mut self) -> (Slot, Slot) {
+        let client = self.connect();
+        let up = |end: &mut End| end.take(|event| if let Event::Up(session) = event { Some(*session) } else { None });
+        assert_eq!(self.until("the client is up", |rig| up(rig.client())), client);
+        let server = self.until("the server is up", |rig| up(rig.server()));
+        self.until("lanes", |rig| rig.server().fabric.can_put(server).then_some(()));
+        (server, client)
+    }
+
+    /// The client tells the server of a window by a call; gives what the server heard.
+    pub fn offer(&mut self, client: Slot, window: WindowKey) -> Remote {
+        let mut header = Header::new(Kind::Call);
+        header.window.set(window.0);
+        self.client().fabric.send(client, header);
+        let key = self.until("the offer", |rig| {
+            rig.server().take(|event| match event {
+                Event::Message { kind: Kind::Call, header, payload, .. } => {
+                    assert!(payload.is_empty(), "a grant is not for who stands above");
+                    Some(header.window.get())
+                }
+                _ => None,
+            })
+        });
+        Remote { window: WindowKey(key), offset: 0 }
+    }
+
+    /// The server puts bytes, and a message of the kind `Data` with `mark` in it.
+    pub fn put(&mut self, server: Slot, to: Remote, bytes: &[u8], mark: u8) {
+        let mut header = Header::new(Kind::Data);
+        header.body[0] = mark;
+        let End { reactor, fabric, .. } = &mut self.ends[SERVER];
+        let checked = fabric.agreed(server).is_some_and(byway_fabric::Agreed::payload_checksum);
+        let announced = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
+        let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
+        frame.copy_from_slice(bytes);
+        let route = fabric.route(server);
+        let len = bytes.len();
+        let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
+        fabric.put(reactor, (server, route), (to, header), announced, push).expect("frames can be read");
+    }
+
+    /// The client hears of a put.
+    pub fn placed(&mut self) -> Header {
+        self.until("a put", |rig| {
+            rig.client().take(|event| if let Event::Placed { header, .. } = event { Some(*header) } else { None })
+        })
+    }
+
+    /// The server gets `len` bytes.
+    pub fn get(&mut self, server: Slot, from: Remote, len: usize, context: u64) {
+        let End { reactor, fabric, .. } = &mut self.ends[SERVER];
+        let mut into = reactor.frames().alloc(len).expect("a frame");
+        into.fill(0x22);
+        fabric.get(reactor, server, from, into, context).expect("there is a window for it");
+    }
+
+    /// The next get that ends at the server.
+    pub fn got(&mut self) -> (u64, Frame, Result<(), GetError>) {
+        self.until("a get", |rig| rig.server().take_got())
+    }
+
+    /// An end dies: its loop and all that it held are gone. The other must do with what it is told.
+    pub fn kill(&mut self, end: usize) {
+        let reactor = match (&self.world, self.wire) {
+            (Some(world), _) => {
+                world.crash(ip(end), byway_reactor::sim::Crash::Process);
+                world.node(ip(end), POOL_BYTES)
+            }
+            (None, Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _)) => {
+                Reactor::open(io, POOL_BYTES).expect("it could be opened before")
+            }
+            (None, Wire::Sim) => unreachable!("has a world"),
+        };
+        self.ends[end] = End::new(reactor, self.options);
+    }
+
+    /// Whether the server reaches the client's windows by itself.
+    pub fn places(&self) -> bool {
+        matches!(self.wire, Wire::Shared(_, Arena::Lent))
+    }
+
+    /// Whether a kernel is behind it.
+    pub fn is_real(&self) -> bool {
+        self.world.is_none()
+    }
+}
+
+fn ip(node: usize) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, node as u8 + 1).into()
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

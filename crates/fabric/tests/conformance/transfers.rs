@@ -1,0 +1,157 @@
+//! Puts and gets: placement, sizes, pieces, checksums.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use byway_fabric::limits::PAYLOAD_BYTES_MAX;
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{Announced, Closed, Options, PayloadChecksum, Remote};
+
+use crate::rig::{End, Rig, SERVER, Wire, pattern};
+
+const WINDOW: usize = 200_000;
+
+pub fn a_put_is_placed_where_it_belongs_and_nowhere_else(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    for (offset, len) in [(0, 1), (1, 1), (WINDOW - 1, 1), (0, WINDOW), (4095, 4098), (65_535, 70_000), (123, 16_385)] {
+        let window = rig.client().open_target(client, WINDOW);
+        let to = rig.offer(client, window);
+        let bytes = pattern(len as u64, len);
+        rig.put(server, Remote { offset: offset as u64, ..to }, &bytes, 9);
+        let header = rig.placed();
+        assert_eq!((header.window.get(), header.payload_len(), header.body[0]), (window.0, len, 9));
+        let came = rig.client().close_target(window);
+        assert!(came[offset..offset + len] == bytes, "{len} bytes at {offset}");
+        let rest = came[..offset].iter().chain(&came[offset + len..]);
+        assert!(rest.into_iter().all(|byte| *byte == 0x11), "{len} bytes at {offset} spilled");
+    }
+    let counters = rig.server().reactor.counters();
+    assert_eq!(counters.put_bytes > 0, rig.places(), "who can place them does");
+}
+
+pub fn a_get_brings_what_lies_there(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let bytes = pattern(5, WINDOW);
+    let window = rig.client().open_source(client, &bytes);
+    let from = rig.offer(client, window);
+    for (offset, len) in [(0, 1), (WINDOW - 1, 1), (0, WINDOW), (4095, 4098), (65_535, 70_000)] {
+        rig.get(server, Remote { offset: offset as u64, ..from }, len, offset as u64);
+        let (context, frame, result) = rig.got();
+        assert_eq!((context, result), (offset as u64, Ok(())));
+        assert!(frame[..len] == bytes[offset..offset + len], "{len} bytes at {offset}");
+    }
+    assert!(matches!(rig.client().fabric.windows().close(window), Closed::Source(_)));
+    assert_eq!(rig.server().reactor.counters().got_bytes > 0, rig.places());
+}
+
+pub fn puts_and_gets_of_all_sizes_are_under_way_together(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let lens = [1, 4096, 5000, 16_384, 65_536, 100_001, 262_144];
+    let mut targets = Vec::new();
+    let mut wanted = HashMap::new();
+    for round in 0..4u64 {
+        for (at, len) in lens.into_iter().enumerate() {
+            let seed = round * 100 + at as u64;
+            let target = rig.client().open_target(client, len);
+            let to = rig.offer(client, target);
+            rig.put(server, to, &pattern(seed, len), seed as u8);
+            targets.push((target, seed, len));
+            let source = rig.client().open_source(client, &pattern(seed + 50, len));
+            let from = rig.offer(client, source);
+            rig.get(server, from, len, seed);
+            assert!(wanted.insert(seed, (source, len)).is_none());
+        }
+    }
+    for _ in 0..targets.len() {
+        rig.placed();
+        let (context, frame, result) = rig.got();
+        let (source, len) = wanted.remove(&context).expect("each get ends once");
+        assert_eq!(result, Ok(()));
+        assert!(frame[..len] == pattern(context + 50, len), "get {context}");
+        assert!(matches!(rig.client().fabric.windows().close(source), Closed::Source(_)));
+    }
+    for (target, seed, len) in targets {
+        assert!(rig.client().close_target(target) == pattern(seed, len), "put {seed}");
+    }
+    assert!(rig.client().fabric.windows().is_empty() && rig.server().fabric.windows().is_empty());
+}
+
+pub fn a_put_gathers_many_pieces(rig: &mut Rig) {
+    const PIECES: usize = 64;
+    let (server, client) = rig.session();
+    let bytes = pattern(8, PIECES * 1000);
+    let window = rig.client().open_target(client, bytes.len() + 500);
+    let to = rig.offer(client, window);
+    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let mut whole = reactor.frames().alloc(bytes.len()).expect("a frame");
+    whole.copy_from_slice(&bytes);
+    let whole = Rc::new(whole);
+    let route = fabric.route(server);
+    let announced = Announced { len: bytes.len() + 500, checksum: None };
+    let put = fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), announced, |gather| {
+        for piece in 0..PIECES {
+            match piece % 2 {
+                0 => gather.push_shared(Rc::clone(&whole), piece * 1000, 1000),
+                _ => gather.push_head(&bytes[piece * 1000..][..1000]),
+            }
+        }
+        gather.push_zeroes(500);
+    });
+    assert_eq!(put, Ok(()));
+    rig.placed();
+    let came = rig.client().close_target(window);
+    assert!(came[..bytes.len()] == bytes && came[bytes.len()..] == [0; 500]);
+}
+
+/// A mebibyte at a time, four under way: 64 MiB, in long runs a GiB.
+pub fn a_great_transfer_comes_whole(rig: &mut Rig) {
+    let long = std::env::var_os("BYWAY_LONG").is_some();
+    let pieces: u64 = if long && rig.is_real() { 1024 } else { 64 };
+    let (server, client) = rig.session();
+    let mut windows = std::collections::VecDeque::new();
+    for piece in 0..pieces + 4 {
+        if piece >= 4 {
+            rig.placed();
+            let (window, seed) = windows.pop_front().expect("one is under way");
+            assert!(rig.client().close_target(window) == pattern(seed, PAYLOAD_BYTES_MAX / 2), "piece {seed}");
+        }
+        if piece < pieces {
+            let window = rig.client().open_target(client, PAYLOAD_BYTES_MAX / 2);
+            let to = rig.offer(client, window);
+            // By one route, so they end in order.
+            rig.put(server, to, &pattern(piece, PAYLOAD_BYTES_MAX / 2), piece as u8);
+            windows.push_back((window, piece));
+        }
+    }
+}
+
+pub fn payloads_with_checksums_are_checked(rig: &mut Rig) {
+    let mut options = Options::new(7);
+    options.terms.checksum = PayloadChecksum::Required;
+    options.seed = (rig.wire == Wire::Sim).then_some(2);
+    let Some(mut rig) = Rig::new(rig.wire, options) else { return };
+    let (server, client) = rig.session();
+    let window = rig.client().open_target(client, WINDOW);
+    let to = rig.offer(client, window);
+    rig.put(server, to, &pattern(1, WINDOW), 1);
+    rig.placed();
+    assert!(rig.client().close_target(window) == pattern(1, WINDOW));
+    let source = rig.client().open_source(client, &pattern(2, WINDOW));
+    let from = rig.offer(client, source);
+    rig.get(server, from, WINDOW, 3);
+    let (context, frame, result) = rig.got();
+    assert_eq!((context, result), (3, Ok(())));
+    assert!(frame[..WINDOW] == pattern(2, WINDOW));
+    // A wrong one ends the session.
+    let window = rig.client().open_target(client, WINDOW);
+    let to = rig.offer(client, window);
+    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let route = fabric.route(server);
+    let announced = Announced { len: 20_000, checksum: Some(0x1234_5678) };
+    let zeroes = |gather: &mut byway_reactor::Gather| gather.push_zeroes(20_000);
+    fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), announced, zeroes).expect("nothing to be read");
+    let reason = rig.until("the end", |rig| {
+        rig.client().take(|event| if let crate::rig::Event::Down(reason) = event { Some(*reason) } else { None })
+    });
+    assert_eq!(reason, byway_fabric::CloseReason::PayloadChecksum);
+}
