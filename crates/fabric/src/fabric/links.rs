@@ -21,7 +21,7 @@ use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, LINK};
 use crate::limits::{HANDSHAKES_MAX, LANES_MAX};
 use crate::rdma::transport::{Event as News, Received, Transport};
-use crate::rdma::{RdmaError, Window, WindowAddress, WorkError};
+use crate::rdma::{RdmaError, Window, WindowAddress};
 use crate::session::{self, CloseReason};
 use crate::slots::{Slot, Slots};
 use crate::tls::ServerTls;
@@ -334,10 +334,8 @@ impl Fabric {
                 state.gets -= 1;
             }
             self.watch(reactor, session);
-            let result = got.result.map_err(|error| match error {
-                WorkError::RemoteAccess => GetError::Refused(WindowError::Key),
-                _ => GetError::Ended,
-            });
+            // Whatever the device says of it, the connection ends with it: its reason is the session's.
+            let result = got.result.map_err(|_| GetError::Ended);
             self.events.push(Event::Got(session, (got.frame, context), result));
         }
     }
