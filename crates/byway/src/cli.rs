@@ -74,9 +74,9 @@ pub struct ServeArguments {
     /// colon inside a path needs a backslash before it, or double quotes around the path.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
-    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, or shm:///PATH for clients of this
-    /// machine that share memory with the node (byway+unix:///NAME?socket=/PATH and byway+shm:///NAME?socket=/PATH for
-    /// byway's other commands); may be repeated
+    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
+    /// machine that share memory with the node, or rdma://ADDRESS[:PORT] at an RDMA device (byway+unix:///NAME?socket=/PATH,
+    /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH; may be repeated

@@ -438,10 +438,10 @@ fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, Confi
     texts.iter().map(|text| Listen::parse(text, port).map_err(|error| value(at.to_owned(), error))).collect()
 }
 
-/// NBD's clients share no memory.
+/// NBD's clients share no memory, and speak TCP.
 fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError> {
     let listeners = listeners(texts, NBD_PORT, at)?;
-    match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_))) {
+    match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_) | Listen::Rdma { .. })) {
         None => Ok(listeners),
         Some(listen) => {
             Err(value(at.to_owned(), format!("NBD does not go over {listen}; write tcp://HOST:PORT or unix:///PATH")))

@@ -36,6 +36,42 @@ impl Deref for Held {
     }
 }
 
+/// A piece of a [`Gather`], for those who send it by other means than a socket: see [`Gather::take_parts`].
+#[derive(Debug)]
+pub enum Part<'a> {
+    /// Small heads.
+    Bytes(&'a [u8]),
+    /// `frame[start..start + len]`.
+    Frame {
+        /// The memory.
+        frame: Frame,
+        /// First byte.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// The same of a frame that others keep as well.
+    Shared {
+        /// The memory.
+        frame: Rc<Frame>,
+        /// First byte.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// A range of a mapped file, which [`Reactor::read_now`](crate::Reactor::read_now) reads.
+    Map {
+        /// The file.
+        file: File,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// So many zeroes.
+    Zeroes(usize),
+}
+
 /// Memory for heads that a cleared gather keeps, in bytes: more than the replies of a full batch of small requests.
 const HEAD_BYTES_KEPT: usize = 64 << 10;
 
@@ -213,6 +249,30 @@ impl Gather {
                 *start -= first;
             }
         }
+    }
+
+    /// Bytes that do not lie in frames: who sends from frames alone has to copy them.
+    pub fn bytes_outside_frames(&self) -> usize {
+        let outside = |segment: &&Segment| !matches!(segment, Segment::Frame { .. });
+        self.segments.iter().filter(outside).map(Segment::len).sum()
+    }
+
+    /// Takes all pieces out, in order.
+    pub fn take_parts(&mut self, mut each: impl FnMut(Part<'_>)) {
+        for segment in self.segments.drain(..) {
+            each(match segment {
+                Segment::Head { start, len } => Part::Bytes(&self.heads[start as usize..][..len as usize]),
+                Segment::Frame { frame: Held::Own(frame), start, len } => {
+                    Part::Frame { frame, start: start as usize, len: len as usize }
+                }
+                Segment::Frame { frame: Held::Shared(frame), start, len } => {
+                    Part::Shared { frame, start: start as usize, len: len as usize }
+                }
+                Segment::Map { file, offset, len } => Part::Map { file, offset, len: len as usize },
+                Segment::Zero { len } => Part::Zeroes(len as usize),
+            });
+        }
+        self.clear();
     }
 
     /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists, unless it is unusually much.

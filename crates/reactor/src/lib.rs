@@ -43,10 +43,12 @@ mod workers;
 pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
-pub use gather::{Gather, Piece, Scatter};
+pub use gather::{Gather, Part, Piece, Scatter};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use net::listen_shared as listen;
-pub use op::{Address, Allocate, Completion, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait};
+pub use op::{
+    Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
+};
 pub use reactor::{Io, IoChoice, Reactor};
 pub use shared::Detached;
 pub use time::Instant;

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
-use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
 use crate::shared::{self, Detached, Floor, Shared};
@@ -395,6 +395,28 @@ impl Reactor {
         self.backend.close(socket);
     }
 
+    /// Takes over a descriptor that something else reads and writes, to wait for it by [`Op::Readable`]: an event channel,
+    /// say. Whoever else has the open file gives a duplicate.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulation.
+    pub fn add_descriptor(&mut self, fd: OwnedFd) -> std::io::Result<Descriptor> {
+        match &mut self.backend {
+            Backend::Uring(uring) => Ok(uring.add_descriptor(fd)),
+            Backend::Epoll(epoll) => Ok(epoll.add_descriptor(fd)),
+            Backend::Sim(_) => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Closes a descriptor; a wait for it ends with `ECANCELED`.
+    pub fn remove_descriptor(&mut self, descriptor: Descriptor) {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.remove_descriptor(descriptor),
+            Backend::Epoll(epoll) => epoll.remove_descriptor(descriptor),
+            Backend::Sim(_) => {}
+        }
+    }
+
     /// Says that nothing more will be sent; receiving goes on.
     pub fn shutdown_send(&mut self, socket: Socket) {
         if !self.shared.shutdown_send(socket) {
@@ -418,6 +440,15 @@ impl Reactor {
     /// `EAGAIN` if it would wait: use [`Op::Write`]. Else the kernel's.
     pub fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         each!(self, backend => backend.try_write(file, offset, bytes))
+    }
+
+    /// Reads a range of a mapped file at once, into memory that needs a copy of it. It should be resident
+    /// ([`Reactor::resident`]): a page that is not makes the loop wait for the disk. Short only at the end of the file.
+    ///
+    /// # Errors
+    /// The kernel's; `EOPNOTSUPP` in a simulation.
+    pub fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        self.backend.os().ok_or(Errno::OPNOTSUPP)?.read_now(file, offset, into)
     }
 
     /// Receives what is here of a stream straight into a file that lives in memory, in whole pages of the file or up to

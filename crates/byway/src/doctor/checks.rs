@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use byway_fabric::rdma::{Library, PortState, RdmaError};
+use byway_fabric::rdma::{EventChannel, Library, PortState, RdmaError};
 use byway_reactor::probe;
 
 use super::Finding;
@@ -131,6 +131,9 @@ fn rdma() -> Finding {
             let active: Vec<_> = active.map(|(device, port)| format!("{}/{}", device.name, port.number)).collect();
             if active.is_empty() {
                 return Finding::limited(name, "devices, but no port with a link", "see `rdma link`");
+            }
+            if let Err(error) = Library::load().and_then(EventChannel::new) {
+                return Finding::limited(name, error.to_string(), "modprobe rdma_ucm");
             }
             Finding::ok(name, format!("ports with a link: {}", active.join(", ")))
         }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
-use byway_reactor::{Address, Completion, Detached, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker};
+use byway_reactor::{
+    Address, Completion, Detached, Errno, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
+};
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
@@ -120,6 +122,7 @@ impl Worker {
                 return Err(error);
             }
             ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
+            ready.extend(worker.listen_rdma(&options.native)?);
         }
         let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
         let started = Started { waker: worker.reactor.waker(), ready, io };
@@ -139,6 +142,23 @@ impl Worker {
             self.add_listener(listener, bound.map_or_else(|| Address::Unix("(inherited)".into()), Address::Tcp));
         }
         Ok(())
+    }
+
+    /// Listens for clients over RDMA.
+    fn listen_rdma(&mut self, addresses: &[Address]) -> Result<Vec<Ready>, StartError> {
+        let mut ready = Vec::new();
+        for address in addresses {
+            let Address::Rdma(address) = *address else { continue };
+            let in_use = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
+            let bound = super::patiently(|| match self.native.listen_rdma(&mut self.reactor, address) {
+                Err(error) if error.is(Errno::ADDRINUSE) => Err(in_use()),
+                bound => Ok(bound),
+            });
+            let failed = |source| StartError::Listen { address: Address::Rdma(address), source };
+            let bound = bound.map_err(failed)?.map_err(|source| StartError::ListenRdma { address, source })?;
+            ready.push(Ready { door: "byway", address: Address::Rdma(bound) });
+        }
+        Ok(ready)
     }
 
     fn add_listener(&mut self, listener: Listener, address: Address) {

@@ -1,9 +1,12 @@
 //! One connection of a session: what it sends, what it receives into.
 
+use std::collections::VecDeque;
+
 use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
 use zerocopy::IntoBytes;
 
 use super::secure::Secure;
+use crate::rdma::transport::Received;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, TlsServer};
@@ -47,6 +50,8 @@ pub(super) enum Held {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
+    /// In place of a socket, its connection over RDMA.
+    pub(super) link: Option<Slot>,
     pub(super) session: Option<Slot>,
     /// 0 is the control lane.
     pub(super) number: u16,
@@ -71,8 +76,12 @@ pub(super) struct Lane {
     /// What was to be received next, when the peer had to take answers first.
     pub(super) held: Option<Held>,
 
+    /// What a link shall send: messages, not a stream.
+    pub(super) outbox: Vec<(Header, Gather)>,
+    /// Messages of a link that wait until the peer has taken answers.
+    pub(super) backlog: VecDeque<Received>,
     pending: Gather,
-    spare: Option<Gather>,
+    pub(super) spare: Option<Gather>,
     sending: Option<usize>,
     /// Heap memory of the send in flight.
     sending_heap: usize,
@@ -86,6 +95,7 @@ impl Lane {
     pub(super) fn new(socket: Option<Socket>, phase: Phase, opened_at: Instant) -> Self {
         Self {
             socket,
+            link: None,
             session: None,
             number: 0,
             phase,
@@ -102,6 +112,8 @@ impl Lane {
             receiving: false,
             sequence_in: 0,
             held: None,
+            outbox: Vec::new(),
+            backlog: VecDeque::new(),
             pending: Gather::new(),
             spare: Some(Gather::new()),
             sending: None,
@@ -126,6 +138,12 @@ impl Lane {
     pub(super) fn push(&mut self, mut header: Header, payload: impl FnOnce(&mut Gather)) -> bool {
         header.seal(self.sequence_out);
         self.sequence_out += 1;
+        if self.link.is_some() {
+            let mut gather = self.spare.take().unwrap_or_default();
+            payload(&mut gather);
+            self.outbox.push((header, gather));
+            return !std::mem::replace(&mut self.dirty, true);
+        }
         self.pending.push_head(header.as_bytes());
         payload(&mut self.pending);
         self.sending.is_none() && !std::mem::replace(&mut self.dirty, true)
@@ -133,17 +151,28 @@ impl Lane {
 
     /// Whether the queue can hold a message of that payload: a check on callers.
     pub(super) fn queued_is(&self, payload: usize) -> bool {
+        if self.link.is_some() {
+            return self.outbox.last().is_some_and(|(_, gather)| gather.len() == payload);
+        }
         self.pending.len() >= payload + size_of::<Header>()
     }
 
     /// Bytes that have not been taken by the connection, as far as is known.
     pub(super) fn queued(&self) -> usize {
-        self.pending.len() + self.sending.unwrap_or(0)
+        let outbox: usize = self.outbox.iter().map(|(_, gather)| size_of::<Header>() + gather.len()).sum();
+        outbox + self.pending.len() + self.sending.unwrap_or(0)
     }
 
     /// Heap memory of what has not been taken by the connection.
     pub(super) fn queued_heap(&self) -> usize {
-        self.pending.heap_bytes() + self.sending_heap
+        let outbox: usize = self.outbox.iter().map(|(_, gather)| size_of::<Header>() + gather.heap_bytes()).sum();
+        outbox + self.pending.heap_bytes() + self.sending_heap
+    }
+
+    /// Takes what a link shall send.
+    pub(super) fn take_outbox(&mut self) -> Vec<(Header, Gather)> {
+        self.dirty = false;
+        std::mem::take(&mut self.outbox)
     }
 
     /// Sends what has gathered, unless a send is in flight: then that one's end does.

@@ -7,6 +7,7 @@
 mod grants;
 mod handshake;
 mod lane;
+mod links;
 mod placing;
 mod receive;
 mod secure;
@@ -22,6 +23,7 @@ use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op,
 
 use self::grants::Grants;
 use self::lane::{Lane, Phase};
+use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
@@ -37,6 +39,8 @@ const SEND: u8 = 2;
 const CONNECT: u8 = 3;
 const ACCEPT: u8 = 4;
 const TIMER: u8 = 5;
+/// And the one after it.
+const LINK: u8 = 6;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +160,8 @@ enum Event {
     Down(Slot, CloseReason),
     Drained(Slot),
     Got(Slot, (Frame, u64), Result<(), GetError>),
+    /// A session cannot go on.
+    Failed(Slot, CloseReason),
 }
 
 /// See the module.
@@ -188,6 +194,8 @@ pub struct Fabric {
     arena: Option<FramePool>,
     /// A list for what is placed.
     placed: Gather,
+    /// Connections over RDMA, if there ever was one.
+    links: Option<Box<Links>>,
 }
 
 impl Fabric {
@@ -216,6 +224,7 @@ impl Fabric {
             admits: None,
             arena: None,
             placed: Gather::new(),
+            links: None,
         }
     }
 
@@ -252,7 +261,14 @@ impl Fabric {
         memory: (Frame, usize, usize),
         context: u64,
     ) -> Option<crate::WindowKey> {
-        self.windows.open_target(&mut self.random, session, memory, context)
+        let (frame, start, len) = memory;
+        match self.expose(session, links::Memory::Target(frame, start, len), context) {
+            Ok(opened) => opened,
+            Err(links::Memory::Target(frame, start, len)) => {
+                self.windows.open_target(&mut self.random, session, (frame, start, len), context)
+            }
+            Err(links::Memory::Source(..)) => None,
+        }
     }
 
     /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
@@ -262,7 +278,14 @@ impl Fabric {
         memory: (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Option<crate::WindowKey> {
-        self.windows.open_source(&mut self.random, session, memory, context)
+        let (frame, start, len) = memory;
+        match self.expose(session, links::Memory::Source(frame, start, len), context) {
+            Ok(opened) => opened,
+            Err(links::Memory::Source(frame, start, len)) => {
+                self.windows.open_source(&mut self.random, session, (frame, start, len), context)
+            }
+            Err(links::Memory::Target(..)) => None,
+        }
     }
 
     /// What was agreed for a session.
@@ -378,6 +401,7 @@ impl Fabric {
                 Some(socket) => reactor.close(socket),
                 None => reactor.cancel(token(self.options.class, CONNECT, slot)),
             }
+            self.close_link(reactor, slot);
         }
         self.return_lent(slot);
         self.forget_lane_if_done(slot);
@@ -420,6 +444,10 @@ impl Fabric {
 
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
+        if completion.token.tag() >= LINK {
+            self.link_completion(reactor, &completion, handler);
+            return self.deliver(reactor, handler);
+        }
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
@@ -450,6 +478,7 @@ impl Fabric {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
+                    Event::Failed(session, reason) => self.close(reactor, session, reason),
                     Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
                     Event::Drained(session) => {
                         self.revoke(session);
@@ -468,9 +497,18 @@ impl Fabric {
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.deliver(reactor, handler);
         let class = self.options.class;
-        while let Some(slot) = self.dirty.pop() {
-            if let Some(lane) = self.lanes.get_mut(slot) {
-                lane.start_send(reactor, token(class, SEND, slot));
+        loop {
+            while let Some(slot) = self.dirty.pop() {
+                match self.lanes.get_mut(slot) {
+                    Some(lane) if lane.link.is_some() => self.send_outbox(slot),
+                    Some(lane) => lane.start_send(reactor, token(class, SEND, slot)),
+                    None => {}
+                }
+            }
+            self.flush_links(reactor, handler);
+            self.deliver(reactor, handler);
+            if self.dirty.is_empty() {
+                break;
             }
         }
         if !self.ticking && (self.handshakes > 0 || self.owing > 0 || self.watches_intake()) {

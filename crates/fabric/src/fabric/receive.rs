@@ -114,7 +114,8 @@ impl Fabric {
     /// Heap memory of the answers that wait for a server's client.
     fn heap_for_client(&self, state: &Session) -> usize {
         let slots = state.lanes.iter().flatten().filter(|_| state.role == Role::Server);
-        slots.filter_map(|slot| self.lanes.get(*slot)).map(Lane::queued_heap).sum()
+        let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
+        slots.filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
     }
 
     /// Whether the answers that wait are so many that clients are watched for taking them.
@@ -157,13 +158,18 @@ impl Fabric {
     /// A session's peer has taken something: goes on with what was held.
     pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
-        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(|lane| lane.held.is_some());
+        let waits = |lane: &Lane| lane.held.is_some() || !lane.backlog.is_empty();
+        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(waits);
         let held: Vec<Slot> = state.lanes.iter().flatten().filter(is_held).copied().collect();
         for slot in held {
             if self.is_held(session) {
                 return;
             }
             let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up) else { continue };
+            if lane.link.is_some() {
+                self.take_backlog(reactor, slot, handler);
+                continue;
+            }
             match lane.held.take() {
                 None => {}
                 Some(Held::Receive(op)) => self.submit_receive(reactor, slot, op),
@@ -204,6 +210,9 @@ impl Fabric {
     /// A lane is up: from now on it receives messages. What the frame held is done with.
     pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: Slot) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.link.is_some() {
+            return;
+        }
         lane.filled = 0;
         if lane.secure.is_some() {
             return self.receive_ciphertext_again(reactor, slot);
@@ -299,7 +308,7 @@ impl Fabric {
     }
 
     /// Passes on a message of the control lane.
-    fn dispatch<H: Handler>(
+    pub(super) fn dispatch<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         session: Slot,

@@ -141,6 +141,7 @@ impl Epoll {
                 let begun = rustix::net::connect(&fd, &rustix::net::SocketAddrUnix::new(path)?);
                 (fd, begun)
             }
+            Address::Rdma(_) => return Err(Errno::OPNOTSUPP),
         };
         let tcp = net::prepare_stream(&fd).map_err(errno)?;
         let pending = match begun {

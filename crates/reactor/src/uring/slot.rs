@@ -1,6 +1,7 @@
 //! One operation in flight: its kind, its memory, and what the kernel reads while it is submitted.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
@@ -11,7 +12,7 @@ use rustix::net::AddressFamily;
 use super::{call_for, frame_memory, within};
 use crate::blocking::Memory;
 use crate::frame::Frame;
-use crate::op::{Address, Allocate, Extent, File, Listener, Op, Outcome, Socket, Token};
+use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token};
 use crate::splice::SplicedSend;
 use crate::workers::Call;
 use crate::{Gather, Scatter};
@@ -74,6 +75,11 @@ pub(super) enum Kind {
     Connect {
         fd: Option<OwnedFd>,
         address: SocketAddress,
+    },
+    Readable {
+        descriptor: Descriptor,
+        /// Open as long as the kernel may look at it.
+        _fd: Rc<OwnedFd>,
     },
     Read {
         file: File,
@@ -147,6 +153,7 @@ impl Kind {
             Self::Send { gather, .. } => Outcome::Sent { gather, result },
             Self::Accept { .. } => Outcome::Accepted(Err(result.err().unwrap_or(Errno::CANCELED))),
             Self::Connect { .. } => Outcome::Connected(Err(result.err().unwrap_or(Errno::CANCELED))),
+            Self::Readable { .. } => Outcome::Readable(unit),
             Self::Read { into, .. } => Outcome::Read { into, result },
             Self::Write { from, .. } => Outcome::Written { from, result },
             Self::Sync { .. } => Outcome::Synced(unit),
@@ -225,6 +232,7 @@ impl SocketAddress {
             Address::Unix(path) | Address::Shared(path) => {
                 socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG)
             }
+            Address::Rdma(_) => Err(Errno::OPNOTSUPP),
         }
     }
 

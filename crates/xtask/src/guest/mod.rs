@@ -20,7 +20,7 @@ mod rdma;
 mod setup;
 
 use crate::process;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Subcommand;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -58,6 +58,12 @@ pub fn run_all() -> Result<()> {
     run(&Task::Rdma)
 }
 
+/// Builds byway and says where it is: for guests in which speed does not matter, since this takes a fraction of the time.
+fn build_byway_for_tests() -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", "byway"]))?;
+    Ok(process::target_directory()?.join("debug/byway"))
+}
+
 /// Builds the release binary and says where it is.
 fn build_byway() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
@@ -69,6 +75,22 @@ fn build_byway() -> Result<PathBuf> {
 fn build_rdma_check() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--package", "byway-fabric", "--example", "rdma_check"]))?;
     Ok(process::target_directory()?.join("debug/examples/rdma_check"))
+}
+
+/// Builds the conformance suite of the fabric and says where it is.
+fn build_fabric_conformance() -> Result<PathBuf> {
+    let told = process::output(process::cargo().args([
+        "test",
+        "--no-run",
+        "--package",
+        "byway-fabric",
+        "--test",
+        "conformance",
+        "--message-format",
+        "json",
+    ]))?;
+    let path = told.rsplit_once(r#""executable":""#).and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+    Ok(path.context("cargo says nothing of the suite")?.into())
 }
 
 /// Builds the binary that acknowledges flushes and does nothing, apart from the good one.

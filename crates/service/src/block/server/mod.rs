@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Slot, Slots};
@@ -102,6 +103,14 @@ impl Server {
     /// The kernel's.
     pub fn listen(&mut self, reactor: &mut Reactor, address: &Address) -> std::io::Result<Listener> {
         self.fabric.listen(reactor, address)
+    }
+
+    /// Listens at an address of an RDMA device; gives it, with the port that was chosen.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, no device at the address, or the system's.
+    pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
+        self.fabric.listen_rdma(reactor, address)
     }
 
     /// Accepts from a listener that was made elsewhere.
