@@ -23,6 +23,8 @@ pub struct FramePool {
 struct Inner {
     base: NonNull<u8>,
     bytes: usize,
+    /// Whether it lies in a device.
+    device: bool,
     buddies: RefCell<Buddies>,
 }
 
@@ -57,6 +59,21 @@ impl FramePool {
         // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self::over(base, bytes, false))
+    }
+
+    /// A pool over a mapping of a device's memory, which it takes over and unmaps in the end. Such frames are for the kernel
+    /// to move bytes to and from. Reading them with the CPU is slow, since they are not cached; once the device is removed
+    /// it ends the process (`SIGBUS`), where the kernel answers `EFAULT`.
+    ///
+    /// # Safety
+    /// `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of
+    /// [`FRAME_BYTES_MAX`], which nobody else uses or unmaps.
+    pub(crate) unsafe fn of_device(base: NonNull<u8>, bytes: usize) -> Self {
+        Self::over(base, bytes, true)
+    }
+
+    fn over(base: NonNull<u8>, bytes: usize, device: bool) -> Self {
         let blocks = bytes / FRAME_BYTES_MIN;
         let mut buddies = Buddies {
             free: Default::default(),
@@ -67,7 +84,7 @@ impl FramePool {
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
         }
-        Ok(Self { inner: Rc::new(Inner { base, bytes, buddies: RefCell::new(buddies) }) })
+        Self { inner: Rc::new(Inner { base, bytes, device, buddies: RefCell::new(buddies) }) }
     }
 
     /// A frame of `len` bytes (1 to [`FRAME_BYTES_MAX`]), or `None` when the pool has no room for it now.
@@ -157,7 +174,7 @@ impl Buddies {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this base and length; every frame holds an `Rc` to this, so none
+        // SAFETY: the mapping was made in `new`, or given to `of_device`, with this base and length; every frame holds an `Rc` to this, so none
         // is left, and operations own their frames until the kernel is done with them.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
@@ -177,6 +194,11 @@ impl Frame {
     /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB.
     pub fn capacity(&self) -> usize {
         FRAME_BYTES_MIN << self.order
+    }
+
+    /// Whether it lies in a device: its bytes are for the kernel to move, not for us to look at.
+    pub fn is_device(&self) -> bool {
+        self.pool.device
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
