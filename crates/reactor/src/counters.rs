@@ -21,6 +21,14 @@ pub struct Counters {
     pub written_copied_bytes: u64,
     /// Bytes written by direct I/O.
     pub written_direct_bytes: u64,
+    /// Of the copied bytes that were sent, those that a CPU read from a device's memory, which no cache holds.
+    pub sent_device_bytes: u64,
+    /// Of the received bytes, those that a CPU wrote to a device's memory.
+    pub received_device_bytes: u64,
+    /// Of the bytes read by direct I/O, those that went to a device's memory, not to main memory.
+    pub read_device_bytes: u64,
+    /// Of the bytes written by direct I/O, those that came from a device's memory.
+    pub written_device_bytes: u64,
     /// Sends.
     pub send_calls: u64,
     /// Receives that brought something.
@@ -48,6 +56,10 @@ impl Counters {
             read_direct_bytes: self.read_direct_bytes + other.read_direct_bytes,
             written_copied_bytes: self.written_copied_bytes + other.written_copied_bytes,
             written_direct_bytes: self.written_direct_bytes + other.written_direct_bytes,
+            sent_device_bytes: self.sent_device_bytes + other.sent_device_bytes,
+            received_device_bytes: self.received_device_bytes + other.received_device_bytes,
+            read_device_bytes: self.read_device_bytes + other.read_device_bytes,
+            written_device_bytes: self.written_device_bytes + other.written_device_bytes,
             send_calls: self.send_calls + other.send_calls,
             receive_calls: self.receive_calls + other.receive_calls,
             sleeps: self.sleeps + other.sleeps,
