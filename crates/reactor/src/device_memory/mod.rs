@@ -9,8 +9,9 @@
 //! The rules of such frames (docs/decisions/0016): the kernel moves their bytes and nothing in this process looks at
 //! them, because the device may be removed at any time, and then the kernel answers `EFAULT` where a load or store would
 //! end the process; they are not registered with io_uring, and not sent without a copy, since both pin pages in a way
-//! that the kernel refuses for them.
+//! that the kernel refuses for them; their I/O is never merged with that of main memory (`apart.rs`).
 
+pub(crate) mod apart;
 mod sysfs;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,6 +90,8 @@ pub enum DeviceMemoryError {
 pub struct DeviceMemory {
     allocate: OwnedFd,
     function: String,
+    /// Names the file in sysfs: a device that comes back has another.
+    inode: u64,
 }
 
 /// A function on the PCI bus that offers memory.
@@ -124,10 +127,22 @@ impl DeviceMemory {
     fn open(sysfs: &Path, function: String) -> Result<Self, DeviceMemoryError> {
         let path = sysfs::folder(sysfs, &function).join("p2pmem/allocate");
         match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(allocate) => Ok(Self { allocate, function }),
+            Ok(allocate) => Ok(Self::from_descriptor(function, allocate)),
             Err(Errno::NOENT) => Err(DeviceMemoryError::NotOffered { function }),
             Err(source) => Err(DeviceMemoryError::Open { path, source: source.into() }),
         }
+    }
+
+    /// Takes over a descriptor of a function's `p2pmem/allocate`, opened for reading and writing (for descriptors passed from
+    /// elsewhere).
+    pub fn from_descriptor(function: String, allocate: OwnedFd) -> Self {
+        let inode = rustix::fs::fstat(&allocate).map_or(0, |stat| stat.st_ino);
+        Self { allocate, function, inode }
+    }
+
+    /// Whether it is the memory of the same device: not of one that was removed and plugged in again.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.function, self.inode) == (&other.function, other.inode)
     }
 
     /// The function's address on the bus.
