@@ -113,7 +113,7 @@ impl Serving<'_> {
         let private = self.core.session(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
-        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX };
+        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX, device: false };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => return true,
             Ok(Step::Busy) => {
