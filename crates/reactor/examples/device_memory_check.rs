@@ -25,8 +25,8 @@ const TRANSFERS: usize = 150;
 /// The longest of them.
 const SECTORS_MAX: usize = 255;
 const POOL_BYTES: usize = 2 << 20;
-/// One of many neighbours; some of them would be merged.
-const PIECE_BYTES: usize = 16 << 10;
+/// One of many neighbours; some of them would be merged, and be long enough for SGL descriptors.
+const PIECE_BYTES: usize = 64 << 10;
 /// What a frame is filled with before a transfer, to see what it leaves alone.
 const CANARY: u8 = 0xc5;
 /// How long one operation may take under emulation.
@@ -47,13 +47,15 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let [disk, plain, file] = [disk, plain, file].map(Path::new);
-    let checks: [(&str, Box<dyn Fn() -> Checked + '_>); 8] = [
+    let checks: [(&str, Box<dyn Fn() -> Checked + '_>); 10] = [
         ("refusals", Box::new(|| refusals(plain, file))),
         ("allocation", Box::new(|| allocation(disk))),
         ("uring reads", Box::new(|| reads(disk, IoChoice::Uring))),
         ("uring writes", Box::new(|| writes(disk, IoChoice::Uring))),
-        ("uring mixed", Box::new(|| mixed(disk, IoChoice::Uring))),
-        ("epoll mixed", Box::new(|| mixed(disk, IoChoice::Epoll))),
+        ("uring neighbours", Box::new(|| neighbours(disk, IoChoice::Uring, 1))),
+        ("uring mixed", Box::new(|| neighbours(disk, IoChoice::Uring, 2))),
+        ("epoll neighbours", Box::new(|| neighbours(disk, IoChoice::Epoll, 1))),
+        ("epoll mixed", Box::new(|| neighbours(disk, IoChoice::Epoll, 2))),
         ("epoll reads", Box::new(|| reads(disk, IoChoice::Epoll))),
         ("epoll writes", Box::new(|| writes(disk, IoChoice::Epoll))),
     ];
@@ -160,16 +162,17 @@ fn writes(disk: &Path, io: IoChoice) -> Checked {
     Ok(format!("{} bytes by the device alone", counters.written_device_bytes))
 }
 
-/// Neighbouring pieces at once, by turns in the device's memory and in main memory: a kernel that made one command of two
-/// of them would have it refused.
-fn mixed(disk: &Path, io: IoChoice) -> Checked {
+/// Neighbouring pieces at once, one of `turns` in the device's memory and the others in main memory: a kernel that made one
+/// command of two of them would have it refused.
+fn neighbours(disk: &Path, io: IoChoice, turns: usize) -> Checked {
     let mut content = fill(disk, 3)?;
     let mut rig = Rig::new(disk, io)?;
     let pieces = POOL_BYTES / PIECE_BYTES;
     for round in 0..BYTES / PIECE_BYTES / pieces {
         let first = round * pieces;
-        for piece in first..first + pieces {
-            let into = rig.frame_by_turns(piece)?;
+        // Taken from the end: neighbours on the disk are none in memory, where they would be one piece.
+        let mut frames = (0..pieces).map(|piece| rig.frame_by_turns(piece, turns)).collect::<Result<Vec<_>, _>>()?;
+        for (piece, into) in (first..first + pieces).zip(std::iter::from_fn(|| frames.pop())) {
             let offset = (piece * PIECE_BYTES) as u64;
             let op = Op::Read { file: rig.file, offset, into, start: 0, len: PIECE_BYTES };
             rig.reactor.submit(op, Token::new(1, 0, piece as u32, 0));
@@ -193,7 +196,7 @@ fn mixed(disk: &Path, io: IoChoice) -> Checked {
         }
     }
     let counters = rig.reactor.counters();
-    ensure!(counters.read_device_bytes * 2 == counters.read_direct_bytes, "{counters:?}");
+    ensure!(counters.read_device_bytes * turns as u64 == counters.read_direct_bytes, "{counters:?}");
     drop(rig);
     forget_cache(disk)?;
     let mut seen = vec![0; BYTES];
@@ -245,8 +248,8 @@ impl Rig {
     }
 
     /// A frame of the device, or of main memory.
-    fn frame_by_turns(&self, number: usize) -> Result<Frame, &'static str> {
-        let pool = if number % 2 == 0 { &self.pool } else { self.reactor.frames() };
+    fn frame_by_turns(&self, number: usize, turns: usize) -> Result<Frame, &'static str> {
+        let pool = if number.is_multiple_of(turns) { &self.pool } else { self.reactor.frames() };
         pool.alloc(PIECE_BYTES).ok_or("no frame is free")
     }
 

@@ -1,35 +1,43 @@
-//! Keeping I/O of device memory apart from other I/O of the same disk.
+//! Keeping I/O of device memory apart, one transfer from the next and from all other I/O of the same disk.
 //!
-//! Linux merges requests of neighbouring sectors, and up to 6.16 or so it does not look where their memory lies. A
-//! controller need not take one command whose memory is partly its own and partly main memory (NVMe 2.0, CMBLOC.CDMMMS;
-//! qemu's does not), and then it fails all of it. Requests of different priority are never merged. So I/O of device memory
-//! has a best-effort priority (`ioprio_set(2)`) of its own, one that this process does not have, which means next to
-//! nothing to schedulers and nothing to most NVMe disks, which have none.
+//! Linux merges requests of neighbouring sectors, and (6.12) does not look where their memory lies. A controller need not
+//! take one command whose data is partly in its own memory and partly in main memory, nor one whose data is there while the
+//! list of its pieces is here (NVMe 1.4, CMBLOC.CDMMMS and CDPMLS); then it fails all of it. qemu's takes neither, the
+//! latter as a list of SGL descriptors. A transfer that is alone has one piece and no list.
+//!
+//! Requests of different priority are never merged. So each such transfer has a best-effort priority (`ioprio_set(2)`) that
+//! this process does not have, and that the one before did not have. It means next to nothing to schedulers and nothing to
+//! most NVMe disks, which have none.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `IOPRIO_CLASS_BE`, shifted.
 const BEST_EFFORT: i32 = 2 << 13;
-/// Levels of a class are 0 to 7; what nobody has set is 4.
-const LEVELS: [i32; 3] = [5, 6, 7];
+/// Levels of the class to choose from; there are 0 to 7, and what nobody has set is 4.
+const LEVELS: [i32; 5] = [3, 5, 6, 7, 2];
+/// So many are used in turn.
+const TURNS: usize = 3;
 /// `IOPRIO_WHO_PROCESS`; the process 0 is the calling thread.
 const WHO_PROCESS: i32 = 1;
 
-/// The priority of I/O of device memory, as io_uring and `ioprio_set(2)` take it.
+/// The priority of the next transfer, as io_uring and `ioprio_set(2)` take it.
 pub(crate) fn priority() -> u16 {
-    static PRIORITY: OnceLock<u16> = OnceLock::new();
-    *PRIORITY.get_or_init(|| {
+    static PRIORITIES: OnceLock<[u16; TURNS]> = OnceLock::new();
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    let priorities = PRIORITIES.get_or_init(|| {
         // What was set, else what follows from the nice value: (20 + nice) / 5.
         let set = get().map_or(0, |priority| priority & 7);
         let nice = rustix::process::getpriority_process(None).unwrap_or(0);
-        let level = LEVELS.into_iter().find(|level| *level != set && *level != (20 + nice) / 5).unwrap_or(LEVELS[0]);
-        (BEST_EFFORT | level) as u16
-    })
+        let mut others = LEVELS.into_iter().filter(|level| *level != set && *level != (20 + nice) / 5);
+        std::array::from_fn(|_| (BEST_EFFORT | others.next().unwrap_or(LEVELS[0])) as u16)
+    });
+    priorities[TURN.fetch_add(1, Ordering::Relaxed) % TURNS]
 }
 
-/// Does a call of this thread at [`priority`].
+/// Does a call of this thread at a [`priority`].
 pub(crate) fn with_priority<R>(call: impl FnOnce() -> R) -> R {
-    // Where priorities cannot be had, nothing sorts by them either: the call is done as it is.
+    // Where priorities cannot be had the call is done as it is.
     let before = get().unwrap_or(0);
     set(i32::from(priority()));
     let result = call();
@@ -53,14 +61,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_priority_is_another_than_ours_and_does_not_stay() {
+    fn priorities_are_others_than_ours_and_do_not_stay() {
         let before = get();
-        let during = with_priority(get);
+        let seen: Vec<_> = (0..6).map(|_| with_priority(get)).collect();
         assert_eq!(get(), before);
-        if let Some(during) = during {
-            assert_eq!(during, i32::from(priority()));
-            assert_ne!(Some(during), before);
-            assert_ne!(during & 7, 4, "what all others have");
+        for during in seen.iter().flatten() {
+            assert!(*during >> 13 == 2 && *during & 7 != 4, "{during:#x}");
+            assert_ne!(Some(*during), before);
         }
+        // Other tests may take turns meanwhile.
+        assert!(seen.iter().any(|during| *during != seen[0]), "{seen:?}");
     }
 }

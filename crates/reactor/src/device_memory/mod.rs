@@ -9,7 +9,7 @@
 //! The rules of such frames (docs/decisions/0016): the kernel moves their bytes and nothing in this process looks at
 //! them, because the device may be removed at any time, and then the kernel answers `EFAULT` where a load or store would
 //! end the process; they are not registered with io_uring, and not sent without a copy, since both pin pages in a way
-//! that the kernel refuses for them; their I/O is never merged with that of main memory (`apart.rs`).
+//! that the kernel refuses for them; their transfers are kept apart from all others (`apart.rs`).
 
 pub(crate) mod apart;
 mod sysfs;
