@@ -16,6 +16,7 @@ use byway_reactor::limits::FRAME_BYTES_MAX;
 use byway_reactor::{Completion, FileOptions, Frame, FramePool, IoChoice, Op, OpenFile, Outcome, Reactor, Token, Wait};
 
 type Checked = Result<String, Box<dyn std::error::Error>>;
+type Check<'a> = (&'static str, Box<dyn Fn() -> Checked + 'a>);
 
 /// Bytes of the disk that are written and read.
 const BYTES: usize = 8 << 20;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let [disk, plain, file] = [disk, plain, file].map(Path::new);
-    let checks: [(&str, Box<dyn Fn() -> Checked + '_>); 10] = [
+    let checks: [Check<'_>; 10] = [
         ("refusals", Box::new(|| refusals(plain, file))),
         ("allocation", Box::new(|| allocation(disk))),
         ("uring reads", Box::new(|| reads(disk, IoChoice::Uring))),

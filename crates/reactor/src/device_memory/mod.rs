@@ -224,7 +224,7 @@ mod tests {
         assert_eq!((pool.bytes(), pool.free_bytes()), (3 << 20, 3 << 20));
         let frames: Vec<_> = std::iter::from_fn(|| pool.alloc(256 << 10)).collect();
         assert_eq!(frames.len(), 12);
-        assert!(frames.iter().all(|frame| frame.is_device()));
+        assert!(frames.iter().all(crate::Frame::is_device));
         assert!(pool.alloc(1).is_none());
         drop(frames);
         assert_eq!(pool.free_bytes(), 3 << 20);

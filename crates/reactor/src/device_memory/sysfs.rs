@@ -32,10 +32,9 @@ pub(super) fn function_of(sysfs: &Path, device: Device, path: &Path) -> Result<S
     let disk = format!("{}:{}", device.major, device.minor);
     let link = sysfs.join("dev/block").join(&disk);
     let Ok(folder) = std::fs::canonicalize(&link) else {
-        return Err(match link.parent().is_some_and(Path::is_dir) {
-            true => DeviceMemoryError::NoFunction { disk },
-            false => DeviceMemoryError::NoDisk { path: path.to_owned() },
-        });
+        let has_sysfs = link.parent().is_some_and(Path::is_dir);
+        let nowhere = DeviceMemoryError::NoDisk { path: path.to_owned() };
+        return Err(if has_sysfs { DeviceMemoryError::NoFunction { disk } } else { nowhere });
     };
     let mut names = folder.components().rev().filter_map(|part| part.as_os_str().to_str());
     names.find(|name| is_function(name)).map(str::to_owned).ok_or(DeviceMemoryError::NoFunction { disk })

@@ -58,7 +58,7 @@ impl Stage {
         let pool = memory.pool(DEVICE_POOL_BYTES);
         match &pool {
             Ok(pool) => {
-                tracing::info!(volume, function = memory.function(), bytes = pool.bytes(), "staged in device memory")
+                tracing::info!(volume, function = memory.function(), bytes = pool.bytes(), "staged in device memory");
             }
             Err(error) => tracing::warn!(volume, %error, "a loop stages in main memory"),
         }
