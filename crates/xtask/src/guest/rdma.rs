@@ -3,7 +3,7 @@
 //! The program that runs in the guest is `crates/fabric/examples/rdma_check`: it is both ends of its connections, and starts a
 //! second process for the checks in which a peer dies. It says which check fails.
 
-use super::boot::Guest;
+use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
 use super::setup::System;
 use anyhow::{Result, bail};
@@ -31,7 +31,7 @@ pub fn run(system: &System) -> Result<()> {
         initramfs.add_library(&path, &system.library(library)?)?;
     }
     initramfs.add_file("etc/libibverbs.d/rxe.driver", b"driver rxe\n".to_vec());
-    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT }.boot()?;
+    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT, extra: Extra::default() }.boot()?;
     match ending.status {
         Some(0) if ending.lines.iter().any(|line| line == PASSED) => {
             println!("guest rdma: PASSED");
