@@ -26,6 +26,16 @@ pub(crate) enum Held {
     Shared(Rc<Frame>),
 }
 
+impl Held {
+    /// Whether its bytes lie in a device.
+    pub(crate) fn is_device(&self) -> bool {
+        match self {
+            Self::Own(frame) => frame.is_device(),
+            Self::Shared(frame) => frame.is_device(),
+        }
+    }
+}
+
 impl Deref for Held {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
@@ -330,6 +340,18 @@ impl Scatter {
     /// No bytes?
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// How many of the first `n` bytes lie in a device.
+    pub(crate) fn device_bytes(&self, n: usize) -> usize {
+        let mut left = n;
+        let mut device = 0;
+        for piece in &self.pieces {
+            let part = piece.len.min(left);
+            left -= part;
+            device += if piece.frame.is_device() { part } else { 0 };
+        }
+        device
     }
 
     /// Takes the pieces out, in order, and keeps the memory of the list.

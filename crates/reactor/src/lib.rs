@@ -15,6 +15,7 @@ pub mod limits;
 
 mod blocking;
 mod counters;
+pub mod device_memory;
 mod epoll;
 mod file;
 mod frame;

@@ -187,16 +187,21 @@ impl Os {
         self.counters.sent_copied_bytes += sent as u64 - spliced;
         self.counters.sent_spliced_bytes += spliced;
         let mut left = sent;
-        let (mut mapped, mut touched) = (0, 0);
+        let (mut mapped, mut touched, mut device) = (0, 0, 0);
         for segment in &gather.segments {
             let part = segment.len().min(left);
             left -= part;
-            if let Segment::Map { file, offset, .. } = segment {
-                mapped += part as u64;
-                touched += touched_bytes(*offset, part as u64);
-                self.unuse(*file);
+            match segment {
+                Segment::Map { file, offset, .. } => {
+                    mapped += part as u64;
+                    touched += touched_bytes(*offset, part as u64);
+                    self.unuse(*file);
+                }
+                Segment::Frame { frame, .. } if frame.is_device() => device += part as u64,
+                _ => {}
             }
         }
+        self.counters.sent_device_bytes += device;
         self.counters.sent_mapped_bytes += mapped - spliced;
         // A splice maps nothing.
         self.touched.add(touched.saturating_sub(spliced));
@@ -336,6 +341,15 @@ impl Os {
     /// Counts the bytes of a file transfer that is done.
     pub(crate) fn count_transfer(&mut self, direct: bool, outcome: &Outcome) {
         let counters = &mut self.counters;
+        match outcome {
+            Outcome::Read { into, result: Ok(n) } if direct && into.is_device() => {
+                counters.read_device_bytes += *n as u64;
+            }
+            Outcome::Written { from, result: Ok(n) } if direct && from.is_device() => {
+                counters.written_device_bytes += *n as u64;
+            }
+            _ => {}
+        }
         let (count, bytes) = match outcome {
             Outcome::Read { result: Ok(n), .. } if direct => (&mut counters.read_direct_bytes, *n),
             Outcome::Read { result: Ok(n), .. } => (&mut counters.read_copied_bytes, *n),

@@ -68,6 +68,19 @@ fn moved(page: &mut Page, node: &Snapshot) {
     for (path, by, value) in paths {
         page.line(name, &[("path", path), ("by", by)], value);
     }
+    let name = "byway_device_memory_bytes_total";
+    let help =
+        "Of the bytes moved, those in memory of a PCI device; by cpu: copied, out of memory that no cache holds.";
+    page.head(name, "counter", help);
+    let paths = [
+        ("read", "device", counters.read_device_bytes),
+        ("write", "device", counters.written_device_bytes),
+        ("send", "cpu", counters.sent_device_bytes),
+        ("receive", "cpu", counters.received_device_bytes),
+    ];
+    for (path, by, value) in paths {
+        page.line(name, &[("path", path), ("by", by)], value);
+    }
     let totals = [
         (
             "byway_sent_mapped_bytes_total",

@@ -154,11 +154,11 @@ impl Epoll {
         let (file, call, kind) = match op {
             Op::Read { file, offset, mut into, start, len } => {
                 let memory = Memory { ptr: into[start..start + len].as_mut_ptr(), len };
-                (file, Call::Read { memory, offset }, JobKind::Read(into))
+                (file, Call::Read { memory, offset, staged: into.is_device() }, JobKind::Read(into))
             }
             Op::Write { file, offset, from, start, len, durable } => {
                 let memory = Memory { ptr: from[start..start + len].as_ptr().cast_mut(), len };
-                (file, Call::Write { memory, offset, durable }, JobKind::Write(from))
+                (file, Call::Write { memory, offset, durable, staged: from.is_device() }, JobKind::Write(from))
             }
             Op::Sync { file } => (file, Call::Sync, JobKind::Sync),
             Op::Allocate { file, mode, offset, len } => {

@@ -234,6 +234,7 @@ impl Epoll {
 
     fn finish_receive(&mut self, receive: Receive, result: Result<usize, Errno>) {
         self.in_flight -= 1;
+        self.os.counters.received_device_bytes += receive.into.device_bytes(receive.got) as u64;
         let outcome = Outcome::Received { into: receive.into, result };
         self.os.ready.push_back(Completion { token: receive.token, outcome });
     }

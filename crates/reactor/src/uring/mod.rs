@@ -201,7 +201,8 @@ impl Uring {
         let token = slot.token;
         let progress = slot.progress;
         self.keep_spare(slot);
-        if let Kind::Receive { socket, .. } = &kind {
+        if let Kind::Receive { socket, into, .. } = &kind {
+            self.os.counters.received_device_bytes += into.device_bytes(progress) as u64;
             self.leave(*socket, data);
         }
         if let Kind::Send { socket, gather, splice } = &mut kind {

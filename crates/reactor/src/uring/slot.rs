@@ -11,6 +11,7 @@ use rustix::net::AddressFamily;
 
 use super::{call_for, frame_memory, within};
 use crate::blocking::Memory;
+use crate::device_memory::apart;
 use crate::frame::Frame;
 use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token};
 use crate::splice::SplicedSend;
@@ -189,7 +190,7 @@ impl Slot {
                 Some(if within(fixed, memory) {
                     opcode::ReadFixed::new(fd, memory.ptr, bytes, 0).offset(at).build()
                 } else {
-                    opcode::Read::new(fd, memory.ptr, bytes).offset(at).build()
+                    opcode::Read::new(fd, memory.ptr, bytes).offset(at).ioprio(priority_of(into)).build()
                 })
             }
             Kind::Write { offset, from, start, len, durable, .. } => {
@@ -200,7 +201,8 @@ impl Slot {
                 Some(if within(fixed, memory) {
                     opcode::WriteFixed::new(fd, memory.ptr, bytes, 0).offset(at).rw_flags(flags).build()
                 } else {
-                    opcode::Write::new(fd, memory.ptr, bytes).offset(at).rw_flags(flags).build()
+                    let priority = priority_of(from);
+                    opcode::Write::new(fd, memory.ptr, bytes).offset(at).rw_flags(flags).ioprio(priority).build()
                 })
             }
             Kind::Sync { .. } => Some(opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()),
@@ -220,6 +222,11 @@ impl Slot {
     pub(super) fn call(&self) -> Option<Call> {
         call_for(&self.kind)
     }
+}
+
+/// The priority of a transfer; 0 is the thread's.
+fn priority_of(frame: &Frame) -> u16 {
+    if frame.is_device() { apart::priority() } else { 0 }
 }
 
 /// A socket address in the kernel's form.

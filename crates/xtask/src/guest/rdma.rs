@@ -4,7 +4,7 @@
 //! and starts a second process for the checks in which a peer dies. It says which check fails. Then the fabric's
 //! conformance suite has its cases over RDMA, and byway itself serves volumes and copies them, as `rdma.sh` says.
 
-use super::boot::Guest;
+use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
 use super::setup::System;
 use anyhow::{Result, bail};
@@ -39,7 +39,7 @@ pub fn run(system: &System) -> Result<()> {
         initramfs.add_library(&path, &system.library(library)?)?;
     }
     initramfs.add_file("etc/libibverbs.d/rxe.driver", b"driver rxe\n".to_vec());
-    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT }.boot()?;
+    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT, extra: Extra::default() }.boot()?;
     match ending.status {
         Some(0) if ending.lines.iter().any(|line| line == PASSED) => {
             println!("guest rdma: PASSED");

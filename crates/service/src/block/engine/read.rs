@@ -3,6 +3,7 @@
 use byway_reactor::{Extent, File, Frame, Op, Reactor};
 
 use super::job::SliceState;
+use super::stage::{Stage, in_device};
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
@@ -69,8 +70,9 @@ impl Engine {
             return Ok(Step::InParts);
         }
         let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
+        let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
-            match frames_for(reactor, layout.runs(offset, len as u64, longest)) {
+            match frames_for(reactor, stages, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
                 None if (self.jobs.is_empty() || is_cut_up(reactor.frames(), len))
@@ -160,9 +162,13 @@ impl Engine {
     }
 }
 
-/// A frame for each run; `None` if there are not enough.
-fn frames_for(reactor: &Reactor, runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
-    runs.map(|run| Some((run, reactor.frames().alloc(run.len as usize)?))).collect()
+/// A frame for each run, in its file's stage if one is free there; `None` if there are not enough.
+fn frames_for(reactor: &Reactor, stages: &[Stage], runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
+    let frame = |run: &Run| {
+        let len = run.len as usize;
+        in_device(stages, run.file, len).or_else(|| reactor.frames().alloc(len))
+    };
+    runs.map(|run| frame(&run).map(|frame| (run, frame))).collect()
 }
 
 /// Cuts a read whose operations have those lengths into slices of about `bytes` each; none, if it would be one.
