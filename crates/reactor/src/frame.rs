@@ -7,8 +7,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
@@ -108,7 +108,9 @@ impl FramePool {
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
         }
-        Self { inner: Rc::new(Inner { region, file, revoked: Cell::new(false), device, buddies: RefCell::new(buddies) }) }
+        Self {
+            inner: Rc::new(Inner { region, file, revoked: Cell::new(false), device, buddies: RefCell::new(buddies) }),
+        }
     }
 
     /// A frame of `len` bytes (1 to [`FRAME_BYTES_MAX`]), or `None` when the pool has no room for it now.

@@ -244,6 +244,13 @@ impl Fabric {
         lane.and_then(|slot| self.lanes.get(slot)).is_some_and(|lane| lane.secure.is_some())
     }
 
+    /// Whether payloads to a session's peer may lie in memory of a device, which the CPU should not look at: on plain TCP
+    /// the kernel takes them from there; over TLS, shared memory and RDMA we would have to.
+    pub fn takes_device_memory(&self, session: Slot) -> bool {
+        // Only TCP and RDMA tell their peers' addresses.
+        !self.is_secure(session) && self.peer(session).is_some() && self.link_of(session).is_none()
+    }
+
     /// The windows, to be closed.
     pub fn windows(&mut self) -> &mut Windows {
         &mut self.windows

@@ -112,8 +112,7 @@ impl Serving<'_> {
         let private = self.core.session(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
-        // Over shared memory a payload is copied by us, and only TCP tells its peer's address.
-        let device = !private && fabric.peer(session).is_some();
+        let device = !private && fabric.takes_device_memory(session);
         let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX, device };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => return true,
