@@ -131,6 +131,9 @@ pub const RDMA_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// posted. One that sends more is closed.
 pub const RDMA_CREDITS: u32 = 16;
 
+/// Receives that are posted for each RDMA connection: for its messages, and for two that give credits back by themselves.
+pub const RDMA_RECEIVES: u32 = RDMA_CREDITS + 2;
+
 /// The most messages that a peer may say it takes; one that says more is refused.
 pub const RDMA_CREDITS_MAX: u32 = 4096;
 

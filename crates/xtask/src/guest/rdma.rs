@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use std::time::Duration;
 
 /// Some 60 s under emulation on a slow machine; a hang is what it should catch.
-const LIMIT: Duration = Duration::from_mins(10);
+const LIMIT: Duration = Duration::from_mins(15);
 /// rdma_rxe asks the crypto API for crc32 by name, which no line of `modules.dep` tells.
 const MODULES: [&str; 5] = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "dummy"];
 /// What the provider and the libraries load at run time, by name or path.

@@ -1,6 +1,6 @@
 //! A device as a loop uses it: one completion queue, one shared receive queue, the pool registered once.
 //!
-//! Receives are posted for connections, [`RDMA_CREDITS`] for each, and are taken away again as they come back when a
+//! Receives are posted for connections, [`RDMA_RECEIVES`] for each, and are taken away again as they come back when a
 //! connection has gone. When the last one has gone the whole queue is given up: that also brings back the receives that a
 //! provider lost with the connections that broke in the middle of a message (soft-RoCE does).
 
@@ -21,7 +21,7 @@ use super::super::queue_pair::QueuePairOptions;
 use super::super::receive::SharedReceiveQueue;
 use super::Down;
 use crate::limits::{
-    RDMA_CONNECTION_OPERATIONS_MAX, RDMA_CREDITS, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES_MAX,
+    RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES, RDMA_RECEIVES_MAX,
     RDMA_SEGMENTS_MAX, SMALL_BYTES_MAX,
 };
 use crate::slots::Slot;
@@ -94,7 +94,7 @@ impl Adapter {
 
     /// Promises the peer of one more connection its receives, and posts them.
     pub(super) fn reserve(&mut self) -> Result<(), Down> {
-        let wanted = self.reserved + RDMA_CREDITS;
+        let wanted = self.reserved + RDMA_RECEIVES;
         if wanted > self.receives_max {
             return Err(Down::TooMany);
         }
@@ -133,7 +133,7 @@ impl Adapter {
 
     /// A connection has gone that had receives reserved.
     pub(super) fn release(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
-        self.reserved -= RDMA_CREDITS;
+        self.reserved -= RDMA_RECEIVES;
         if self.reserved == 0 {
             self.receives = None;
             self.poll(into);

@@ -3,12 +3,16 @@
 //! Each side posts [`RDMA_CREDITS`] receives for each connection, before the peer may send, and tells the peer so: a credit
 //! is a receive that is posted for it. A message takes one. A receive whose message was dealt with is posted again, and
 //! its credit goes back beside the next message to that peer, or, when half of them are owed, beside one of no bytes.
-//! The last credit is kept for a message that gives some back. So of two sides one can always go on: who has none left
-//! gave some back with its last message, and who owes all has at least one to say so with.
+//!
+//! A message of no bytes takes no credit: a side that deals with no messages for a while must hear all the same that its
+//! own were dealt with, or both could wait for each other. There can be no more than two of them that were not looked at,
+//! since each gives half of all credits back; so two more receives are posted for each connection.
 //!
 //! A peer that sends without a credit would take the receives of others: its connection ends with a reason of its own.
 
 use crate::limits::RDMA_CREDITS;
+#[cfg(test)]
+use crate::limits::RDMA_RECEIVES;
 
 /// The credits of one connection.
 #[derive(Debug)]
@@ -29,6 +33,9 @@ pub enum CreditError {
     /// It sent without a credit.
     #[error("the peer sent a message without a credit for it")]
     Overrun,
+    /// It gave a few credits back by a message of no bytes, for which there may be no receive.
+    #[error("the peer gave back too few credits by themselves")]
+    Few,
     /// It gave back more than it had.
     #[error("the peer gave more credits back than it was sent messages")]
     Surplus,
@@ -42,17 +49,22 @@ impl Credits {
 
     /// Whether a message may be sent.
     pub(super) fn may_send(&self) -> bool {
-        self.ours > 1 || (self.ours == 1 && self.owed > 0)
+        self.ours > 0
     }
 
     /// Whether so many are owed that they go back by themselves.
     pub(super) fn must_return(&self) -> bool {
-        self.owed >= RDMA_CREDITS / 2 && self.ours > 0
+        self.owed >= RDMA_CREDITS / 2
     }
 
     /// A message is sent: gives how many credits go back with it.
     pub(super) fn send(&mut self) -> u32 {
         self.ours -= 1;
+        self.give_back()
+    }
+
+    /// All that is owed goes back.
+    pub(super) fn give_back(&mut self) -> u32 {
         self.theirs += self.owed;
         std::mem::take(&mut self.owed)
     }
@@ -60,6 +72,18 @@ impl Credits {
     /// A message came, with so many credits.
     pub(super) fn receive(&mut self, returned: u32) -> Result<(), CreditError> {
         self.theirs = self.theirs.checked_sub(1).ok_or(CreditError::Overrun)?;
+        self.take(returned)
+    }
+
+    /// Credits came by themselves.
+    pub(super) fn receive_back(&mut self, returned: u32) -> Result<(), CreditError> {
+        if returned < self.ours_max / 2 {
+            return Err(CreditError::Few);
+        }
+        self.take(returned)
+    }
+
+    fn take(&mut self, returned: u32) -> Result<(), CreditError> {
         if returned > self.ours_max - self.ours {
             return Err(CreditError::Surplus);
         }
@@ -88,33 +112,38 @@ mod tests {
         credits: Credits,
         to_send: u32,
         unread: u32,
-        way: VecDeque<u32>,
+        way: VecDeque<(bool, u32)>,
         receives: u32,
     }
 
     impl Side {
         fn new(to_send: u32) -> Self {
             let (unread, way) = Default::default();
-            Self { credits: Credits::new(RDMA_CREDITS), to_send, unread, way, receives: RDMA_CREDITS }
+            Self { credits: Credits::new(RDMA_CREDITS), to_send, unread, way, receives: RDMA_RECEIVES }
         }
 
         /// Sends what may be sent.
-        fn send(&mut self, to: &mut VecDeque<u32>) {
+        fn send(&mut self, to: &mut VecDeque<(bool, u32)>) {
             while self.to_send > 0 && self.credits.may_send() {
                 self.to_send -= 1;
-                to.push_back(self.credits.send());
+                to.push_back((true, self.credits.send()));
             }
             while self.credits.must_return() {
-                to.push_back(self.credits.send());
+                to.push_back((false, self.credits.give_back()));
             }
         }
 
         /// A message arrives, for which there must be a receive.
         fn arrive(&mut self) {
-            let Some(returned) = self.way.pop_front() else { return };
+            let Some((is_message, returned)) = self.way.pop_front() else { return };
             self.receives = self.receives.checked_sub(1).expect("a receive is posted");
-            self.credits.receive(returned).expect("within the credits");
-            self.unread += 1;
+            if is_message {
+                self.credits.receive(returned).expect("within the credits");
+                self.unread += 1;
+            } else {
+                self.credits.receive_back(returned).expect("half of them");
+                self.receives += 1;
+            }
         }
 
         fn read(&mut self) {
@@ -161,17 +190,19 @@ mod tests {
     }
 
     #[test]
-    fn the_last_credit_is_for_a_message_that_gives_some_back() {
-        let mut credits = Credits::new(2);
-        assert!(credits.may_send());
-        credits.send();
-        assert!(!credits.may_send() && !credits.must_return());
-        credits.receive(0).unwrap();
-        credits.repost();
-        assert!(credits.may_send());
-        assert_eq!(credits.send(), 1);
-        assert!(!credits.may_send());
-        credits.receive(2).unwrap();
-        assert!(credits.may_send());
+    fn a_side_that_deals_with_nothing_hears_that_its_messages_were_dealt_with() {
+        let (mut busy, mut idle) = (Credits::new(RDMA_CREDITS), Credits::new(RDMA_CREDITS));
+        // Both have sent all they may; only one deals with what came.
+        for _ in 0..RDMA_CREDITS {
+            let (from_busy, from_idle) = (busy.send(), idle.send());
+            idle.receive(from_busy).unwrap();
+            busy.receive(from_idle).unwrap();
+        }
+        assert!(!busy.may_send() && !idle.may_send());
+        (0..RDMA_CREDITS / 2).for_each(|_| idle.repost());
+        assert!(idle.must_return() && !idle.may_send());
+        busy.receive_back(idle.give_back()).unwrap();
+        assert!(busy.may_send() && !idle.must_return());
+        assert_eq!(busy.receive_back(1), Err(CreditError::Few));
     }
 }

@@ -105,10 +105,6 @@ impl Transport {
             if !has_room(endpoint)? {
                 return Ok(Stop::Later);
             }
-            // Credits that went back by themselves may have taken the one that it was laid for.
-            if matches!(state.ready.last(), Some(Ready::Message(_))) && !state.credits.may_send() {
-                return Ok(Stop::Done);
-            }
             let Some(ready) = state.ready.pop() else { return Ok(Stop::Done) };
             let bytes = ready.len();
             let number = self.posted.insert(Posted { connection, bytes, what: What::Send }).to_u64();
@@ -186,7 +182,7 @@ impl Transport {
             return Ok(Stop::Later);
         }
         let posted = self.posted.insert(Posted { connection, bytes: 0, what: What::Credits });
-        let work = Work::SendWith { payload: Payload::Empty, immediate: state.credits.send() };
+        let work = Work::SendWith { payload: Payload::Empty, immediate: state.credits.give_back() };
         let sent = endpoint.post(work, posted.to_u64(), Report::WithNext);
         sent.map(|()| Stop::Done).map_err(|refused| cannot_post(refused.error))
     }

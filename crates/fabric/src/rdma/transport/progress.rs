@@ -43,7 +43,9 @@ impl Transport {
         };
         let state = connection.and_then(|connection| Some((connection, self.connections.get_mut(connection)?)));
         let Some((connection, state)) = state else { return self.take_back(adapter, done.payload) };
-        let step = match state.credits.receive(done.immediate.unwrap_or(0)) {
+        let returned = done.immediate.unwrap_or(0);
+        let credited = if len == 0 { state.credits.receive_back(returned) } else { state.credits.receive(returned) };
+        let step = match credited {
             Err(error) => Err(Down::Credit(error)),
             Ok(()) if len > 0 && (len as usize) < HEADER_BYTES => Err(Down::Short(len)),
             Ok(()) => Ok(()),
@@ -53,7 +55,6 @@ impl Transport {
             return self.end(connection, Some(down));
         }
         if len == 0 {
-            state.credits.repost();
             self.take_back(adapter, done.payload);
         } else {
             let received = Received { adapter, payload: done.payload, len: len as usize };
