@@ -7,6 +7,7 @@
 mod grants;
 mod handshake;
 mod lane;
+mod measure;
 mod placing;
 mod receive;
 mod secure;
@@ -18,11 +19,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op, Outcome, Reactor, Socket, Token};
+use byway_reactor::{
+    Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Socket, Token,
+};
 
 use self::grants::Grants;
 use self::lane::{Lane, Phase};
 pub use self::transfer::{Announced, GetError, Remote, Route};
+use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
@@ -149,6 +153,7 @@ struct Session {
     arena_asked: bool,
     peer_arena: Option<Socket>,
     grants: Grants,
+    meter: Meter,
 }
 
 enum Event {
@@ -188,6 +193,10 @@ pub struct Fabric {
     arena: Option<FramePool>,
     /// A list for what is placed.
     placed: Gather,
+    /// What all sessions were made to wait.
+    delays: Delays,
+    /// The time of the turn.
+    clock: Instant,
 }
 
 impl Fabric {
@@ -216,6 +225,8 @@ impl Fabric {
             admits: None,
             arena: None,
             placed: Gather::new(),
+            delays: Delays::default(),
+            clock: Instant::ZERO,
         }
     }
 
@@ -421,6 +432,7 @@ impl Fabric {
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        self.clock = reactor.now();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
             Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
@@ -468,9 +480,12 @@ impl Fabric {
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.deliver(reactor, handler);
         let class = self.options.class;
+        if !self.dirty.is_empty() {
+            self.clock = reactor.now();
+        }
         while let Some(slot) = self.dirty.pop() {
             if let Some(lane) = self.lanes.get_mut(slot) {
-                lane.start_send(reactor, token(class, SEND, slot));
+                lane.start_send(reactor, token(class, SEND, slot), self.clock);
             }
         }
         if !self.ticking && (self.handshakes > 0 || self.owing > 0 || self.watches_intake()) {
@@ -487,7 +502,8 @@ impl Fabric {
         (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
         handler: &mut H,
     ) {
-        let class = self.options.class;
+        let (class, now) = (self.options.class, self.clock);
+        self.note_sent(slot, result.unwrap_or(0), now);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
         let session = lane.session;
@@ -502,7 +518,7 @@ impl Fabric {
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
-            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
+            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot), now),
         }
         self.count_heap(slot);
         if let Some(session) = session {
