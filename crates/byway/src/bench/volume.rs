@@ -150,7 +150,7 @@ struct Bench {
 /// # Errors
 /// See [`VolumeBenchError`].
 pub fn run(arguments: &VolumeBenchArguments) -> Result<(), VolumeBenchError> {
-    if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || arguments.bs % 512 != 0 {
+    if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || !arguments.bs.is_multiple_of(512) {
         return Err(VolumeBenchError::Block(arguments.bs));
     }
     let mut bench = Bench::open(arguments)?;

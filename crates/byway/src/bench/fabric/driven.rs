@@ -244,7 +244,7 @@ pub(super) fn write(part: &Part, first: usize) -> Result<(), FabricBenchError> {
                 while let Ok(order) = orders.try_recv() {
                     match order {
                         Order::Begin => {
-                            (0..writers.sessions.len()).for_each(|client| writers.ask(&mut fabric, &reactor, client))
+                            (0..writers.sessions.len()).for_each(|client| writers.ask(&mut fabric, &reactor, client));
                         }
                         Order::Mark => tell(&Told::Tally(Box::new(writers.clients.mark()))),
                     }
