@@ -95,6 +95,14 @@ impl Segment {
         }
     }
 
+    /// Bytes of the frame that comes back to its pool with the segment.
+    fn own_frame_bytes(&self) -> usize {
+        match self {
+            Self::Frame { frame: Held::Own(frame), .. } => frame.capacity(),
+            _ => 0,
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Head { len, .. } | Self::Frame { len, .. } | Self::Map { len, .. } | Self::Zero { len } => {
@@ -112,6 +120,7 @@ pub struct Gather {
     pub(crate) heads: Vec<u8>,
     pub(crate) segments: Vec<Segment>,
     len: usize,
+    frame_bytes: usize,
 }
 
 impl Gather {
@@ -128,6 +137,11 @@ impl Gather {
     /// Heap memory that it holds besides frames: small heads, and a note of each piece.
     pub fn heap_bytes(&self) -> usize {
         self.heads.len() + self.segments.len() * size_of::<Segment>()
+    }
+
+    /// Bytes of frames of its own that it keeps from their pool.
+    pub fn frame_bytes(&self) -> usize {
+        self.frame_bytes
     }
 
     /// No bytes?
@@ -176,6 +190,7 @@ impl Gather {
         assert!(start + len <= frame.len(), "range within the frame");
         if len > 0 {
             self.len += len;
+            self.frame_bytes += frame.capacity();
             let frame = Held::Own(frame);
             self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
         }
@@ -234,7 +249,8 @@ impl Gather {
                 break;
             }
         }
-        self.segments.drain(..whole);
+        let given_back: usize = self.segments.drain(..whole).map(|segment| segment.own_frame_bytes()).sum();
+        self.frame_bytes -= given_back;
         self.len -= total;
         self.forget_taken_heads();
         total
@@ -290,7 +306,7 @@ impl Gather {
         self.heads.clear();
         self.heads.shrink_to(HEAD_BYTES_KEPT);
         self.segments.clear();
-        self.len = 0;
+        (self.len, self.frame_bytes) = (0, 0);
     }
 }
 
@@ -399,7 +415,7 @@ mod tests {
                 }
             }
             assert!(taken == expected);
-            assert_eq!((pool.free_bytes(), gather.heads.len()), (free, 0));
+            assert_eq!((pool.free_bytes(), gather.heads.len(), gather.frame_bytes()), (free, 0, 0));
         }
     }
 

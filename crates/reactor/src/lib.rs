@@ -27,6 +27,7 @@ mod net;
 mod op;
 mod os;
 mod pace;
+mod path;
 pub mod privilege;
 pub mod probe;
 mod reactor;
@@ -50,6 +51,7 @@ pub use net::listen_shared as listen;
 pub use op::{
     Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
 };
+pub use path::PathState;
 pub use reactor::{Io, IoChoice, Reactor};
 pub use shared::Detached;
 pub use time::Instant;

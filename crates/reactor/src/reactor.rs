@@ -12,6 +12,7 @@ use crate::frame::FramePool;
 use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
+use crate::path::PathState;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
@@ -379,6 +380,15 @@ impl Reactor {
             Backend::Uring(uring) => uring.peer_address(socket),
             Backend::Epoll(epoll) => epoll.peer_address(socket),
             Backend::Sim(sim) => sim.peer_address(socket),
+        }
+    }
+
+    /// What the kernel says of the path to a TCP peer, by a system call; `None` for other streams.
+    pub fn path_state(&self, socket: Socket) -> Option<PathState> {
+        match &self.backend {
+            Backend::Uring(uring) => uring.path_state(socket),
+            Backend::Epoll(epoll) => epoll.path_state(socket),
+            Backend::Sim(_) => None,
         }
     }
 

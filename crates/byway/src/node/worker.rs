@@ -19,6 +19,7 @@ use super::report::{LoopReport, SlowOperations};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
+use crate::limits::PEERS_REPORTED_MAX;
 
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
@@ -388,6 +389,8 @@ impl Worker {
             frame_free_bytes: self.reactor.frames().free_bytes() as u64,
             doors: vec![nbd, native],
             volumes: volumes.collect(),
+            delays: self.native.delays(),
+            peers: self.native.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),
         }
     }
 }

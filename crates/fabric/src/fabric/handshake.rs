@@ -10,6 +10,7 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
+use crate::feedback::Meter;
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness, PayloadChecksum};
@@ -94,6 +95,7 @@ impl Fabric {
             arena_asked: false,
             peer_arena: None,
             grants: Grants::default(),
+            meter: Meter::default(),
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -149,7 +151,7 @@ impl Fabric {
                     None => {}
                 }
                 reactor.keep_alive(socket, self.options.keep_alive * 2);
-                if lane.push(header, |_| ()) {
+                if lane.push(header, self.clock, |_| ()) {
                     self.dirty.push(slot);
                 }
             }
@@ -290,7 +292,7 @@ impl Fabric {
     fn refuse(&mut self, slot: Slot, code: RefuseCode) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.close_when_sent = Some(CloseReason::WeRefused(code));
-        if lane.push(session::refuse(Kind::Refuse, code), |_| ()) {
+        if lane.push(session::refuse(Kind::Refuse, code), self.clock, |_| ()) {
             self.dirty.push(slot);
         }
     }
@@ -347,6 +349,7 @@ impl Fabric {
             arena_asked: false,
             peer_arena: None,
             grants: Grants::default(),
+            meter: Meter::default(),
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
@@ -360,7 +363,7 @@ impl Fabric {
 
     fn welcome(&mut self, slot: Slot, hello: &Hello, agreed: &Agreed) {
         if let Some(lane) = self.lanes.get_mut(slot)
-            && lane.push(session::welcome(hello, agreed), |_| ())
+            && lane.push(session::welcome(hello, agreed), self.clock, |_| ())
         {
             self.dirty.push(slot);
         }

@@ -47,6 +47,13 @@ pub(super) enum Held {
     Receive(Op),
 }
 
+/// When a send's oldest message was queued, and when it was given to the wire.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SendTimes {
+    pub(super) queued: Instant,
+    pub(super) begun: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
@@ -75,6 +82,8 @@ pub(super) struct Lane {
     pub(super) sequence_in: u64,
     /// What was to be received next, when the peer had to take answers first.
     pub(super) held: Option<Held>,
+    /// Since when.
+    pub(super) held_at: Instant,
 
     /// What a link shall send: messages, not a stream.
     pub(super) outbox: Vec<(Header, Gather)>,
@@ -85,6 +94,12 @@ pub(super) struct Lane {
     sending: Option<usize>,
     /// Heap memory of the send in flight.
     sending_heap: usize,
+    /// Frames of the send in flight, in bytes.
+    sending_frames: usize,
+    /// Of the send in flight, or the last one.
+    pub(super) send_times: SendTimes,
+    /// When the first message was queued that is not in a send yet.
+    queued_at: Option<Instant>,
     /// What the fabric has counted of this lane's heap memory.
     pub(super) counted_heap: usize,
     dirty: bool,
@@ -114,10 +129,14 @@ impl Lane {
             held: None,
             outbox: Vec::new(),
             backlog: VecDeque::new(),
+            held_at: opened_at,
             pending: Gather::new(),
             spare: Some(Gather::new()),
             sending: None,
             sending_heap: 0,
+            sending_frames: 0,
+            send_times: SendTimes::default(),
+            queued_at: None,
             counted_heap: 0,
             dirty: false,
             sequence_out: 0,
@@ -135,7 +154,8 @@ impl Lane {
     }
 
     /// Appends a message to what is sent next. True if the lane must be put on the list of dirty ones.
-    pub(super) fn push(&mut self, mut header: Header, payload: impl FnOnce(&mut Gather)) -> bool {
+    pub(super) fn push(&mut self, mut header: Header, now: Instant, payload: impl FnOnce(&mut Gather)) -> bool {
+        self.queued_at.get_or_insert(now);
         header.seal(self.sequence_out);
         self.sequence_out += 1;
         if self.link.is_some() {
@@ -175,8 +195,13 @@ impl Lane {
         std::mem::take(&mut self.outbox)
     }
 
+    /// Frames of what has not been taken by the connection, in bytes.
+    pub(super) fn queued_frames(&self) -> usize {
+        self.pending.frame_bytes() + self.sending_frames
+    }
+
     /// Sends what has gathered, unless a send is in flight: then that one's end does.
-    pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token) {
+    pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token, now: Instant) {
         self.dirty = false;
         let (Some(socket), None) = (self.socket, self.sending) else { return };
         if matches!(self.phase, Phase::Closing | Phase::Connecting) {
@@ -193,6 +218,11 @@ impl Lane {
         }
         self.sending = Some(gather.len());
         self.sending_heap = gather.heap_bytes();
+        self.sending_frames = gather.frame_bytes();
+        let queued = self.queued_at.take().unwrap_or(now);
+        self.send_times = SendTimes { queued, begun: now };
+        // TLS takes only so much at a time.
+        self.queued_at = (!self.pending.is_empty()).then_some(queued);
         reactor.submit(Op::Send { socket, gather }, token);
     }
 
@@ -201,6 +231,6 @@ impl Lane {
         gather.clear();
         self.spare = Some(gather);
         self.sending = None;
-        self.sending_heap = 0;
+        (self.sending_heap, self.sending_frames) = (0, 0);
     }
 }

@@ -204,7 +204,7 @@ impl Fabric {
         let Some(state) = lane.session.and_then(|session| self.sessions.get_mut(session)) else { return };
         state.peer = peer;
         let header = session::hello(&state.identity, &state.terms, 0);
-        if lane.push(header, |_| ()) {
+        if lane.push(header, self.clock, |_| ()) {
             self.dirty.push(slot);
         }
     }

@@ -8,6 +8,7 @@ mod grants;
 mod handshake;
 mod lane;
 mod links;
+mod measure;
 mod placing;
 mod receive;
 mod secure;
@@ -19,12 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op, Outcome, Reactor, Socket, Token};
+use byway_reactor::{
+    Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Socket, Token,
+};
 
 use self::grants::Grants;
 use self::lane::{Lane, Phase};
 use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
+use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
@@ -153,6 +157,7 @@ struct Session {
     arena_asked: bool,
     peer_arena: Option<Socket>,
     grants: Grants,
+    meter: Meter,
 }
 
 enum Event {
@@ -196,6 +201,10 @@ pub struct Fabric {
     placed: Gather,
     /// Connections over RDMA, if there ever was one.
     links: Option<Box<Links>>,
+    /// What all sessions were made to wait.
+    delays: Delays,
+    /// The time of the turn.
+    clock: Instant,
 }
 
 impl Fabric {
@@ -225,6 +234,8 @@ impl Fabric {
             arena: None,
             placed: Gather::new(),
             links: None,
+            delays: Delays::default(),
+            clock: Instant::ZERO,
         }
     }
 
@@ -456,6 +467,7 @@ impl Fabric {
             return self.deliver(reactor, handler);
         }
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        self.clock = reactor.now();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
             Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
@@ -504,11 +516,14 @@ impl Fabric {
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.deliver(reactor, handler);
         let class = self.options.class;
+        if !self.dirty.is_empty() {
+            self.clock = reactor.now();
+        }
         loop {
             while let Some(slot) = self.dirty.pop() {
                 match self.lanes.get_mut(slot) {
                     Some(lane) if lane.link.is_some() => self.send_outbox(slot),
-                    Some(lane) => lane.start_send(reactor, token(class, SEND, slot)),
+                    Some(lane) => lane.start_send(reactor, token(class, SEND, slot), self.clock),
                     None => {}
                 }
             }
@@ -532,7 +547,8 @@ impl Fabric {
         (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
         handler: &mut H,
     ) {
-        let class = self.options.class;
+        let (class, now) = (self.options.class, self.clock);
+        self.note_sent(slot, result.unwrap_or(0), now);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
         let session = lane.session;
@@ -547,7 +563,7 @@ impl Fabric {
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
-            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
+            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot), now),
         }
         self.count_heap(slot);
         if let Some(session) = session {

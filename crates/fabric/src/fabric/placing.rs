@@ -118,6 +118,9 @@ impl Fabric {
         let result = reactor.put(socket, &gather, place.address);
         gather.clear();
         self.placed = gather;
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.meter.sent(len, self.clock);
+        }
         Ok(result)
     }
 
@@ -136,6 +139,9 @@ impl Fabric {
         let len = into.len();
         let Some((socket, place)) = self.place_of(session, from, len) else { return Err(into) };
         let result = reactor.get(socket, place.address, &mut into[..len]).map_err(GetError::Io);
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.meter.received(len, self.clock);
+        }
         self.events.push(Event::Got(session, (into, context), result));
         Ok(())
     }

@@ -9,6 +9,7 @@ use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
+use crate::feedback::Stall;
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
@@ -46,7 +47,8 @@ impl Fabric {
             other => return self.receive_ended(reactor, slot, lent, other.err()),
         };
         if let Some(session) = session.and_then(|session| self.sessions.get_mut(session)) {
-            session.liveness.heard(reactor.now());
+            session.liveness.heard(self.clock);
+            session.meter.received(n, self.clock);
         }
         if self.lanes.get(slot).is_some_and(|lane| lane.secure.is_some()) {
             return self.ciphertext_came(reactor, slot, n, handler);
@@ -95,7 +97,7 @@ impl Fabric {
         let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if held {
-            lane.held = Some(Held::Receive(op));
+            (lane.held, lane.held_at) = (Some(Held::Receive(op)), self.clock);
             return;
         }
         lane.receiving = true;
@@ -170,7 +172,11 @@ impl Fabric {
                 self.take_backlog(reactor, slot, handler);
                 continue;
             }
-            match lane.held.take() {
+            let held = lane.held.take();
+            if let (Some(_), Some(state)) = (&held, self.sessions.get_mut(session)) {
+                self.delays.note_stall(&mut state.meter, Stall::Take, self.clock.since(lane.held_at));
+            }
+            match held {
                 None => {}
                 Some(Held::Receive(op)) => self.submit_receive(reactor, slot, op),
                 Some(Held::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
@@ -250,6 +256,7 @@ impl Fabric {
             frame.copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
                 (lane.filled, lane.frame, lane.held) = (left, Some(frame), Some(Held::Messages));
+                lane.held_at = self.clock;
             }
             return;
         }

@@ -167,7 +167,7 @@ impl Fabric {
         let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
         self.give_spare(slot);
         if let Some(lane) = self.lanes.get_mut(slot) {
-            if lane.push(header, push) {
+            if lane.push(header, self.clock, push) {
                 self.dirty.push(slot);
             }
             let placed = header.flags & FLAG_PLACED != 0;

@@ -168,6 +168,10 @@ impl Epoll {
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(result) });
     }
 
+    pub(crate) fn path_state(&self, socket: Socket) -> Option<crate::PathState> {
+        crate::path::ask(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
+    }
+
     pub(crate) fn readable_bytes(&self, socket: Socket) -> usize {
         self.streams.get(socket.index, socket.generation).map_or(0, |state| net::readable_bytes(state.fd.as_fd()))
     }
