@@ -127,20 +127,23 @@ struct Flow {
 
 impl Flow {
     fn note(&mut self, bytes: usize, now: Instant) {
-        self.bytes += bytes as u64;
-        self.since += bytes as u64;
         if now.since(self.at) >= RATE_STEP {
             (self.rate, self.at, self.since) = (self.rate(now), now, 0);
         }
+        self.bytes += bytes as u64;
+        self.since += bytes as u64;
     }
 
+    /// What has come since `at` came evenly within a step, or until now.
     fn rate(&self, now: Instant) -> f64 {
-        let seconds = now.since(self.at).as_secs_f64();
-        if seconds <= 0.0 {
-            return self.rate;
-        }
-        let kept = (-seconds / RATE_TIME.as_secs_f64()).exp();
-        self.rate * kept + self.since as f64 / seconds * (1.0 - kept)
+        let fade = |time: Duration| (-time.as_secs_f64() / RATE_TIME.as_secs_f64()).exp();
+        let passed = now.since(self.at);
+        let step = passed.min(RATE_STEP);
+        let new = match step.as_secs_f64() {
+            0.0 => self.since as f64 / RATE_TIME.as_secs_f64(),
+            seconds => self.since as f64 / seconds * (1.0 - fade(step)),
+        };
+        self.rate * fade(passed) + new * fade(passed.saturating_sub(step))
     }
 }
 
