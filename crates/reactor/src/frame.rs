@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::mapping::{Mapping, Use};
 use crate::region::Region;
 
 const ORDERS: usize = (FRAME_BYTES_MAX / FRAME_BYTES_MIN).ilog2() as usize + 1;
@@ -45,12 +46,17 @@ struct Buddies {
 
 /// A piece of memory from a [`FramePool`], given back when dropped.
 ///
-/// Its start and capacity are multiples of 4 KiB. [`Frame::len`] is what was asked for.
+/// Its start and capacity are multiples of 4 KiB. [`Frame::len`] is what was asked for. A frame over a range of a
+/// [`Mapping`] ([`Frame::over`]) lies wherever that range does.
 pub struct Frame {
-    pool: Rc<Inner>,
-    block: u32,
-    order: u8,
+    home: Home,
     len: u32,
+}
+
+/// Where a frame's memory belongs.
+enum Home {
+    Pool { pool: Rc<Inner>, block: u32, order: u8 },
+    Mapping { mapping: Use, start: usize },
 }
 
 impl FramePool {
@@ -104,7 +110,8 @@ impl FramePool {
         }
         let order = len.div_ceil(FRAME_BYTES_MIN).next_power_of_two().ilog2() as usize;
         let block = self.inner.buddies.borrow_mut().take(order)?;
-        Some(Frame { pool: Rc::clone(&self.inner), block, order: order as u8, len: len as u32 })
+        let home = Home::Pool { pool: Rc::clone(&self.inner), block, order: order as u8 };
+        Some(Frame { home, len: len as u32 })
     }
 
     /// A frame of `len` bytes, or if there is none in one piece, of half of that (rounded up to a power of two), and so on
@@ -142,14 +149,14 @@ impl FramePool {
         if self.inner.file.is_some() {
             self.inner.revoked.set(true);
             // The frame is borrowed for writing, so no operation of a loop has it.
-            self.inner.region.make_private(frame.pool_offset(), frame.capacity())?;
+            self.inner.region.make_private(frame.offset(), frame.capacity())?;
         }
         Ok(())
     }
 
     /// Whether a frame is of this pool.
     pub fn owns(&self, frame: &Frame) -> bool {
-        Rc::ptr_eq(&self.inner, &frame.pool)
+        matches!(&frame.home, Home::Pool { pool, .. } if Rc::ptr_eq(&self.inner, pool))
     }
 
     /// The file that the pool lies in, if it is an arena.
@@ -218,31 +225,57 @@ impl Frame {
         self.len == 0
     }
 
-    /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB.
+    /// A frame over `len` bytes (1 to 4 GiB less one) of a mapping, from `start`. The mapping [counts](Mapping::uses) it, and
+    /// stays while it lives.
+    ///
+    /// # Safety
+    /// While the frame lives nobody makes a reference into the range, except as this crate does with a frame in an operation:
+    /// a loop reads or writes the bytes while one call of it lasts. So several frames over the same bytes are to be of one
+    /// loop, or of loops that never turn at the same time.
+    pub unsafe fn over(mapping: &Mapping, start: usize, len: usize) -> Self {
+        assert!(start.checked_add(len).is_some_and(|end| end <= mapping.len()), "range within the mapping");
+        assert!(len > 0 && u32::try_from(len).is_ok(), "a frame has 1 byte to 4 GiB");
+        Self { home: Home::Mapping { mapping: mapping.hold(), start }, len: len as u32 }
+    }
+
+    /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB; over a mapping, `len`.
     pub fn capacity(&self) -> usize {
-        FRAME_BYTES_MIN << self.order
+        match &self.home {
+            Home::Pool { order, .. } => FRAME_BYTES_MIN << order,
+            Home::Mapping { .. } => self.len(),
+        }
     }
 
     /// Where the frame begins in its pool's arena, in bytes; `None` if its pool is none ([`FramePool::shared`]).
     pub fn arena_offset(&self) -> Option<usize> {
-        (self.pool.file.is_some() && !self.pool.revoked.get()).then(|| self.pool_offset())
+        match &self.home {
+            Home::Pool { pool, .. } => (pool.file.is_some() && !pool.revoked.get()).then(|| self.offset()),
+            Home::Mapping { .. } => None,
+        }
     }
 
-    fn pool_offset(&self) -> usize {
-        self.block as usize * FRAME_BYTES_MIN
+    /// Where it begins in what it lies in.
+    fn offset(&self) -> usize {
+        match &self.home {
+            Home::Pool { block, .. } => *block as usize * FRAME_BYTES_MIN,
+            Home::Mapping { start, .. } => *start,
+        }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.pool.region.at(self.pool_offset())
+        match &self.home {
+            Home::Pool { pool, .. } => pool.region.at(self.offset()),
+            Home::Mapping { mapping, .. } => mapping.at(self.offset()),
+        }
     }
 }
 
 impl Deref for Frame {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block is this frame's alone while it lives, mapped and initialised (new pages are zero). A peer that
-        // an arena was lent to may write there meanwhile: bytes of any value, of which nothing here makes anything but
-        // bytes, as with a mapped file.
+        // SAFETY: the block is this frame's alone while it lives (a range of a mapping: by the word of who made the frame),
+        // mapped and initialised (new pages are zero). A peer that an arena was lent to may write there meanwhile: bytes of
+        // any value, of which nothing here makes anything but bytes, as with a mapped file.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
     }
 }
@@ -256,13 +289,15 @@ impl DerefMut for Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        self.pool.buddies.borrow_mut().give(self.block, self.order as usize);
+        if let Home::Pool { pool, block, order } = &self.home {
+            pool.buddies.borrow_mut().give(*block, usize::from(*order));
+        }
     }
 }
 
 impl std::fmt::Debug for Frame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Frame(#{} {} bytes)", self.block, self.len)
+        write!(f, "Frame(at {} {} bytes)", self.offset(), self.len)
     }
 }
 

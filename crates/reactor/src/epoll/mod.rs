@@ -39,7 +39,7 @@ const KIND_LISTENER: u64 = 1;
 const KIND_WAKER: u64 = 2 << 32;
 
 pub(crate) struct Epoll {
-    queue: OwnedFd,
+    pub(crate) queue: OwnedFd,
     os: Os,
     streams: Table<StreamState>,
     accepts: HashMap<Listener, Token>,
