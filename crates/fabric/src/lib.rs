@@ -7,6 +7,7 @@
 
 mod fabric;
 pub mod limits;
+pub mod node;
 pub mod random;
 pub mod rdma;
 pub mod registration;

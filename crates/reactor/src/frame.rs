@@ -56,7 +56,7 @@ pub struct Frame {
 /// Where a frame's memory belongs.
 enum Home {
     Pool { pool: Rc<Inner>, block: u32, order: u8 },
-    Mapping { mapping: Use, start: usize },
+    Mapping { mapping: Use, start: u32 },
 }
 
 impl FramePool {
@@ -225,8 +225,8 @@ impl Frame {
         self.len == 0
     }
 
-    /// A frame over `len` bytes (1 to 4 GiB less one) of a mapping, from `start`. The mapping [counts](Mapping::uses) it, and
-    /// stays while it lives.
+    /// A frame over `len` bytes (at least 1) of a mapping, from `start`, all in its first 4 GiB. The mapping
+    /// [counts](Mapping::uses) it, and stays while it lives.
     ///
     /// # Safety
     /// While the frame lives nobody makes a reference into the range, except as this crate does with a frame in an operation:
@@ -234,8 +234,8 @@ impl Frame {
     /// loop, or of loops that never turn at the same time.
     pub unsafe fn over(mapping: &Mapping, start: usize, len: usize) -> Self {
         assert!(start.checked_add(len).is_some_and(|end| end <= mapping.len()), "range within the mapping");
-        assert!(len > 0 && u32::try_from(len).is_ok(), "a frame has 1 byte to 4 GiB");
-        Self { home: Home::Mapping { mapping: mapping.hold(), start }, len: len as u32 }
+        assert!(len > 0 && u32::try_from(start + len).is_ok(), "bytes of the first 4 GiB");
+        Self { home: Home::Mapping { mapping: mapping.hold(), start: start as u32 }, len: len as u32 }
     }
 
     /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB; over a mapping, `len`.
@@ -258,7 +258,7 @@ impl Frame {
     fn offset(&self) -> usize {
         match &self.home {
             Home::Pool { block, .. } => *block as usize * FRAME_BYTES_MIN,
-            Home::Mapping { start, .. } => *start,
+            Home::Mapping { start, .. } => *start as usize,
         }
     }
 

@@ -18,8 +18,10 @@ pub struct Mapping {
 
 #[derive(Debug)]
 struct Inner {
-    region: Region,
+    region: Arc<Region>,
     uses: AtomicUsize,
+    /// Of what it is a part, and a use.
+    _whole: Option<Use>,
 }
 
 /// A reason why the memory of a mapping may be touched by somebody else than its owner. Counted until dropped.
@@ -36,7 +38,15 @@ impl Mapping {
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
         let region = Region::private(bytes.ok_or(rustix::io::Errno::NOMEM)?)?;
-        Ok(Self { inner: Arc::new(Inner { region, uses: AtomicUsize::new(0) }) })
+        Ok(Self { inner: Arc::new(Inner { region: Arc::new(region), uses: AtomicUsize::new(0), _whole: None }) })
+    }
+
+    /// The same memory with a count of its own, for one operation say: as long as the new handle or a use of it lives, that is
+    /// one use of this.
+    #[must_use]
+    pub fn counted(&self) -> Self {
+        let region = Arc::clone(&self.inner.region);
+        Self { inner: Arc::new(Inner { region, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
     }
 
     /// Bytes, whole pages.
@@ -104,6 +114,13 @@ mod tests {
         let mut gather = Gather::new();
         gather.push_frame(first, 0, 100);
         drop(second);
+        assert_eq!(mapping.uses(), 1);
+        let part = mapping.counted();
+        let used = part.hold();
+        assert_eq!((mapping.uses(), part.uses()), (2, 1));
+        drop(part);
+        assert_eq!(mapping.uses(), 2, "its use lives");
+        drop(used);
         assert_eq!(mapping.uses(), 1);
         let kept = mapping.hold();
         let base = mapping.as_ptr();

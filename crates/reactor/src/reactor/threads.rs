@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{Backend, Io, IoChoice, Reactor};
+use super::{Backend, Floor, Io, IoChoice, Reactor};
 use crate::epoll::Epoll;
 use crate::frame::FramePool;
+use crate::op::{Completion, Wait};
 use crate::time::Instant;
 use crate::uring::Uring;
 
@@ -35,6 +36,34 @@ impl Reactor {
         }
     }
 
+    /// Has the kernel take what was submitted, without a look at what has completed: for who is going to do neither.
+    pub fn hand_over(&mut self) {
+        if let Backend::Uring(uring) = &mut self.backend {
+            uring.hand_over();
+        }
+    }
+
+    /// Appends the completions that are known without asking the kernel: for who is going to submit, not to wait. An operation that
+    /// ended when it was submitted would else hold up the next one of its stream.
+    ///
+    /// # Errors
+    /// The kernel's: the loop is then unusable.
+    pub fn reap_known(&mut self, into: &mut Vec<Completion>) -> std::io::Result<()> {
+        into.append(&mut self.aside);
+        let before = into.len();
+        match &mut self.backend {
+            Backend::Epoll(epoll) => into.extend(epoll.os().ready.drain(..)),
+            // Without submissions this reads the ring alone.
+            Backend::Uring(uring) => uring.reap(into, Wait::Poll)?,
+            Backend::Sim(sim) => sim.reap(into, Wait::Poll)?,
+        }
+        if !self.shared.is_unused() {
+            let (shared, mut floor) = floor!(self);
+            shared.turn(&mut floor, into, before);
+        }
+        Ok(())
+    }
+
     /// To be called before somebody sleeps on [`Reactor::descriptor`] instead of in [`Reactor::reap`]: asks the peers of
     /// shared streams to ring. Gives whether one may sleep, and until when at most: the next timer.
     pub fn before_sleep(&mut self) -> (bool, Option<Instant>) {
@@ -53,6 +82,17 @@ impl Epoll {
 }
 
 impl Uring {
+    fn hand_over(&mut self) {
+        let mut submission = self.ring.submission();
+        submission.sync();
+        let empty = submission.is_empty();
+        drop(submission);
+        if !empty {
+            // What it does not take now it takes with the next turn.
+            let _ = self.ring.submit();
+        }
+    }
+
     fn ring_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the ring's, which lives as long as the borrow.
         unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&self.ring)) }
