@@ -51,5 +51,5 @@ pub use net::listen_shared as listen;
 pub use op::{Address, Allocate, Completion, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait};
 pub use reactor::{Io, IoChoice, Reactor};
 pub use shared::Detached;
-pub use time::Instant;
+pub use time::{Instant, monotonic};
 pub use waker::Waker;

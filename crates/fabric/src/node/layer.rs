@@ -93,6 +93,11 @@ fn checked(header: &[u8], payload: &[u8]) -> Result<Header, SubmitError> {
 
 /// For the [`Layer`] of a node, from any thread.
 impl Node {
+    /// The time on the loop's clock.
+    pub fn now(&self) -> Instant {
+        byway_reactor::monotonic()
+    }
+
     /// An operation of the layer's, which it must end by [`Turn::complete`] or [`Node::complete`].
     ///
     /// # Errors

@@ -41,7 +41,8 @@ impl Deadline {
         self.0.is_some_and(|at| at <= Instant::now())
     }
 
-    fn left(self) -> Option<Duration> {
+    /// How long from now; `None` for [`Deadline::NEVER`].
+    pub fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
