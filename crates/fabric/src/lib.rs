@@ -9,6 +9,7 @@ pub mod deficit;
 mod fabric;
 pub mod feedback;
 pub mod limits;
+pub mod node;
 pub mod random;
 pub mod rdma;
 pub mod registration;

@@ -156,5 +156,45 @@ pub const RDMA_INLINE_BYTES: u32 = 256;
 /// RDMA devices of one loop; connections of further ones are refused.
 pub const RDMA_DEVICES_MAX: usize = 8;
 
+/// The longest header of a program's message.
+pub const MESSAGE_HEADER_BYTES_MAX: usize = 64;
+
+/// Messages that a node lets each session's peer send before its program has taken them, if nothing else is said. A peer that
+/// sends more breaks the protocol: its session ends.
+pub const MESSAGES_DEFAULT: u16 = 64;
+
+/// Messages of one session that wait for credit; a further one is refused with `Busy`.
+pub const MESSAGES_WAITING_MAX: usize = 64;
+
+/// Operations of a node that have not ended, or whose end was not taken; a further one is refused with `Busy`.
+pub const NODE_OPS_MAX: usize = 1 << 16;
+
+/// Segments of one put or get; more are refused.
+pub const SEGMENTS_MAX: usize = 64;
+
+/// The largest memory that a node registers; more is refused.
+pub const MEMORY_BYTES_MAX: usize = 1 << 30;
+
+/// Sessions that were accepted and that the program has not taken; further ones are told `Busy`.
+pub const ACCEPTED_MAX: usize = 1024;
+
+/// Sessions that have ended, of which the program was not told; the one that ended first is forgotten, with the messages that
+/// it brought.
+pub const ENDED_SESSIONS_MAX: usize = 1024;
+
+/// The default of a node's frames, in bytes: 4 KiB for each connection, and what its messages are received into. Pages that
+/// were never used take no memory.
+pub const NODE_FRAME_BYTES_DEFAULT: usize = 64 << 20;
+
+/// The default of the silence after which a node probes a peer that owes it something; it is dead after as much again. Longer
+/// than a loop's own, since a peer's program may compute and neither wait nor poll.
+pub const NODE_KEEP_ALIVE_DEFAULT: Duration = Duration::from_mins(1);
+
+/// How long a session that was closed here may take to send its last messages; then it is cut.
+pub const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Completions that a group holds at most, those of operations in flight included; the program chooses less.
+pub const GROUP_OPS_MAX: usize = NODE_OPS_MAX;
+
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -106,6 +106,8 @@ struct Window {
     context: u64,
     /// It is for what we get, and not for puts that the peer decides on.
     get: bool,
+    /// It is closed when it was read once.
+    once: bool,
     memory: Memory,
 }
 
@@ -201,7 +203,8 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
-        let window = Window { secret, session, start: start as u32, len: len as u32, context, get: false, memory };
+        let window =
+            Window { secret, session, start: start as u32, len: len as u32, context, get: false, once: false, memory };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -310,7 +313,17 @@ impl Windows {
             _ => Err(WindowError::Rights),
         });
         self.refused += u64::from(read.is_err());
+        if read.is_ok() && self.find(key).is_some_and(|window| window.once) {
+            self.close(key);
+        }
         read
+    }
+
+    /// Closes a window that is open to be read once it was.
+    pub fn read_once(&mut self, key: WindowKey) {
+        if let Some(window) = self.find(key) {
+            window.once = true;
+        }
     }
 
     /// Whether a window is for a get from the peer of `session`.

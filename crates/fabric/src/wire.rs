@@ -57,6 +57,12 @@ pub enum Kind {
     Notice = 11,
     /// The sender ends the session, and says why: [`Refuse`].
     Goodbye = 12,
+    /// A message of a program to a program: see [`node`](crate::node).
+    Message = 13,
+    /// So many messages more may be sent.
+    Credit = 14,
+    /// A put of a program lies in its window.
+    Placed = 15,
 }
 
 impl Kind {
@@ -75,6 +81,9 @@ impl Kind {
             10 => Self::Pong,
             11 => Self::Notice,
             12 => Self::Goodbye,
+            13 => Self::Message,
+            14 => Self::Credit,
+            15 => Self::Placed,
             _ => return None,
         })
     }
@@ -387,7 +396,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_sealed_header_opens_and_any_flipped_bit_shows(
-            kind in 1u8..=12, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
+            kind in 1u8..=15, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
         ) {
             let mut header = Header::with_body(Kind::from_number(kind).unwrap(), &body);
             header.seal(sequence);

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::mapping::{Mapping, Use};
 use crate::region::Region;
 
 const ORDERS: usize = (FRAME_BYTES_MAX / FRAME_BYTES_MIN).ilog2() as usize + 1;
@@ -48,12 +49,17 @@ struct Buddies {
 
 /// A piece of memory from a [`FramePool`], given back when dropped.
 ///
-/// Its start and capacity are multiples of 4 KiB. [`Frame::len`] is what was asked for.
+/// Its start and capacity are multiples of 4 KiB. [`Frame::len`] is what was asked for. A frame over a range of a
+/// [`Mapping`] ([`Frame::over`]) lies wherever that range does.
 pub struct Frame {
-    pool: Rc<Inner>,
-    block: u32,
-    order: u8,
+    home: Home,
     len: u32,
+}
+
+/// Where a frame's memory belongs.
+enum Home {
+    Pool { pool: Rc<Inner>, block: u32, order: u8 },
+    Mapping { mapping: Use, start: u32 },
 }
 
 impl FramePool {
@@ -121,7 +127,8 @@ impl FramePool {
         }
         let order = len.div_ceil(FRAME_BYTES_MIN).next_power_of_two().ilog2() as usize;
         let block = self.inner.buddies.borrow_mut().take(order)?;
-        Some(Frame { pool: Rc::clone(&self.inner), block, order: order as u8, len: len as u32 })
+        let home = Home::Pool { pool: Rc::clone(&self.inner), block, order: order as u8 };
+        Some(Frame { home, len: len as u32 })
     }
 
     /// A frame of `len` bytes, or if there is none in one piece, of half of that (rounded up to a power of two), and so on
@@ -159,14 +166,14 @@ impl FramePool {
         if self.inner.file.is_some() {
             self.inner.revoked.set(true);
             // The frame is borrowed for writing, so no operation of a loop has it.
-            self.inner.region.make_private(frame.pool_offset(), frame.capacity())?;
+            self.inner.region.make_private(frame.offset(), frame.capacity())?;
         }
         Ok(())
     }
 
     /// Whether a frame is of this pool.
     pub fn owns(&self, frame: &Frame) -> bool {
-        Rc::ptr_eq(&self.inner, &frame.pool)
+        matches!(&frame.home, Home::Pool { pool, .. } if Rc::ptr_eq(&self.inner, pool))
     }
 
     /// The file that the pool lies in, if it is an arena.
@@ -235,36 +242,62 @@ impl Frame {
         self.len == 0
     }
 
-    /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB.
+    /// A frame over `len` bytes (at least 1) of a mapping, from `start`, all in its first 4 GiB. The mapping
+    /// [counts](Mapping::uses) it, and stays while it lives.
+    ///
+    /// # Safety
+    /// While the frame lives nobody makes a reference into the range, except as this crate does with a frame in an operation:
+    /// a loop reads or writes the bytes while one call of it lasts. So several frames over the same bytes are to be of one
+    /// loop, or of loops that never turn at the same time.
+    pub unsafe fn over(mapping: &Mapping, start: usize, len: usize) -> Self {
+        assert!(start.checked_add(len).is_some_and(|end| end <= mapping.len()), "range within the mapping");
+        assert!(len > 0 && u32::try_from(start + len).is_ok(), "bytes of the first 4 GiB");
+        Self { home: Home::Mapping { mapping: mapping.hold(), start: start as u32 }, len: len as u32 }
+    }
+
+    /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB; over a mapping, `len`.
     pub fn capacity(&self) -> usize {
-        FRAME_BYTES_MIN << self.order
+        match &self.home {
+            Home::Pool { order, .. } => FRAME_BYTES_MIN << order,
+            Home::Mapping { .. } => self.len(),
+        }
     }
 
     /// Where the frame begins in its pool's arena, in bytes; `None` if its pool is none ([`FramePool::shared`]).
     pub fn arena_offset(&self) -> Option<usize> {
-        (self.pool.file.is_some() && !self.pool.revoked.get()).then(|| self.pool_offset())
+        match &self.home {
+            Home::Pool { pool, .. } => (pool.file.is_some() && !pool.revoked.get()).then(|| self.offset()),
+            Home::Mapping { .. } => None,
+        }
     }
 
-    fn pool_offset(&self) -> usize {
-        self.block as usize * FRAME_BYTES_MIN
+    /// Where it begins in what it lies in.
+    fn offset(&self) -> usize {
+        match &self.home {
+            Home::Pool { block, .. } => *block as usize * FRAME_BYTES_MIN,
+            Home::Mapping { start, .. } => *start as usize,
+        }
     }
 
     /// Whether it lies in a device: its bytes are for the kernel to move, not for us to look at.
     pub fn is_device(&self) -> bool {
-        self.pool.device
+        matches!(&self.home, Home::Pool { pool, .. } if pool.device)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.pool.region.at(self.pool_offset())
+        match &self.home {
+            Home::Pool { pool, .. } => pool.region.at(self.offset()),
+            Home::Mapping { mapping, .. } => mapping.at(self.offset()),
+        }
     }
 }
 
 impl Deref for Frame {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block is this frame's alone while it lives, mapped and initialised (new pages are zero). A peer that
-        // an arena was lent to may write there meanwhile: bytes of any value, of which nothing here makes anything but
-        // bytes, as with a mapped file.
+        // SAFETY: the block is this frame's alone while it lives (a range of a mapping: by the word of who made the frame),
+        // mapped and initialised (new pages are zero). A peer that an arena was lent to may write there meanwhile: bytes of
+        // any value, of which nothing here makes anything but bytes, as with a mapped file.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
     }
 }
@@ -278,13 +311,15 @@ impl DerefMut for Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        self.pool.buddies.borrow_mut().give(self.block, self.order as usize);
+        if let Home::Pool { pool, block, order } = &self.home {
+            pool.buddies.borrow_mut().give(*block, usize::from(*order));
+        }
     }
 }
 
 impl std::fmt::Debug for Frame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Frame(#{} {} bytes)", self.block, self.len)
+        write!(f, "Frame(at {} {} bytes)", self.offset(), self.len)
     }
 }
 

@@ -23,6 +23,7 @@ mod gather;
 mod handles;
 mod map;
 mod mapped;
+mod mapping;
 mod net;
 mod op;
 mod os;
@@ -47,6 +48,7 @@ pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
 pub use gather::{Gather, Part, Piece, Scatter};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
+pub use mapping::{Mapping, Use};
 pub use net::listen_shared as listen;
 pub use op::{
     Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
@@ -54,5 +56,5 @@ pub use op::{
 pub use path::PathState;
 pub use reactor::{Io, IoChoice, Reactor};
 pub use shared::Detached;
-pub use time::Instant;
+pub use time::{Instant, monotonic};
 pub use waker::Waker;

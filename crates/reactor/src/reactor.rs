@@ -101,6 +101,7 @@ macro_rules! floor {
 }
 
 mod arena;
+mod threads;
 
 /// A look that took longer than this gave the CPU away.
 const SPIN_LOST_NANOS: u128 = 15_000;

@@ -47,8 +47,8 @@ impl Sub for Instant {
     }
 }
 
-/// The monotonic clock of this machine.
-pub(crate) fn monotonic() -> Instant {
+/// The monotonic clock of this machine, which all loops but simulated ones go by.
+pub fn monotonic() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Instant(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }

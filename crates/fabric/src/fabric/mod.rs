@@ -35,7 +35,7 @@ use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
-use crate::windows::Windows;
+use crate::windows::{WindowError, Windows};
 use crate::wire::{Header, Kind, RefuseCode};
 
 const RECV: u8 = 1;
@@ -111,6 +111,17 @@ pub trait Handler {
         result: Result<(), GetError>,
     ) {
         let _ = (fabric, reactor, session, memory, result);
+    }
+
+    /// The peer refused a put of ours: `header` has its body. For those whose puts name nothing there is nothing to do.
+    fn put_refused(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        refused: (&Header, WindowError),
+    ) {
+        let _ = (fabric, reactor, session, refused);
     }
 
     /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.

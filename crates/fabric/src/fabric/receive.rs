@@ -348,7 +348,7 @@ impl Fabric {
             }
             Kind::Pull => return self.pulled(reactor, session, header),
             Kind::Nack => return self.refused(reactor, session, header, handler),
-            Kind::Call | Kind::Reply | Kind::Notice => {
+            Kind::Call | Kind::Reply | Kind::Notice | Kind::Message | Kind::Credit | Kind::Placed => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
             Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => return Err(CloseReason::Unexpected(kind)),

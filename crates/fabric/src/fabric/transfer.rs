@@ -10,10 +10,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::Lane;
 use super::{Fabric, Handler, Role};
-use crate::limits::LOOP_HEAP_BYTES_MAX;
+use crate::limits::{LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
-use crate::windows::{Closed, WindowError, WindowKey};
+use crate::windows::{Closed, WindowError, WindowKey, slot_of};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull};
 
 /// A place in memory that the peer has opened.
@@ -181,6 +181,10 @@ impl Fabric {
         let pull: Pull = header.body();
         let len = pull.len.get() as usize;
         let key = WindowKey(header.window.get());
+        if len > PAYLOAD_BYTES_MAX {
+            self.nack(session, header, WindowError::Bounds);
+            return Ok(());
+        }
         match self.windows.read(session, key, header.window_offset.get(), len) {
             Ok((frame, start)) => {
                 let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
@@ -198,7 +202,7 @@ impl Fabric {
         }
     }
 
-    /// The peer refused a get, or a put, of which nobody hears: its window is gone, so nobody waits for it.
+    /// The peer refused a get, or a put.
     pub(super) fn refused<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
@@ -207,14 +211,15 @@ impl Fabric {
         handler: &mut H,
     ) -> Result<(), CloseReason> {
         let target = WindowKey(header.body::<Pull>().target.get());
+        let error = WindowError::from_number(header.window_offset.get());
         if !self.windows.is_get(session, target) {
+            handler.put_refused(self, reactor, session, (header, error));
             return Ok(());
         }
         // Its bytes are on the way at the same time: the peer contradicts itself.
         if self.windows.is_lent(target) {
             return Err(CloseReason::Unexpected(Kind::Nack));
         }
-        let error = WindowError::from_number(header.window_offset.get());
         self.end_get(reactor, session, target, Err(GetError::Refused(error)), handler);
         Ok(())
     }
@@ -300,6 +305,12 @@ impl Fabric {
         let Some(session) = self.sessions.get(session) else { return Route(1) };
         let queued = |lane: &Option<Slot>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
         Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
+    }
+
+    /// The route that all puts into one window can take whoever puts: the same each time.
+    pub fn route_to(&self, session: Slot, window: WindowKey) -> Route {
+        let bulk_lanes = self.sessions.get(session).map_or(1, |session| session.lanes.len().saturating_sub(1).max(1));
+        Route(1 + slot_of(window) % bulk_lanes)
     }
 
     /// Bytes of messages that wait to be sent to a session's peer.

@@ -41,7 +41,7 @@ const KIND_WAKER: u64 = 2 << 32;
 const KIND_DESCRIPTOR: u64 = 3;
 
 pub(crate) struct Epoll {
-    queue: OwnedFd,
+    pub(crate) queue: OwnedFd,
     os: Os,
     streams: Table<StreamState>,
     accepts: HashMap<Listener, Token>,

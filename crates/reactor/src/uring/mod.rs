@@ -44,7 +44,7 @@ const DATA_WAKE: u64 = u64::MAX;
 const DATA_CANCEL: u64 = u64::MAX - 1;
 
 pub(crate) struct Uring {
-    ring: IoUring,
+    pub(crate) ring: IoUring,
     os: Os,
     streams: Table<Stream>,
     slots: Table<Box<Slot>>,
@@ -72,30 +72,36 @@ struct Stream {
 
 impl Uring {
     pub(crate) fn open(frames: &FramePool) -> std::io::Result<Self> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_clamp()
-            .setup_cqsize(COMPLETIONS)
-            .build(SUBMISSIONS)?;
+        let mut builder = IoUring::builder();
+        builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+        let mut uring = Self::build(&mut builder)?;
+        let (base, len) = frames.region();
+        let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
+        // SAFETY: the pool's mapping outlives the ring: every slot's frame holds it, and the kernel pins its pages.
+        let registered = unsafe { uring.ring.submitter().register_buffers(&[iovec]) };
+        uring.fixed = registered.is_ok().then_some((base as usize, len));
+        Ok(uring)
+    }
+
+    /// A ring that several threads enter in turn. An operation belongs to the thread that submitted it also in the kernel, which
+    /// cancels it when that thread ends: nobody has asked for that, so it is submitted again, by whoever reaps.
+    pub(crate) fn open_for_threads() -> std::io::Result<Self> {
+        Self::build(&mut IoUring::builder())
+    }
+
+    fn build(builder: &mut io_uring::Builder) -> std::io::Result<Self> {
+        let ring = builder.setup_submit_all().setup_clamp().setup_cqsize(COMPLETIONS).build(SUBMISSIONS)?;
         let params = ring.params();
         if !params.is_feature_submit_stable() || !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
             return Err(Errno::NOSYS.into());
         }
-        let (base, len) = frames.region();
-        let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
-        // SAFETY: the pool's mapping outlives the ring: every slot's frame holds it, and the kernel pins its pages.
-        let registered = unsafe { ring.submitter().register_buffers(&[iovec]) };
-        let fixed = registered.is_ok().then_some((base as usize, len));
         Ok(Self {
             ring,
             os: Os::new()?,
             streams: Table::default(),
             slots: Table::default(),
             spare: Vec::new(),
-            fixed,
+            fixed: None,
             wake_armed: false,
             done: Vec::new(),
             reaped: Vec::new(),
@@ -250,7 +256,7 @@ impl Uring {
                 }
                 match outcome {
                     Ok(n) if n > 0 && progress < min && !slot.cancelled => self.receive_more(data),
-                    Err(Errno::INTR | Errno::AGAIN) if !slot.cancelled => self.receive_more(data),
+                    Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED) if !slot.cancelled => self.receive_more(data),
                     // A short receive is the end of the stream: one that broke is none. Only what a cancelled one
                     // took must not be lost.
                     Err(error) if progress == 0 || error != Errno::CANCELED => {
@@ -288,7 +294,7 @@ impl Uring {
         let result = match outcome {
             Ok(_) if progress == total => Ok(total),
             Ok(n) if n > 0 && !cancelled => return self.send_more(data),
-            Err(Errno::INTR | Errno::AGAIN) if !cancelled => return self.send_more(data),
+            Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED) if !cancelled => return self.send_more(data),
             Err(error) if zero_copy::asks_for_plain(error) && !cancelled && self.gives_up_zero_copy(socket) => {
                 return self.send_more(data);
             }

@@ -20,6 +20,10 @@ use crate::{Gather, Scatter};
 /// How long a closed stream's last bytes are offered to a peer that does not take them, while they pin frames.
 const ABANDON_AFTER: Duration = Duration::from_secs(10);
 
+/// What ends an accept that is then begun again. Of those that were not cancelled here, the thread has ended that had submitted
+/// them.
+const RETRIED: [i32; 4] = [libc::ECONNABORTED, libc::EINTR, libc::EAGAIN, libc::ECANCELED];
+
 impl Uring {
     /// A stream's descriptor.
     pub(crate) fn descriptor(&self, socket: Socket) -> Option<BorrowedFd<'_>> {
@@ -170,9 +174,7 @@ impl Uring {
         let cancelled = self.slot_mut(data).is_none_or(|slot| slot.cancelled);
         match (result, self.os.listener(listener).map(AsRawFd::as_raw_fd)) {
             (_, Ok(_)) if cancelled => self.finish(data, Err(Errno::CANCELED), Vec::new()),
-            (n, Ok(fd)) if n >= 0 || n == -libc::ECONNABORTED || n == -libc::EINTR || n == -libc::EAGAIN => {
-                self.push(accept_entry(fd), data);
-            }
+            (n, Ok(fd)) if n >= 0 || RETRIED.contains(&-n) => self.push(accept_entry(fd), data),
             (n, Ok(_)) => self.finish(data, Err(Errno::from_raw_os_error(-n)), Vec::new()),
             (_, Err(_)) => self.finish(data, Err(Errno::CANCELED), Vec::new()),
         }

@@ -1,0 +1,96 @@
+//! What threads ask of whoever turns the loop.
+
+use byway_reactor::{Address, Mapping};
+
+use super::memory::{Descriptor, Held, Rights};
+use super::wire::Class;
+use super::{OpId, Session};
+use crate::slots::Slot;
+use crate::windows::WindowKey;
+
+/// One request. What has an operation ends with it.
+#[derive(Debug)]
+pub(super) enum Command {
+    Listen {
+        op: Slot,
+        address: Address,
+    },
+    Connect {
+        session: Session,
+        address: Address,
+    },
+    Close {
+        session: Session,
+    },
+    Send {
+        op: Option<Slot>,
+        session: Session,
+        class: Class,
+        header: Header,
+        payload: Vec<u8>,
+    },
+    Put {
+        op: Slot,
+        session: Session,
+        segments: Vec<Held>,
+        to: (WindowKey, u64),
+        message: Option<Header>,
+    },
+    Get {
+        op: Slot,
+        session: Session,
+        segments: Vec<Held>,
+        from: (WindowKey, u64),
+    },
+    Flush {
+        op: Slot,
+        session: Session,
+    },
+    Open {
+        op: Slot,
+        session: Session,
+        mapping: Mapping,
+        range: (usize, usize),
+        rights: Rights,
+        once: bool,
+    },
+    CloseWindow {
+        op: Slot,
+        session: Session,
+        descriptor: Descriptor,
+        mapping: Mapping,
+    },
+    /// Of an operation that the loop knows.
+    Cancel {
+        op: OpId,
+        kind: super::shared::OpKind,
+    },
+    /// The program has taken messages.
+    GiveCredit {
+        session: Session,
+    },
+    /// The layer's alarm.
+    Alarm {
+        at: byway_reactor::Instant,
+    },
+}
+
+/// The header of a program's message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) bytes: [u8; crate::limits::MESSAGE_HEADER_BYTES_MAX],
+    pub(super) len: u8,
+}
+
+impl Header {
+    /// `None` if it is too long.
+    pub(super) fn new(bytes: &[u8]) -> Option<Self> {
+        let mut header = Self { bytes: [0; crate::limits::MESSAGE_HEADER_BYTES_MAX], len: bytes.len() as u8 };
+        header.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(header)
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}

@@ -1,0 +1,399 @@
+//! The loop of a node, with all that lives on it, and what it does for a program's commands.
+//!
+//! Frames, pools and shared frames are counted without atomics (`Rc`), so none of them may be seen by two threads at a time. The
+//! engine owns all of them that its reactor and its fabric have, none of its methods gives one out, and it lies in a mutex: that
+//! makes it [`Send`]. What a program gets is either copied (messages) or lies in mappings, which any thread may hold.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use byway_reactor::{Address, Completion, Errno, Frame, Instant, Mapping, Op, Reactor, Token, Wait};
+
+use super::command::{Command, Header};
+use super::error::OpError;
+use super::layer::{Layer, Turn};
+use super::memory::{Descriptor, Rights};
+use super::op::{Completed, Outcome};
+use super::shared::{OpKind, Shared};
+use super::transfers::{Get, Linger, Put};
+use super::wire::Class;
+use super::{NodeOptions, OpId, Session};
+use crate::limits::CLOSE_TIME_MAX;
+use crate::session::{self, ClientId, CloseReason, Identity};
+use crate::slots::{Slot, Slots};
+use crate::wire::{Kind, RefuseCode};
+use crate::{Fabric, Options};
+
+/// The class of the fabric's tokens, and of our own.
+const FABRIC_CLASS: u8 = 1;
+const NODE_CLASS: u8 = 2;
+const CLOSE: u8 = 1;
+const ALARM: u8 = 2;
+
+/// What a window is opened with: it is closed when it was used once.
+pub(super) const ONCE: u64 = 1;
+
+/// See the module.
+pub(super) struct Engine {
+    reactor: Reactor,
+    fabric: Fabric,
+    core: Core,
+    reaped: Vec<Completion>,
+}
+
+// SAFETY: all that is not `Send` in here is counted by `Rc`s whose every handle lies in this engine: reactor and fabric are made
+// here, their pools, frames and shared frames stay with them, and frames over a program's memory are made and dropped here.
+// Nothing of it is handed out, so who has the engine (through its mutex, one thread at a time) has them all. The layer is `Send`
+// by its bound. Nothing in it depends on the thread: the reactor is opened for threads, and neither it nor the fabric has
+// thread-local state.
+unsafe impl Send for Engine {}
+
+/// A session on the loop.
+pub(super) struct Link {
+    pub(super) fabric: Slot,
+    /// The fabric says that it can be used.
+    pub(super) up: bool,
+    /// The peer has granted messages: it is a node, and has all lanes.
+    pub(super) greeted: bool,
+    /// Messages that may be sent.
+    pub(super) credits: u32,
+    /// Messages that the peer may send.
+    pub(super) granted: u32,
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Puts in flight, by their place in the order of all, and how many there were.
+    pub(super) puts: BTreeSet<u64>,
+    pub(super) put_count: u64,
+    /// Flushes, each with the number of puts before it.
+    pub(super) flushes: VecDeque<(u64, Slot)>,
+    pub(super) windows: HashSet<(u64, u64)>,
+    pub(super) ended: Option<CloseReason>,
+}
+
+/// What waits for credit.
+pub(super) enum Waiting {
+    Message { op: Option<Slot>, class: Class, header: Header, payload: Vec<u8> },
+    Put { op: Slot, segments: Vec<super::memory::Held>, to: (crate::WindowKey, u64), message: Header },
+}
+
+impl Link {
+    /// Whether the program knows of it.
+    pub(super) fn is_ready(&self) -> bool {
+        self.up && self.greeted
+    }
+}
+
+impl Waiting {
+    fn op(&self) -> Option<Slot> {
+        match self {
+            Self::Message { op, .. } => *op,
+            Self::Put { op, .. } => Some(*op),
+        }
+    }
+}
+
+/// What the fabric's events change.
+pub(super) struct Core {
+    pub(super) shared: Arc<Mutex<Shared>>,
+    pub(super) links: HashMap<Session, Link>,
+    pub(super) by_fabric: HashMap<Slot, Session>,
+    pub(super) puts: Slots<Put>,
+    pub(super) gets: Slots<Get>,
+    pub(super) lingering: Vec<Linger>,
+    pub(super) layer: Option<Box<dyn Layer>>,
+    pub(super) credits: u16,
+    alarm: Option<Instant>,
+}
+
+impl Engine {
+    pub(super) fn new(
+        options: &NodeOptions,
+        shared: &Arc<Mutex<Shared>>,
+        layer: Option<Box<dyn Layer>>,
+    ) -> std::io::Result<Self> {
+        let reactor = Reactor::open_for_threads(options.io, options.frame_bytes)?;
+        let mut fabric_options = Options::new(FABRIC_CLASS);
+        fabric_options.keep_alive = options.keep_alive;
+        fabric_options.terms.bulk_lanes = options.bulk_lanes;
+        fabric_options.terms.checksum = options.checksum;
+        let mut fabric = Fabric::new(fabric_options);
+        let instance = fabric.random().next_u64();
+        fabric.serve(&reactor, Arc::new(crate::Registry::new(instance)));
+        let core = Core {
+            shared: Arc::clone(shared),
+            links: HashMap::new(),
+            by_fabric: HashMap::new(),
+            puts: Slots::default(),
+            gets: Slots::default(),
+            lingering: Vec::new(),
+            layer,
+            credits: options.messages.max(1),
+            alarm: None,
+        };
+        Ok(Self { reactor, fabric, core, reaped: Vec::new() })
+    }
+
+    pub(super) fn reactor(&mut self) -> &mut Reactor {
+        &mut self.reactor
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.reactor.now()
+    }
+
+    /// Which backend it has.
+    pub(super) fn io(&self) -> &'static str {
+        self.reactor.io().name
+    }
+
+    /// Windows that are open, and how often a peer named one wrongly.
+    pub(super) fn windows(&mut self) -> (usize, u64) {
+        (self.fabric.windows().len(), self.fabric.windows().refused())
+    }
+
+    /// Runs what was asked for, and sends what came of it.
+    pub(super) fn submit(&mut self) {
+        loop {
+            let commands = std::mem::take(&mut self.core.shared().commands);
+            if commands.is_empty() {
+                break;
+            }
+            for command in commands {
+                self.core.run(&mut self.fabric, &mut self.reactor, command);
+            }
+        }
+        self.fabric.flush(&mut self.reactor, &mut self.core);
+        self.core.end_lingering();
+    }
+
+    /// Has the kernel take what was submitted, when nobody is going to wait.
+    pub(super) fn leave(&mut self) {
+        self.reactor.hand_over();
+    }
+
+    /// Runs what was asked for, for who is not going to wait.
+    pub(super) fn pass_on(&mut self) {
+        // What fails now fails again for who waits, and is told there.
+        let _ = self.turn(Reactor::reap_known);
+        self.submit();
+        self.leave();
+    }
+
+    /// Waits as asked, and does what has come.
+    pub(super) fn reap(&mut self, wait: Wait) -> Result<(), Errno> {
+        self.turn(|reactor, reaped| reactor.reap(reaped, wait))
+    }
+
+    fn turn(
+        &mut self,
+        reap: impl FnOnce(&mut Reactor, &mut Vec<Completion>) -> std::io::Result<()>,
+    ) -> Result<(), Errno> {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        let result = reap(&mut self.reactor, &mut reaped);
+        for completion in reaped.drain(..) {
+            match completion.token.class() {
+                _ if completion.token == Token::WAKE => {}
+                FABRIC_CLASS => self.fabric.handle(&mut self.reactor, completion, &mut self.core),
+                _ => self.timed_out(completion.token),
+            }
+        }
+        self.reaped = reaped;
+        self.fabric.feed_starved(&mut self.reactor, &mut self.core);
+        self.fabric.flush(&mut self.reactor, &mut self.core);
+        self.core.end_lingering();
+        result.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    fn timed_out(&mut self, token: Token) {
+        if token.tag() == CLOSE {
+            let named = |session: &&Session| {
+                session.0.index == token.index() && session.0.generation & 0x00ff_ffff == token.generation()
+            };
+            if let Some(link) = self.core.links.keys().find(named).and_then(|session| self.core.links.get(session)) {
+                self.fabric.close(&mut self.reactor, link.fabric, CloseReason::Closed);
+            }
+            return;
+        }
+        let now = self.reactor.now();
+        if self.core.alarm.is_some_and(|at| at <= now) {
+            self.core.alarm = None;
+            self.core.with_layer(&mut self.fabric, &mut self.reactor, |layer, turn| layer.alarm(turn, now));
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn complete(&self, op: Slot, result: Completed) {
+        self.shared().complete(op, result);
+    }
+
+    pub(super) fn with_layer(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        call: impl FnOnce(&mut dyn Layer, &mut Turn<'_>),
+    ) {
+        if let Some(mut layer) = self.layer.take() {
+            call(&mut *layer, &mut Turn::new(self, fabric, reactor));
+            self.layer = Some(layer);
+        }
+    }
+
+    /// Has the layer called at `at`, or before if it asked for that.
+    pub(super) fn set_alarm(&mut self, reactor: &mut Reactor, at: Instant) {
+        if self.alarm.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        let token = Token::new(NODE_CLASS, ALARM, 0, 0);
+        if self.alarm.replace(at).is_some() {
+            reactor.cancel(token);
+        }
+        reactor.submit(Op::Timer { at }, token);
+    }
+
+    fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
+        match command {
+            Command::Listen { op, address } => {
+                let listening = fabric.listen(reactor, &address).map(|listener| reactor.local_address(listener));
+                let result = listening.map(Outcome::Listening);
+                let io = |error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+                self.complete(op, result.map_err(io));
+            }
+            Command::Connect { session, address } => self.connect(fabric, reactor, session, address),
+            Command::Close { session } => self.close(fabric, reactor, session, RefuseCode::ShuttingDown),
+            Command::Send { op, session, class, header, payload } => {
+                self.send(fabric, reactor, session, Waiting::Message { op, class, header, payload });
+            }
+            Command::Put { op, session, segments, to, message: Some(message) } => {
+                self.send(fabric, reactor, session, Waiting::Put { op, segments, to, message });
+            }
+            Command::Put { op, session, segments, to, message: None } => {
+                self.start_put(fabric, reactor, (op, session), (segments, to), None);
+            }
+            Command::Get { op, session, segments, from } => {
+                self.start_get(fabric, reactor, (op, session), segments, from);
+            }
+            Command::Flush { op, session } => self.start_flush(op, session),
+            Command::Open { op, session, mapping, range, rights, once } => {
+                let opened = self.open(fabric, session, (&mapping, range), rights, once);
+                self.complete(op, opened.map(Outcome::Opened));
+            }
+            Command::CloseWindow { op, session, descriptor, mapping } => {
+                self.close_window(fabric, (op, session), descriptor, mapping);
+            }
+            Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
+            Command::GiveCredit { session } => self.give_credit(fabric, session),
+            Command::Alarm { at } => self.set_alarm(reactor, at),
+        }
+    }
+
+    pub(super) fn add_link(&mut self, fabric: Slot, session: Session) {
+        let link = Link {
+            fabric,
+            up: false,
+            greeted: false,
+            credits: 0,
+            granted: u32::from(self.credits),
+            waiting: VecDeque::new(),
+            puts: BTreeSet::new(),
+            put_count: 0,
+            flushes: VecDeque::new(),
+            windows: HashSet::new(),
+            ended: None,
+        };
+        self.links.insert(session, link);
+        self.by_fabric.insert(fabric, session);
+    }
+
+    fn connect(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, to: Address) {
+        // Each session is a client of its own: a client has one at a time.
+        let mut words = [0; 4];
+        words.fill_with(|| fabric.random().next_u64());
+        let bytes: [u8; 32] = zerocopy::transmute!(words);
+        let (client, nonce) = (bytes[..16].try_into(), bytes[16..].try_into());
+        let (Ok(client), Ok(nonce)) = (client, nonce) else { return };
+        let identity = Identity { client: ClientId(client), number: 1, nonce };
+        let slot = fabric.connect(reactor, to, identity);
+        self.add_link(slot, session);
+    }
+
+    pub(super) fn close(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, code: RefuseCode) {
+        let Some(link) = self.links.get(&session) else { return };
+        if !link.is_ready() {
+            return fabric.close(reactor, link.fabric, CloseReason::Closed);
+        }
+        // The peer closes when it has read that: closed by us, its other lanes could end before it has read all of this one.
+        fabric.send(link.fabric, session::refuse(Kind::Goodbye, code));
+        let at = reactor.now() + CLOSE_TIME_MAX;
+        reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, CLOSE, session.0.index, session.0.generation));
+    }
+
+    fn cancel(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: OpId, kind: OpKind) {
+        match kind {
+            OpKind::Send(session) => {
+                let Some(link) = self.links.get_mut(&session) else { return };
+                let Some(place) = link.waiting.iter().position(|waiting| waiting.op() == Some(op.0)) else { return };
+                link.waiting.remove(place);
+                self.shared().waits_no_longer(session);
+                self.complete(op.0, Err(OpError::Cancelled));
+            }
+            OpKind::Layer => self.with_layer(fabric, reactor, |layer, turn| layer.cancelled(turn, op)),
+            OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}
+        }
+    }
+
+    fn open(
+        &mut self,
+        fabric: &mut Fabric,
+        session: Session,
+        (mapping, (start, len)): (&Mapping, (usize, usize)),
+        rights: Rights,
+        once: bool,
+    ) -> Result<Descriptor, OpError> {
+        let link = self.links.get_mut(&session).ok_or(OpError::Ended(CloseReason::Closed))?;
+        if let Some(reason) = link.ended {
+            return Err(OpError::Ended(reason));
+        }
+        // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
+        // and then by its frames. Frames over the same bytes are all of this loop.
+        let frame = || unsafe { Frame::over(mapping, start, len) };
+        let context = if once { ONCE } else { 0 };
+        let put = if rights.put {
+            Some(fabric.open_target(link.fabric, (frame(), 0, len), context).ok_or(OpError::Full)?)
+        } else {
+            None
+        };
+        let get = if rights.get {
+            fabric.open_source(link.fabric, (std::rc::Rc::new(frame()), 0, len), context)
+        } else {
+            None
+        };
+        if rights.get && get.is_none() {
+            put.map(|key| fabric.windows().close(key));
+            return Err(OpError::Full);
+        }
+        if let (true, Some(key)) = (once, get) {
+            fabric.windows().read_once(key);
+        }
+        link.windows.insert((put.map_or(0, |key| key.0), get.map_or(0, |key| key.0)));
+        Ok(Descriptor::new(put, get, len))
+    }
+
+    fn close_window(
+        &mut self,
+        fabric: &mut Fabric,
+        (op, session): (Slot, Session),
+        descriptor: Descriptor,
+        mapping: Mapping,
+    ) {
+        let keys = (descriptor.put_key(), descriptor.get_key());
+        if let Some(link) = self.links.get_mut(&session) {
+            link.windows.remove(&(keys.0.0, keys.1.0));
+        }
+        let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));
+        self.linger(op, vec![mapping], Ok(Outcome::Done));
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong, by operation: whose fault it is, and what to do next.
+
+use byway_reactor::Errno;
+
+use crate::session::CloseReason;
+use crate::windows::WindowError;
+
+/// Why an operation was not begun. Nothing has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// This is the child of a fork: the node is its parent's. Open another.
+    #[error("this process is a child of the one that opened the node; open another node")]
+    Forked,
+    /// Too many operations, or messages that wait for credit: wait for one to end.
+    #[error("too many operations are under way; wait for some to end")]
+    Busy,
+    /// No such session: it was closed, or its end was told already.
+    #[error("the session is gone")]
+    NoSession,
+    /// The session has ended.
+    #[error("the session ended: {0}")]
+    Ended(CloseReason),
+    /// A range does not lie in its memory, or in the window as its descriptor has it; the caller's fault.
+    #[error("a range does not lie in its memory or window")]
+    OutOfRange,
+    /// A header, a payload or a list is longer than [limits](crate::limits) say; the caller's fault.
+    #[error("a header, payload or list of segments is too long")]
+    TooLong,
+    /// The window is not open for that; the caller's fault.
+    #[error("the window is not open for that")]
+    Rights,
+    /// The memory is looked at by the program: let go of what [`Memory::bytes`](super::Memory::bytes) gave first.
+    #[error("the program is looking at the memory")]
+    Borrowed,
+}
+
+/// Why an operation did not do what it was to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpError {
+    /// It was cancelled before it had begun.
+    #[error("cancelled")]
+    Cancelled,
+    /// The session ended first. What of a put is in the peer's memory is not known.
+    #[error("the session ended: {0}")]
+    Ended(CloseReason),
+    /// The peer refused: no such window, or not so much of it, or not for that. Its memory was not touched by that part.
+    #[error("the peer refused: {0}")]
+    Refused(WindowError),
+    /// The peer answered with something else than was asked for; its fault.
+    #[error("the peer answered with something else than was asked for")]
+    WrongAnswer,
+    /// All windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)); close some.
+    #[error("too many windows are open")]
+    Full,
+    /// The kernel's: no such address, address in use, ...
+    #[error("{0}")]
+    Io(Errno),
+    /// It took longer than its caller allows.
+    #[error("the deadline has passed")]
+    Deadline,
+    /// Only of calls: the server did not do it; the number is its, or the layer's.
+    #[error("the call failed with status {0}")]
+    Status(u16),
+}
+
+/// Why a wait ended with nothing to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// The deadline has passed; the operation goes on.
+    #[error("nothing has ended by the deadline")]
+    Deadline,
+    /// The result was taken already, by another thread or a group.
+    #[error("the result was taken already")]
+    Taken,
+    /// See [`SubmitError::Forked`].
+    #[error("this process is a child of the one that opened the node; open another node")]
+    Forked,
+    /// The kernel does not let the node wait any more: it is unusable.
+    #[error("the node cannot wait: {0}")]
+    Io(Errno),
+}
+
+/// Why something that waits for its own end failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NodeError {
+    /// It was not begun.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// It failed.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// It goes on: its end was not waited for.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+}
+
+/// The memory cannot be borrowed: an operation or an open window still uses it, or the program looks at it elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory is in use by operations or open windows")]
+pub struct InUse;

@@ -1,0 +1,218 @@
+//! Groups: bounded queues of completions, shared by threads. Each completion goes to one of those who wait.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::error::{SubmitError, WaitError};
+use super::op::{Completed, Op, OpId};
+use super::wait::Parker;
+use super::{Deadline, Node};
+use crate::limits::GROUP_OPS_MAX;
+use crate::slots::{Slot, Slots};
+
+/// What came out of a group.
+#[derive(Debug, PartialEq, Eq)]
+pub struct GroupCompletion {
+    /// What the operation was called when it was added.
+    pub context: u64,
+    /// How it ended.
+    pub result: Completed,
+}
+
+/// Completions of the operations that were added to it. Threads share a reference to it. When it is dropped, its operations go on
+/// and their results are nobody's.
+#[derive(Debug)]
+pub struct Group {
+    node: Node,
+    slot: Slot,
+    event: Arc<OnceLock<OwnedFd>>,
+}
+
+/// The operation could not be added: the group is as full as it was made, or the result was taken.
+#[derive(Debug, thiserror::Error)]
+#[error("the operation cannot be added to the group: {reason}")]
+pub struct GroupFull {
+    /// Given back.
+    pub op: Op,
+    /// `Busy`, or why not.
+    pub reason: SubmitError,
+}
+
+struct GroupState {
+    queue: VecDeque<GroupCompletion>,
+    /// Operations that are in flight or in the queue.
+    members: usize,
+    capacity: usize,
+    waiters: VecDeque<Arc<Parker>>,
+    event: Arc<OnceLock<OwnedFd>>,
+}
+
+/// The groups of a node.
+#[derive(Default)]
+pub(super) struct Groups(Slots<GroupState>);
+
+impl Groups {
+    /// Gives the result back if the group is gone.
+    pub(super) fn completed(&mut self, group: Slot, context: u64, result: Completed) -> Option<Completed> {
+        let Some(state) = self.0.get_mut(group) else { return Some(result) };
+        state.queue.push_back(GroupCompletion { context, result });
+        if let Some(waiter) = state.waiters.pop_front() {
+            waiter.wake();
+        }
+        state.signal();
+        None
+    }
+
+    pub(super) fn take(&mut self, group: Slot) -> Option<GroupCompletion> {
+        let state = self.0.get_mut(group)?;
+        let completion = state.queue.pop_front()?;
+        state.members -= 1;
+        // Who was woken for this one may find none, and others may not have been woken for the next.
+        if !state.queue.is_empty()
+            && let Some(waiter) = state.waiters.pop_front()
+        {
+            waiter.wake();
+        }
+        state.signal();
+        Some(completion)
+    }
+
+    pub(super) fn add_waiter(&mut self, group: Slot, parker: &Arc<Parker>) {
+        if let Some(state) = self.0.get_mut(group)
+            && !state.waiters.iter().any(|other| Arc::ptr_eq(other, parker))
+        {
+            state.waiters.push_back(Arc::clone(parker));
+        }
+    }
+
+    /// A thread waits no longer; what it was woken for, somebody else must look for.
+    pub(super) fn remove_waiter(&mut self, group: Slot, parker: &Arc<Parker>) {
+        let Some(state) = self.0.get_mut(group) else { return };
+        match state.waiters.iter().position(|other| Arc::ptr_eq(other, parker)) {
+            Some(place) => {
+                state.waiters.remove(place);
+            }
+            None if state.queue.is_empty() => {}
+            None => {
+                if let Some(waiter) = state.waiters.pop_front() {
+                    waiter.wake();
+                }
+            }
+        }
+    }
+}
+
+impl GroupState {
+    /// Makes the descriptor say whether something is there.
+    fn signal(&self) {
+        let Some(event) = self.event.get() else { return };
+        if self.queue.is_empty() {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(event, &mut count);
+        } else {
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Group {
+    pub(super) fn new(node: &Node, capacity: usize) -> Result<Self, SubmitError> {
+        if capacity == 0 || capacity > GROUP_OPS_MAX {
+            return Err(SubmitError::TooLong);
+        }
+        let event = Arc::default();
+        let state = GroupState {
+            queue: VecDeque::new(),
+            members: 0,
+            capacity,
+            waiters: VecDeque::new(),
+            event: Arc::clone(&event),
+        };
+        let slot = node.inner.lock()?.groups.0.insert(state);
+        Ok(Self { node: node.clone(), slot, event })
+    }
+
+    /// Adds an operation; `context` is what its completion will be called. If it has ended, the completion is there at once.
+    ///
+    /// # Errors
+    /// The operation: the group holds as many as it was made for, or this is the child of a fork, or the result was taken.
+    pub fn add(&self, op: Op, context: u64) -> Result<OpId, GroupFull> {
+        let mut shared = match self.node.inner.lock() {
+            Ok(shared) => shared,
+            Err(reason) => return Err(GroupFull { op, reason }),
+        };
+        let shared = &mut *shared;
+        let (slot, id) = (op.slot, op.id());
+        let (Some(group), Some(state)) = (self.groups_state(&mut shared.groups), shared.ops.get_mut(slot)) else {
+            return Err(GroupFull { op, reason: SubmitError::Busy });
+        };
+        if group.members >= group.capacity {
+            return Err(GroupFull { op, reason: SubmitError::Busy });
+        }
+        group.members += 1;
+        state.group = Some((self.slot, context));
+        for waiter in state.waiters.drain(..) {
+            waiter.wake();
+        }
+        if let Some(result) = state.result.take() {
+            shared.ops.remove(slot);
+            shared.groups.completed(self.slot, context, result);
+        }
+        // The handle's end finds that the operation is the group's.
+        Ok(id)
+    }
+
+    fn groups_state<'a>(&self, groups: &'a mut Groups) -> Option<&'a mut GroupState> {
+        groups.0.get_mut(self.slot)
+    }
+
+    /// Waits for a completion. Each goes to one of the threads that wait.
+    ///
+    /// # Errors
+    /// See [`WaitError`].
+    pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<GroupCompletion, WaitError> {
+        let slot = self.slot;
+        self.node.wait_in_group(slot, deadline.into(), move |shared| shared.groups.take(slot))
+    }
+
+    /// A completion, if there is one, after a look at what the kernel has.
+    ///
+    /// # Errors
+    /// See [`WaitError`]; `Deadline` if there is none.
+    pub fn test(&self) -> Result<GroupCompletion, WaitError> {
+        self.wait(Deadline::now())
+    }
+
+    /// A descriptor that is readable while there are completions. Somebody must make them: poll it together with
+    /// [`Node::descriptor`].
+    ///
+    /// # Errors
+    /// The kernel's: no descriptors.
+    pub fn descriptor(&self) -> std::io::Result<BorrowedFd<'_>> {
+        if self.event.get().is_none() {
+            let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            let _ = self.event.set(event);
+            if let Ok(mut shared) = self.node.inner.lock()
+                && let Some(state) = self.groups_state(&mut shared.groups)
+            {
+                state.signal();
+            }
+        }
+        self.event.get().map(AsFd::as_fd).ok_or_else(|| std::io::ErrorKind::Other.into())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Ok(mut shared) = self.node.inner.lock()
+            && let Some(state) = shared.groups.0.remove(self.slot)
+        {
+            for completion in state.queue {
+                shared.discard(completion.result);
+            }
+        }
+    }
+}

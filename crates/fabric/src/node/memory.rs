@@ -1,0 +1,290 @@
+//! A program's memory, and the windows that it opens in it.
+//!
+//! The bytes lie in a [`Mapping`], which counts each frame, and each operation that will make some, that can reach them. A
+//! program gets references to the bytes only while that count is zero, and no operation begins while it has them. While a window
+//! is open the peer may read or write at any moment: then the bytes can be copied in and out only, one by one.
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use byway_reactor::Mapping;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::error::{InUse, SubmitError};
+use super::{Node, Op, Session};
+use crate::windows::WindowKey;
+
+/// Memory that operations and windows can use; see [`Node::register`]. Freed when it was dropped and nothing uses it any more.
+#[derive(Debug)]
+pub struct Memory {
+    mapping: Mapping,
+    len: usize,
+    /// How often the program looks at it.
+    borrows: AtomicUsize,
+}
+
+/// Memory that the program looks at; operations on it are refused with [`SubmitError::Borrowed`] until this is dropped.
+#[derive(Debug)]
+pub struct Bytes<'a> {
+    memory: &'a Memory,
+}
+
+/// A range of a program's memory.
+#[derive(Clone, Debug)]
+pub struct Segment<'a> {
+    /// The memory.
+    pub memory: &'a Memory,
+    /// Bytes of it.
+    pub range: Range<usize>,
+}
+
+/// What a peer may do with a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Write into it.
+    pub put: bool,
+    /// Read from it.
+    pub get: bool,
+}
+
+impl Rights {
+    /// To write alone.
+    pub const PUT: Self = Self { put: true, get: false };
+    /// To read alone.
+    pub const GET: Self = Self { put: false, get: true };
+    /// Both.
+    pub const BOTH: Self = Self { put: true, get: true };
+}
+
+/// A window of the peer, as its program describes it: 32 bytes, for a message. Who has it can use the window, from the one
+/// session that it was opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Descriptor {
+    put: U64,
+    get: U64,
+    len: U64,
+    reserved: U64,
+}
+
+/// Bytes of a [`Descriptor`].
+pub const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
+const _: () = assert!(DESCRIPTOR_BYTES == 32);
+
+/// A window that is open to the peer of one session. Dropping it closes it; [`Window::close`] also says when the peer can no
+/// longer reach the memory.
+#[derive(Debug)]
+pub struct Window {
+    node: Node,
+    session: Session,
+    descriptor: Descriptor,
+    mapping: Option<Mapping>,
+}
+
+/// A segment that an operation will make frames of.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// Counts the operation's frames alone.
+    pub(super) mapping: Mapping,
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: usize) -> std::io::Result<Self> {
+        Ok(Self { mapping: Mapping::new(bytes)?, len: bytes, borrows: AtomicUsize::new(0) })
+    }
+
+    /// Bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A range of it, for an operation. Whether it lies in the memory is looked at there.
+    pub fn segment(&self, range: Range<usize>) -> Segment<'_> {
+        Segment { memory: self, range }
+    }
+
+    /// Whether operations or windows use it.
+    pub fn is_in_use(&self) -> bool {
+        self.mapping.uses() > 0
+    }
+
+    /// The bytes, to be read. Operations on the memory are refused meanwhile.
+    ///
+    /// # Errors
+    /// Operations or windows use it.
+    pub fn bytes(&self) -> Result<Bytes<'_>, InUse> {
+        self.borrows.fetch_add(1, Ordering::Relaxed);
+        let bytes = Bytes { memory: self };
+        // Whoever begins an operation counts it first and looks at the borrows then: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.mapping.uses() > 0 { Err(InUse) } else { Ok(bytes) }
+    }
+
+    /// The bytes, to be changed.
+    ///
+    /// # Errors
+    /// Operations or windows use it.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], InUse> {
+        if self.mapping.uses() > 0 {
+            return Err(InUse);
+        }
+        // SAFETY: mapped and initialised for `len` bytes as long as `mapping` lives. No use is left, and none begins while the
+        // memory is borrowed mutably, as each begins with a reference to it; nor does a `Bytes` live.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr(), self.len) })
+    }
+
+    /// Copies bytes from `at` on out, whoever uses the memory. What somebody changes meanwhile is old or new, each byte for
+    /// itself.
+    ///
+    /// # Errors
+    /// The range does not lie in the memory.
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), SubmitError> {
+        let range = self.check(&(at..at.saturating_add(into.len())))?;
+        for (byte, offset) in into.iter_mut().zip(range) {
+            // SAFETY: within the mapping, by the check. Volatile: a peer or the kernel may be writing there, and any value is
+            // a byte.
+            *byte = unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in from `at` on, whoever uses the memory.
+    ///
+    /// # Errors
+    /// The range does not lie in the memory; [`SubmitError::Borrowed`] if the program looks at it elsewhere.
+    pub fn write(&self, at: usize, from: &[u8]) -> Result<(), SubmitError> {
+        let range = self.check(&(at..at.saturating_add(from.len())))?;
+        let _use = self.begin_use()?;
+        for (byte, offset) in from.iter().zip(range) {
+            // SAFETY: as in `read`; and no reference to the bytes lives, since that is excluded by the use.
+            unsafe { self.mapping.as_ptr().add(offset).write_volatile(*byte) };
+        }
+        Ok(())
+    }
+
+    /// Where it begins, for a program in a language that answers for its own accesses. Valid as long as the memory, and then
+    /// as long as something uses it.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
+    fn check(&self, range: &Range<usize>) -> Result<Range<usize>, SubmitError> {
+        if range.start <= range.end && range.end <= self.len { Ok(range.clone()) } else { Err(SubmitError::OutOfRange) }
+    }
+
+    /// Begins a use, which ends when the mapping that it gives, and all that was made of it, is dropped.
+    fn begin_use(&self) -> Result<Mapping, SubmitError> {
+        let counted = self.mapping.counted();
+        fence(Ordering::SeqCst);
+        if self.borrows.load(Ordering::Acquire) > 0 { Err(SubmitError::Borrowed) } else { Ok(counted) }
+    }
+}
+
+impl Segment<'_> {
+    pub(super) fn hold(&self) -> Result<Held, SubmitError> {
+        let range = self.memory.check(&self.range)?;
+        Ok(Held { mapping: self.memory.begin_use()?, start: range.start, len: range.len() })
+    }
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives.
+        unsafe { std::slice::from_raw_parts(self.memory.mapping.as_ptr(), self.memory.len) }
+    }
+}
+
+impl Drop for Bytes<'_> {
+    fn drop(&mut self) {
+        self.memory.borrows.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Descriptor {
+    pub(super) fn new(put: Option<WindowKey>, get: Option<WindowKey>, len: usize) -> Self {
+        let key = |key: Option<WindowKey>| U64::new(key.map_or(0, |key| key.0));
+        Self { put: key(put), get: key(get), len: U64::new(len as u64), reserved: U64::new(0) }
+    }
+
+    /// Bytes of the window.
+    pub fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    /// No bytes?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What may be done with it.
+    pub fn rights(&self) -> Rights {
+        Rights { put: self.put.get() != 0, get: self.get.get() != 0 }
+    }
+
+    /// As it goes into a message.
+    pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES] {
+        zerocopy::transmute!(self)
+    }
+
+    /// As it came in a message. Any bytes will do: what is no window is refused by the peer.
+    pub fn from_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Self {
+        zerocopy::transmute!(*bytes)
+    }
+
+    pub(super) fn put_key(&self) -> WindowKey {
+        WindowKey(self.put.get())
+    }
+
+    pub(super) fn get_key(&self) -> WindowKey {
+        WindowKey(self.get.get())
+    }
+
+    pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), SubmitError> {
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
+        if inside { Ok(()) } else { Err(SubmitError::OutOfRange) }
+    }
+}
+
+impl Window {
+    pub(super) fn new(node: Node, session: Session, descriptor: Descriptor, mapping: Mapping) -> Self {
+        Self { node, session, descriptor, mapping: Some(mapping) }
+    }
+
+    /// What the peer needs to use it.
+    pub fn descriptor(&self) -> Descriptor {
+        self.descriptor
+    }
+
+    /// For whose peer it is open.
+    pub fn session(&self) -> Session {
+        self.session
+    }
+
+    /// Closes it. The operation ends when the peer can no longer reach the memory: what it was writing has come, or its
+    /// session has ended.
+    ///
+    /// # Errors
+    /// `Busy`, or the child of a fork.
+    pub fn close(mut self) -> Result<Op, SubmitError> {
+        let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
+        self.node.close_window(self.session, self.descriptor, mapping)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            // Too many operations under way, or a fork: then the window goes with its session.
+            let _ = self.node.close_window(self.session, self.descriptor, mapping);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! A node: sessions, messages and memory for a program that waits, in any thread, without a thread of ours.
+//!
+//! [`Fabric`](crate::Fabric) is for event loops; a [`Node`] is for everybody else. It is a handle that threads share. There is no
+//! dispatcher: whoever waits turns the loop, for all others too (docs/decisions/0021), so a program that neither waits nor
+//! calls [`Node::progress`] neither sends nor hears, and its kernel buffers are all that its peers can fill.
+//!
+//! Every request is an [`Op`], which ends exactly once: wait for it, for the first of several ([`Node::wait_any`]), add it to a
+//! [`Group`] that threads share, or poll. Messages ([`Node::send`]) are on credit: what the peer's program has not taken is
+//! bounded. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
+//! [`Node::get`]).
+//!
+//! ```
+//! use byway_fabric::node::{Deadline, Node, NodeOptions, Outcome, Rights, parse_address};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let soon = || Deadline::after(std::time::Duration::from_secs(10));
+//! let (server, client) = (Node::open(&NodeOptions::default())?, Node::open(&NodeOptions::default())?);
+//! let at = server.listen(&parse_address("tcp://127.0.0.1:0")?)?.ok_or("no port")?;
+//! let (incoming, outgoing) = (server.start_accept()?, client.start_connect(&parse_address(&format!("tcp://{at}"))?)?);
+//! // Two nodes in one thread: each gets a turn until both have their session.
+//! let session = loop {
+//!     if let Ok(result) = outgoing.test() {
+//!         break result?;
+//!     }
+//!     server.progress()?;
+//! };
+//! let Outcome::Session(to_server) = session else { return Err("no session".into()) };
+//! let Outcome::Session(to_client) = incoming.wait(soon())?? else { return Err("no session".into()) };
+//!
+//! // The server opens a window and says so; the client reads it without the server's program.
+//! let memory = server.register(4096)?;
+//! memory.write(0, b"what the server has")?;
+//! let window = server.open_window(to_client, &memory, 0..4096, Rights::GET)?;
+//! server.send(to_client, b"look here", &window.descriptor().to_bytes())?;
+//! let message = client.receive(soon())?;
+//! assert_eq!(message.header, b"look here");
+//! let remote = byway_fabric::node::Descriptor::from_bytes(&message.payload[..].try_into()?);
+//! let mine = client.register(19)?;
+//! let get = client.get(to_server, &remote, 0, &[mine.segment(0..19)])?;
+//! while get.test().is_err() {
+//!     server.progress()?;
+//! }
+//! assert_eq!(&mine.bytes()?[..], b"what the server has");
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod command;
+mod engine;
+mod error;
+mod events;
+mod fork;
+mod group;
+mod layer;
+mod memory;
+mod op;
+mod poll;
+mod requests;
+mod shared;
+mod transfers;
+mod wait;
+mod wire;
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use byway_reactor::{IoChoice, Waker};
+
+pub use self::address::{AddressError, parse as parse_address};
+use self::engine::Engine;
+pub use self::error::{InUse, NodeError, OpError, SubmitError, WaitError};
+pub use self::group::{Group, GroupCompletion, GroupFull};
+pub use self::layer::{Layer, Turn};
+pub use self::memory::{Bytes, DESCRIPTOR_BYTES, Descriptor, Memory, Rights, Segment, Window};
+pub use self::op::{Completed, Op, OpId, Outcome};
+use self::shared::Shared;
+pub use self::wait::Deadline;
+pub use self::wire::Class;
+use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
+use crate::session::PayloadChecksum;
+use crate::slots::Slot;
+pub use byway_reactor::Address;
+
+/// How a node is opened.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The backend. `Auto` is epoll: a ring does not survive a fork in which the child goes on to use it, and is taken where it is
+    /// asked for.
+    pub io: IoChoice,
+    /// Memory for connections and messages, in bytes.
+    pub frame_bytes: usize,
+    /// Connections beside the first of each session that this node makes, for large payloads; 1 to
+    /// [`BULK_LANES_MAX`](crate::limits::BULK_LANES_MAX).
+    pub bulk_lanes: u16,
+    /// Messages that a session's peer may send before the program has taken them; at least 1.
+    pub messages: u16,
+    /// Silence of a peer that owes bytes, after which it is probed; after twice that its session ends. A program that neither
+    /// waits nor polls for so long is taken for dead by its peers.
+    pub keep_alive: Duration,
+    /// Whether payloads carry a checksum.
+    pub checksum: PayloadChecksum,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            io: IoChoice::Auto,
+            frame_bytes: NODE_FRAME_BYTES_DEFAULT,
+            bulk_lanes: 1,
+            messages: MESSAGES_DEFAULT,
+            keep_alive: NODE_KEEP_ALIVE_DEFAULT,
+            checksum: PayloadChecksum::Off,
+        }
+    }
+}
+
+/// A session of a node. A name: it goes stale when the session has ended and the program knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Session(Slot);
+
+impl Session {
+    /// The name as a number; never 0.
+    pub fn to_u64(self) -> u64 {
+        self.0.to_u64()
+    }
+
+    /// The name of that number.
+    pub fn from_u64(number: u64) -> Self {
+        Self(Slot::from_u64(number))
+    }
+}
+
+/// A message that came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Over which session.
+    pub session: Session,
+    /// At most [`MESSAGE_HEADER_BYTES_MAX`](crate::limits::MESSAGE_HEADER_BYTES_MAX) bytes.
+    pub header: Vec<u8>,
+    /// At most [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) bytes; none behind a put.
+    pub payload: Vec<u8>,
+}
+
+/// What a node has, counted now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounters {
+    /// Windows that are open, those of gets under way included.
+    pub windows: usize,
+    /// How often a peer named a window wrongly.
+    pub windows_refused: u64,
+    /// Operations whose result nobody has taken.
+    pub ops: usize,
+    /// Sessions.
+    pub sessions: usize,
+}
+
+/// See the module. Cloning gives another handle; the node ends with the last of them and of its operations, windows and groups,
+/// and then cuts its sessions: [close](Node::close) them before.
+#[derive(Clone)]
+pub struct Node {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mark: fork::Mark,
+    /// Not dropped in the child of a fork: it would speak on the parent's connections.
+    engine: ManuallyDrop<Mutex<Engine>>,
+    shared: ManuallyDrop<Arc<Mutex<Shared>>>,
+    waker: Waker,
+    /// Of [`Node::descriptor`], once asked for.
+    poll: OnceLock<poll::Poll>,
+    io: &'static str,
+    /// Messages that each peer may send.
+    messages: u16,
+    /// The loop's own descriptor, for the same.
+    loop_fd: OwnedFd,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.mark.is_child() {
+            return;
+        }
+        // SAFETY: dropped once, here, and not used after: this is the end of the struct.
+        unsafe {
+            ManuallyDrop::drop(&mut self.engine);
+            ManuallyDrop::drop(&mut self.shared);
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({})", self.inner.io)
+    }
+}
+
+impl Node {
+    /// Opens a node.
+    ///
+    /// # Errors
+    /// The kernel's: no memory, no descriptors, io_uring refused.
+    pub fn open(options: &NodeOptions) -> std::io::Result<Self> {
+        Self::open_over(options, None)
+    }
+
+    /// Opens a node with a [`Layer`].
+    ///
+    /// # Errors
+    /// As for [`Node::open`].
+    pub fn open_with(options: &NodeOptions, layer: Box<dyn Layer>) -> std::io::Result<Self> {
+        Self::open_over(options, Some(layer))
+    }
+
+    fn open_over(options: &NodeOptions, layer: Option<Box<dyn Layer>>) -> std::io::Result<Self> {
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let mut engine = Engine::new(options, &shared, layer)?;
+        let waker = engine.reactor().waker();
+        let loop_fd = engine.reactor().descriptor().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+        let inner = Inner {
+            mark: fork::Mark::new()?,
+            io: engine.io(),
+            messages: options.messages.max(1),
+            engine: ManuallyDrop::new(Mutex::new(engine)),
+            shared: ManuallyDrop::new(shared),
+            waker,
+            poll: OnceLock::new(),
+            loop_fd,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Which backend it has: `epoll` or `uring`.
+    pub fn io(&self) -> &'static str {
+        self.inner.io
+    }
+
+    /// Memory of `bytes` (1 to [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX)), page-aligned, zeroes. Any node of the
+    /// process can use it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another number of bytes; the kernel's, if there is no memory.
+    pub fn register(&self, bytes: usize) -> std::io::Result<Memory> {
+        if bytes == 0 || bytes > crate::limits::MEMORY_BYTES_MAX {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        Memory::new(bytes)
+    }
+
+    /// Opens a range of memory to the peer of a session. See [`Node::open_window_once`] for one that can be used once.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `Borrowed`, `Full`, or the session is gone.
+    pub fn open_window(
+        &self,
+        session: Session,
+        memory: &Memory,
+        range: Range<usize>,
+        rights: Rights,
+    ) -> Result<Window, NodeError> {
+        self.open_range(session, memory.segment(range), rights, false)
+    }
+
+    /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put or one
+    /// get (or one of each): a second is refused.
+    ///
+    /// # Errors
+    /// As for [`Node::open_window`]; `TooLong`.
+    pub fn open_window_once(
+        &self,
+        session: Session,
+        memory: &Memory,
+        range: Range<usize>,
+        rights: Rights,
+    ) -> Result<Window, NodeError> {
+        if range.len() > crate::limits::PAYLOAD_BYTES_MAX {
+            return Err(SubmitError::TooLong.into());
+        }
+        self.open_range(session, memory.segment(range), rights, true)
+    }
+
+    /// A group of at most `capacity` operations (1 to [`GROUP_OPS_MAX`](crate::limits::GROUP_OPS_MAX)).
+    ///
+    /// # Errors
+    /// `TooLong` for another capacity; `Forked`.
+    pub fn group(&self, capacity: usize) -> Result<Group, SubmitError> {
+        Group::new(self, capacity)
+    }
+}

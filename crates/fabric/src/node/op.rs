@@ -1,0 +1,95 @@
+//! Operations as the program sees them.
+
+use super::error::{OpError, SubmitError, WaitError};
+use super::memory::Descriptor;
+use super::{Deadline, Message, Node, Session};
+use crate::session::CloseReason;
+use crate::slots::Slot;
+
+use std::net::SocketAddr;
+
+/// How an operation ended.
+pub type Completed = Result<Outcome, OpError>;
+
+/// What an operation brought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is done: a message is on its way, the bytes are where they belong, a window is closed.
+    Done,
+    /// A message came, or the answer to a call.
+    Message(Message),
+    /// A session can be used.
+    Session(Session),
+    /// A session has ended, and all its messages were taken: only for those who receive from any.
+    Ended(Session, CloseReason),
+    /// The node listens, there; the address is that of a TCP socket.
+    Listening(Option<SocketAddr>),
+    /// A window is open.
+    Opened(Descriptor),
+    /// What the layer above says of a request of its own.
+    Layer(u64),
+}
+
+/// The name of an operation, the same all its life and nobody else's for a long time after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub(super) Slot);
+
+impl OpId {
+    /// The name as a number.
+    pub fn to_u64(self) -> u64 {
+        self.0.to_u64()
+    }
+
+    /// The name of that number.
+    pub fn from_u64(number: u64) -> Self {
+        Self(Slot::from_u64(number))
+    }
+}
+
+/// An operation under way, or one that has ended and whose result nobody has taken. It ends exactly once, whoever waits for it and
+/// however. Dropping the handle lets it go on and throws the result away; of a receive or an accept it is cancelled.
+#[derive(Debug)]
+pub struct Op {
+    pub(super) node: Node,
+    pub(super) slot: Slot,
+}
+
+impl Op {
+    /// Its name.
+    pub fn id(&self) -> OpId {
+        OpId(self.slot)
+    }
+
+    /// Waits for its end and takes the result. Several threads may wait; one of them gets it.
+    ///
+    /// # Errors
+    /// See [`WaitError`]. After `Deadline` it goes on.
+    pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<Completed, WaitError> {
+        self.node.wait_any(&[self], deadline).map(|(_, result)| result)
+    }
+
+    /// The result, if it has ended, after a look at what the kernel has.
+    ///
+    /// # Errors
+    /// See [`WaitError`]; `Deadline` if it has not ended.
+    pub fn test(&self) -> Result<Completed, WaitError> {
+        self.wait(Deadline::now())
+    }
+
+    /// Asks for its early end. It still ends once: as cancelled, if it had not begun to move bytes, else as it would have.
+    ///
+    /// # Errors
+    /// The child of a fork.
+    pub fn cancel(&self) -> Result<(), SubmitError> {
+        self.node.cancel(self.id())
+    }
+}
+
+impl Drop for Op {
+    fn drop(&mut self) {
+        if let Ok(mut shared) = self.node.inner.lock() {
+            shared.detach(self.slot);
+        }
+    }
+}

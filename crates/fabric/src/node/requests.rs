@@ -1,0 +1,348 @@
+//! What a program asks of a node.
+
+use std::net::SocketAddr;
+
+use super::command::{Command, Header};
+use super::error::{NodeError, OpError, SubmitError, WaitError};
+use super::memory::{Descriptor, Held, Rights, Segment, Window};
+use super::op::{Op, OpId, Outcome};
+use super::shared::{OpKind, Phase};
+use super::wire::Class;
+use super::{Deadline, Message, Node, NodeCounters, Session};
+use crate::limits::{SEGMENTS_MAX, SMALL_BYTES_MAX};
+use byway_reactor::{Address, Mapping};
+
+impl Node {
+    /// Begins an operation that the loop does.
+    fn command(&self, kind: OpKind, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+        let mut shared = self.inner.lock()?;
+        let slot = shared.begin(kind)?;
+        shared.commands.push_back(command(slot));
+        drop(shared);
+        self.inner.nudge();
+        Ok(Op { node: self.clone(), slot })
+    }
+
+    /// An operation that ends without anybody's doing but the loop's.
+    fn run(&self, command: impl FnOnce(crate::Slot) -> Command) -> Result<Outcome, NodeError> {
+        Ok(self.command(OpKind::Plain, command)?.wait(Deadline::NEVER)??)
+    }
+
+    /// Listens. Whoever connects gets a session, which [`Node::accept`] gives. Gives the TCP address with the port that the kernel
+    /// chose, if 0 was asked for.
+    ///
+    /// # Errors
+    /// The kernel's: address in use, no such folder, ...
+    pub fn listen(&self, address: &Address) -> Result<Option<SocketAddr>, NodeError> {
+        let address = address.clone();
+        match self.run(|op| Command::Listen { op, address })? {
+            Outcome::Listening(at) => Ok(at),
+            _ => Ok(None),
+        }
+    }
+
+    /// Connects; the operation brings a session, or the reason why there is none.
+    ///
+    /// # Errors
+    /// `Busy`, `Forked`.
+    pub fn start_connect(&self, address: &Address) -> Result<Op, SubmitError> {
+        let credits = self.inner.messages;
+        let mut shared = self.inner.lock()?;
+        let slot = shared.begin(OpKind::Plain)?;
+        let session = shared.add_session(Phase::Connecting(slot), credits);
+        shared.commands.push_back(Command::Connect { session, address: address.clone() });
+        drop(shared);
+        self.inner.nudge();
+        Ok(Op { node: self.clone(), slot })
+    }
+
+    /// Connects, and waits for it.
+    ///
+    /// # Errors
+    /// Nobody listens there, or no node, or none that turns its loop by the deadline.
+    pub fn connect(&self, address: &Address, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
+        session(self.start_connect(address)?.wait(deadline)??)
+    }
+
+    /// Waits for a session that somebody else begins: an operation.
+    ///
+    /// # Errors
+    /// `Busy`, `Forked`.
+    pub fn start_accept(&self) -> Result<Op, SubmitError> {
+        let slot = self.inner.lock()?.accept()?;
+        Ok(Op { node: self.clone(), slot })
+    }
+
+    /// Waits for a session that somebody else begins.
+    ///
+    /// # Errors
+    /// None by the deadline.
+    pub fn accept(&self, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
+        session(self.start_accept()?.wait(deadline)??)
+    }
+
+    /// Ends a session, when the messages that were sent have gone out; what has not come of its operations ends with an error.
+    /// [Flush](Node::flush) before, if puts are to arrive. Messages that were not taken are gone.
+    ///
+    /// # Errors
+    /// `Forked`.
+    pub fn close(&self, session: Session) -> Result<(), SubmitError> {
+        let mut shared = self.inner.lock()?;
+        if shared.close(session) {
+            shared.commands.push_back(Command::Close { session });
+        }
+        drop(shared);
+        self.inner.nudge();
+        Ok(())
+    }
+
+    /// Sends a message: a header of at most 64 bytes, and a payload of at most 16 KiB. Both are copied. The operation ends when the
+    /// message is on its way, which it is as soon as there is credit; that it was taken only an answer can say.
+    ///
+    /// # Errors
+    /// `TooLong`; `Busy` if 64 messages wait for credit already; the session is gone.
+    pub fn send(&self, session: Session, header: &[u8], payload: &[u8]) -> Result<Op, SubmitError> {
+        let header = Header::new(header).ok_or(SubmitError::TooLong)?;
+        if payload.len() > SMALL_BYTES_MAX {
+            return Err(SubmitError::TooLong);
+        }
+        let payload = payload.to_vec();
+        self.send_counted(session, |op| Command::Send { op: Some(op), session, class: Class::Program, header, payload })
+    }
+
+    fn send_counted(&self, session: Session, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+        let mut shared = self.inner.lock()?;
+        shared.count_waiting(session)?;
+        let slot = match shared.begin(OpKind::Send(session)) {
+            Ok(slot) => slot,
+            Err(error) => {
+                shared.waits_no_longer(session);
+                return Err(error);
+            }
+        };
+        shared.commands.push_back(command(slot));
+        drop(shared);
+        self.inner.nudge();
+        Ok(Op { node: self.clone(), slot })
+    }
+
+    /// Receives the next message, of one session or of any: an operation. From any, it also brings the end of each session, once,
+    /// after its messages ([`Outcome::Ended`]).
+    ///
+    /// # Errors
+    /// `Busy`; the session is gone, or has ended and all its messages were taken.
+    pub fn start_receive(&self, from: Option<Session>) -> Result<Op, SubmitError> {
+        let mut shared = self.inner.lock()?;
+        let slot = shared.receive(from)?;
+        let message = shared.ops.get(slot).and_then(|state| match &state.result {
+            Some(Ok(Outcome::Message(message))) => Some(message.session),
+            _ => None,
+        });
+        if let Some(session) = message.filter(|session| shared.owes_credit(*session)) {
+            shared.commands.push_back(Command::GiveCredit { session });
+            drop(shared);
+            self.inner.nudge();
+        }
+        Ok(Op { node: self.clone(), slot })
+    }
+
+    /// Waits for the next message of any session; skips the ends of sessions.
+    ///
+    /// # Errors
+    /// None by the deadline.
+    pub fn receive(&self, deadline: impl Into<Deadline>) -> Result<Message, NodeError> {
+        let deadline = deadline.into();
+        loop {
+            if let Outcome::Message(message) = self.start_receive(None)?.wait(deadline)?? {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// Waits for the next message of one session.
+    ///
+    /// # Errors
+    /// None by the deadline, or the session has ended.
+    pub fn receive_from(&self, session: Session, deadline: impl Into<Deadline>) -> Result<Message, NodeError> {
+        match self.start_receive(Some(session))?.wait(deadline)?? {
+            Outcome::Message(message) => Ok(message),
+            _ => Err(OpError::WrongAnswer.into()),
+        }
+    }
+
+    /// Puts bytes into a window of the peer, from `offset` on: those of up to 64 segments, in order. The operation ends when they lie
+    /// there, or the peer has refused them; of a put of more than 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX))
+    /// a part may lie there then. Puts into one window arrive in their order.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub fn put(
+        &self,
+        session: Session,
+        segments: &[Segment<'_>],
+        to: &Descriptor,
+        offset: u64,
+    ) -> Result<Op, SubmitError> {
+        let (segments, len) = hold(segments)?;
+        self.check_put(to, offset, len)?;
+        if len == 0 {
+            return self.flush(session);
+        }
+        let to = (to.put_key(), offset);
+        self.transfer(session, |op| Command::Put { op, session, segments, to, message: None })
+    }
+
+    /// Puts bytes, and has a message with that header (at most 64 bytes) follow them: the peer's program receives it once they lie
+    /// there. It takes a credit, as each message does; the put waits for it.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]; a put of no bytes has no message.
+    pub fn put_with_message(
+        &self,
+        session: Session,
+        segments: &[Segment<'_>],
+        (to, offset): (&Descriptor, u64),
+        header: &[u8],
+    ) -> Result<Op, SubmitError> {
+        let message = Header::new(header).ok_or(SubmitError::TooLong)?;
+        let (segments, len) = hold(segments)?;
+        self.check_put(to, offset, len)?;
+        if len == 0 {
+            return Err(SubmitError::OutOfRange);
+        }
+        let to = (to.put_key(), offset);
+        self.send_counted(session, |op| Command::Put { op, session, segments, to, message: Some(message) })
+    }
+
+    fn check_put(&self, to: &Descriptor, offset: u64, len: usize) -> Result<(), SubmitError> {
+        if !to.rights().put {
+            return Err(SubmitError::Rights);
+        }
+        to.check(offset, len)
+    }
+
+    /// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments, in order. The peer's program hears nothing of
+    /// it; its node must be turned.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub fn get(
+        &self,
+        session: Session,
+        from: &Descriptor,
+        offset: u64,
+        segments: &[Segment<'_>],
+    ) -> Result<Op, SubmitError> {
+        let (segments, len) = hold(segments)?;
+        if !from.rights().get {
+            return Err(SubmitError::Rights);
+        }
+        from.check(offset, len)?;
+        if len == 0 {
+            return self.flush(session);
+        }
+        let from = (from.get_key(), offset);
+        self.transfer(session, |op| Command::Get { op, session, segments, from })
+    }
+
+    /// Ends when all puts over a session that were begun before have ended, well or not.
+    ///
+    /// # Errors
+    /// `Busy`; the session is gone.
+    pub fn flush(&self, session: Session) -> Result<Op, SubmitError> {
+        self.transfer(session, |op| Command::Flush { op, session })
+    }
+
+    fn transfer(&self, session: Session, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+        self.inner.lock()?.usable(session)?;
+        self.command(OpKind::Plain, command)
+    }
+
+    /// As [`Op::cancel`], by name.
+    ///
+    /// # Errors
+    /// `Forked`.
+    pub fn cancel(&self, op: OpId) -> Result<(), SubmitError> {
+        let mut shared = self.inner.lock()?;
+        if !shared.cancel(op.0)
+            && let Some(kind) = shared.ops.get(op.0).map(|state| state.kind)
+        {
+            shared.commands.push_back(Command::Cancel { op, kind });
+        }
+        drop(shared);
+        self.inner.nudge();
+        Ok(())
+    }
+
+    pub(super) fn open_range(
+        &self,
+        session: Session,
+        segment: Segment<'_>,
+        rights: Rights,
+        once: bool,
+    ) -> Result<Window, NodeError> {
+        let held = segment.hold()?;
+        if held.len == 0 || !(rights.put || rights.get) {
+            return Err(SubmitError::OutOfRange.into());
+        }
+        self.inner.lock()?.usable(session)?;
+        let (mapping, range) = (held.mapping.clone(), (held.start, held.len));
+        match self.run(|op| Command::Open { op, session, mapping, range, rights, once })? {
+            Outcome::Opened(descriptor) => Ok(Window::new(self.clone(), session, descriptor, held.mapping)),
+            _ => Err(OpError::WrongAnswer.into()),
+        }
+    }
+
+    pub(super) fn close_window(
+        &self,
+        session: Session,
+        descriptor: Descriptor,
+        mapping: Mapping,
+    ) -> Result<Op, SubmitError> {
+        self.command(OpKind::Plain, |op| Command::CloseWindow { op, session, descriptor, mapping })
+    }
+
+    /// What it has, counted now.
+    ///
+    /// # Errors
+    /// `Forked`. While another thread turns the loop, windows are not counted but as 0.
+    pub fn counters(&self) -> Result<NodeCounters, SubmitError> {
+        let (ops, sessions) = {
+            let shared = self.inner.lock()?;
+            (shared.ops.len(), shared.sessions.len())
+        };
+        let (windows, windows_refused) = match self.inner.try_engine() {
+            Some(mut engine) => {
+                let counted = engine.windows();
+                drop(engine);
+                self.inner.left_engine();
+                counted
+            }
+            None => (0, 0),
+        };
+        Ok(NodeCounters { windows, windows_refused, ops, sessions })
+    }
+}
+
+fn session(outcome: Outcome) -> Result<Session, NodeError> {
+    match outcome {
+        Outcome::Session(session) => Ok(session),
+        _ => Err(OpError::WrongAnswer.into()),
+    }
+}
+
+/// Begins a use of each segment; gives the bytes of all.
+fn hold(segments: &[Segment<'_>]) -> Result<(Vec<Held>, usize), SubmitError> {
+    if segments.len() > SEGMENTS_MAX {
+        return Err(SubmitError::TooLong);
+    }
+    let held = segments.iter().map(Segment::hold).collect::<Result<Vec<_>, _>>()?;
+    let len = held.iter().map(|segment| segment.len).sum();
+    Ok((held, len))
+}
+
+impl From<SubmitError> for WaitError {
+    fn from(_: SubmitError) -> Self {
+        Self::Forked
+    }
+}

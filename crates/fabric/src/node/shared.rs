@@ -1,0 +1,341 @@
+//! What all threads of a node see under one short lock: operations, sessions with the messages that came, groups, who waits, and
+//! the commands for whoever turns the loop next.
+//!
+//! Pure tables: nothing here waits, and what is to be woken is noted and woken by the caller. Each operation ends by exactly one
+//! [`Shared::complete`]; its result is then taken once, by its handle or its group, or is nobody's.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::command::Command;
+use super::error::{OpError, SubmitError, WaitError};
+use super::group::Groups;
+use super::op::{Completed, Outcome};
+use super::wait::Parker;
+use super::{Message, Session};
+use crate::limits::{ACCEPTED_MAX, ENDED_SESSIONS_MAX, MESSAGES_WAITING_MAX, NODE_OPS_MAX};
+use crate::session::CloseReason;
+use crate::slots::{Slot, Slots};
+
+/// What an operation is, as far as cancelling it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpKind {
+    Receive(Option<Session>),
+    Accept,
+    /// A message, or a put with one, that may wait for credit.
+    Send(Session),
+    /// Of the layer above.
+    Layer,
+    /// It ends by itself.
+    Plain,
+}
+
+pub(super) struct OpState {
+    pub(super) kind: OpKind,
+    pub(super) result: Option<Completed>,
+    /// Its handle is gone: nobody takes the result.
+    pub(super) detached: bool,
+    /// Where the result goes, and what it is called there.
+    pub(super) group: Option<(Slot, u64)>,
+    pub(super) waiters: Vec<Arc<Parker>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    Connecting(Slot),
+    /// A server's, before its client has granted messages.
+    Arriving,
+    Up,
+    Ended(CloseReason),
+}
+
+pub(super) struct SessionState {
+    pub(super) phase: Phase,
+    pub(super) queue: VecDeque<Message>,
+    receivers: VecDeque<Slot>,
+    /// Messages that were sent or wait to be, without credit.
+    pub(super) waiting: usize,
+    /// Messages that the program has taken, whose credit was not given back.
+    pub(super) taken: u32,
+    /// When so many were taken their credit is given back.
+    pub(super) give_back_at: u32,
+    /// The program has closed it, and need not be told of its end.
+    pub(super) closed: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) ops: Slots<OpState>,
+    pub(super) sessions: Slots<SessionState>,
+    pub(super) groups: Groups,
+    pub(super) commands: VecDeque<Command>,
+    /// Threads that wait while another turns the loop, and have not been offered to.
+    pub(super) followers: VecDeque<Arc<Parker>>,
+    /// A session for each message in a queue, in the order in which they came.
+    arrivals: VecDeque<Slot>,
+    receivers: VecDeque<Slot>,
+    acceptors: VecDeque<Slot>,
+    accepted: VecDeque<Session>,
+    endings: VecDeque<(Session, CloseReason)>,
+    /// Something ended since [`super::Node::progress`] was last called.
+    pub(super) news: bool,
+}
+
+impl Shared {
+    pub(super) fn begin(&mut self, kind: OpKind) -> Result<Slot, SubmitError> {
+        if self.ops.len() >= NODE_OPS_MAX {
+            return Err(SubmitError::Busy);
+        }
+        Ok(self.ops.insert(OpState { kind, result: None, detached: false, group: None, waiters: Vec::new() }))
+    }
+
+    /// The end of an operation; of one that has ended nothing happens.
+    pub(super) fn complete(&mut self, op: Slot, result: Result<Outcome, OpError>) {
+        self.news = true;
+        let Some(state) = self.ops.get_mut(op).filter(|state| state.result.is_none()) else { return };
+        for waiter in state.waiters.drain(..) {
+            waiter.wake();
+        }
+        if let Some((group, context)) = state.group {
+            self.ops.remove(op);
+            if let Some(result) = self.groups.completed(group, context, result) {
+                self.discard(result);
+            }
+            return;
+        }
+        if state.detached {
+            self.ops.remove(op);
+            return self.discard(result);
+        }
+        state.result = Some(result);
+    }
+
+    /// Nobody wants a result: what is in it must not be lost to others.
+    pub(super) fn discard(&mut self, result: Completed) {
+        if let Ok(Outcome::Session(session)) = result {
+            self.accepted.push_front(session);
+        }
+    }
+
+    /// The result of an operation, once.
+    pub(super) fn take(&mut self, op: Slot) -> Option<Result<Completed, WaitError>> {
+        let Some(state) = self.ops.get(op) else { return Some(Err(WaitError::Taken)) };
+        if state.group.is_some() {
+            return Some(Err(WaitError::Taken));
+        }
+        state.result.as_ref()?;
+        self.ops.remove(op)?.result.map(Ok)
+    }
+
+    /// The handle of an operation is gone.
+    pub(super) fn detach(&mut self, op: Slot) {
+        let Some(state) = self.ops.get_mut(op).filter(|state| state.group.is_none()) else { return };
+        if let Some(result) = state.result.take() {
+            self.ops.remove(op);
+            return self.discard(result);
+        }
+        state.detached = true;
+        if matches!(state.kind, OpKind::Receive(_) | OpKind::Accept) {
+            self.cancel(op);
+        }
+    }
+
+    /// Cancels what waits here for somebody else's doing. False if the loop must be asked.
+    pub(super) fn cancel(&mut self, op: Slot) -> bool {
+        let queue = match self.ops.get(op).map(|state| state.kind) {
+            Some(OpKind::Receive(None)) => &mut self.receivers,
+            Some(OpKind::Receive(Some(session))) => match self.sessions.get_mut(session.0) {
+                Some(state) => &mut state.receivers,
+                None => return true,
+            },
+            Some(OpKind::Accept) => &mut self.acceptors,
+            Some(OpKind::Send(_) | OpKind::Layer) => return false,
+            Some(OpKind::Plain) | None => return true,
+        };
+        if let Some(place) = queue.iter().position(|other| *other == op) {
+            queue.remove(place);
+            self.complete(op, Err(OpError::Cancelled));
+        }
+        true
+    }
+
+    pub(super) fn add_session(&mut self, phase: Phase, credits: u16) -> Session {
+        Session(self.sessions.insert(SessionState {
+            phase,
+            queue: VecDeque::new(),
+            receivers: VecDeque::new(),
+            waiting: 0,
+            taken: 0,
+            give_back_at: u32::from(credits).div_ceil(2),
+            closed: false,
+        }))
+    }
+
+    /// A session that can be used.
+    pub(super) fn usable(&mut self, session: Session) -> Result<&mut SessionState, SubmitError> {
+        match self.sessions.get_mut(session.0) {
+            None | Some(SessionState { closed: true, .. }) => Err(SubmitError::NoSession),
+            Some(SessionState { phase: Phase::Ended(reason), .. }) => Err(SubmitError::Ended(*reason)),
+            Some(state) => Ok(state),
+        }
+    }
+
+    /// Counts a message that will be sent, if there is room for it to wait.
+    pub(super) fn count_waiting(&mut self, session: Session) -> Result<(), SubmitError> {
+        let state = self.usable(session)?;
+        if state.waiting >= MESSAGES_WAITING_MAX {
+            return Err(SubmitError::Busy);
+        }
+        state.waiting += 1;
+        Ok(())
+    }
+
+    pub(super) fn waits_no_longer(&mut self, session: Session) {
+        if let Some(state) = self.sessions.get_mut(session.0) {
+            state.waiting = state.waiting.saturating_sub(1);
+        }
+    }
+
+    /// A client's session can be used, or a server's: its peer has granted messages. False if it is one too many.
+    pub(super) fn session_up(&mut self, session: Session) -> bool {
+        let Some(state) = self.sessions.get_mut(session.0) else { return true };
+        match std::mem::replace(&mut state.phase, Phase::Up) {
+            Phase::Connecting(op) => self.complete(op, Ok(Outcome::Session(session))),
+            Phase::Arriving => match self.acceptors.pop_front() {
+                Some(op) => self.complete(op, Ok(Outcome::Session(session))),
+                None if self.accepted.len() >= ACCEPTED_MAX => return false,
+                None => self.accepted.push_back(session),
+            },
+            other => state.phase = other,
+        }
+        true
+    }
+
+    /// A session has ended: nothing more comes. Its messages stay.
+    pub(super) fn session_ended(&mut self, session: Session, reason: CloseReason) {
+        let Some(state) = self.sessions.get_mut(session.0) else { return };
+        let closed = state.closed;
+        let receivers = std::mem::take(&mut state.receivers);
+        let phase = std::mem::replace(&mut state.phase, Phase::Ended(reason));
+        for op in receivers {
+            self.complete(op, Err(OpError::Ended(reason)));
+        }
+        match phase {
+            Phase::Connecting(op) => {
+                self.sessions.remove(session.0);
+                self.complete(op, Err(OpError::Ended(reason)));
+            }
+            Phase::Arriving => {
+                self.sessions.remove(session.0);
+            }
+            Phase::Up | Phase::Ended(_) if closed => self.forget_session(session),
+            Phase::Up | Phase::Ended(_) => self.note_ending(session, reason),
+        }
+    }
+
+    fn note_ending(&mut self, session: Session, reason: CloseReason) {
+        self.accepted.retain(|other| *other != session);
+        if self.endings.len() >= ENDED_SESSIONS_MAX
+            && let Some((oldest, _)) = self.endings.pop_front()
+        {
+            self.forget_session(oldest);
+        }
+        match self.receivers.pop_front() {
+            Some(op) => {
+                self.forget_session(session);
+                self.complete(op, Ok(Outcome::Ended(session, reason)));
+            }
+            None => self.endings.push_back((session, reason)),
+        }
+    }
+
+    /// The program wants a session no longer. False if it has ended already.
+    pub(super) fn close(&mut self, session: Session) -> bool {
+        self.accepted.retain(|other| *other != session);
+        let Some(state) = self.sessions.get_mut(session.0) else { return false };
+        state.closed = true;
+        let ended = matches!(state.phase, Phase::Ended(_));
+        self.forget_session(session);
+        !ended
+    }
+
+    /// The program knows that a session has ended.
+    pub(super) fn forget_session(&mut self, session: Session) {
+        if matches!(self.sessions.get(session.0), Some(SessionState { phase: Phase::Ended(_), .. })) {
+            self.sessions.remove(session.0);
+            self.arrivals.retain(|other| *other != session.0);
+            self.endings.retain(|(other, _)| *other != session);
+        }
+    }
+
+    /// A message came. True if its credit can be given back: a receiver waited for it.
+    pub(super) fn message_came(&mut self, message: Message) {
+        let session = message.session;
+        let Some(state) = self.sessions.get_mut(session.0) else { return };
+        if let Some(op) = state.receivers.pop_front().or_else(|| self.receivers.pop_front()) {
+            state.taken += 1;
+            return self.complete(op, Ok(Outcome::Message(message)));
+        }
+        state.queue.push_back(message);
+        self.arrivals.push_back(session.0);
+    }
+
+    /// Begins to receive: at once, if something is here.
+    pub(super) fn receive(&mut self, from: Option<Session>) -> Result<Slot, SubmitError> {
+        if let Some(session) = from {
+            let state = self.sessions.get(session.0).ok_or(SubmitError::NoSession)?;
+            if let (Phase::Ended(reason), true) = (&state.phase, state.queue.is_empty()) {
+                return Err(SubmitError::Ended(*reason));
+            }
+        }
+        let op = self.begin(OpKind::Receive(from))?;
+        if let Some(outcome) = self.next_received(from) {
+            self.complete(op, Ok(outcome));
+        } else if let Some(state) = from.and_then(|session| self.sessions.get_mut(session.0)) {
+            state.receivers.push_back(op);
+        } else {
+            self.receivers.push_back(op);
+        }
+        Ok(op)
+    }
+
+    fn next_received(&mut self, from: Option<Session>) -> Option<Outcome> {
+        let session = match from {
+            Some(session) => {
+                let place = self.arrivals.iter().position(|other| *other == session.0)?;
+                self.arrivals.remove(place)
+            }
+            None => self.arrivals.pop_front(),
+        };
+        let Some(session) = session else {
+            let (session, reason) = self.endings.pop_front()?;
+            self.forget_session(session);
+            return Some(Outcome::Ended(session, reason));
+        };
+        let state = self.sessions.get_mut(session)?;
+        state.taken += 1;
+        Some(Outcome::Message(state.queue.pop_front()?))
+    }
+
+    /// The layer is done with a message. True if credit is to be given back.
+    pub(super) fn taken(&mut self, session: Session) -> bool {
+        if let Some(state) = self.sessions.get_mut(session.0) {
+            state.taken += 1;
+        }
+        self.owes_credit(session)
+    }
+
+    /// Whether credit is to be given back for messages of a session.
+    pub(super) fn owes_credit(&self, session: Session) -> bool {
+        self.sessions.get(session.0).is_some_and(|state| state.taken >= state.give_back_at)
+    }
+
+    pub(super) fn accept(&mut self) -> Result<Slot, SubmitError> {
+        let op = self.begin(OpKind::Accept)?;
+        match self.accepted.pop_front() {
+            Some(session) => self.complete(op, Ok(Outcome::Session(session))),
+            None => self.acceptors.push_back(op),
+        }
+        Ok(op)
+    }
+}

@@ -1,0 +1,370 @@
+//! Messages, puts, gets and flushes on the loop.
+//!
+//! A put goes out in parts, by the one lane that all puts into its window take; the peer says of each that it lies there. A get is
+//! a get of the fabric for each part. Either ends when all its parts have, *and* when no frame over the program's memory is left:
+//! the peer's word may come before the kernel has let go of what was sent.
+
+use byway_reactor::{Frame, Mapping, Reactor};
+use zerocopy::little_endian::U32;
+
+use super::command::Header;
+use super::engine::{Core, Waiting};
+use super::error::OpError;
+use super::memory::Held;
+use super::op::{Completed, Outcome};
+use super::wire::{Class, CreditBody, MessageBody, PutBody};
+use super::{OpId, Session};
+use crate::fabric::{Announced, GetError, Remote};
+use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::wire::{Header as WireHeader, Kind};
+use crate::{Fabric, WindowKey};
+
+/// A put in flight.
+pub(super) struct Put {
+    op: Slot,
+    session: Session,
+    /// Its place among the puts of its session.
+    number: u64,
+    left: u32,
+    error: Option<OpError>,
+    mappings: Vec<Mapping>,
+}
+
+/// A get in flight.
+pub(super) struct Get {
+    op: Slot,
+    left: u32,
+    error: Option<OpError>,
+    mappings: Vec<Mapping>,
+}
+
+/// An operation that has ended but for frames that somebody holds.
+pub(super) struct Linger {
+    op: Slot,
+    mappings: Vec<Mapping>,
+    result: Completed,
+}
+
+/// A run of one segment.
+struct Piece {
+    segment: usize,
+    start: usize,
+    len: usize,
+}
+
+/// Cuts segments into parts of at most `max` bytes, of as many pieces as it takes.
+fn parts(segments: &[Held], max: usize) -> Vec<Vec<Piece>> {
+    let mut parts = Vec::new();
+    let (mut part, mut room) = (Vec::new(), max);
+    for (index, segment) in segments.iter().enumerate() {
+        let mut at = 0;
+        while at < segment.len {
+            let len = (segment.len - at).min(room);
+            part.push(Piece { segment: index, start: segment.start + at, len });
+            (at, room) = (at + len, room - len);
+            if room == 0 {
+                parts.push(std::mem::take(&mut part));
+                room = max;
+            }
+        }
+    }
+    if !part.is_empty() {
+        parts.push(part);
+    }
+    parts
+}
+
+fn frame(segments: &[Held], piece: &Piece) -> Frame {
+    // SAFETY: the program's side makes no references to a mapping in use, which it is by its segment and then by this frame; and
+    // all frames over a program's memory are of this loop.
+    unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
+}
+
+impl Core {
+    /// Ends an operation once nobody can touch its memory any more.
+    pub(super) fn linger(&mut self, op: Slot, mappings: Vec<Mapping>, result: Completed) {
+        if mappings.iter().any(|mapping| mapping.uses() > 0) {
+            return self.lingering.push(Linger { op, mappings, result });
+        }
+        drop(mappings);
+        self.complete(op, result);
+    }
+
+    pub(super) fn end_lingering(&mut self) {
+        if self.lingering.is_empty() {
+            return;
+        }
+        let free = |linger: &mut Linger| linger.mappings.iter().all(|mapping| mapping.uses() == 0);
+        let ended: Vec<Linger> = self.lingering.extract_if(.., free).collect();
+        for Linger { op, mappings, result } in ended {
+            drop(mappings);
+            self.complete(op, result);
+        }
+    }
+
+    /// Sends a message or a put with one, now or when there is credit.
+    pub(super) fn send(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
+        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
+        if let Some(reason) = ended {
+            return self.end_waiting(session, waiting, reason);
+        }
+        let free = matches!(waiting, Waiting::Message { class: Class::Now, .. });
+        let Some(link) = self.links.get_mut(&session) else { return };
+        if !free && (link.credits == 0 || !link.waiting.is_empty()) {
+            return link.waiting.push_back(waiting);
+        }
+        if !free {
+            link.credits -= 1;
+        }
+        self.send_now(fabric, reactor, session, waiting);
+    }
+
+    /// Sends what waited, as far as there is credit.
+    pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
+        while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
+            let Some(waiting) = link.waiting.pop_front() else { return };
+            link.credits -= 1;
+            self.send_now(fabric, reactor, session, waiting);
+        }
+    }
+
+    fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
+        self.shared().waits_no_longer(session);
+        let Some(link) = self.links.get(&session) else { return };
+        match waiting {
+            Waiting::Message { op, class, header, payload } => {
+                let header = WireHeader::with_body(Kind::Message, &MessageBody::new(class, header.as_slice()));
+                let checked = fabric.agreed(link.fabric).is_some_and(crate::Agreed::payload_checksum);
+                let checksum = (checked && !payload.is_empty()).then(|| crc32c::crc32c(&payload));
+                let announced = Announced { len: payload.len(), checksum };
+                fabric.send_with(link.fabric, header, announced, |gather| gather.push_head(&payload));
+                if let Some(op) = op {
+                    self.complete(op, Ok(Outcome::Done));
+                }
+            }
+            Waiting::Put { op, segments, to, message } => {
+                self.start_put(fabric, reactor, (op, session), (segments, to), Some(message));
+            }
+        }
+    }
+
+    pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
+        self.shared().waits_no_longer(session);
+        match waiting {
+            Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
+            Waiting::Message { .. } => {}
+            Waiting::Put { op, segments, .. } => {
+                drop(segments);
+                self.complete(op, Err(OpError::Ended(reason)));
+            }
+        }
+    }
+
+    pub(super) fn start_put(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        (op, session): (Slot, Session),
+        (segments, (window, offset)): (Vec<Held>, (WindowKey, u64)),
+        message: Option<Header>,
+    ) {
+        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
+        let Some(link) = self.links.get_mut(&session).filter(|_| ended.is_none()) else {
+            drop(segments);
+            return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
+        };
+        let parts = parts(&segments, PAYLOAD_BYTES_MAX);
+        let number = link.put_count;
+        link.put_count += 1;
+        link.puts.insert(number);
+        let slot = link.fabric;
+        let put = Put { op, session, number, left: parts.len() as u32, error: None, mappings: Vec::new() };
+        let name = self.puts.insert(put);
+        let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
+        let route = fabric.route_to(slot, window);
+        let last = parts.len() - 1;
+        let mut offset = offset;
+        for (index, part) in parts.iter().enumerate() {
+            let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
+            let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
+            let frames: Vec<Frame> = part.iter().map(|piece| frame(&segments, piece)).collect();
+            let len: usize = part.iter().map(|piece| piece.len).sum();
+            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+            let push = |gather: &mut byway_reactor::Gather| {
+                for frame in frames {
+                    let len = frame.len();
+                    gather.push_frame(frame, 0, len);
+                }
+            };
+            let to = Remote { window, offset };
+            if let Err(error) = fabric.put(reactor, (slot, route), (to, header), Announced { len, checksum }, push) {
+                self.part_ended(name, None, Some(OpError::Io(error)));
+            }
+            offset += len as u64;
+        }
+        let mappings = segments.into_iter().map(|segment| segment.mapping).collect();
+        match self.puts.get_mut(name) {
+            Some(put) => put.mappings = mappings,
+            None => drop(mappings),
+        }
+    }
+
+    /// A part of a put has ended, as the peer of `session` says.
+    pub(super) fn part_ended(&mut self, put: Slot, session: Option<Session>, error: Option<OpError>) {
+        let Some(state) = self.puts.get_mut(put).filter(|put| session.is_none_or(|session| session == put.session))
+        else {
+            return;
+        };
+        state.error = state.error.or(error);
+        state.left -= 1;
+        if state.left == 0
+            && let Some(put) = self.puts.remove(put)
+        {
+            self.end_put(put, None);
+        }
+    }
+
+    fn end_put(&mut self, put: Put, error: Option<OpError>) {
+        let Put { op, session, number, mappings, .. } = put;
+        let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
+        self.linger(op, mappings, result);
+        let Some(link) = self.links.get_mut(&session) else { return };
+        link.puts.remove(&number);
+        let first = link.puts.first().copied().unwrap_or(u64::MAX);
+        let mut done = Vec::new();
+        while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {
+            done.push(op);
+        }
+        let result = link.ended.map_or(Ok(Outcome::Done), |reason| Err(OpError::Ended(reason)));
+        for op in done {
+            self.complete(op, result.clone());
+        }
+    }
+
+    pub(super) fn start_flush(&mut self, op: Slot, session: Session) {
+        let Some(link) = self.links.get_mut(&session) else {
+            return self.complete(op, Err(OpError::Ended(CloseReason::Closed)));
+        };
+        if let Some(reason) = link.ended {
+            return self.complete(op, Err(OpError::Ended(reason)));
+        }
+        if link.puts.is_empty() {
+            return self.complete(op, Ok(Outcome::Done));
+        }
+        link.flushes.push_back((link.put_count, op));
+    }
+
+    pub(super) fn start_get(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        (op, session): (Slot, Session),
+        segments: Vec<Held>,
+        (window, mut offset): (WindowKey, u64),
+    ) {
+        let link = self.links.get(&session);
+        let Some(slot) = link.filter(|link| link.ended.is_none()).map(|link| link.fabric) else {
+            let reason = link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed);
+            drop(segments);
+            return self.complete(op, Err(OpError::Ended(reason)));
+        };
+        // A frame of the fabric's has one piece.
+        let pieces: Vec<Piece> = segments
+            .iter()
+            .enumerate()
+            .flat_map(|(index, segment)| {
+                let starts = (0..segment.len).step_by(PAYLOAD_BYTES_MAX);
+                starts.map(move |at| Piece {
+                    segment: index,
+                    start: segment.start + at,
+                    len: (segment.len - at).min(PAYLOAD_BYTES_MAX),
+                })
+            })
+            .collect();
+        let name = self.gets.insert(Get { op, left: pieces.len() as u32, error: None, mappings: Vec::new() });
+        let mut refused = Vec::new();
+        for piece in &pieces {
+            let from = Remote { window, offset };
+            if let Err(frame) = fabric.get(reactor, slot, from, frame(&segments, piece), name.to_u64()) {
+                refused.push(frame);
+            }
+            offset += piece.len as u64;
+        }
+        if let Some(get) = self.gets.get_mut(name) {
+            get.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
+        }
+        for frame in refused {
+            drop(frame);
+            self.get_ended(name, Some(OpError::Full));
+        }
+    }
+
+    /// A part of a get has ended.
+    pub(super) fn got_part(&mut self, session: Slot, get: u64, result: Result<(), GetError>) {
+        let reason = || {
+            let link = self.by_fabric.get(&session).and_then(|session| self.links.get(session));
+            link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed)
+        };
+        let error = result.err().map(|error| match error {
+            GetError::Refused(error) => OpError::Refused(error),
+            GetError::Ended => OpError::Ended(reason()),
+            GetError::Length { .. } => OpError::WrongAnswer,
+            GetError::Io(error) => OpError::Io(error),
+        });
+        self.get_ended(Slot::from_u64(get), error);
+    }
+
+    fn get_ended(&mut self, get: Slot, error: Option<OpError>) {
+        let Some(state) = self.gets.get_mut(get) else { return };
+        state.error = state.error.or(error);
+        state.left -= 1;
+        if state.left == 0
+            && let Some(Get { op, error, mappings, .. }) = self.gets.remove(get)
+        {
+            self.linger(op, mappings, error.map_or(Ok(Outcome::Done), Err));
+        }
+    }
+
+    /// Gives back the credit for the messages that the program has taken.
+    pub(super) fn give_credit(&mut self, fabric: &mut Fabric, session: Session) {
+        let taken = match self.shared().sessions.get_mut(session.0) {
+            Some(state) => std::mem::take(&mut state.taken),
+            None => 0,
+        };
+        if taken > 0
+            && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
+        {
+            link.granted += taken;
+            grant(fabric, link.fabric, taken);
+        }
+    }
+
+    /// The lanes of a session are gone: what was under way ends.
+    pub(super) fn end_transfers(&mut self, session: Session, reason: CloseReason) {
+        let puts: Vec<Slot> =
+            self.puts.iter().filter(|(_, put)| put.session == session).map(|(name, _)| name).collect();
+        for name in puts {
+            if let Some(put) = self.puts.remove(name) {
+                self.end_put(put, Some(OpError::Ended(reason)));
+            }
+        }
+        let flushes = self.links.get_mut(&session).map(|link| std::mem::take(&mut link.flushes)).unwrap_or_default();
+        for (_, op) in flushes {
+            self.complete(op, Err(OpError::Ended(reason)));
+        }
+    }
+}
+
+/// Lets the peer of a session send so many messages more.
+pub(super) fn grant(fabric: &mut Fabric, session: Slot, messages: u32) {
+    let body = CreditBody { messages: U32::new(messages), reserved: [0; 76] };
+    fabric.send(session, WireHeader::with_body(Kind::Credit, &body));
+}
+
+impl From<OpId> for Slot {
+    fn from(id: OpId) -> Self {
+        id.0
+    }
+}

@@ -1,0 +1,163 @@
+//! Messages, credit, cancelling, and the ends of sessions.
+
+use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, SubmitError, WaitError};
+
+use crate::rig::{Rig, Turner, connect, done, end, soon};
+
+crate::over_each_wire!(
+    messages_come_whole_and_in_order,
+    who_takes_nothing_is_sent_nothing_more,
+    what_waits_can_be_cancelled,
+    the_end_of_a_session_is_told_once,
+    an_own_poll_serves,
+    thousand_connections_idle,
+);
+
+fn messages_come_whole_and_in_order(rig: &Rig) {
+    let pair = rig.pair();
+    let server = std::thread::spawn(move || {
+        for _ in 0..300 {
+            let message = pair.server.receive(soon()).unwrap();
+            assert_eq!(message.session, pair.to_client);
+            pair.server.send(pair.to_client, &message.header, &message.payload).unwrap();
+        }
+        // Until the client has them all.
+        assert!(pair.server.receive_from(pair.to_client, soon()).is_err());
+    });
+    let sizes = [0, 1, 100, 4096, 16 << 10];
+    for number in 0..300usize {
+        let header = vec![number as u8; number % 65];
+        let payload = vec![number as u8; sizes[number % sizes.len()]];
+        done(&pair.client.send(pair.to_server, &header, &payload).unwrap());
+        let answer = pair.client.receive_from(pair.to_server, soon()).unwrap();
+        assert!(answer.header == header && answer.payload == payload, "message {number}");
+    }
+    assert!(matches!(pair.client.send(pair.to_server, &[0; 65], &[]), Err(SubmitError::TooLong)));
+    assert!(matches!(pair.client.send(pair.to_server, &[], &[0; (16 << 10) + 1]), Err(SubmitError::TooLong)));
+    pair.client.close(pair.to_server).unwrap();
+    let _turner = Turner::of(&pair.client);
+    server.join().unwrap();
+}
+
+fn who_takes_nothing_is_sent_nothing_more(rig: &Rig) {
+    let pair = rig.pair_of(&NodeOptions { messages: 4, ..rig.options() });
+    let turner = Turner::of(&pair.server);
+    let sent: Vec<_> = (0..4u8).map(|n| pair.client.send(pair.to_server, &[n], &[]).unwrap()).collect();
+    sent.iter().for_each(done);
+    let waiting: Vec<_> = (4..68u8).map(|n| pair.client.send(pair.to_server, &[n], &[n; 1000]).unwrap()).collect();
+    assert!(matches!(pair.client.send(pair.to_server, &[], &[]), Err(SubmitError::Busy)));
+    for op in &waiting {
+        assert_eq!(op.test(), Err(WaitError::Deadline), "without credit nothing is sent");
+    }
+    drop(turner);
+    std::thread::scope(|scope| {
+        scope.spawn(|| waiting.iter().for_each(done));
+        for n in 0..68u8 {
+            assert_eq!(pair.server.receive(soon()).unwrap().header, [n]);
+        }
+    });
+    done(&pair.client.send(pair.to_server, &[], &[]).unwrap());
+}
+
+fn what_waits_can_be_cancelled(rig: &Rig) {
+    let pair = rig.pair_of(&NodeOptions { messages: 1, ..rig.options() });
+    let _turner = Turner::of(&pair.server);
+    done(&pair.client.send(pair.to_server, b"first", &[]).unwrap());
+    let waiting = pair.client.send(pair.to_server, b"second", &[]).unwrap();
+    let last = pair.client.send(pair.to_server, b"third", &[]).unwrap();
+    let receive = pair.client.start_receive(None).unwrap();
+    let from = pair.client.start_receive(Some(pair.to_server)).unwrap();
+    let accept = pair.client.start_accept().unwrap();
+    for op in [&waiting, &receive, &from, &accept] {
+        op.cancel().unwrap();
+        assert_eq!(end(op), Err(OpError::Cancelled));
+        op.cancel().unwrap();
+        assert_eq!(op.test(), Err(WaitError::Taken), "once");
+    }
+    assert_eq!(pair.server.receive(soon()).unwrap().header, b"first");
+    done(&last);
+    assert_eq!(pair.server.receive(soon()).unwrap().header, b"third");
+    assert_eq!(pair.client.counters().unwrap().ops, 0);
+}
+
+fn the_end_of_a_session_is_told_once(rig: &Rig) {
+    let pair = rig.pair();
+    done(&pair.client.send(pair.to_server, b"last words", &[]).unwrap());
+    let waiting = pair.client.start_receive(Some(pair.to_server)).unwrap();
+    pair.client.close(pair.to_server).unwrap();
+    assert!(matches!(pair.client.send(pair.to_server, &[], &[]), Err(SubmitError::NoSession)));
+    let client = Turner::of(&pair.client);
+    assert!(matches!(end(&waiting), Err(OpError::Ended(_))));
+    let last = end(&pair.server.start_receive(None).unwrap());
+    assert!(matches!(&last, Ok(Outcome::Message(message)) if message.header == b"last words"), "{last:?}");
+    let ended = end(&pair.server.start_receive(None).unwrap());
+    assert!(matches!(ended, Ok(Outcome::Ended(session, _)) if session == pair.to_client), "{ended:?}");
+    let gone = pair.server.start_receive(Some(pair.to_client));
+    assert!(matches!(gone, Err(SubmitError::NoSession)));
+    drop(client);
+    assert_eq!((pair.server.counters().unwrap().sessions, pair.client.counters().unwrap().sessions), (0, 0));
+    let nobody = rig.listen(&rig.node());
+    let refused = pair.client.connect(&nobody, soon());
+    assert!(matches!(refused, Err(NodeError::Op(OpError::Ended(_)))), "{refused:?}");
+}
+
+fn an_own_poll_serves(rig: &Rig) {
+    let pair = rig.pair();
+    let server = std::thread::spawn(move || {
+        let mut receive = pair.server.start_receive(None).unwrap();
+        let mut served = 0;
+        loop {
+            let descriptor = pair.server.descriptor().unwrap();
+            let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+            let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+            assert!(rustix::event::poll(&mut polled, Some(&limit)).unwrap() > 0, "nothing in 20 s");
+            pair.server.progress().unwrap();
+            while let Ok(result) = receive.test() {
+                match result.unwrap() {
+                    Outcome::Message(message) => {
+                        pair.server.send(message.session, &message.header, &message.payload).unwrap();
+                        served += 1;
+                    }
+                    Outcome::Ended(..) => return served,
+                    other => panic!("{other:?}"),
+                }
+                receive = pair.server.start_receive(None).unwrap();
+            }
+        }
+    });
+    for n in 0..100u8 {
+        pair.client.send(pair.to_server, &[n], &[n; 100]).unwrap();
+        assert_eq!(pair.client.receive(soon()).unwrap().header, [n]);
+    }
+    pair.client.close(pair.to_server).unwrap();
+    let _turner = Turner::of(&pair.client);
+    assert_eq!(server.join().unwrap(), 100);
+}
+
+/// 500 sessions of two connections each.
+fn thousand_connections_idle(rig: &Rig) {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    // Each connection has two ends here, and over shared memory some descriptors more.
+    let each = if rig.wire == crate::rig::Wire::Shm { 8 } else { 2 };
+    let sessions: u64 = 500;
+    if limit.current.is_some_and(|current| current < sessions * 2 * each + 100) {
+        let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+        let enough = limit.maximum.is_none_or(|maximum| maximum >= sessions * 2 * each + 100);
+        if !enough || rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_err() {
+            return eprintln!("SKIP: not enough descriptors");
+        }
+    }
+    let options = NodeOptions { frame_bytes: 512 << 20, ..rig.options() };
+    let pair = rig.pair_of(&options);
+    let address = rig.listen(&pair.server);
+    let all: Vec<_> = (1..sessions).map(|_| connect(&pair.server, &pair.client, &address)).collect();
+    assert_eq!(pair.client.counters().unwrap().sessions, sessions as usize);
+    // While all are idle, one waits and finds nothing; then each of them works.
+    let nothing = pair.server.start_receive(None).unwrap();
+    assert_eq!(nothing.wait(Deadline::after(std::time::Duration::from_millis(50))), Err(WaitError::Deadline));
+    drop(nothing);
+    for (to_client, to_server) in all {
+        pair.client.send(to_server, b"there?", &[]).unwrap();
+        assert_eq!(pair.server.receive(soon()).unwrap().session, to_client);
+    }
+}

@@ -1,0 +1,178 @@
+//! Two nodes over a wire and a backend, and somebody who turns one of them.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use byway_fabric::node::{
+    Address, Completed, Deadline, Memory, Node, NodeOptions, Op, Outcome, Session, Window, parse_address,
+};
+use byway_reactor::IoChoice;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    Tcp,
+    Unix,
+    Shm,
+}
+
+/// Whatever hangs, hangs for so long.
+pub fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+pub fn end(op: &Op) -> Completed {
+    op.wait(soon()).expect("the operation ends")
+}
+
+pub fn done(op: &Op) {
+    assert_eq!(end(op), Ok(Outcome::Done));
+}
+
+/// Waits for an operation on a node that somebody waits for, so that it is turned until dropped.
+pub struct Turner {
+    op: std::sync::Arc<Op>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Turner {
+    pub fn of(node: &Node) -> Self {
+        let op = std::sync::Arc::new(node.start_accept().unwrap());
+        let waited = std::sync::Arc::clone(&op);
+        let thread = std::thread::spawn(move || {
+            let _ = waited.wait(Deadline::after(Duration::from_secs(120)));
+        });
+        Self { op, thread: Some(thread) }
+    }
+}
+
+impl Drop for Turner {
+    fn drop(&mut self) {
+        self.op.cancel().unwrap();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+pub struct Rig {
+    pub wire: Wire,
+    pub io: IoChoice,
+    folder: tempfile::TempDir,
+}
+
+static LISTENERS: AtomicU32 = AtomicU32::new(0);
+
+impl Rig {
+    pub fn new(wire: Wire, io: IoChoice) -> Self {
+        Self { wire, io, folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn options(&self) -> NodeOptions {
+        NodeOptions { io: self.io, frame_bytes: 16 << 20, ..NodeOptions::default() }
+    }
+
+    pub fn node(&self) -> Node {
+        Node::open(&self.options()).unwrap()
+    }
+
+    /// Has a node listen; gives where.
+    pub fn listen(&self, node: &Node) -> Address {
+        let number = LISTENERS.fetch_add(1, Ordering::Relaxed);
+        let path = self.folder.path().join(format!("socket-{number}"));
+        let address = match self.wire {
+            Wire::Tcp => parse_address("tcp://127.0.0.1:0").unwrap(),
+            Wire::Unix => Address::Unix(path),
+            Wire::Shm => Address::Shared(path),
+        };
+        match node.listen(&address).unwrap() {
+            Some(at) => Address::Tcp(at),
+            None => address,
+        }
+    }
+
+    pub fn pair(&self) -> Pair {
+        self.pair_of(&self.options())
+    }
+
+    pub fn pair_of(&self, options: &NodeOptions) -> Pair {
+        let (server, client) = (Node::open(options).unwrap(), Node::open(options).unwrap());
+        let address = self.listen(&server);
+        let (to_client, to_server) = connect(&server, &client, &address);
+        Pair { server, client, to_client, to_server }
+    }
+}
+
+/// A session from `client` to `server`: as each of them calls it.
+pub fn connect(server: &Node, client: &Node, address: &Address) -> (Session, Session) {
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| server.accept(soon()).unwrap());
+        let connected = client.connect(address, soon()).unwrap();
+        (accepted.join().unwrap(), connected)
+    })
+}
+
+pub struct Pair {
+    pub server: Node,
+    pub client: Node,
+    pub to_client: Session,
+    pub to_server: Session,
+}
+
+impl Pair {
+    /// Memory of the server with a byte for each place, and a window in its middle; canaries around it.
+    pub fn window(&self, len: usize, open: impl FnOnce(&Memory, std::ops::Range<usize>) -> Window) -> (Memory, Window) {
+        let mut memory = self.server.register(len + 2 * CANARY).unwrap();
+        for (at, byte) in memory.bytes_mut().unwrap().iter_mut().enumerate() {
+            *byte = pattern(at);
+        }
+        let window = open(&memory, CANARY..CANARY + len);
+        (memory, window)
+    }
+}
+
+/// Bytes around windows that nobody may touch.
+pub const CANARY: usize = 4096;
+
+pub fn pattern(at: usize) -> u8 {
+    (at * 31 + at / 251) as u8
+}
+
+pub fn copy_of(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+pub fn canaries_are_whole(memory: &Memory) {
+    let bytes = copy_of(memory);
+    let end = bytes.len() - CANARY;
+    for at in (0..CANARY).chain(end..bytes.len()) {
+        assert_eq!(bytes[at], pattern(at), "canary at {at}");
+    }
+}
+
+/// Each test over each wire and backend.
+#[macro_export]
+macro_rules! over_each_wire {
+    ($($name:ident),* $(,)?) => {
+        $crate::over_each_wire!(@ tcp_epoll, Tcp, Epoll, $($name),*);
+        $crate::over_each_wire!(@ unix_epoll, Unix, Epoll, $($name),*);
+        $crate::over_each_wire!(@ shm_epoll, Shm, Epoll, $($name),*);
+        $crate::over_each_wire!(@ tcp_uring, Tcp, Uring, $($name),*);
+        $crate::over_each_wire!(@ unix_uring, Unix, Uring, $($name),*);
+        $crate::over_each_wire!(@ shm_uring, Shm, Uring, $($name),*);
+    };
+    (@ $module:ident, $wire:ident, $io:ident, $($name:ident),*) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                use byway_reactor::IoChoice;
+                let io = IoChoice::$io;
+                if io == IoChoice::Uring && byway_reactor::Reactor::open_for_threads(io, 1).is_err() {
+                    return eprintln!("SKIP: io_uring is not to be had");
+                }
+                super::$name(&$crate::rig::Rig::new($crate::rig::Wire::$wire, io));
+            })*
+        }
+    };
+}

@@ -1,0 +1,211 @@
+//! Many threads on one node: each end goes to one of them, and none waits in vain.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use byway_fabric::node::{Deadline, Op, Outcome, Rights, WaitError};
+
+use crate::rig::{Rig, Turner, done, end, pattern, soon};
+
+crate::over_each_wire!(
+    each_completion_of_a_group_is_seen_once,
+    each_message_is_seen_once,
+    a_thread_that_drops_out_takes_nothing_with_it,
+    the_first_of_several_is_found,
+    many_threads_transfer_at_once,
+    a_loop_outlives_the_thread_that_began_its_operations,
+);
+
+const THREADS: usize = 8;
+
+fn each_completion_of_a_group_is_seen_once(rig: &Rig) {
+    const OPS: usize = 4000;
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) =
+        pair.window(4096, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::GET).unwrap());
+    let group = pair.client.group(64).unwrap();
+    let mine = pair.client.register(4096 * THREADS).unwrap();
+    let (begun, seen) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+    let remote = window.descriptor();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (group, mine, begun, seen, pair) = (&group, &mine, &begun, &seen, &pair);
+            scope.spawn(move || {
+                loop {
+                    let number = begun.fetch_add(1, Ordering::Relaxed);
+                    if number < OPS {
+                        let place = mine.segment(thread * 4096..(thread + 1) * 4096);
+                        let mut op = pair.client.get(pair.to_server, &remote, 0, &[place]).unwrap();
+                        while let Err(full) = group.add(op, number as u64) {
+                            op = full.op;
+                            if let Ok(completion) = group.wait(Deadline::after(Duration::from_millis(1))) {
+                                *seen.lock().unwrap().entry(completion.context).or_insert(0) += 1;
+                            }
+                        }
+                        // Some by looks, some by waits, some not at all.
+                        if number % 3 == 0
+                            && let Ok(completion) = group.test()
+                        {
+                            *seen.lock().unwrap().entry(completion.context).or_insert(0) += 1;
+                        }
+                        continue;
+                    }
+                    if seen.lock().unwrap().len() == OPS {
+                        return;
+                    }
+                    match group.wait(Deadline::after(Duration::from_millis(20))) {
+                        Ok(completion) => {
+                            assert_eq!(completion.result, Ok(Outcome::Done));
+                            *seen.lock().unwrap().entry(completion.context).or_insert(0) += 1;
+                        }
+                        Err(error) => assert_eq!(error, WaitError::Deadline),
+                    }
+                }
+            });
+        }
+    });
+    assert!(seen.lock().unwrap().values().all(|count| *count == 1));
+    assert_eq!(group.test(), Err(WaitError::Deadline));
+    drop(memory);
+}
+
+fn each_message_is_seen_once(rig: &Rig) {
+    const MESSAGES: usize = 3000;
+    let pair = rig.pair();
+    let seen = Mutex::new(vec![0; MESSAGES]);
+    let count = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let Ok(message) = pair.server.receive(soon()) {
+                    let Ok(number) = message.header[..].try_into().map(u32::from_le_bytes) else { return };
+                    seen.lock().unwrap()[number as usize] += 1;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut sent: Vec<Op> = Vec::new();
+        for number in 0..MESSAGES as u32 {
+            loop {
+                match pair.client.send(pair.to_server, &number.to_le_bytes(), &[]) {
+                    Ok(op) => break sent.push(op),
+                    Err(_) => done(&sent.remove(0)),
+                }
+            }
+        }
+        sent.iter().for_each(done);
+        // One for each thread, to end it.
+        for _ in 0..THREADS {
+            done(&pair.client.send(pair.to_server, b"end", &[]).unwrap());
+        }
+        let _turner = Turner::of(&pair.client);
+    });
+    assert_eq!(count.into_inner(), MESSAGES);
+    assert!(seen.into_inner().unwrap().iter().all(|count| *count == 1));
+}
+
+/// Whoever turns the loop stops to wait: another must take over, and be there when its message comes.
+fn a_thread_that_drops_out_takes_nothing_with_it(rig: &Rig) {
+    let pair = rig.pair();
+    let sessions = 50;
+    for round in 0..sessions {
+        let (first, second) = (pair.server.start_accept().unwrap(), pair.server.start_receive(None).unwrap());
+        let started = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            // It may be the one that turns the loop, and leaves after a moment.
+            scope.spawn(|| {
+                started.wait();
+                assert_eq!(first.wait(Deadline::after(Duration::from_micros(200 * round))), Err(WaitError::Deadline));
+            });
+            scope.spawn(|| {
+                started.wait();
+                assert!(matches!(end(&second), Ok(Outcome::Message(_))));
+            });
+            started.wait();
+            done(&pair.client.send(pair.to_server, b"for the second", &[]).unwrap());
+        });
+        drop(first);
+    }
+    // Several for one: one gets it.
+    let op = pair.server.start_receive(None).unwrap();
+    let got = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| match op.wait(soon()) {
+                Ok(Ok(Outcome::Message(_))) => {
+                    got.fetch_add(1, Ordering::Relaxed);
+                }
+                other => assert_eq!(other, Err(WaitError::Taken)),
+            });
+        }
+        done(&pair.client.send(pair.to_server, b"for one", &[]).unwrap());
+    });
+    assert_eq!(got.into_inner(), 1);
+}
+
+fn the_first_of_several_is_found(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let never = pair.client.start_accept().unwrap();
+    let from = pair.client.start_receive(Some(pair.to_server)).unwrap();
+    assert_eq!(pair.client.wait_any(&[&never, &from], Deadline::now()), Err(WaitError::Deadline));
+    pair.server.send(pair.to_client, b"here", &[]).unwrap();
+    let (index, result) = pair.client.wait_any(&[&never, &from], soon()).unwrap();
+    assert!(index == 1 && matches!(result, Ok(Outcome::Message(_))));
+    assert_eq!(pair.client.wait_any(&[&never, &from], soon()), Err(WaitError::Taken));
+    assert_eq!(pair.client.wait_any(&[], Deadline::now()), Err(WaitError::Deadline));
+}
+
+fn many_threads_transfer_at_once(rig: &Rig) {
+    const BYTES: usize = 100_000;
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) = pair.window(THREADS * BYTES, |memory, range| {
+        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
+    });
+    let remote = window.descriptor();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let pair = &pair;
+            scope.spawn(move || {
+                let mut mine = pair.client.register(BYTES).unwrap();
+                let offset = (thread * BYTES) as u64;
+                for round in 0..20u8 {
+                    for (at, byte) in mine.bytes_mut().unwrap().iter_mut().enumerate() {
+                        *byte = pattern(at + thread) ^ round;
+                    }
+                    done(&pair.client.put(pair.to_server, &[mine.segment(0..BYTES)], &remote, offset).unwrap());
+                    mine.bytes_mut().unwrap().fill(0);
+                    done(&pair.client.get(pair.to_server, &remote, offset, &[mine.segment(0..BYTES)]).unwrap());
+                    let bytes = mine.bytes().unwrap();
+                    assert!((0..BYTES).all(|at| bytes[at] == pattern(at + thread) ^ round), "round {round}");
+                }
+            });
+        }
+    });
+    drop(memory);
+}
+
+/// A ring's operations are cancelled by the kernel with the thread that submitted them.
+fn a_loop_outlives_the_thread_that_began_its_operations(rig: &Rig) {
+    let pair = std::thread::scope(|scope| scope.spawn(|| rig.pair()).join().unwrap());
+    for round in 0..20u8 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pair.client.send(pair.to_server, &[round], &[]).unwrap();
+                pair.client.progress().unwrap();
+            });
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let message = pair.server.receive(soon()).unwrap();
+                assert_eq!(message.header, [round]);
+                pair.server.send(pair.to_client, &message.header, &[1; 5000]).unwrap();
+            });
+        });
+        assert_eq!(pair.client.receive(soon()).unwrap().header, [round]);
+    }
+}

@@ -1,0 +1,238 @@
+//! Puts, gets, flushes and windows, and what of a program's memory may be touched when.
+
+use byway_fabric::node::{Descriptor, NodeOptions, OpError, Outcome, Rights, SubmitError};
+use byway_fabric::session::PayloadChecksum;
+use byway_fabric::windows::WindowError;
+
+use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, copy_of, done, end, pattern, soon};
+
+crate::over_each_wire!(
+    bytes_of_any_length_arrive,
+    sixty_four_segments_of_several_memories_are_one_transfer,
+    a_message_follows_its_bytes,
+    what_is_not_open_is_refused_counted_and_untouched,
+    a_window_for_one_use_is_gone_after_it,
+    memory_in_use_is_not_lent_to_its_program,
+    checksums_are_kept_over_a_programs_memory,
+    a_flush_comes_after_the_puts_before_it,
+);
+
+fn bytes_of_any_length_arrive(rig: &Rig) {
+    let pair = rig.pair();
+    let turner = Turner::of(&pair.server);
+    for len in [1, 100, 4096, 70_000, 1 << 20, (3 << 20) + 17] {
+        let (memory, window) = pair
+            .window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+        let remote = window.descriptor();
+        let mut mine = pair.client.register(len + 10).unwrap();
+        done(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(10..len + 10)]).unwrap());
+        assert!((0..len).all(|at| mine.bytes().unwrap()[10 + at] == pattern(CANARY + at)), "{len}");
+        mine.bytes_mut().unwrap().fill(0xa5);
+        done(&pair.client.put(pair.to_server, &[mine.segment(0..len)], &remote, 0).unwrap());
+        mine.bytes_mut().expect("the put has ended");
+        assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == 0xa5), "{len}");
+        canaries_are_whole(&memory);
+        done(&window.close().unwrap());
+        assert!(!memory.is_in_use());
+    }
+    drop(turner);
+    assert_eq!(pair.server.counters().unwrap().windows, 0);
+}
+
+fn sixty_four_segments_of_several_memories_are_one_transfer(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) = pair.window(64 * 50_000, |memory, range| {
+        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
+    });
+    let mine = [pair.client.register(4 << 20).unwrap(), pair.client.register(4 << 20).unwrap()];
+    let segments: Vec<_> = (0..64).map(|n| mine[n % 2].segment(n * 50_001..n * 50_001 + 50_000)).collect();
+    done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &segments).unwrap());
+    for n in 0..64 {
+        let bytes = mine[n % 2].bytes().unwrap();
+        assert!((0..50_000).all(|at| bytes[n * 50_001 + at] == pattern(CANARY + n * 50_000 + at)), "segment {n}");
+    }
+    for n in 0..64 {
+        mine[n % 2].write(n * 50_001, &[n as u8; 50_000]).unwrap();
+    }
+    done(&pair.client.put(pair.to_server, &segments, &window.descriptor(), 0).unwrap());
+    let bytes = copy_of(&memory);
+    assert!((0..64 * 50_000).all(|at| bytes[CANARY + at] == (at / 50_000) as u8));
+    canaries_are_whole(&memory);
+    let more: Vec<_> = (0..65).map(|_| mine[0].segment(0..1)).collect();
+    let refused = pair.client.put(pair.to_server, &more, &window.descriptor(), 0);
+    assert!(matches!(refused, Err(SubmitError::TooLong)));
+}
+
+fn a_message_follows_its_bytes(rig: &Rig) {
+    let pair = rig.pair();
+    let len = (2 << 20) + 5;
+    let (memory, window) =
+        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let client = std::thread::spawn(move || {
+        let mine = pair.client.register(len).unwrap();
+        for round in 0..5u8 {
+            mine.write(0, &vec![round; len]).unwrap();
+            let to = (&window.descriptor(), 0);
+            let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..len)], to, &[round, 7]);
+            done(&put.unwrap());
+            pair.client.receive(soon()).unwrap();
+        }
+        window
+    });
+    for round in 0..5u8 {
+        assert_eq!(pair.server.receive(soon()).unwrap().header, [round, 7]);
+        assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == round));
+        pair.server.send(pair.to_client, b"seen", &[]).unwrap();
+    }
+    canaries_are_whole(&memory);
+    let _turner = Turner::of(&pair.server);
+    drop(client.join().unwrap());
+}
+
+/// A descriptor with other keys or another length.
+fn forged(of: Descriptor, change: impl FnOnce(&mut [u8; 32])) -> Descriptor {
+    let mut bytes = of.to_bytes();
+    change(&mut bytes);
+    Descriptor::from_bytes(&bytes)
+}
+
+fn what_is_not_open_is_refused_counted_and_untouched(rig: &Rig) {
+    let pair = rig.pair();
+    let turner = Turner::of(&pair.server);
+    let (memory, window) =
+        pair.window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let before = copy_of(&memory);
+    let put = window.descriptor();
+    let mine = pair.client.register(1 << 20).unwrap();
+    let try_put = |to: &Descriptor, offset, len| pair.client.put(pair.to_server, &[mine.segment(0..len)], to, offset);
+    let try_get =
+        |from: &Descriptor, offset, len| pair.client.get(pair.to_server, from, offset, &[mine.segment(0..len)]);
+    // What can be seen here is not even sent.
+    assert!(matches!(try_get(&put, 0, 1), Err(SubmitError::Rights)));
+    assert!(matches!(try_put(&put, 1, 8192), Err(SubmitError::OutOfRange)));
+    assert!(matches!(try_put(&put, u64::MAX, 1), Err(SubmitError::OutOfRange)));
+    assert!(matches!(
+        pair.client.put(pair.to_server, &[mine.segment(1..(1 << 20) + 1)], &put, 0),
+        Err(SubmitError::OutOfRange)
+    ));
+    let longer = forged(put, |bytes| bytes[16..24].copy_from_slice(&(1u64 << 40).to_le_bytes()));
+    let readable = forged(put, |bytes| bytes.copy_within(0..8, 8));
+    let guessed = forged(put, |bytes| bytes[3] ^= 1);
+    let refused = |op: Result<_, _>| end(&op.unwrap()).unwrap_err();
+    assert_eq!(refused(try_put(&longer, 1, 8192)), OpError::Refused(WindowError::Bounds));
+    assert_eq!(refused(try_put(&longer, 1 << 39, 1 << 20)), OpError::Refused(WindowError::Bounds));
+    assert_eq!(refused(try_put(&guessed, 0, 100)), OpError::Refused(WindowError::Key));
+    assert_eq!(refused(try_get(&readable, 0, 100)), OpError::Refused(WindowError::Rights));
+    let guessed = forged(readable, |bytes| bytes[11] ^= 1);
+    assert_eq!(refused(try_get(&guessed, 0, 100)), OpError::Refused(WindowError::Key));
+    assert!(copy_of(&memory) == before, "untouched");
+    // What a put with a message was refused, nobody hears of.
+    let op = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], (&longer, 1), b"unheard").unwrap();
+    assert_eq!(end(&op), Err(OpError::Refused(WindowError::Bounds)));
+    done(&pair.client.send(pair.to_server, b"heard", &[]).unwrap());
+    drop(turner);
+    assert_eq!(pair.server.receive(soon()).unwrap().header, b"heard");
+    assert_eq!(pair.server.counters().unwrap().windows_refused, 6);
+    // The window of one session is none of another's.
+    let address = rig.listen(&pair.server);
+    let (_, other) = crate::rig::connect(&pair.server, &pair.client, &address);
+    let turner = Turner::of(&pair.server);
+    let op = pair.client.put(other, &[mine.segment(0..100)], &put, 0).unwrap();
+    assert_eq!(end(&op), Err(OpError::Refused(WindowError::Key)));
+    assert!(copy_of(&memory) == before, "untouched");
+    done(&window.close().unwrap());
+    assert_eq!(refused(try_put(&put, 0, 1)), OpError::Refused(WindowError::Key));
+    drop(turner);
+}
+
+fn a_window_for_one_use_is_gone_after_it(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) = pair.window(5000, |memory, range| {
+        pair.server.open_window_once(pair.to_client, memory, range, Rights::BOTH).unwrap()
+    });
+    let once = window.descriptor();
+    let mine = pair.client.register(5000).unwrap();
+    let get = || pair.client.get(pair.to_server, &once, 0, &[mine.segment(0..5000)]).unwrap();
+    let put = || pair.client.put(pair.to_server, &[mine.segment(0..5000)], &once, 0).unwrap();
+    // Both at once: one of each may pass.
+    let gets = [get(), get()].map(|op| end(&op));
+    assert_eq!(gets.iter().filter(|result| **result == Ok(Outcome::Done)).count(), 1, "{gets:?}");
+    mine.write(0, &[9; 5000]).unwrap();
+    let puts = [put(), put()].map(|op| end(&op));
+    assert_eq!(puts[0], Ok(Outcome::Done));
+    assert_eq!(puts[1], Err(OpError::Refused(WindowError::Key)));
+    assert_eq!(end(&get()), Err(OpError::Refused(WindowError::Key)));
+    assert!(copy_of(&memory)[CANARY..CANARY + 5000].iter().all(|byte| *byte == 9));
+    canaries_are_whole(&memory);
+    drop(window);
+    let long = pair.server.register(2 << 20).unwrap();
+    assert!(pair.server.open_window_once(pair.to_client, &long, 0..2 << 20, Rights::PUT).is_err());
+}
+
+fn memory_in_use_is_not_lent_to_its_program(rig: &Rig) {
+    let pair = rig.pair();
+    let mut memory = pair.server.register(8192).unwrap();
+    let window = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::PUT).unwrap();
+    assert!(memory.bytes_mut().is_err() && memory.bytes().is_err());
+    let second = pair.server.open_window(pair.to_client, &memory, 4096..8192, Rights::GET).unwrap();
+    done(&window.close().unwrap());
+    assert!(memory.bytes_mut().is_err(), "the other is open");
+    drop(second);
+    pair.server.progress().unwrap();
+    memory.bytes_mut().unwrap().fill(1);
+    let looked_at = memory.bytes().unwrap();
+    let refused = pair.server.open_window(pair.to_client, &memory, 0..1, Rights::PUT);
+    assert!(refused.is_err(), "while the program looks");
+    assert_eq!(memory.write(0, &[2]), Err(SubmitError::Borrowed));
+    assert_eq!(looked_at[0], 1);
+    drop(looked_at);
+    memory.write(0, &[2]).unwrap();
+    // Memory that its program drops stays for those who may still touch it.
+    let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::BOTH).unwrap();
+    drop(memory);
+    let turner = Turner::of(&pair.server);
+    let mine = pair.client.register(8192).unwrap();
+    done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &[mine.segment(0..8192)]).unwrap());
+    assert_eq!((mine.bytes().unwrap()[0], mine.bytes().unwrap()[1]), (2, 1));
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..8192)], &window.descriptor(), 0).unwrap());
+    done(&window.close().unwrap());
+    drop(turner);
+    assert_eq!(pair.server.counters().unwrap().windows, 0);
+}
+
+fn checksums_are_kept_over_a_programs_memory(rig: &Rig) {
+    let pair = rig.pair_of(&NodeOptions { checksum: PayloadChecksum::Required, ..rig.options() });
+    let turner = Turner::of(&pair.server);
+    let len = (1 << 20) + 100;
+    let (memory, window) =
+        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let mine = pair.client.register(len).unwrap();
+    let halves = [mine.segment(100..len), mine.segment(0..100)];
+    done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &halves).unwrap());
+    done(&pair.client.put(pair.to_server, &halves, &window.descriptor(), 0).unwrap());
+    canaries_are_whole(&memory);
+    let bytes = copy_of(&memory);
+    assert!((0..len).all(|at| bytes[CANARY + at] == pattern(CANARY + at)), "there and back");
+    done(&pair.client.send(pair.to_server, b"checked", &[3; 9000]).unwrap());
+    drop(turner);
+    assert_eq!(pair.server.receive(soon()).unwrap().payload, [3; 9000]);
+}
+
+fn a_flush_comes_after_the_puts_before_it(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) = pair
+        .window(4 << 20, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let mine = pair.client.register(1 << 20).unwrap();
+    mine.write(0, &[5; 1 << 20]).unwrap();
+    for part in 0..4 {
+        // Nobody keeps the operation.
+        pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), part << 20).unwrap();
+    }
+    done(&pair.client.flush(pair.to_server).unwrap());
+    assert!(copy_of(&memory)[CANARY..CANARY + (4 << 20)].iter().all(|byte| *byte == 5));
+    assert!(!mine.is_in_use());
+    done(&pair.client.flush(pair.to_server).unwrap());
+}

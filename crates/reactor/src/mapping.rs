@@ -1,0 +1,133 @@
+//! Memory that outlives any loop and belongs to no thread, with a count of who may still touch it.
+//!
+//! A [`Frame`](crate::Frame) lives and dies on its loop's thread. Where the memory of an operation is a program's own, which
+//! other threads look at, it is a range of a mapping: frames over it are made when an operation starts
+//! ([`Frame::over`](crate::Frame::over)), and each of them is a [`Use`]. So the count is exact whatever way a frame takes
+//! through loop and kernel, and at zero nobody but the owner can reach the bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::region::Region;
+
+/// A handle to memory that was mapped at once; it stays mapped while a handle or a use of it lives.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    region: Arc<Region>,
+    uses: AtomicUsize,
+    /// Of what it is a part, and a use.
+    _whole: Option<Use>,
+}
+
+/// A reason why the memory of a mapping may be touched by somebody else than its owner. Counted until dropped.
+#[derive(Debug)]
+pub struct Use {
+    mapping: Mapping,
+}
+
+impl Mapping {
+    /// Maps `bytes` (at least 1, rounded up to pages) of this process alone. They are zeroes.
+    ///
+    /// # Errors
+    /// The kernel's, if the memory cannot be mapped.
+    pub fn new(bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
+        let region = Region::private(bytes.ok_or(rustix::io::Errno::NOMEM)?)?;
+        Ok(Self { inner: Arc::new(Inner { region: Arc::new(region), uses: AtomicUsize::new(0), _whole: None }) })
+    }
+
+    /// The same memory with a count of its own, for one operation say: as long as the new handle or a use of it lives, that is
+    /// one use of this.
+    #[must_use]
+    pub fn counted(&self) -> Self {
+        let region = Arc::clone(&self.inner.region);
+        Self { inner: Arc::new(Inner { region, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
+    }
+
+    /// Bytes, whole pages.
+    pub fn len(&self) -> usize {
+        self.inner.region.bytes()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner.region.at(0)
+    }
+
+    /// Counts a use.
+    pub fn hold(&self) -> Use {
+        self.inner.uses.fetch_add(1, Ordering::Relaxed);
+        Use { mapping: self.clone() }
+    }
+
+    /// Uses that have not ended. Whoever reads zero sees all that was done to the bytes under those that were.
+    pub fn uses(&self) -> usize {
+        self.inner.uses.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        self.inner.region.at(offset)
+    }
+}
+
+impl Use {
+    /// What is used.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        self.mapping.at(offset)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.mapping.inner.uses.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Frame, Gather};
+
+    #[test]
+    fn frames_over_a_mapping_are_counted_wherever_they_go() {
+        let mapping = Mapping::new(10_000).unwrap();
+        assert_eq!((mapping.len(), mapping.uses()), (12_288, 0));
+        // SAFETY: nothing else looks at the mapping.
+        let (mut first, second) = unsafe { (Frame::over(&mapping, 5, 100), Frame::over(&mapping, 105, 12_183)) };
+        first.fill(7);
+        assert_eq!((first.len(), first.capacity(), first.arena_offset()), (100, 100, None));
+        assert_eq!((mapping.uses(), second[0]), (2, 0));
+        let mut gather = Gather::new();
+        gather.push_frame(first, 0, 100);
+        drop(second);
+        assert_eq!(mapping.uses(), 1);
+        let part = mapping.counted();
+        let used = part.hold();
+        assert_eq!((mapping.uses(), part.uses()), (2, 1));
+        drop(part);
+        assert_eq!(mapping.uses(), 2, "its use lives");
+        drop(used);
+        assert_eq!(mapping.uses(), 1);
+        let kept = mapping.hold();
+        let base = mapping.as_ptr();
+        drop(mapping);
+        gather.clear();
+        assert_eq!(kept.mapping().uses(), 1);
+        // SAFETY: byte 104 is in the mapping, which `kept` keeps.
+        assert_eq!(unsafe { base.add(104).read() }, 7);
+    }
+}

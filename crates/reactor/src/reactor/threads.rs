@@ -1,0 +1,100 @@
+//! Loops that belong to no thread: whoever waits turns them, one thread at a time.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::{Backend, Floor, Io, IoChoice, Reactor};
+use crate::epoll::Epoll;
+use crate::frame::FramePool;
+use crate::op::{Completion, Wait};
+use crate::time::Instant;
+use crate::uring::Uring;
+
+impl Reactor {
+    /// Opens a loop that several threads use in turn; that they never do at the same time is for the caller to see to.
+    /// [`IoChoice::Auto`] is epoll: a ring gives way to it in all but the number of system calls, is not usable after a fork,
+    /// and its operations are begun again when the thread that submitted them ends.
+    ///
+    /// # Errors
+    /// As for [`Reactor::open`].
+    pub fn open_for_threads(choice: IoChoice, frame_bytes: usize) -> std::io::Result<Self> {
+        let frames = FramePool::new(frame_bytes)?;
+        let reason = if choice == IoChoice::Auto { "for any thread" } else { "asked for" }.to_owned();
+        if choice == IoChoice::Uring {
+            let backend = Backend::Uring(Box::new(Uring::open_for_threads()?));
+            return Ok(Self::over(backend, Io { name: "uring", reason }, frames));
+        }
+        Ok(Self::over(Backend::Epoll(Box::new(Epoll::open()?)), Io { name: "epoll", reason }, frames))
+    }
+
+    /// A descriptor that is readable while completions wait in the kernel, for those who wait with a poll of their own; none
+    /// in a simulation. It says nothing of timers and of streams over shared memory: see [`Reactor::before_sleep`].
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backend {
+            Backend::Uring(uring) => Some(uring.ring_descriptor()),
+            Backend::Epoll(epoll) => Some(epoll.queue_descriptor()),
+            Backend::Sim(_) => None,
+        }
+    }
+
+    /// Has the kernel take what was submitted, without a look at what has completed: for who is going to do neither.
+    pub fn hand_over(&mut self) {
+        if let Backend::Uring(uring) = &mut self.backend {
+            uring.hand_over();
+        }
+    }
+
+    /// Appends the completions that are known without asking the kernel: for who is going to submit, not to wait. An operation that
+    /// ended when it was submitted would else hold up the next one of its stream.
+    ///
+    /// # Errors
+    /// The kernel's: the loop is then unusable.
+    pub fn reap_known(&mut self, into: &mut Vec<Completion>) -> std::io::Result<()> {
+        into.append(&mut self.aside);
+        let before = into.len();
+        match &mut self.backend {
+            Backend::Epoll(epoll) => into.extend(epoll.os().ready.drain(..)),
+            // Without submissions this reads the ring alone.
+            Backend::Uring(uring) => uring.reap(into, Wait::Poll)?,
+            Backend::Sim(sim) => sim.reap(into, Wait::Poll)?,
+        }
+        if !self.shared.is_unused() {
+            let (shared, mut floor) = floor!(self);
+            shared.turn(&mut floor, into, before);
+        }
+        Ok(())
+    }
+
+    /// To be called before somebody sleeps on [`Reactor::descriptor`] instead of in [`Reactor::reap`]: asks the peers of
+    /// shared streams to ring. Gives whether one may sleep, and until when at most: the next timer.
+    pub fn before_sleep(&mut self) -> (bool, Option<Instant>) {
+        let quiet = self.shared.sleep() && self.aside.is_empty();
+        match self.backend.os() {
+            Some(os) => (quiet && os.ready.is_empty(), os.timers.next_at()),
+            None => (quiet, None),
+        }
+    }
+}
+
+impl Epoll {
+    fn queue_descriptor(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+impl Uring {
+    fn hand_over(&mut self) {
+        let mut submission = self.ring.submission();
+        submission.sync();
+        let empty = submission.is_empty();
+        drop(submission);
+        if !empty {
+            // What it does not take now it takes with the next turn.
+            let _ = self.ring.submit();
+        }
+    }
+
+    fn ring_descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the ring's, which lives as long as the borrow.
+        unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&self.ring)) }
+    }
+}

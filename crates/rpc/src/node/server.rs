@@ -1,0 +1,206 @@
+//! Calls that came: taken by threads, answered, or handed on.
+
+use byway_fabric::Slot;
+use byway_fabric::node::{Class, Deadline, Descriptor, NodeError, OpError, Outcome, Session, SubmitError, WaitError};
+use byway_reactor::Instant;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+use super::{ABANDONED, Rpc, Tables, Waiting, head, pack, unpack};
+use crate::token::{Head, Kind, TokenName};
+
+/// A call for this node's program.
+#[derive(Debug)]
+pub struct Request {
+    /// Over which session it came: the caller's, or that of who handed it on.
+    pub session: Session,
+    /// What to do.
+    pub method: u16,
+    /// Whether somebody else was called and handed it on. Its windows are then those of the session between those two.
+    pub delegated: bool,
+    /// At most 64 bytes.
+    pub arguments: Vec<u8>,
+    /// Windows of the caller.
+    pub windows: Vec<Descriptor>,
+    /// More bytes.
+    pub payload: Vec<u8>,
+    /// The right to answer.
+    pub token: Token,
+}
+
+/// The right to answer a call, once. Dropped, it answers with [`ABANDONED`].
+pub struct Token {
+    rpc: Rpc,
+    /// Where the call came from.
+    session: Session,
+    head: Head,
+    deadline: Instant,
+    used: bool,
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The secret is nobody's to read in a log.
+        write!(f, "Token(call {} of {:?})", self.head.token.call.get(), self.session)
+    }
+}
+
+impl Tables {
+    fn take_waiting(&mut self) -> Option<Waiting> {
+        let waiting = self.queue.pop_front()?;
+        self.held.insert(waiting.head.token, false);
+        Some(waiting)
+    }
+}
+
+impl Rpc {
+    /// Waits for a call. Threads share the calls: each goes to one.
+    ///
+    /// # Errors
+    /// None by the deadline.
+    pub fn next_call(&self, deadline: impl Into<Deadline>) -> Result<Request, NodeError> {
+        let ready = self.tables().take_waiting();
+        if let Some(waiting) = ready {
+            return self.request(waiting);
+        }
+        let op = self.node.layer_op()?;
+        let ready = {
+            let mut tables = self.tables();
+            // One may have come in between.
+            let ready = tables.take_waiting();
+            if ready.is_none() {
+                tables.takers.push_back(op.id());
+            }
+            ready
+        };
+        if let Some(waiting) = ready {
+            return self.request(waiting);
+        }
+        let result = match op.wait(deadline) {
+            Err(WaitError::Deadline) => {
+                op.cancel()?;
+                // Cancelled, or a call came in between.
+                match op.wait(Deadline::NEVER)? {
+                    Err(OpError::Cancelled) => return Err(WaitError::Deadline.into()),
+                    result => result,
+                }
+            }
+            result => result?,
+        };
+        let Outcome::Layer(number) = result? else { return Err(OpError::WrongAnswer.into()) };
+        let given = self.tables().given.remove(Slot::from_u64(number));
+        self.request(given.ok_or(WaitError::Taken)?)
+    }
+
+    fn request(&self, waiting: Waiting) -> Result<Request, NodeError> {
+        let Waiting { session, head, payload, deadline } = waiting;
+        self.node.layer_taken(session)?;
+        let token = Token { rpc: self.clone(), session, head, deadline, used: false };
+        let (windows, arguments, rest) = unpack(&head, &payload).ok_or(OpError::WrongAnswer)?;
+        Ok(Request {
+            session,
+            method: head.method.get(),
+            delegated: head.kind == Kind::Delegate as u8,
+            arguments: arguments.to_vec(),
+            windows,
+            payload: rest.to_vec(),
+            token,
+        })
+    }
+}
+
+impl Token {
+    /// Whether the caller has given up: cancelled, or past its deadline. An answer would be late.
+    pub fn is_cancelled(&self) -> bool {
+        let cancelled = self.rpc.tables().held.get(&self.head.token).copied().unwrap_or(true);
+        cancelled || self.rpc.node.now() >= self.deadline
+    }
+
+    /// Answers: `status` 0 if it went well, `result` at most 64 bytes, with the payload at most 16 KiB. What a caller does not wait for any
+    /// more, it counts and forgets.
+    ///
+    /// # Errors
+    /// `TooLong`; the caller's session is gone, and so is that of who handed the call on.
+    pub fn reply(mut self, status: u16, result: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
+        self.answer(status, result, payload)
+    }
+
+    fn answer(&mut self, status: u16, result: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
+        let payload = pack(&[], result, payload)?;
+        self.used = true;
+        let token = self.head.token;
+        let delegated = self.head.kind == Kind::Delegate as u8;
+        let (to, kind) = {
+            let mut tables = self.rpc.tables();
+            tables.held.remove(&token);
+            match tables.peers.get(&token.caller) {
+                _ if !delegated => (self.session, Kind::Reply),
+                Some(caller) => (*caller, Kind::Reply),
+                None => (self.session, Kind::Relay),
+            }
+        };
+        let mut reply = head(kind, token);
+        reply.status = U16::new(status);
+        reply.inline = result.len() as u8;
+        self.rpc.node.layer_send(to, Class::Now, reply.as_bytes(), &payload)
+    }
+
+    /// Hands the call on: the node at the other end of `third` will answer the caller, over their own session if they have one. It gets
+    /// `method`, `arguments` and `payload` as they are given here, and the windows of the call, which are of use to it only if
+    /// the caller has opened them for their session.
+    ///
+    /// # Errors
+    /// The token and why not: `TooLong`, `Busy`, the session is gone.
+    pub fn delegate(
+        mut self,
+        third: Session,
+        method: u16,
+        arguments: &[u8],
+        (windows, payload): (&[Descriptor], &[u8]),
+    ) -> Result<(), Box<(Self, SubmitError)>> {
+        let payload = match pack(windows, arguments, payload) {
+            Ok(payload) => payload,
+            Err(error) => return Err(Box::new((self, error))),
+        };
+        let token = self.head.token;
+        let mut handed = head(Kind::Delegate, token);
+        handed.method = U16::new(method);
+        handed.windows = windows.len() as u8;
+        handed.inline = arguments.len() as u8;
+        if self.deadline < Instant::FAR {
+            let left = self.deadline.since(self.rpc.node.now()).as_millis();
+            handed.left_ms = U32::new(u32::try_from(left).unwrap_or(u32::MAX).max(1));
+        }
+        // Before the third can answer; of a call that was handed on to us, we are in the middle.
+        self.rpc.tables().relays.add(token, self.session);
+        if let Err(error) = self.rpc.node.layer_send(third, Class::Layer, handed.as_bytes(), &payload) {
+            self.rpc.tables().relays.take(&token);
+            return Err(Box::new((self, error)));
+        }
+        self.used = true;
+        {
+            let mut tables = self.rpc.tables();
+            tables.held.remove(&token);
+            tables.counters.delegated += 1;
+        }
+        // Only the caller's own server can say so, and it has.
+        if self.head.kind == Kind::Call as u8 {
+            let _ = self.rpc.node.layer_send(self.session, Class::Now, head(Kind::Moved, token).as_bytes(), &[]);
+        }
+        Ok(())
+    }
+
+    /// The name, for a log of the program's own, or to answer with later: who has it can answer.
+    pub fn name(&self) -> TokenName {
+        self.head.token
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        if !self.used && self.rpc.node.counters().is_ok() {
+            // A caller that is gone needs no answer.
+            let _ = self.answer(ABANDONED, &[], &[]);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Calls between three nodes over mixed wires: answered, handed on, cancelled, too late, forged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_fabric::node::{
+    Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, WaitError,
+};
+use byway_rpc::node::{ABANDONED, Call, Reply, Rpc};
+use byway_rpc::token::{Head, Kind};
+use zerocopy::{FromZeros, IntoBytes};
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn open() -> Rpc {
+    Rpc::open(&NodeOptions { frame_bytes: 16 << 20, ..NodeOptions::default() }).unwrap()
+}
+
+/// A session from `client` to `server`: as each of them calls it.
+fn connect(server: &Rpc, client: &Rpc, address: &Address) -> (Session, Session) {
+    let at = server.node().listen(address).unwrap().map_or_else(|| address.clone(), Address::Tcp);
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| server.node().accept(soon()).unwrap());
+        let connected = client.node().connect(&at, soon()).unwrap();
+        (accepted.join().unwrap(), connected)
+    })
+}
+
+/// Turns a node until dropped.
+struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
+
+impl Turner {
+    fn of(node: &Node) -> Self {
+        let op = Arc::new(node.start_accept().unwrap());
+        let waited = Arc::clone(&op);
+        Self(op, Some(std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100)))))))
+    }
+}
+
+impl Drop for Turner {
+    fn drop(&mut self) {
+        self.0.cancel().unwrap();
+        self.1.take().unwrap().join().unwrap();
+    }
+}
+
+/// Caller, server and third node; the server's sessions with both, the caller's with the server.
+struct Three {
+    caller: Rpc,
+    server: Rpc,
+    third: Rpc,
+    to_server: Session,
+    to_third: Session,
+    folder: tempfile::TempDir,
+}
+
+fn three() -> Three {
+    let (caller, server, third) = (open(), open(), open());
+    let folder = tempfile::tempdir().unwrap();
+    let (_, to_server) = connect(&server, &caller, &Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    let (_, to_third) = connect(&third, &server, &Address::Shared(folder.path().join("third")));
+    Three { caller, server, third, to_server, to_third, folder }
+}
+
+fn reply(op: &Op) -> Reply {
+    Reply::of(op.wait(soon()).expect("the call ends").expect("it went well")).unwrap()
+}
+
+#[test]
+fn a_server_pulls_and_pushes_before_it_answers() {
+    let Three { caller, server, to_server, .. } = three();
+    let serving = std::thread::spawn(move || {
+        let request = server.next_call(soon()).unwrap();
+        assert_eq!((request.method, &request.arguments[..], &request.payload[..]), (7, &b"copy"[..], &b"more"[..]));
+        let bytes = server.node().register(1 << 20).unwrap();
+        let (from, to) = (&request.windows[0], &request.windows[1]);
+        // Both halves at once, then back in the other order.
+        let halves = [0..1 << 19, 1 << 19..1 << 20].map(|range| [bytes.segment(range)]);
+        let get = |half: usize| server.node().get(request.session, from, (half << 19) as u64, &halves[half]).unwrap();
+        for op in [get(1), get(0)] {
+            assert_eq!(op.wait(soon()).unwrap(), Ok(Outcome::Done));
+        }
+        let put =
+            |half: usize| server.node().put(request.session, &halves[half], to, ((1 - half) << 19) as u64).unwrap();
+        for op in [put(0), put(1)] {
+            assert_eq!(op.wait(soon()).unwrap(), Ok(Outcome::Done));
+        }
+        request.token.reply(0, b"done", &[]).unwrap();
+        drop(server.next_call(Deadline::after(Duration::from_millis(1))));
+    });
+    let mut memory = caller.node().register(2 << 20).unwrap();
+    let bytes = memory.bytes_mut().unwrap();
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    let source = caller.node().open_window(to_server, &memory, 0..1 << 20, Rights::GET).unwrap();
+    let target = caller.node().open_window(to_server, &memory, 1 << 20..2 << 20, Rights::PUT).unwrap();
+    let windows = [source.descriptor(), target.descriptor()];
+    let call = Call { method: 7, arguments: b"copy", windows: &windows, payload: b"more" };
+    assert_eq!(reply(&caller.call(to_server, &call, soon()).unwrap()).result, b"done");
+    for window in [source, target] {
+        assert_eq!(window.close().unwrap().wait(soon()).unwrap(), Ok(Outcome::Done));
+    }
+    let bytes = memory.bytes().unwrap();
+    let half = 1 << 19;
+    assert!((0..half).all(|at| bytes[2 * half + at] == ((half + at) % 251) as u8));
+    assert!((0..half).all(|at| bytes[3 * half + at] == (at % 251) as u8));
+    serving.join().unwrap();
+}
+
+/// The third node answers `n` calls with what it was given.
+fn answer(third: &Rpc, n: usize) {
+    for _ in 0..n {
+        let request = third.next_call(soon()).unwrap();
+        assert!(request.delegated);
+        request.token.reply(0, &request.arguments, &request.payload).unwrap();
+    }
+}
+
+#[test]
+fn the_third_node_answers_the_caller_directly() {
+    let three = three();
+    let address = Address::Unix(three.folder.path().join("direct"));
+    let (_, direct) = connect(&three.third, &three.caller, &address);
+    let Three { caller, server, third, to_server, to_third, .. } = three;
+    // The third must know the caller by name: it hears that before anything the caller sends after.
+    caller.node().send(direct, b"hello", &[]).unwrap();
+    third.node().receive(soon()).unwrap();
+    let _caller = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call { method: 1, arguments: b"who?", ..Call::default() }, soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    let relayed = request.token.delegate(to_third, 2, b"from the server", (&[], b"and bytes"));
+    relayed.map_err(|error| error.1).unwrap();
+    answer(&third, 1);
+    let reply = reply(&op);
+    assert_eq!((reply.session, &reply.result[..]), (direct, &b"from the server"[..]), "not by the server");
+    assert_eq!(reply.payload, b"and bytes");
+    assert_eq!(server.counters().unwrap().relayed, 0);
+}
+
+#[test]
+fn without_a_session_of_their_own_the_server_passes_the_answer_on() {
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let _caller = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call { arguments: b"1", ..Call::default() }, soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    let copy = request.token.name();
+    request.token.delegate(to_third, 2, b"2", (&[], &[5; 10_000])).map_err(|error| error.1).unwrap();
+    answer(&third, 1);
+    let _server = Turner::of(server.node());
+    let reply = reply(&op);
+    assert_eq!((reply.session, &reply.result[..], reply.payload.len()), (to_server, &b"2"[..], 10_000));
+    assert_eq!(server.counters().unwrap().relayed, 1);
+    // The same answer again, and one with another secret: the server passes none on, and the caller takes none.
+    for secret in [copy.secret.get(), 1] {
+        let mut head = Head::new_zeroed();
+        head.kind = Kind::Relay as u8;
+        head.token = copy;
+        head.token.secret = secret.into();
+        server.node().layer_send(to_third, Class::Now, head.as_bytes(), &[]).unwrap();
+    }
+    let probe = server.call(to_third, &Call::default(), soon()).unwrap();
+    answer_plain(&third);
+    probe.wait(soon()).unwrap().unwrap();
+    assert_eq!(third.counters().unwrap().late, 2);
+}
+
+fn answer_plain(rpc: &Rpc) {
+    rpc.next_call(soon()).unwrap().token.reply(0, &[], &[]).unwrap();
+}
+
+#[test]
+fn late_repeated_and_forged_answers_are_counted_and_harmless() {
+    let Three { caller, server, to_server, .. } = three();
+    let turner = Turner::of(caller.node());
+    let first = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let second = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let (one, two) = (server.next_call(soon()).unwrap(), server.next_call(soon()).unwrap());
+    let mut head = Head::new_zeroed();
+    head.kind = Kind::Reply as u8;
+    head.token = one.token.name();
+    let session = one.session;
+    let send = |head: &Head| server.node().layer_send(session, Class::Now, head.as_bytes(), &[]).unwrap();
+    // A guess at the other call's secret; then the right answer, twice.
+    let mut forged = head;
+    forged.token.secret = (two.token.name().secret.get() ^ 1).into();
+    forged.token.call = two.token.name().call;
+    send(&forged);
+    send(&head);
+    one.token.reply(0, b"again", &[]).unwrap();
+    assert_eq!(reply(&first).result, b"", "the first answer is the answer");
+    two.token.reply(9, b"no", &[]).unwrap();
+    assert_eq!(second.wait(soon()).unwrap(), Err(OpError::Status(9)));
+    drop(turner);
+    let counters = caller.counters().unwrap();
+    assert_eq!((counters.late, counters.forged, counters.calls), (1, 1, 0));
+}
+
+#[test]
+fn calls_end_at_their_deadline_by_cancelling_and_with_their_session() {
+    let Three { caller, server, to_server, .. } = three();
+    let late = caller.call(to_server, &Call::default(), Duration::from_millis(20)).unwrap();
+    assert_eq!(late.wait(soon()).unwrap(), Err(OpError::Deadline));
+    let cancelled = caller.call(to_server, &Call { arguments: b"x", ..Call::default() }, soon()).unwrap();
+    let taken = caller.call(to_server, &Call { arguments: b"y", ..Call::default() }, soon()).unwrap();
+    cancelled.cancel().unwrap();
+    assert_eq!(cancelled.wait(soon()).unwrap(), Err(OpError::Cancelled));
+    // The others are gone before anybody has taken them: what was sent before a message has come with it.
+    caller.node().send(to_server, b"behind them", &[]).unwrap();
+    server.node().receive(soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    assert_eq!(request.arguments, b"y");
+    assert!(!request.token.is_cancelled());
+    taken.cancel().unwrap();
+    let probe = caller.call(to_server, &Call { arguments: b"z", ..Call::default() }, soon()).unwrap();
+    caller.node().send(to_server, b"behind it", &[]).unwrap();
+    server.node().receive(soon()).unwrap();
+    let next = server.next_call(soon()).unwrap();
+    assert!(request.token.is_cancelled(), "the server can see it");
+    request.token.reply(0, &[], &[]).unwrap();
+    drop(next.token);
+    assert_eq!(probe.wait(soon()).unwrap(), Err(OpError::Status(ABANDONED)));
+    assert_eq!(caller.counters().unwrap().late, 1);
+    let nothing = server.next_call(Deadline::now());
+    assert!(matches!(nothing, Err(NodeError::Wait(WaitError::Deadline))), "{nothing:?}");
+    let orphan = caller.call(to_server, &Call::default(), soon()).unwrap();
+    server.node().close(next.session).unwrap();
+    let _server = Turner::of(server.node());
+    assert!(matches!(orphan.wait(soon()).unwrap(), Err(OpError::Ended(_))));
+}
+
+#[test]
+fn threads_share_the_calls_and_each_is_answered_once() {
+    const CALLS: u16 = 500;
+    let Three { caller, server, to_server, .. } = three();
+    let group = caller.node().group(usize::from(CALLS)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Ok(request) = server.next_call(soon()) {
+                    let last = request.method == CALLS;
+                    request.token.reply(0, &request.arguments, &[]).unwrap();
+                    if last {
+                        return;
+                    }
+                }
+            });
+        }
+        let mut seen = vec![0; usize::from(CALLS)];
+        let take = |seen: &mut Vec<u32>| {
+            let completion = group.wait(soon()).unwrap();
+            let reply = Reply::of(completion.result.unwrap()).unwrap();
+            assert_eq!(reply.result, (completion.context as u16).to_le_bytes());
+            seen[completion.context as usize] += 1;
+        };
+        for method in 0..CALLS {
+            let arguments = method.to_le_bytes();
+            let call = Call { method, arguments: &arguments, ..Call::default() };
+            let op = loop {
+                match caller.call(to_server, &call, soon()) {
+                    Ok(op) => break op,
+                    Err(_) => take(&mut seen),
+                }
+            };
+            group.add(op, u64::from(method)).unwrap();
+        }
+        while seen.iter().sum::<u32>() < u32::from(CALLS) {
+            take(&mut seen);
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+        for _ in 0..4 {
+            reply(&caller.call(to_server, &Call { method: CALLS, ..Call::default() }, soon()).unwrap());
+        }
+    });
+}
