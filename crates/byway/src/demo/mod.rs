@@ -22,7 +22,7 @@ use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint, copy};
-use crate::node::{Node, NodeOptions, StartError};
+use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::reload::open_volume;
 use crate::remote::{self, Remote, RemoteError, RemoteOptions, RemoteUri};
 use crate::tls::ClientTlsArguments;
@@ -178,6 +178,7 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
         tls: ServerTls::Off,
         allow: Vec::new(),
         slow_us: u64::MAX,
+        measuring: Measuring::default(),
     };
     Ok(Node::start(options)?)
 }

@@ -1,6 +1,6 @@
 //! Reads: out of mapped files without a copy, else into frames. And what goes with reading: prefetch, extents.
 
-use byway_reactor::{Extent, File, Frame, Op, Reactor};
+use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::job::SliceState;
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
@@ -31,7 +31,8 @@ impl Engine {
 
     /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].
     pub fn read_bytes_max(&self, reactor: &Reactor) -> usize {
-        READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2)
+        let pool_bytes = self.staging.as_ref().map_or(reactor.frames().bytes() / 2, FramePool::bytes);
+        READ_FRAME_BYTES_MAX.min(pool_bytes)
     }
 
     fn start_read(
@@ -69,11 +70,12 @@ impl Engine {
             return Ok(Step::InParts);
         }
         let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
+        let pool = self.staging.as_ref().unwrap_or(reactor.frames());
         let frames = loop {
-            match frames_for(reactor, layout.runs(offset, len as u64, longest)) {
+            match frames_for(pool, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
-                None if (self.jobs.is_empty() || is_cut_up(reactor.frames(), len))
+                None if (self.jobs.is_empty() || is_cut_up(pool, len))
                     && longest / 2 >= self.piece_bytes_min(id) as u64 =>
                 {
                     longest /= 2;
@@ -161,8 +163,8 @@ impl Engine {
 }
 
 /// A frame for each run; `None` if there are not enough.
-fn frames_for(reactor: &Reactor, runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
-    runs.map(|run| Some((run, reactor.frames().alloc(run.len as usize)?))).collect()
+fn frames_for(pool: &FramePool, runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
+    runs.map(|run| Some((run, pool.alloc(run.len as usize)?))).collect()
 }
 
 /// Cuts a read whose operations have those lengths into slices of about `bytes` each; none, if it would be one.

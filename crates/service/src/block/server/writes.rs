@@ -8,7 +8,6 @@ use super::super::engine::{Step, WriteFlags, is_cut_up};
 use super::super::wire::CallError;
 use super::Serving;
 use super::jobs::{Job, Queued, Write};
-use crate::limits::PULL_SHARE_MAX;
 
 impl Serving<'_> {
     /// Begins to pull.
@@ -32,7 +31,7 @@ impl Serving<'_> {
                 return false;
             }
             let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
-            let (source, budget) = (write.window, reactor.frames().bytes() / PULL_SHARE_MAX);
+            let (source, budget) = (write.window, self.engine.pulled_bytes_max(reactor));
             if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
                 return false;
             }
