@@ -14,7 +14,9 @@ use serde::Serialize;
 
 use self::server::{CostError, ServerCost};
 use crate::config::parse_io;
+use crate::figures::{self, FiguresArguments, FiguresError, MemoryProgramArguments};
 use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
+use crate::serve::ServeError;
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
@@ -34,6 +36,11 @@ const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 pub enum BenchCommand {
     /// Read or write a volume of a node or an NBD server and print rate, latencies and cost
     Volume(BenchArguments),
+    /// Do the figures of the papers on this machine, and write a report: whether their shape holds here, and why
+    Figures(FiguresArguments),
+    /// The memory-bound program beside a node; started by `byway bench figures`
+    #[command(hide = true)]
+    MemoryProgram(MemoryProgramArguments),
 }
 
 /// The flags of `byway bench volume`.
@@ -107,6 +114,12 @@ pub enum BenchError {
     /// A request failed.
     #[error("a request failed: {0}")]
     Request(#[from] TransferError),
+    /// The papers' figures.
+    #[error(transparent)]
+    Figures(#[from] FiguresError),
+    /// The program beside a node.
+    #[error(transparent)]
+    MemoryProgram(#[from] ServeError),
 }
 
 /// What was measured.
@@ -156,7 +169,11 @@ struct Bench {
 /// # Errors
 /// See [`BenchError`].
 pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
-    let BenchCommand::Volume(arguments) = command;
+    let arguments = match command {
+        BenchCommand::Volume(arguments) => arguments,
+        BenchCommand::Figures(arguments) => return Ok(figures::run(arguments)?),
+        BenchCommand::MemoryProgram(arguments) => return Ok(figures::run_memory_program(*arguments)?),
+    };
     if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || arguments.bs % 512 != 0 {
         return Err(BenchError::Block(arguments.bs));
     }

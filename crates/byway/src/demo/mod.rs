@@ -18,7 +18,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::sink::Sink;
-use self::workplace::Workplace;
+pub(crate) use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint, copy};
@@ -138,10 +138,10 @@ struct Row {
 /// See [`DemoError`]; nothing is left behind.
 pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
     raise_limits(OPEN_FILES);
-    let workplace = Workplace::new().map_err(|source| DemoError::Make { source })?;
+    let workplace = Workplace::new(&std::env::temp_dir(), "demo").map_err(|source| DemoError::Make { source })?;
     let path = match &arguments.path {
         Some(path) => path.clone(),
-        None => workplace.make_image(arguments.size).map_err(|source| DemoError::Make { source })?,
+        None => workplace.make_image("image", arguments.size).map_err(|source| DemoError::Make { source })?,
     };
     let node = start(&path, &workplace, arguments.io)?;
     let mut out = std::io::stdout().lock();
