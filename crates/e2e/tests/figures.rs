@@ -6,16 +6,17 @@ use serde_json::Value;
 /// Elements that are closed, in a page that was made here.
 const PAIRED: [&str; 9] = ["section", "table", "tr", "td", "figure", "svg", "g", "div", "script"];
 
-#[test]
-fn a_quick_run_leaves_a_whole_report() {
+/// Runs the experiments whose names begin so, and looks at what they left.
+fn quick_run(only: &str, count: usize) {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let out = folder.path().join("out");
     let (out_text, files) = (out.display().to_string(), std::env::temp_dir().display().to_string());
-    let said = run_well(&binary(), &["bench", "figures", "--quick", "--out", &out_text, "--files", &files]);
+    let flags = ["bench", "figures", "--quick", "--only", only, "--out", &out_text, "--files", &files];
+    let said = run_well(&binary(), &flags);
     let data = std::fs::read_to_string(out.join("data.json")).expect("the data");
     let data: Value = serde_json::from_str(&data).expect("JSON");
     let experiments = data["experiments"].as_array().expect("a list");
-    assert!(experiments.len() >= 4, "{said}");
+    assert_eq!(experiments.len(), count, "{said}");
     for experiment in experiments {
         let name = experiment["description"]["name"].as_str().expect("a name");
         assert!(said.contains(name), "{said}");
@@ -28,6 +29,31 @@ fn a_quick_run_leaves_a_whole_report() {
         }
     }
     check_page(&std::fs::read_to_string(out.join("report.html")).expect("the page"), experiments.len());
+}
+
+#[test]
+fn gmblocks_paths_leave_a_whole_report() {
+    quick_run("gmblock-paths", 1);
+}
+
+#[test]
+fn the_slow_down_beside_gmblock_leaves_a_whole_report() {
+    quick_run("gmblock-slow-down", 1);
+}
+
+#[test]
+fn trapezes_figures_leave_a_whole_report() {
+    quick_run("trapeze", 2);
+}
+
+#[test]
+fn goglins_figures_leave_a_whole_report() {
+    quick_run("goglin", 2);
+}
+
+#[test]
+fn rdma_sendfiles_figures_leave_a_whole_report() {
+    quick_run("sendfile", 1);
 }
 
 fn check_plot(name: &str, plot: &Value) {

@@ -6,12 +6,14 @@
 
 mod experiment;
 mod gmblock;
+mod goglin;
 mod load;
 mod machine;
 mod memory_program;
 mod plot;
 mod process;
 mod report;
+mod sendfile;
 mod session;
 mod trapeze;
 
@@ -28,7 +30,15 @@ use self::session::{Scale, Session};
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
 
 /// In the order in which they are run.
-const EXPERIMENTS: [Experiment; 4] = [gmblock::PATHS, gmblock::SLOW_DOWN, trapeze::FETCH, trapeze::CUT_THROUGH];
+const EXPERIMENTS: [Experiment; 7] = [
+    gmblock::PATHS,
+    gmblock::SLOW_DOWN,
+    trapeze::FETCH,
+    trapeze::CUT_THROUGH,
+    goglin::REGISTRATION,
+    goglin::ACCESS,
+    sendfile::SENDFILE,
+];
 
 /// The flags of `byway bench figures`.
 #[derive(Args, Debug)]

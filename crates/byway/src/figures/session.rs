@@ -33,6 +33,9 @@ pub(super) enum RunError {
     /// A request.
     #[error("a request failed: {0}")]
     Request(#[from] TransferError),
+    /// What is measured by the fabric.
+    #[error("{0}")]
+    Fabric(String),
     /// The machine.
     #[error("{0}")]
     Machine(&'static str),
