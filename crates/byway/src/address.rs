@@ -21,8 +21,8 @@ pub const NBD_PORT: u16 = 10809;
 /// Why a text is no address. Says what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// None of `tcp://`, `unix://` and `shm://`.
-    #[error("`{0}` is no address; write tcp://HOST:PORT, unix:///PATH or shm:///PATH")]
+    /// None of `tcp://`, `unix://`, `shm://` and `rdma://`.
+    #[error("`{0}` is no address; write tcp://HOST:PORT, unix:///PATH, shm:///PATH or rdma://ADDRESS:PORT")]
     Scheme(String),
     /// Not `HOST[:PORT]`.
     #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
@@ -33,7 +33,8 @@ pub enum AddressError {
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
         "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
-         byway+unix:///NAME?socket=PATH (byway+shm:// for shm listeners), or byways:// and byways+unix:// for TLS"
+         byway+unix:///NAME?socket=PATH (byway+shm:// for shm listeners), byway+rdma://HOST[:PORT]/NAME, or byways:// and \
+         byways+unix:// for TLS"
     )]
     Resource(String),
     /// A unix socket with a host, or without a path that can be one.
@@ -45,8 +46,11 @@ pub enum AddressError {
     #[error("{0}")]
     Name(#[from] VolumeNameError),
     /// Something behind `?` that is not known.
-    #[error("`?{0}` is not known; write ?via=tcp or leave it out")]
+    #[error("`?{0}` is not known; write ?via=tcp or ?via=rdma, or leave it out")]
     Query(String),
+    /// TLS over RDMA.
+    #[error("RDMA has no TLS; write byway+rdma:// where the network may be trusted, or byways:// for TCP with TLS")]
+    RdmaTls,
     /// A range of addresses that is none.
     #[error("`{0}` is no range of addresses; write ADDRESS/BITS, for example 10.0.0.0/8 or fd00::/8")]
     Cidr(String),
@@ -60,7 +64,7 @@ pub enum AddressError {
     },
 }
 
-/// Where to listen: `tcp://HOST:PORT`, `unix:///PATH` or `shm:///PATH`.
+/// Where to listen: `tcp://HOST:PORT`, `unix:///PATH`, `shm:///PATH` or `rdma://HOST:PORT`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Listen {
     /// TCP; the host may be a name, resolved when listening starts. `*` is every address.
@@ -74,6 +78,13 @@ pub enum Listen {
     Unix(PathBuf),
     /// A unix socket over which memory is shared, for clients of this host.
     Shared(PathBuf),
+    /// An address of an RDMA device; the host may be a name, and `*` every device.
+    Rdma {
+        /// Name or address; IPv6 without brackets.
+        host: String,
+        /// Port; 0 has the system choose.
+        port: u16,
+    },
 }
 
 impl Listen {
@@ -85,6 +96,10 @@ impl Listen {
         if let Some(rest) = text.strip_prefix("tcp://") {
             let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
             return Ok(Self::Tcp { host, port });
+        }
+        if let Some(rest) = text.strip_prefix("rdma://") {
+            let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
+            return Ok(Self::Rdma { host, port });
         }
         let (path, make): (_, fn(PathBuf) -> Self) = match (text.strip_prefix("unix://"), text.strip_prefix("shm://")) {
             (Some(path), _) => (path, Self::Unix),
@@ -105,19 +120,24 @@ impl Listen {
         let (host, port) = match self {
             Self::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
             Self::Shared(path) => return Ok(vec![Address::Shared(path.clone())]),
-            Self::Tcp { host, port } => (if host == "*" { "::" } else { host.as_str() }, *port),
+            Self::Tcp { host, port } | Self::Rdma { host, port } => {
+                (if host == "*" { "::" } else { host.as_str() }, *port)
+            }
         };
         let explain = |error: std::io::Error| std::io::Error::new(error.kind(), format!("resolve `{host}`: {error}"));
         let mut addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(explain)?.collect();
         addresses.sort_unstable();
         addresses.dedup();
-        Ok(addresses.into_iter().map(Address::Tcp).collect())
+        let make = if matches!(self, Self::Rdma { .. }) { Address::Rdma } else { Address::Tcp };
+        Ok(addresses.into_iter().map(make).collect())
     }
 }
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Rdma { host, port } if host.contains(':') => write!(f, "rdma://[{host}]:{port}"),
+            Self::Rdma { host, port } => write!(f, "rdma://{host}:{port}"),
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
@@ -179,10 +199,17 @@ pub enum NodeName {
     Unix(PathBuf),
     /// A node of this machine, by memory that is shared over a unix socket.
     Shared(PathBuf),
+    /// `HOST[:PORT]` of an RDMA device.
+    Rdma {
+        /// Name or address; IPv6 without brackets.
+        host: String,
+        /// Port; [`BYWAY_PORT`] if none was written.
+        port: u16,
+    },
 }
 
 /// `byway://HOST[:PORT]/NAME[?via=tcp]` or `byway+unix:///NAME?socket=PATH` or `byway+shm:///NAME?socket=PATH`: a volume of another node; `byways://` and
-/// `byways+unix://` the same over TLS. What follows the plus sign says how the node is reached.
+/// `byways+unix://` the same over TLS; `byway+rdma://HOST[:PORT]/NAME`, which is also `byway://HOST[:PORT]/NAME?via=rdma`. What follows the plus sign says how the node is reached.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ResourceName {
     /// Which node.
@@ -209,13 +236,20 @@ impl FromStr for ResourceName {
         let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
         let node = match transport {
             None => {
-                let via = match query {
-                    None => None,
-                    Some("via=tcp") => Some(Via::Tcp),
-                    Some(query) => return Err(AddressError::Query(query.to_owned())),
-                };
                 let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
-                NodeName::Tcp { host, port, via }
+                match query {
+                    None => NodeName::Tcp { host, port, via: None },
+                    Some("via=tcp") => NodeName::Tcp { host, port, via: Some(Via::Tcp) },
+                    Some("via=rdma") => NodeName::Rdma { host, port },
+                    Some(query) => return Err(AddressError::Query(query.to_owned())),
+                }
+            }
+            Some("rdma") => {
+                if let Some(query) = query {
+                    return Err(AddressError::Query(query.to_owned()));
+                }
+                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+                NodeName::Rdma { host, port }
             }
             Some(how @ ("unix" | "shm")) => {
                 let path = query.filter(|_| authority.is_empty()).and_then(socket_path);
@@ -224,6 +258,9 @@ impl FromStr for ResourceName {
             }
             Some(_) => return Err(bad()),
         };
+        if tls && matches!(node, NodeName::Rdma { .. }) {
+            return Err(AddressError::RdmaTls);
+        }
         let volume = if name.is_empty() { None } else { Some(VolumeName::new(name)?) };
         Ok(Self { node, volume, tls })
     }
@@ -242,10 +279,12 @@ impl fmt::Display for ResourceName {
         match &self.node {
             NodeName::Tcp { host, .. } if host.contains(':') => write!(f, "://[{host}]")?,
             NodeName::Tcp { host, .. } => write!(f, "://{host}")?,
+            NodeName::Rdma { host, .. } if host.contains(':') => write!(f, "+rdma://[{host}]")?,
+            NodeName::Rdma { host, .. } => write!(f, "+rdma://{host}")?,
             NodeName::Unix(_) => f.write_str("+unix://")?,
             NodeName::Shared(_) => f.write_str("+shm://")?,
         }
-        if let NodeName::Tcp { port, .. } = self.node
+        if let NodeName::Tcp { port, .. } | NodeName::Rdma { port, .. } = self.node
             && port != BYWAY_PORT
         {
             write!(f, ":{port}")?;
@@ -253,7 +292,7 @@ impl fmt::Display for ResourceName {
         write!(f, "/{}", self.volume.as_ref().map_or("", VolumeName::as_str))?;
         match &self.node {
             NodeName::Tcp { via: Some(Via::Tcp), .. } => f.write_str("?via=tcp"),
-            NodeName::Tcp { via: None, .. } => Ok(()),
+            NodeName::Tcp { via: None, .. } | NodeName::Rdma { .. } => Ok(()),
             NodeName::Unix(path) | NodeName::Shared(path) => {
                 f.write_str("?socket=")?;
                 percent::encode(f, path.as_os_str().as_bytes())
@@ -335,7 +374,8 @@ mod tests {
         assert_eq!(Listen::parse("tcp://host.example", 4711), Ok(tcp("host.example", 4711)));
         assert_eq!(Listen::parse("tcp://[::1]:10", 1), Ok(tcp("::1", 10)));
         assert_eq!(Listen::parse("unix:///run/x.sock", 1), Ok(Listen::Unix("/run/x.sock".into())));
-        for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10", "unix:///run/x.sock", "shm:///run/x.sock"] {
+        let others = ["unix:///run/x.sock", "shm:///run/x.sock", "rdma://10.0.0.1:4711", "rdma://[fd00::1]:7"];
+        for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10"].into_iter().chain(others) {
             assert_eq!(Listen::parse(text, 1).unwrap().to_string(), text);
         }
     }
@@ -357,6 +397,17 @@ mod tests {
         }
         let node = "byway://h".parse::<ResourceName>().unwrap().node;
         assert_eq!(node, NodeName::Tcp { host: "h".to_owned(), port: BYWAY_PORT, via: None });
+        for text in ["byway+rdma://h/disk", "byway+rdma://10.0.0.1:7/d", "byway+rdma://[fd00::1]/"] {
+            let name: ResourceName = text.parse().unwrap();
+            assert!(matches!(name.node, NodeName::Rdma { .. }));
+            assert_eq!(name.to_string(), text);
+        }
+        let via = "byway://h:7/d?via=rdma".parse::<ResourceName>().unwrap();
+        assert_eq!(via.to_string(), "byway+rdma://h:7/d");
+        for tls in ["byways+rdma://h/d", "byways://h/d?via=rdma"] {
+            assert_eq!(tls.parse::<ResourceName>(), Err(AddressError::RdmaTls));
+        }
+        assert!(matches!("byway+rdma://h/a?via=tcp".parse::<ResourceName>(), Err(AddressError::Query(_))));
         assert!(matches!("byway://h/a?via=x".parse::<ResourceName>(), Err(AddressError::Query(_))));
         assert!(matches!("byway://h/a/b".parse::<ResourceName>(), Err(AddressError::Name(_))));
         assert!(matches!("byway:///a".parse::<ResourceName>(), Err(AddressError::Resource(_))));

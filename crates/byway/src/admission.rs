@@ -97,7 +97,7 @@ pub fn admissible(
 ) -> Result<(), Refusal> {
     let local = match listener {
         Address::Unix(_) | Address::Shared(_) => true,
-        Address::Tcp(address) => address.ip().to_canonical().is_loopback(),
+        Address::Tcp(address) | Address::Rdma(address) => address.ip().to_canonical().is_loopback(),
     };
     if local || clients == ClientAuthentication::Required {
         return Ok(());

@@ -1,41 +1,31 @@
-//! `byway bench volume`: how fast a volume is, as its own client sees it.
+//! `byway bench`: what is measured on this machine.
 
-mod server;
+pub mod fabric;
+pub mod volume;
 
-use std::net::SocketAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
-use byway_reactor::{Counters, Frame, Instant, IoChoice, Reactor, Wait};
-use byway_service::block::client::Request;
-use clap::{Args, Subcommand, ValueEnum};
-use hdrhistogram::Histogram;
-use serde::Serialize;
+use clap::Subcommand;
 
-use self::server::{CostError, ServerCost};
-use crate::config::parse_io;
+use self::fabric::{FabricBenchArguments, FabricBenchError};
+use self::volume::{VolumeBenchArguments, VolumeBenchError};
 use crate::figures::{self, FiguresArguments, FiguresError, MemoryProgramArguments};
-use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
 use crate::serve::ServeError;
-use crate::tls::ClientTlsArguments;
-use crate::units::{parse_size, show_size};
-
-/// The class of the first connection's tokens; the others follow.
-const CLASS: u8 = 0x30;
-/// Longest transfer of one call of the native wire.
-const BLOCK_BYTES_MAX: u64 = 1 << 20;
-/// Streams for payloads of a native session, as its client has by default. An NBD client here is one connection.
-const LANES: usize = 2;
-/// Unflushed writes that a native volume keeps, as its client does by default.
-const UNFLUSHED_BYTES_MAX: usize = byway_service::limits::CLIENT_UNFLUSHED_BYTES;
-/// Latencies are kept to three digits up to a minute, in nanoseconds.
-const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
     /// Read or write a volume of a node or an NBD server and print rate, latencies and cost
-    Volume(BenchArguments),
+    Volume(VolumeBenchArguments),
+    /// Many clients that write to a server with few receive frames: throughput by clients, with and without server-driven
+    /// transfer
+    Fabric(FabricBenchArguments),
+    /// A process of `byway bench fabric`; started by it
+    #[command(hide = true)]
+    FabricPart {
+        /// What to do, as JSON.
+        part: String,
+    },
     /// Do the figures of the papers on this machine, and write a report: whether their shape holds here, and why
     Figures(FiguresArguments),
     /// The memory-bound program beside a node; started by `byway bench figures`
@@ -43,78 +33,16 @@ pub enum BenchCommand {
     MemoryProgram(MemoryProgramArguments),
 }
 
-/// The flags of `byway bench volume`.
-#[derive(Args, Debug)]
-pub struct BenchArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS. Writing overwrites what it holds
-    pub uri: RemoteUri,
-    /// TLS.
-    #[command(flatten)]
-    pub tls: ClientTlsArguments,
-    /// What to do
-    #[arg(long, value_enum, default_value = "randread")]
-    pub rw: Pattern,
-    /// Bytes of a request, 512 to 1M
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
-    pub bs: u64,
-    /// Requests in flight on each connection, 1 to 256
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub depth: u16,
-    /// Sessions (NBD: connections), 1 to 16
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub connections: u8,
-    /// How long, in seconds
-    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub seconds: u32,
-    /// What the event loop stands on: auto, uring or epoll
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
-    pub io: IoChoice,
-    /// Also say what it costs the server: the address of its metrics, what it was given as --http
-    #[arg(long, value_name = "ADDRESS")]
-    pub metrics: Option<SocketAddr>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Which requests, in which order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Pattern {
-    /// One after the other.
-    Read,
-    /// One after the other.
-    Write,
-    /// Anywhere.
-    Randread,
-    /// Anywhere.
-    Randwrite,
-    /// Anywhere, half of each.
-    Randrw,
-}
-
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The volume.
+    /// `bench volume`.
     #[error(transparent)]
-    Remote(#[from] RemoteError),
-    /// The request's size.
-    #[error("--bs {0}: give 512 to 1M, a multiple of 512")]
-    Block(u64),
-    /// The loop.
-    #[error("the event loop: {0}")]
-    Loop(std::io::Error),
-    /// The volume is too small for one request.
-    #[error("the volume is smaller than one request; give a smaller --bs")]
-    Small,
-    /// The server's metrics.
+    Volume(#[from] VolumeBenchError),
+    /// `bench fabric`.
     #[error(transparent)]
-    Cost(#[from] CostError),
-    /// A request failed.
-    #[error("a request failed: {0}")]
-    Request(#[from] TransferError),
-    /// The papers' figures.
+    Fabric(#[from] FabricBenchError),
+    /// `bench figures`.
     #[error(transparent)]
     Figures(#[from] FiguresError),
     /// The program beside a node.
@@ -122,103 +50,17 @@ pub enum BenchError {
     MemoryProgram(#[from] ServeError),
 }
 
-/// What was measured.
-#[derive(Debug, Serialize)]
-struct Report {
-    requests: u64,
-    seconds: f64,
-    requests_per_second: f64,
-    megabytes_per_second: f64,
-    latency_us: Latencies,
-    client_cpu_us_per_request: f64,
-    client_kernel_copied_bytes_per_byte: f64,
-    /// Both `None` without `--metrics`. They hold whatever else the node did meanwhile.
-    server_cpu_us_per_request: Option<f64>,
-    server_kernel_copied_bytes_per_byte: Option<f64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Latencies {
-    p50: f64,
-    p99: f64,
-    p999: f64,
-    max: f64,
-}
-
-/// One session and its requests.
-struct Lane {
-    volume: Remote,
-    /// By tag: when the request was begun.
-    begun: Vec<Instant>,
-    payload: Option<Rc<Frame>>,
-    next: u64,
-}
-
-struct Bench {
-    reactor: Reactor,
-    lanes: Vec<Lane>,
-    pattern: Pattern,
-    block: u64,
-    blocks: u64,
-    random: u64,
-    latencies: Histogram<u64>,
-}
-
 /// Runs it.
 ///
 /// # Errors
 /// See [`BenchError`].
 pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
-    let arguments = match command {
-        BenchCommand::Volume(arguments) => arguments,
-        BenchCommand::Figures(arguments) => return Ok(figures::run(arguments)?),
-        BenchCommand::MemoryProgram(arguments) => return Ok(figures::run_memory_program(*arguments)?),
-    };
-    if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || arguments.bs % 512 != 0 {
-        return Err(BenchError::Block(arguments.bs));
-    }
-    let mut bench = Bench::open(arguments)?;
-    let cost_before = arguments.metrics.map(server::ask).transpose()?;
-    let (cpu, counters, began) = (own_cpu(), bench.reactor.counters(), bench.reactor.now());
-    bench.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
-    let seconds = bench.reactor.now().since(began).as_secs_f64();
-    let mut report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
-    let cost_after = arguments.metrics.map(server::ask).transpose()?;
-    bench.leave();
-    if let (Some(before), Some(after)) = (cost_before, cost_after) {
-        report.add_server(&before, &after, arguments.bs);
-    }
-    if arguments.json {
-        println!("{}", serde_json::json!(report));
-    } else {
-        let Latencies { p50, p99, p999, max } = report.latency_us;
-        println!(
-            "{} requests of {} in {seconds:.2} s: {:.0}/s, {:.1} MB/s\n\
-             latency us: p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}\n\
-             client: {:.2} us of CPU for each request, {:.2} bytes copied by its kernel for each byte moved",
-            report.requests,
-            show_size(arguments.bs),
-            report.requests_per_second,
-            report.megabytes_per_second,
-            report.client_cpu_us_per_request,
-            report.client_kernel_copied_bytes_per_byte,
-        );
-        match (report.server_cpu_us_per_request, report.server_kernel_copied_bytes_per_byte) {
-            (Some(cpu), Some(copied)) => println!(
-                "server: {cpu:.2} us of CPU for each request, {copied:.2} bytes copied by its kernel for each byte moved"
-            ),
-            _ => println!("server: not asked; give --metrics the address of its --http"),
-        }
-    }
-    Ok(())
-}
-
-impl Report {
-    fn add_server(&mut self, before: &ServerCost, after: &ServerCost, block: u64) {
-        let requests = self.requests.max(1) as f64;
-        self.server_cpu_us_per_request = Some((after.cpu_seconds - before.cpu_seconds) * 1e6 / requests);
-        let copied = after.copied_bytes - before.copied_bytes;
-        self.server_kernel_copied_bytes_per_byte = Some(copied / (requests * block as f64));
+    match command {
+        BenchCommand::Volume(arguments) => Ok(volume::run(arguments)?),
+        BenchCommand::Fabric(arguments) => Ok(fabric::run(arguments)?),
+        BenchCommand::FabricPart { part } => Ok(fabric::run_part(part)?),
+        BenchCommand::Figures(arguments) => Ok(figures::run(arguments)?),
+        BenchCommand::MemoryProgram(arguments) => Ok(figures::run_memory_program(*arguments)?),
     }
 }
 
@@ -226,131 +68,4 @@ impl Report {
 pub(crate) fn own_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-impl Bench {
-    fn open(arguments: &BenchArguments) -> Result<Self, BenchError> {
-        arguments.tls.check(arguments.uri.wants_tls()).map_err(RemoteError::from)?;
-        let frames = usize::from(arguments.depth) * usize::from(arguments.connections) * arguments.bs as usize;
-        let mut reactor = Reactor::open(arguments.io, frames * 2 + (16 << 20)).map_err(BenchError::Loop)?;
-        let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
-        let mut lanes = Vec::new();
-        for index in 0..arguments.connections {
-            let (class, unflushed_bytes_max) = (CLASS + index, UNFLUSHED_BYTES_MAX);
-            let connections = if matches!(arguments.uri, RemoteUri::Native(_)) { LANES } else { 1 };
-            let tls = &arguments.tls;
-            let options = RemoteOptions { class, connections, read_only: false, tls, unflushed_bytes_max };
-            let volume = Remote::connect(&mut reactor, &arguments.uri, options)?;
-            let begun = vec![Instant::ZERO; arguments.depth.into()];
-            lanes.push(Lane { volume, begun, payload: None, next: 0 });
-        }
-        let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
-        remote::open(&mut reactor, &mut remotes)?;
-        for lane in &mut lanes {
-            let len = arguments.bs as usize;
-            let own = lane.volume.shared_frame(len).or_else(|| reactor.frames().alloc(len));
-            let mut payload = own.ok_or_else(no_memory)?;
-            payload.fill(0x5a);
-            lane.payload = Some(Rc::new(payload));
-        }
-        let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
-        let (pattern, block) = (arguments.rw, arguments.bs);
-        let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
-        let blocks = bytes / block;
-        let bench = Self { reactor, lanes, pattern, block, blocks, random: 1, latencies };
-        if blocks == 0 { Err(BenchError::Small) } else { Ok(bench) }
-    }
-
-    fn frame(&self, lane: usize) -> Option<Frame> {
-        let len = self.block as usize;
-        self.lanes[lane].volume.shared_frame(len).or_else(|| self.reactor.frames().alloc(len))
-    }
-
-    fn turn(&mut self, wait: Wait) -> Result<(), BenchError> {
-        let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
-        Ok(remote::turn(&mut self.reactor, &mut remotes, wait)?)
-    }
-
-    /// Keeps `depth` requests in flight on each session until `end`, then takes the last answers.
-    fn measure(&mut self, end: Instant, depth: usize) -> Result<(), BenchError> {
-        for lane in 0..self.lanes.len() {
-            for tag in 0..depth {
-                let frame = self.frame(lane);
-                self.begin(lane, tag as u64, frame)?;
-            }
-        }
-        let mut done: Vec<RemoteDone> = Vec::new();
-        while self.lanes.iter().any(|lane| lane.volume.pending() > 0) {
-            let mut answered = false;
-            for lane in 0..self.lanes.len() {
-                self.lanes[lane].volume.reap(&mut done);
-                let now = self.reactor.now();
-                for one in done.drain(..) {
-                    one.result?;
-                    answered = true;
-                    let nanos = now.since(self.lanes[lane].begun[one.tag as usize]).as_nanos() as u64;
-                    // The bounds hold for a minute; a longer latency counts as that.
-                    self.latencies.saturating_record(nanos.max(1));
-                    if now < end {
-                        let frame = one.buffer.or_else(|| self.frame(lane));
-                        self.begin(lane, one.tag, frame)?;
-                    }
-                }
-            }
-            self.turn(if answered { Wait::Poll } else { Wait::Block })?;
-        }
-        Ok(())
-    }
-
-    /// Leaves as the protocol asks, so that the server does not take it for a failure.
-    fn leave(&mut self) {
-        let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
-        remote::close(&mut self.reactor, &mut remotes);
-    }
-
-    fn begin(&mut self, lane: usize, tag: u64, frame: Option<Frame>) -> Result<(), BenchError> {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let lane = &mut self.lanes[lane];
-        let block = match self.pattern {
-            Pattern::Read | Pattern::Write => lane.next % self.blocks,
-            _ => self.random % self.blocks,
-        };
-        lane.next += 1;
-        let (offset, len) = (block * self.block, self.block as usize);
-        let writes = match self.pattern {
-            Pattern::Write | Pattern::Randwrite => true,
-            Pattern::Randrw => self.random >> 40 & 1 == 1,
-            Pattern::Read | Pattern::Randread => false,
-        };
-        let no_memory = || BenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
-        let request = if writes {
-            Request::Write { offset, len, from: lane.payload.clone().ok_or_else(no_memory)?, durable: false }
-        } else {
-            Request::Read { offset, len, into: frame.ok_or_else(no_memory)? }
-        };
-        lane.begun[tag as usize] = self.reactor.now();
-        // Refused only over the machine's bound, which is above the greatest depth.
-        let _ = lane.volume.submit(request, tag);
-        Ok(())
-    }
-
-    fn report(&self, seconds: f64, cpu: Duration, before: &Counters) -> Report {
-        let requests = self.latencies.len();
-        let bytes = (requests * self.block).max(1) as f64;
-        let us = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1000.0;
-        let copied = self.reactor.counters().copied_bytes() - before.copied_bytes();
-        Report {
-            requests,
-            seconds,
-            requests_per_second: requests as f64 / seconds,
-            megabytes_per_second: bytes / seconds / 1e6,
-            latency_us: Latencies { p50: us(0.5), p99: us(0.99), p999: us(0.999), max: us(1.0) },
-            client_cpu_us_per_request: cpu.as_secs_f64() * 1e6 / requests.max(1) as f64,
-            client_kernel_copied_bytes_per_byte: copied as f64 / bytes,
-            server_cpu_us_per_request: None,
-            server_kernel_copied_bytes_per_byte: None,
-        }
-    }
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use byway_reactor::IoChoice;
+use byway_service::block::spec::Stage;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
-use crate::config::{TlsMode, http_address, parse_io};
+use crate::config::{TlsMode, http_address, parse_io, parse_stage};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
@@ -70,14 +71,14 @@ pub enum Command {
 pub struct ServeArguments {
     /// A volume to serve; may be repeated.
     ///
-    /// NAME=STORE[,ro][,direct][,shared][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
+    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
     /// mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes K, M, G, T (binary). A comma or
     /// colon inside a path needs a backslash before it, or double quotes around the path.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
-    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, or shm:///PATH for clients of this
-    /// machine that share memory with the node (byway+unix:///NAME?socket=/PATH and byway+shm:///NAME?socket=/PATH for
-    /// byway's other commands); may be repeated
+    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
+    /// machine that share memory with the node, or rdma://ADDRESS[:PORT] at an RDMA device (byway+unix:///NAME?socket=/PATH,
+    /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
     /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH; may be repeated
@@ -104,6 +105,14 @@ pub struct ServeArguments {
     /// Event loops, 1 to 256, each with at least 4M of the frames [default: one per core, as far as there are frames]
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,
+    /// Where the bytes of direct volumes are between disk and wire: memory, or device, the disk's own controller memory
+    /// [default: memory]
+    ///
+    /// device needs an NVMe controller with a memory buffer for each direct volume, and a kernel with CONFIG_PCI_P2PDMA
+    /// (byway doctor says whether both are there). Over TCP a CPU still reads the bytes out of it, which is slower than out of
+    /// main memory; /metrics counts them. A volume's own stage= wins.
+    #[arg(long, value_name = "WHERE", value_parser = parse_stage)]
+    pub stage: Option<Stage>,
     /// A configuration file; flags win over its keys, and lists are added to its lists
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -10,6 +10,7 @@
 //! ctl = "/run/byway/ctl.sock"
 //! frames = "64M"
 //! mapped = "4G"
+//! stage = "memory"
 //! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
 //!
 //! [volume.data]                               # ... or tables
@@ -30,7 +31,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use byway_reactor::{Address, IoChoice};
-use byway_service::block::spec::{VolumeName, VolumeSpec};
+use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
 use serde::Deserialize;
 
 use crate::address::{BYWAY_PORT, Cidr, Listen, NBD_PORT};
@@ -57,6 +58,8 @@ pub struct Configuration {
     pub frame_bytes: u64,
     /// Bytes of mapped files that may be resident; `None`: [`default_mapped_bytes`](crate::memory::default_mapped_bytes).
     pub mapped_bytes: Option<u64>,
+    /// Where direct volumes are staged that do not say it themselves; `None`: in main memory.
+    pub stage: Option<Stage>,
     /// Event loops; `None`: one per core.
     pub threads: Option<u16>,
     /// TLS, for both doors; `None`: none.
@@ -125,6 +128,7 @@ struct FileForm {
     io: Option<String>,
     frames: Option<String>,
     mapped: Option<String>,
+    stage: Option<String>,
     threads: Option<u16>,
     #[serde(default)]
     volumes: Vec<String>,
@@ -148,6 +152,7 @@ struct VolumeForm {
     read_only: bool,
     #[serde(default)]
     direct: bool,
+    stage: Option<String>,
     #[serde(default)]
     tls_required: bool,
     rate: Option<String>,
@@ -211,6 +216,7 @@ impl Configuration {
         };
         let mut merged = Self::from_form(&form, &place)?;
         merged.add_flags(arguments)?;
+        merged.stage_volumes();
         merged.file.clone_from(&arguments.config);
         merged.check()?;
         Ok(merged)
@@ -235,6 +241,7 @@ impl Configuration {
             None => DEFAULT_FRAME_BYTES,
         };
         let mapped = form.mapped.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mapped"), e)));
+        let stage = form.stage.as_deref().map(|text| parse_stage(text).map_err(|error| value(at("stage"), error)));
         let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
         Ok(Self {
             volumes,
@@ -245,6 +252,7 @@ impl Configuration {
             io,
             frame_bytes,
             mapped_bytes: mapped.transpose()?,
+            stage: stage.transpose()?,
             threads: form.threads,
             tls: form.tls.clone(),
             allow: allow.collect::<Result<_, _>>()?,
@@ -266,6 +274,7 @@ impl Configuration {
         self.io = flags.io.unwrap_or(self.io);
         self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
         self.mapped_bytes = flags.mapped.or(self.mapped_bytes);
+        self.stage = flags.stage.or(self.stage);
         self.threads = flags.threads.or(self.threads);
         self.slow_us = flags.slow_us.unwrap_or(self.slow_us);
         self.allow.extend(&flags.allow);
@@ -281,6 +290,13 @@ impl Configuration {
             });
         }
         Ok(())
+    }
+
+    /// Stages the direct volumes that do not say it themselves as the node does.
+    fn stage_volumes(&mut self) {
+        for volume in self.volumes.iter_mut().filter(|volume| volume.direct) {
+            volume.stage = volume.stage.or(self.stage);
+        }
     }
 
     /// Event loops: as many as was said, or one per core, as far as there are frames for each.
@@ -314,6 +330,10 @@ impl Configuration {
             let message =
                 format!("{threads} event loops; give 1 to {}, or leave it out for one per core", limits::THREADS_MAX);
             return Err(value("threads".to_owned(), message));
+        }
+        if self.stage == Some(Stage::Device) && !self.volumes.iter().any(|volume| volume.direct) {
+            let message = "no volume is direct, and others have no stage; add ,direct to a volume, or leave stage out";
+            return Err(value("stage".to_owned(), message));
         }
         let threads = u64::from(self.threads.unwrap_or(1));
         if self.frame_bytes / threads < limits::FRAME_BYTES_MIN {
@@ -385,6 +405,10 @@ impl VolumeForm {
         }
         let mut volume = VolumeSpec::new(volume_name, store);
         (volume.read_only, volume.direct, volume.shared) = (self.read_only, self.direct, self.shared);
+        if let Some(stage) = &self.stage {
+            volume.stage = Some(parse_stage(stage).map_err(|error| value(at(".stage"), error))?);
+            spec::check_stage(&volume).map_err(|error| value(at(".stage"), error))?;
+        }
         volume.tls_required = self.tls_required;
         if let Some(rate) = &self.rate {
             let bytes =
@@ -438,10 +462,10 @@ fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, Confi
     texts.iter().map(|text| Listen::parse(text, port).map_err(|error| value(at.to_owned(), error))).collect()
 }
 
-/// NBD's clients share no memory.
+/// NBD's clients share no memory, and speak TCP.
 fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError> {
     let listeners = listeners(texts, NBD_PORT, at)?;
-    match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_))) {
+    match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_) | Listen::Rdma { .. })) {
         None => Ok(listeners),
         Some(listen) => {
             Err(value(at.to_owned(), format!("NBD does not go over {listen}; write tcp://HOST:PORT or unix:///PATH")))
@@ -455,6 +479,18 @@ fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError>
 /// In words.
 pub fn http_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
+}
+
+/// Reads `--stage`.
+///
+/// # Errors
+/// In words.
+pub fn parse_stage(text: &str) -> Result<Stage, String> {
+    match text {
+        "memory" => Ok(Stage::Memory),
+        "device" => Ok(Stage::Device),
+        _ => Err(format!("`{text}` is none of memory, device")),
+    }
 }
 
 /// Reads `--io`.

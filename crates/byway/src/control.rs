@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use byway_door::http::{DoorSnapshot, Report, VolumeSnapshot};
+use byway_door::http::{DoorSnapshot, PeerSnapshot, Report, VolumeSnapshot};
 use byway_reactor::Address;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,9 @@ pub struct Status {
     pub doors: Vec<DoorSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
+    /// The busiest peers of byway's own wire.
+    #[serde(default)]
+    pub peers: Vec<PeerSnapshot>,
 }
 
 /// Somebody wants a reload, and waits for what comes of it.
@@ -126,6 +129,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, reload: &impl Fn(ReloadRe
                 uptime_seconds: now.uptime_seconds,
                 doors: now.doors,
                 volumes: now.volumes,
+                peers: now.peers,
             })
         }
         Ok(Request::Reload) => {
@@ -234,5 +238,27 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
              {in_flight} in flight"
         )?;
     }
-    Ok(())
+    status.peers.iter().try_for_each(|peer| print_peer(out, peer))
+}
+
+fn print_peer(out: &mut impl Write, peer: &PeerSnapshot) -> std::io::Result<()> {
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    write!(
+        out,
+        "peer {}: {} sessions; sends {:.1} MB/s, takes {:.1} MB/s, {} us behind; {} waits for frames of {} us, \
+         stalled {} times for {} ms",
+        peer.peer,
+        peer.sessions,
+        megabytes(peer.receive_bytes_per_second),
+        megabytes(peer.send_bytes_per_second),
+        peer.send_delay_us,
+        peer.frame_waits,
+        peer.frame_wait_us,
+        peer.stalls,
+        peer.stalled_us / 1000,
+    )?;
+    match (peer.round_trip_us, peer.retransmits) {
+        (Some(round_trip), Some(again)) => writeln!(out, "; round trip {round_trip} us, {again} segments sent again"),
+        _ => writeln!(out),
+    }
 }

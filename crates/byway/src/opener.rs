@@ -103,7 +103,7 @@ impl Reply {
 
 impl Opener for PrivilegedOpener {
     fn open(&self, path: &Path, options: StoreOptions) -> Result<OwnedFd, OpenError> {
-        let StoreOptions { read_only, direct, shared } = options;
+        let StoreOptions { read_only, direct, shared, .. } = options;
         let request = Request::Store { path: path.to_owned(), read_only, direct, shared };
         let failed = |source| OpenError::Open { path: path.to_owned(), source };
         match self.open_file(&request).map_err(failed)? {
@@ -147,7 +147,8 @@ fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<Owned
             Err(reason) => Err(Reply::Refused(reason)),
         },
         Request::Store { path, read_only, direct, shared } => {
-            let options = StoreOptions { read_only: *read_only, direct: *direct, shared: *shared };
+            let (read_only, direct, shared) = (*read_only, *direct, *shared);
+            let options = StoreOptions { read_only, direct, shared, ..StoreOptions::default() };
             match named_as_store(arguments, path, options) {
                 Ok(()) => OpenHere.open(path, options).map_err(|error| match error {
                     OpenError::Open { source, .. } => failed(source),

@@ -130,7 +130,8 @@ pub fn open_volume(spec: &VolumeSpec, files: &dyn Files) -> Result<Volume, OpenE
 }
 
 fn open_store(store: &StoreSpec, spec: &VolumeSpec, files: &dyn Files) -> Result<Store, OpenError> {
-    let options = StoreOptions { read_only: spec.read_only, direct: spec.direct, shared: spec.shared };
+    let stage = spec.stage.unwrap_or_default();
+    let options = StoreOptions { read_only: spec.read_only, direct: spec.direct, shared: spec.shared, stage };
     Ok(match store {
         StoreSpec::Path(path) => Store::path(path, options, files)?,
         StoreSpec::Memory { bytes } => Store::memory(spec.name.as_str(), *bytes)?,
@@ -241,7 +242,8 @@ fn same_files(old: &VolumeSpec, new: &VolumeSpec) -> bool {
         (StoreSpec::Memory { .. }, StoreSpec::Memory { .. }) | (StoreSpec::Null { .. }, StoreSpec::Null { .. }) => true,
         (old, new) => old == new,
     };
-    same_store && (old.read_only, old.direct, old.shared) == (new.read_only, new.direct, new.shared)
+    let opened = |spec: &VolumeSpec| (spec.read_only, spec.direct, spec.shared, spec.stage.unwrap_or_default());
+    same_store && opened(old) == opened(new)
 }
 
 /// What to do where a new volume wants a file that this node has locked itself.

@@ -342,6 +342,15 @@ fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
         if let Listen::Unix(path) = listener {
             writable.extend(path.parent().map(std::path::Path::to_owned));
         }
+        let devices = Path::new("/dev/infiniband");
+        if matches!(listener, Listen::Rdma { .. }) && devices.exists() {
+            // The libraries load the devices' providers now, and open the devices when somebody connects.
+            if let Err(error) = byway_fabric::rdma::Library::load().and_then(byway_fabric::rdma::Library::devices) {
+                tracing::debug!(%error, "no RDMA devices");
+            }
+            writable.push(devices.to_owned());
+            readable.push("/sys".into());
+        }
     }
     writable.extend(configuration.ctl.as_deref().and_then(Path::parent).map(Path::to_owned));
     // The node's own memory, for its metrics.

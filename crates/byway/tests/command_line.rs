@@ -53,6 +53,28 @@ fn doctor_lists_findings_as_json() {
 }
 
 #[test]
+fn a_stage_that_cannot_be_is_refused_with_what_is_missing() {
+    // A file in memory lies on no disk, whatever disks there are.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("SKIP: no /dev/shm") };
+    let file = folder.path().join("volume");
+    std::fs::write(&file, [1; 8192]).unwrap();
+    if byway_reactor::OpenFile::open(&file, byway_reactor::FileOptions { direct: true, ..Default::default() }).is_err()
+    {
+        return eprintln!("SKIP: no O_DIRECT in memory (Linux 6.6)");
+    }
+    let volume = format!("v={},direct", text(&file));
+    let socket = format!("unix://{}", text(&folder.path().join("nbd")));
+    for arguments in
+        [["--volume", &volume, "--stage=device"], ["--volume", &format!("{volume},stage=device"), "--insecure"]]
+    {
+        let output = byway(&[&["serve", "--nbd", &socket], &arguments[..]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(said.contains("volume `v`: stage=device") && said.contains("lies on no single disk"), "{said}");
+    }
+}
+
+#[test]
 fn copy_says_what_is_wrong_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));

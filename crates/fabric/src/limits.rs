@@ -29,7 +29,7 @@ pub const HANDSHAKES_MAX: usize = 1024;
 pub const WINDOWS_MAX: usize = 1 << 16;
 
 /// Windows of one peer whose places are known, where the wire can place payloads. Over shared memory, what has no place goes
-/// through the stream; over RDMA such a window cannot be used, and its session ends.
+/// through the stream; over RDMA no more windows are opened.
 pub const GRANTS_MAX: usize = 1024;
 
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
@@ -126,6 +126,35 @@ pub const RDMA_BACKLOG: i32 = 1024;
 
 /// How long an RDMA address or route is looked for; then the connection fails.
 pub const RDMA_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Messages that the peer of an RDMA connection may send before it hears that some were dealt with; each has a receive of 20 KiB
+/// posted. One that sends more is closed.
+pub const RDMA_CREDITS: u32 = 16;
+
+/// Receives that are posted for each RDMA connection: for its messages, and for two that give credits back by themselves.
+pub const RDMA_RECEIVES: u32 = RDMA_CREDITS + 2;
+
+/// The most messages that a peer may say it takes; one that says more is refused.
+pub const RDMA_CREDITS_MAX: u32 = 4096;
+
+/// Receives of one RDMA device of a loop. A connection for which there would be none is refused.
+pub const RDMA_RECEIVES_MAX: u32 = 4096;
+
+/// Operations of all connections of one RDMA device of a loop; more wait.
+pub const RDMA_OPERATIONS_MAX: u32 = 4096;
+
+/// Operations of one RDMA connection; more wait.
+pub const RDMA_CONNECTION_OPERATIONS_MAX: u32 = 64;
+
+/// Pieces of memory of one RDMA operation, where the device takes so many; a payload of more goes in several.
+pub const RDMA_SEGMENTS_MAX: u32 = 16;
+
+/// Bytes of a message that are handed to the RDMA device with the operation, where it takes so many: a header, and as much
+/// again.
+pub const RDMA_INLINE_BYTES: u32 = 256;
+
+/// RDMA devices of one loop; connections of further ones are refused.
+pub const RDMA_DEVICES_MAX: usize = 8;
 
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -11,6 +11,7 @@ use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::limits::{BULK_LANES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
+use crate::rdma::transport::Down;
 use crate::tls::TlsError;
 use crate::wire::{
     FEATURE_PAYLOAD_CHECKSUM, FEATURES, Header, HeaderError, Hello, Kind, MAGIC, Refuse, RefuseCode, VERSIONS, Welcome,
@@ -67,9 +68,28 @@ pub enum CloseReason {
     /// No memory for it: too many connections for the frames that there are.
     #[error("no frames for the connection; give the node more (`--frames`)")]
     NoFrames,
+    /// Something of RDMA.
+    #[error("RDMA: {0}")]
+    Rdma(Down),
     /// The owner closed it.
     #[error("closed")]
     Closed,
+}
+
+impl From<Down> for CloseReason {
+    /// What other wires have a word for is called by that.
+    fn from(down: Down) -> Self {
+        match down {
+            Down::PeerClosed => Self::PeerClosed,
+            Down::Refused(code) => Self::Refused(code),
+            Down::WeRefused(code) => Self::WeRefused(code),
+            Down::NotByway => Self::NotByway,
+            Down::NoFrames => Self::NoFrames,
+            Down::NobodyListens => Self::Io(Errno::CONNREFUSED),
+            Down::Unreachable(errno) => Self::Io(errno),
+            other => Self::Rdma(other),
+        }
+    }
 }
 
 impl CloseReason {

@@ -11,8 +11,9 @@ use std::rc::Rc;
 
 use byway_reactor::Frame;
 
-use crate::limits::WINDOWS_MAX;
+use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
+use crate::rdma::{Exposed, Memory as DeviceMemory, Window as ExposedWindow, WindowAddress};
 use crate::slots::Slot;
 
 const SLOT_BITS: u32 = 20;
@@ -88,8 +89,12 @@ pub enum GivenBack {
 enum Memory {
     Free,
     Target(Frame),
-    Lent { closing: bool },
+    Lent {
+        closing: bool,
+    },
     Source(Rc<Frame>),
+    /// Opened to the peer's device, which checks by itself what is asked of it.
+    Exposed(Box<ExposedWindow>),
 }
 
 #[derive(Debug)]
@@ -159,6 +164,29 @@ impl Windows {
     ) -> Option<WindowKey> {
         assert!(start + len <= frame.len(), "range within the frame");
         self.open(random, session, (start, len), context, Memory::Source(frame))
+    }
+
+    /// Opens a window that the peer of `session` reaches by its device. `None` if no slot is free whose place can be told:
+    /// see [`GRANTS_MAX`].
+    pub fn open_exposed(
+        &mut self,
+        random: &mut Random,
+        session: Slot,
+        window: ExposedWindow,
+        context: u64,
+    ) -> Option<WindowKey> {
+        let can_be_told = |index: &u32| (*index as usize) < GRANTS_MAX;
+        let place = self.free.iter().rposition(can_be_told);
+        if place.is_none() && self.slots.len() >= GRANTS_MAX {
+            return None;
+        }
+        if let Some(place) = place {
+            // The one that is taken next.
+            let last = self.free.len() - 1;
+            self.free.swap(place, last);
+        }
+        let len = window.len();
+        self.open(random, session, (0, len), context, Memory::Exposed(Box::new(window)))
     }
 
     fn open(
@@ -243,8 +271,8 @@ impl Windows {
             match std::mem::replace(&mut window.memory, Memory::Lent { closing: false }) {
                 Memory::Target(frame) => Ok((frame, start)),
                 other => {
-                    let error =
-                        if matches!(other, Memory::Source(_)) { WindowError::Rights } else { WindowError::Busy };
+                    let is_busy = matches!(other, Memory::Lent { .. });
+                    let error = if is_busy { WindowError::Busy } else { WindowError::Rights };
                     window.memory = other;
                     Err(error)
                 }
@@ -304,8 +332,29 @@ impl Windows {
         match &window.memory {
             Memory::Target(frame) => Some((frame, start, len)),
             Memory::Source(frame) => Some((frame, start, len)),
-            Memory::Free | Memory::Lent { .. } => None,
+            Memory::Free | Memory::Lent { .. } | Memory::Exposed(_) => None,
         }
+    }
+
+    /// Where a window lies that the peer's device reaches, and its bytes.
+    pub fn exposed(&mut self, key: WindowKey) -> Option<(WindowAddress, usize)> {
+        match &self.find(key)?.memory {
+            Memory::Exposed(window) => Some((window.address(), window.len())),
+            _ => None,
+        }
+    }
+
+    /// Whether the peer of `session` can have placed `len` bytes at `offset` of a window by its device.
+    ///
+    /// # Errors
+    /// See [`WindowError`]; counted.
+    pub fn check_placed(&mut self, session: Slot, key: WindowKey, offset: u64, len: usize) -> Result<(), WindowError> {
+        let placed = self.check(session, key, offset, len).and_then(|(window, _)| match &window.memory {
+            Memory::Exposed(exposed) if exposed.is_written() => Ok(()),
+            _ => Err(WindowError::Rights),
+        });
+        self.refused += u64::from(placed.is_err());
+        placed
     }
 
     /// The frames that the peer of a session may fill, and that are not being filled.
@@ -350,6 +399,12 @@ impl Windows {
         match memory {
             Memory::Target(frame) => Closed::Target(frame),
             Memory::Source(frame) => Closed::Source(frame),
+            Memory::Exposed(window) => match window.close() {
+                Some(Exposed::Own(DeviceMemory::Frame(frame))) => Closed::Target(frame),
+                Some(Exposed::Shared(frame)) => Closed::Source(frame),
+                // The device does not let go of it: it is nobody's any more.
+                Some(Exposed::Own(DeviceMemory::Buffer(_))) | None => Closed::Unknown,
+            },
             Memory::Free | Memory::Lent { .. } => Closed::Unknown,
         }
     }

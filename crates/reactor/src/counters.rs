@@ -25,6 +25,14 @@ pub struct Counters {
     pub put_bytes: u64,
     /// Bytes copied out of it.
     pub got_bytes: u64,
+    /// Of the copied bytes that were sent, those that a CPU read from a device's memory, which no cache holds.
+    pub sent_device_bytes: u64,
+    /// Of the received bytes, those that a CPU wrote to a device's memory.
+    pub received_device_bytes: u64,
+    /// Of the bytes read by direct I/O, those that went to a device's memory, not to main memory.
+    pub read_device_bytes: u64,
+    /// Of the bytes written by direct I/O, those that came from a device's memory.
+    pub written_device_bytes: u64,
     /// Sends.
     pub send_calls: u64,
     /// Receives that brought something.
@@ -55,6 +63,10 @@ impl Counters {
             written_direct_bytes: self.written_direct_bytes + other.written_direct_bytes,
             put_bytes: self.put_bytes + other.put_bytes,
             got_bytes: self.got_bytes + other.got_bytes,
+            sent_device_bytes: self.sent_device_bytes + other.sent_device_bytes,
+            received_device_bytes: self.received_device_bytes + other.received_device_bytes,
+            read_device_bytes: self.read_device_bytes + other.read_device_bytes,
+            written_device_bytes: self.written_device_bytes + other.written_device_bytes,
             send_calls: self.send_calls + other.send_calls,
             receive_calls: self.receive_calls + other.receive_calls,
             sleeps: self.sleeps + other.sleeps,

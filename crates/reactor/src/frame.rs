@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
@@ -31,6 +32,8 @@ struct Inner {
     file: Option<OwnedFd>,
     /// Some of it lies there no longer: it is no arena any more.
     revoked: Cell<bool>,
+    /// Whether it lies in a device.
+    device: bool,
     buddies: RefCell<Buddies>,
 }
 
@@ -59,7 +62,7 @@ impl FramePool {
     /// # Errors
     /// The kernel's, if the memory cannot be mapped.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
-        Ok(Self::over(Region::private(whole_bytes(bytes))?, None))
+        Ok(Self::over(Region::private(whole_bytes(bytes))?, None, false))
     }
 
     /// An *arena*: a pool whose memory can be lent to the peer of a stream over shared memory
@@ -78,10 +81,22 @@ impl FramePool {
             return Err(rustix::io::Errno::INVAL.into());
         }
         let (region, fd) = Region::sealed("byway-arena", whole_bytes(bytes))?;
-        Ok(Self::over(region, Some(fd)))
+        Ok(Self::over(region, Some(fd), false))
     }
 
-    fn over(region: Region, file: Option<OwnedFd>) -> Self {
+    /// A pool over a mapping of a device's memory, which it takes over and unmaps in the end. Such frames are for the kernel
+    /// to move bytes to and from. Reading them with the CPU is slow, since they are not cached; once the device is removed
+    /// it ends the process (`SIGBUS`), where the kernel answers `EFAULT`.
+    ///
+    /// # Safety
+    /// `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of
+    /// [`FRAME_BYTES_MAX`], which nobody else uses or unmaps.
+    pub(crate) unsafe fn of_device(base: NonNull<u8>, bytes: usize) -> Self {
+        // SAFETY: by the caller's word.
+        Self::over(unsafe { Region::of_mapping(base, bytes) }, None, true)
+    }
+
+    fn over(region: Region, file: Option<OwnedFd>, device: bool) -> Self {
         let bytes = region.bytes();
         let blocks = bytes / FRAME_BYTES_MIN;
         let mut buddies = Buddies {
@@ -93,7 +108,9 @@ impl FramePool {
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
         }
-        Self { inner: Rc::new(Inner { region, file, revoked: Cell::new(false), buddies: RefCell::new(buddies) }) }
+        Self {
+            inner: Rc::new(Inner { region, file, revoked: Cell::new(false), device, buddies: RefCell::new(buddies) }),
+        }
     }
 
     /// A frame of `len` bytes (1 to [`FRAME_BYTES_MAX`]), or `None` when the pool has no room for it now.
@@ -230,6 +247,11 @@ impl Frame {
 
     fn pool_offset(&self) -> usize {
         self.block as usize * FRAME_BYTES_MIN
+    }
+
+    /// Whether it lies in a device: its bytes are for the kernel to move, not for us to look at.
+    pub fn is_device(&self) -> bool {
+        self.pool.device
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {

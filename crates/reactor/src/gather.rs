@@ -26,6 +26,16 @@ pub(crate) enum Held {
     Shared(Rc<Frame>),
 }
 
+impl Held {
+    /// Whether its bytes lie in a device.
+    pub(crate) fn is_device(&self) -> bool {
+        match self {
+            Self::Own(frame) => frame.is_device(),
+            Self::Shared(frame) => frame.is_device(),
+        }
+    }
+}
+
 impl Deref for Held {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
@@ -34,6 +44,42 @@ impl Deref for Held {
             Self::Shared(frame) => frame,
         }
     }
+}
+
+/// A piece of a [`Gather`], for those who send it by other means than a socket: see [`Gather::take_parts`].
+#[derive(Debug)]
+pub enum Part<'a> {
+    /// Small heads.
+    Bytes(&'a [u8]),
+    /// `frame[start..start + len]`.
+    Frame {
+        /// The memory.
+        frame: Frame,
+        /// First byte.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// The same of a frame that others keep as well.
+    Shared {
+        /// The memory.
+        frame: Rc<Frame>,
+        /// First byte.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// A range of a mapped file, which [`Reactor::read_now`](crate::Reactor::read_now) reads.
+    Map {
+        /// The file.
+        file: File,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// So many zeroes.
+    Zeroes(usize),
 }
 
 /// Memory for heads that a cleared gather keeps, in bytes: more than the replies of a full batch of small requests.
@@ -46,6 +92,14 @@ impl Segment {
             Self::Head { start, len } | Self::Frame { start, len, .. } => (*start, *len) = (*start + n, *len - n),
             Self::Map { offset, len, .. } => (*offset, *len) = (*offset + u64::from(n), *len - n),
             Self::Zero { len } => *len -= n,
+        }
+    }
+
+    /// Bytes of the frame that comes back to its pool with the segment.
+    fn own_frame_bytes(&self) -> usize {
+        match self {
+            Self::Frame { frame: Held::Own(frame), .. } => frame.capacity(),
+            _ => 0,
         }
     }
 
@@ -66,6 +120,7 @@ pub struct Gather {
     pub(crate) heads: Vec<u8>,
     pub(crate) segments: Vec<Segment>,
     len: usize,
+    frame_bytes: usize,
 }
 
 impl Gather {
@@ -82,6 +137,11 @@ impl Gather {
     /// Heap memory that it holds besides frames: small heads, and a note of each piece.
     pub fn heap_bytes(&self) -> usize {
         self.heads.len() + self.segments.len() * size_of::<Segment>()
+    }
+
+    /// Bytes of frames of its own that it keeps from their pool.
+    pub fn frame_bytes(&self) -> usize {
+        self.frame_bytes
     }
 
     /// No bytes?
@@ -130,6 +190,7 @@ impl Gather {
         assert!(start + len <= frame.len(), "range within the frame");
         if len > 0 {
             self.len += len;
+            self.frame_bytes += frame.capacity();
             let frame = Held::Own(frame);
             self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
         }
@@ -188,7 +249,8 @@ impl Gather {
                 break;
             }
         }
-        self.segments.drain(..whole);
+        let given_back: usize = self.segments.drain(..whole).map(|segment| segment.own_frame_bytes()).sum();
+        self.frame_bytes -= given_back;
         self.len -= total;
         self.forget_taken_heads();
         total
@@ -215,12 +277,36 @@ impl Gather {
         }
     }
 
+    /// Bytes that do not lie in frames: who sends from frames alone has to copy them.
+    pub fn bytes_outside_frames(&self) -> usize {
+        let outside = |segment: &&Segment| !matches!(segment, Segment::Frame { .. });
+        self.segments.iter().filter(outside).map(Segment::len).sum()
+    }
+
+    /// Takes all pieces out, in order.
+    pub fn take_parts(&mut self, mut each: impl FnMut(Part<'_>)) {
+        for segment in self.segments.drain(..) {
+            each(match segment {
+                Segment::Head { start, len } => Part::Bytes(&self.heads[start as usize..][..len as usize]),
+                Segment::Frame { frame: Held::Own(frame), start, len } => {
+                    Part::Frame { frame, start: start as usize, len: len as usize }
+                }
+                Segment::Frame { frame: Held::Shared(frame), start, len } => {
+                    Part::Shared { frame, start: start as usize, len: len as usize }
+                }
+                Segment::Map { file, offset, len } => Part::Map { file, offset, len: len as usize },
+                Segment::Zero { len } => Part::Zeroes(len as usize),
+            });
+        }
+        self.clear();
+    }
+
     /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists, unless it is unusually much.
     pub fn clear(&mut self) {
         self.heads.clear();
         self.heads.shrink_to(HEAD_BYTES_KEPT);
         self.segments.clear();
-        self.len = 0;
+        (self.len, self.frame_bytes) = (0, 0);
     }
 }
 
@@ -272,6 +358,18 @@ impl Scatter {
         self.len == 0
     }
 
+    /// How many of the first `n` bytes lie in a device.
+    pub(crate) fn device_bytes(&self, n: usize) -> usize {
+        let mut left = n;
+        let mut device = 0;
+        for piece in &self.pieces {
+            let part = piece.len.min(left);
+            left -= part;
+            device += if piece.frame.is_device() { part } else { 0 };
+        }
+        device
+    }
+
     /// Takes the pieces out, in order, and keeps the memory of the list.
     pub fn drain(&mut self) -> impl Iterator<Item = Piece> + '_ {
         self.len = 0;
@@ -317,7 +415,7 @@ mod tests {
                 }
             }
             assert!(taken == expected);
-            assert_eq!((pool.free_bytes(), gather.heads.len()), (free, 0));
+            assert_eq!((pool.free_bytes(), gather.heads.len(), gather.frame_bytes()), (free, 0, 0));
         }
     }
 

@@ -15,6 +15,7 @@ pub mod limits;
 
 mod blocking;
 mod counters;
+pub mod device_memory;
 mod epoll;
 mod file;
 mod frame;
@@ -26,6 +27,7 @@ mod net;
 mod op;
 mod os;
 mod pace;
+mod path;
 pub mod privilege;
 pub mod probe;
 mod reactor;
@@ -43,10 +45,13 @@ mod workers;
 pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
-pub use gather::{Gather, Piece, Scatter};
+pub use gather::{Gather, Part, Piece, Scatter};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use net::listen_shared as listen;
-pub use op::{Address, Allocate, Completion, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait};
+pub use op::{
+    Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
+};
+pub use path::PathState;
 pub use reactor::{Io, IoChoice, Reactor};
 pub use shared::Detached;
 pub use time::Instant;

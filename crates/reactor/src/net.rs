@@ -26,7 +26,7 @@ pub fn listen_shared(address: &Address) -> std::io::Result<(OwnedFd, Address)> {
             let name = rustix::net::getsockname(&fd)?;
             Address::Tcp(std::net::SocketAddr::try_from(name)?)
         }
-        Address::Unix(_) | Address::Shared(_) => address.clone(),
+        Address::Unix(_) | Address::Shared(_) | Address::Rdma(_) => address.clone(),
     };
     Ok((fd, bound))
 }
@@ -51,6 +51,7 @@ pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
             rustix::net::listen(&fd, BACKLOG)?;
             Ok(fd)
         }
+        Address::Rdma(_) => Err(rustix::io::Errno::OPNOTSUPP.into()),
     }
 }
 

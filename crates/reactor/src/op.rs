@@ -83,6 +83,14 @@ pub struct File {
     pub(crate) generation: u32,
 }
 
+/// A descriptor of somebody else's making that this loop waits for (see
+/// [`Reactor::add_descriptor`](crate::Reactor::add_descriptor)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Descriptor {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
 /// Where a stream socket listens or connects to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
@@ -93,6 +101,9 @@ pub enum Address {
     /// A unix stream socket over which memory is shared, that then carries the stream. The kernel is only asked to wake an
     /// end that sleeps. Not in simulations.
     Shared(PathBuf),
+    /// An address of an RDMA device. No stream is there, so that a loop itself neither listens nor connects: it answers
+    /// `EOPNOTSUPP`. It is for those who have such devices beside their streams.
+    Rdma(SocketAddr),
 }
 
 impl std::fmt::Display for Address {
@@ -101,6 +112,7 @@ impl std::fmt::Display for Address {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Shared(path) => write!(f, "shm://{}", path.display()),
+            Self::Rdma(address) => write!(f, "rdma://{address}"),
         }
     }
 }
@@ -198,6 +210,12 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Complete when a descriptor can be read from, or has ended or failed. Nothing is read. One at a time, each for one
+    /// completion; while it is readable, the next completes at once.
+    Readable {
+        /// Which one.
+        descriptor: Descriptor,
+    },
     /// Complete at or after `at`.
     Timer {
         /// When.
@@ -280,6 +298,8 @@ pub enum Outcome {
     Extents(Result<Vec<Extent>, Errno>),
     /// [`Op::Prefetch`].
     Prefetched(Result<(), Errno>),
+    /// [`Op::Readable`].
+    Readable(Result<(), Errno>),
     /// [`Op::Timer`].
     TimedOut(Result<(), Errno>),
     /// Another thread called [`Waker::wake`](crate::Waker::wake).

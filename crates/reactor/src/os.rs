@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -15,7 +16,7 @@ use crate::gather::{Gather, Segment};
 use crate::handles::Table;
 use crate::limits::SEGMENTS_PER_CALL_MAX;
 use crate::mapped::{Touched, touched_bytes};
-use crate::op::{Completion, File, Listener, Op, Outcome, Token};
+use crate::op::{Completion, Descriptor, File, Listener, Op, Outcome, Token};
 use crate::splice::Pipes;
 use crate::timers::Timers;
 use crate::waker::Waker;
@@ -30,6 +31,7 @@ const PAGE: usize = 4096;
 pub(crate) struct Os {
     files: Table<FileEntry>,
     pub(crate) listeners: Table<OwnedFd>,
+    pub(crate) descriptors: Table<Described>,
     pub(crate) timers: Timers,
     pub(crate) ready: VecDeque<Completion>,
     pub(crate) workers: Workers,
@@ -37,6 +39,16 @@ pub(crate) struct Os {
     pub(crate) counters: Counters,
     pub(crate) pipes: Pipes,
     touched: Touched,
+}
+
+/// A descriptor that is waited for.
+pub(crate) struct Described {
+    /// Shared with the operation, so that the kernel never looks at another descriptor of that number.
+    pub(crate) fd: Rc<OwnedFd>,
+    /// The operation that waits.
+    pub(crate) waiting: Option<Token>,
+    /// The kernel's queue of events knows it.
+    pub(crate) registered: bool,
 }
 
 struct FileEntry {
@@ -53,6 +65,7 @@ impl Os {
         Ok(Self {
             files: Table::default(),
             listeners: Table::default(),
+            descriptors: Table::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
             workers: Workers::new(waker.clone()),
@@ -61,6 +74,30 @@ impl Os {
             pipes: Pipes::default(),
             touched: Touched::new(),
         })
+    }
+
+    pub(crate) fn add_descriptor(&mut self, fd: OwnedFd) -> Descriptor {
+        let described = Described { fd: Rc::new(fd), waiting: None, registered: false };
+        let (index, generation) = self.descriptors.insert(described);
+        Descriptor { index, generation }
+    }
+
+    /// The descriptor, for an operation that begins to wait for it.
+    pub(crate) fn wait_for(&mut self, descriptor: Descriptor, token: Token) -> Result<&mut Described, Errno> {
+        let described = self.descriptors.get_mut(descriptor.index, descriptor.generation).ok_or(Errno::BADF)?;
+        if described.waiting.is_some() {
+            return Err(Errno::BUSY);
+        }
+        described.waiting = Some(token);
+        Ok(described)
+    }
+
+    /// The end of waiting for a descriptor; nothing if that had ended.
+    pub(crate) fn end_wait(&mut self, descriptor: Descriptor, result: Result<(), Errno>) -> bool {
+        let described = self.descriptors.get_mut(descriptor.index, descriptor.generation);
+        let Some(token) = described.and_then(|described| described.waiting.take()) else { return false };
+        self.ready.push_back(Completion { token, outcome: Outcome::Readable(result) });
+        true
     }
 
     pub(crate) fn add_file(&mut self, file: Arc<OpenFile>) -> File {
@@ -150,16 +187,21 @@ impl Os {
         self.counters.sent_copied_bytes += sent as u64 - spliced;
         self.counters.sent_spliced_bytes += spliced;
         let mut left = sent;
-        let (mut mapped, mut touched) = (0, 0);
+        let (mut mapped, mut touched, mut device) = (0, 0, 0);
         for segment in &gather.segments {
             let part = segment.len().min(left);
             left -= part;
-            if let Segment::Map { file, offset, .. } = segment {
-                mapped += part as u64;
-                touched += touched_bytes(*offset, part as u64);
-                self.unuse(*file);
+            match segment {
+                Segment::Map { file, offset, .. } => {
+                    mapped += part as u64;
+                    touched += touched_bytes(*offset, part as u64);
+                    self.unuse(*file);
+                }
+                Segment::Frame { frame, .. } if frame.is_device() => device += part as u64,
+                _ => {}
             }
         }
+        self.counters.sent_device_bytes += device;
         self.counters.sent_mapped_bytes += mapped - spliced;
         // A splice maps nothing.
         self.touched.add(touched.saturating_sub(spliced));
@@ -243,6 +285,16 @@ impl Os {
         n
     }
 
+    /// Reads at once, waiting for the device if a page is not in memory.
+    pub(crate) fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let os = self.os_file(file)?;
+        let memory = Memory { ptr: into.as_mut_ptr(), len: into.len() };
+        // SAFETY: the slice is valid and ours alone during the call.
+        let n = unsafe { blocking::read(os.fd(), memory, offset)? };
+        self.counters.read_copied_bytes += n as u64;
+        Ok(n)
+    }
+
     /// Writes at once if the file lives in memory; else `EAGAIN`.
     pub(crate) fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let os = self.os_file(file)?;
@@ -289,6 +341,15 @@ impl Os {
     /// Counts the bytes of a file transfer that is done.
     pub(crate) fn count_transfer(&mut self, direct: bool, outcome: &Outcome) {
         let counters = &mut self.counters;
+        match outcome {
+            Outcome::Read { into, result: Ok(n) } if direct && into.is_device() => {
+                counters.read_device_bytes += *n as u64;
+            }
+            Outcome::Written { from, result: Ok(n) } if direct && from.is_device() => {
+                counters.written_device_bytes += *n as u64;
+            }
+            _ => {}
+        }
         let (count, bytes) = match outcome {
             Outcome::Read { result: Ok(n), .. } if direct => (&mut counters.read_direct_bytes, *n),
             Outcome::Read { result: Ok(n), .. } => (&mut counters.read_copied_bytes, *n),
@@ -342,6 +403,7 @@ pub(crate) fn failed(op: Op, error: Errno) -> Outcome {
         Op::Allocate { .. } => Outcome::Allocated(Err(error)),
         Op::Extents { .. } => Outcome::Extents(Err(error)),
         Op::Prefetch { .. } => Outcome::Prefetched(Err(error)),
+        Op::Readable { .. } => Outcome::Readable(Err(error)),
         Op::Timer { .. } => Outcome::TimedOut(Err(error)),
     }
 }

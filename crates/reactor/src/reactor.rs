@@ -9,9 +9,10 @@ use crate::counters::Counters;
 use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
-use crate::op::{Address, Completion, Errno, File, Listener, Op, Socket, Token, Wait};
+use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
+use crate::path::PathState;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
@@ -382,6 +383,15 @@ impl Reactor {
         }
     }
 
+    /// What the kernel says of the path to a TCP peer, by a system call; `None` for other streams.
+    pub fn path_state(&self, socket: Socket) -> Option<PathState> {
+        match &self.backend {
+            Backend::Uring(uring) => uring.path_state(socket),
+            Backend::Epoll(epoll) => epoll.path_state(socket),
+            Backend::Sim(_) => None,
+        }
+    }
+
     /// Has the kernel notice a TCP peer that is gone within about `idle`.
     pub fn keep_alive(&mut self, socket: Socket, idle: Duration) {
         each!(self, backend => backend.keep_alive(socket, idle));
@@ -393,6 +403,28 @@ impl Reactor {
         let (shared, mut floor) = floor!(self);
         shared.close(&mut floor, socket);
         self.backend.close(socket);
+    }
+
+    /// Takes over a descriptor that something else reads and writes, to wait for it by [`Op::Readable`]: an event channel,
+    /// say. Whoever else has the open file gives a duplicate.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulation.
+    pub fn add_descriptor(&mut self, fd: OwnedFd) -> std::io::Result<Descriptor> {
+        match &mut self.backend {
+            Backend::Uring(uring) => Ok(uring.add_descriptor(fd)),
+            Backend::Epoll(epoll) => Ok(epoll.add_descriptor(fd)),
+            Backend::Sim(_) => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Closes a descriptor; a wait for it ends with `ECANCELED`.
+    pub fn remove_descriptor(&mut self, descriptor: Descriptor) {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.remove_descriptor(descriptor),
+            Backend::Epoll(epoll) => epoll.remove_descriptor(descriptor),
+            Backend::Sim(_) => {}
+        }
     }
 
     /// Says that nothing more will be sent; receiving goes on.
@@ -418,6 +450,15 @@ impl Reactor {
     /// `EAGAIN` if it would wait: use [`Op::Write`]. Else the kernel's.
     pub fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         each!(self, backend => backend.try_write(file, offset, bytes))
+    }
+
+    /// Reads a range of a mapped file at once, into memory that needs a copy of it. It should be resident
+    /// ([`Reactor::resident`]): a page that is not makes the loop wait for the disk. Short only at the end of the file.
+    ///
+    /// # Errors
+    /// The kernel's; `EOPNOTSUPP` in a simulation.
+    pub fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        self.backend.os().ok_or(Errno::OPNOTSUPP)?.read_now(file, offset, into)
     }
 
     /// Receives what is here of a stream straight into a file that lives in memory, in whole pages of the file or up to

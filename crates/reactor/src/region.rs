@@ -71,6 +71,14 @@ impl Region {
         Self::map(fd, bytes)
     }
 
+    /// Takes over a mapping that was made elsewhere.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping for reading and writing of `bytes`, which nobody else uses or unmaps.
+    pub(crate) unsafe fn of_mapping(base: NonNull<u8>, bytes: usize) -> Self {
+        Self { base, bytes }
+    }
+
     fn map(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Errno> {
         let (flags, prot) = (MapFlags::SHARED | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a new mapping at an address of the kernel's choice.

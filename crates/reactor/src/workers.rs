@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::blocking::{self, Memory};
+use crate::device_memory::apart::with_priority;
 use crate::file::{Backing, OpenFile};
 use crate::limits::WORKERS_MAX;
 use crate::op::{Allocate, Extent};
@@ -18,12 +19,34 @@ use crate::waker::Waker;
 /// A blocking call on a file.
 #[derive(Debug)]
 pub(crate) enum Call {
-    Read { memory: Memory, offset: u64 },
-    Write { memory: Memory, offset: u64, durable: bool },
+    /// `staged`: the memory is a device's.
+    Read {
+        memory: Memory,
+        offset: u64,
+        staged: bool,
+    },
+    /// As for `Read`.
+    Write {
+        memory: Memory,
+        offset: u64,
+        durable: bool,
+        staged: bool,
+    },
     Sync,
-    Allocate { mode: Allocate, offset: u64, len: u64 },
-    Extents { offset: u64, len: u64, count_max: usize },
-    Prefetch { offset: u64, len: u64 },
+    Allocate {
+        mode: Allocate,
+        offset: u64,
+        len: u64,
+    },
+    Extents {
+        offset: u64,
+        len: u64,
+        count_max: usize,
+    },
+    Prefetch {
+        offset: u64,
+        len: u64,
+    },
 }
 
 /// What came of a call.
@@ -157,10 +180,16 @@ impl Job {
 
 fn call(fd: BorrowedFd<'_>, device: bool, call: &Call, extents: &mut Vec<Extent>) -> Result<usize, Errno> {
     match *call {
-        // SAFETY: the frame is kept, and left alone, by the operation's slot (the contract of `run`).
-        Call::Read { memory, offset } => unsafe { blocking::read(fd, memory, offset) },
-        // SAFETY: as above.
-        Call::Write { memory, offset, durable } => unsafe { blocking::write(fd, memory, offset, durable) },
+        Call::Read { memory, offset, staged } => {
+            // SAFETY: the frame is kept, and left alone, by the operation's slot (the contract of `run`).
+            let read = || unsafe { blocking::read(fd, memory, offset) };
+            if staged { with_priority(read) } else { read() }
+        }
+        Call::Write { memory, offset, durable, staged } => {
+            // SAFETY: as above.
+            let write = || unsafe { blocking::write(fd, memory, offset, durable) };
+            if staged { with_priority(write) } else { write() }
+        }
         Call::Sync => blocking::sync(fd).map(|()| 0),
         Call::Allocate { mode, offset, len } => blocking::allocate(fd, device, mode, offset, len).map(|()| 0),
         Call::Extents { offset, len, count_max } => {

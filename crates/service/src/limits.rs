@@ -17,6 +17,10 @@ pub const MEMORY_PIECE_BYTES: usize = 16 << 10;
 /// ([`Step::InParts`](crate::block::Step::InParts)).
 pub const READ_FRAME_BYTES_MAX: usize = 8 << 20;
 
+/// Memory of one disk's device that a loop stages in, in bytes: as much as its longest read, and with a controller's usual
+/// 64 MiB enough for eight loops. A loop that can have less has less; requests that find none free stage in main memory.
+pub const DEVICE_POOL_BYTES: usize = 8 << 20;
+
 /// The longest request that an engine takes; longer ones are `TooLong`.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 

@@ -4,6 +4,7 @@
 
 mod devices;
 mod durability;
+mod staging;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -316,7 +317,7 @@ fn requests_for_no_bytes_end_at_once() {
                 let id = *volume;
                 for offset in [0, 4096, 1 << 20] {
                     for private in [false, true] {
-                        let flags = ReadFlags { private, sliced: true };
+                        let flags = ReadFlags { private, sliced: true, ..ReadFlags::default() };
                         let step = engine.read(reactor, id, (offset, 0), flags, Tag(7));
                         assert!(matches!(&step, Ok(Step::Now(payload)) if payload.is_empty()), "{step:?}");
                     }

@@ -14,6 +14,7 @@ mod network;
 mod report;
 mod servers;
 mod stub;
+mod wires;
 
 use crate::process;
 use anyhow::{Context, Result, bail};
@@ -40,6 +41,8 @@ pub enum Task {
     Native(ContestOptions),
     /// Direct volumes over byway's own wire beside fio on the same file; `--file` on the disk to be measured.
     Direct(DirectOptions),
+    /// The fabric alone beside sockets used by hand, UCX, iperf3 and a plain copy.
+    Wires(WiresOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -80,6 +83,22 @@ pub struct IdleOptions {
     /// The byway binary; without it a release build of this workspace.
     #[arg(long)]
     byway: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct WiresOptions {
+    /// How often each runs; medians are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long each time.
+    #[arg(long, default_value_t = 1)]
+    seconds: u32,
+    /// Only the cases whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Also write everything as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -153,6 +172,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Native(options) => contests(options, &settings, Path::new("/dev/shm"), native::native),
         Task::Direct(options) => contests(&options.contest, &settings, &options.folder, native::direct),
         Task::Idle(options) => watch_connections(options),
+        Task::Wires(options) => compare_wires(options, &settings),
         Task::Stub(_) => Ok(()),
     }
 }
@@ -175,6 +195,20 @@ fn contests(
         println!("- {name}: {value}");
     }
     print!("\n{}", contest::markdown(&outcomes));
+    if let Some(path) = &options.json {
+        std::fs::write(path, serde_json::to_string_pretty(&outcomes)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_wires(options: &WiresOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let outcomes = wires::run(folder.path(), options.rounds, options.seconds, options.only.as_deref())?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", wires::markdown(&outcomes));
     if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_string_pretty(&outcomes)?)
             .with_context(|| format!("cannot write {}", path.display()))?;

@@ -49,6 +49,19 @@ fn a_file_and_flags_are_merged() {
     assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
 }
 
+#[test]
+fn the_nodes_stage_is_for_direct_volumes_that_do_not_say_theirs() {
+    let file = "volumes = ['a=/a,direct', 'b=/b', 'c=/c,direct,stage=memory']\nstage = 'device'";
+    let stages = |got: Configuration| got.volumes.into_iter().map(|volume| volume.stage).collect::<Vec<_>>();
+    let got = stages(load(&[], Some(file)).unwrap());
+    assert_eq!(got, [Some(Stage::Device), None, Some(Stage::Memory)]);
+    let got = stages(load(&["--stage", "memory"], Some(file)).unwrap());
+    assert_eq!(got, [Some(Stage::Memory), None, Some(Stage::Memory)]);
+    let table = "[volume.a]\nstore = '/a'\ndirect = true\nstage = 'device'";
+    assert_eq!(stages(load(&[], Some(table)).unwrap()), [Some(Stage::Device)]);
+    assert_eq!(stages(load(&["--volume", "a=/a,direct"], None).unwrap()), [None]);
+}
+
 /// Each message names the file and the key, or the flag, and what to write.
 #[test]
 fn errors_name_the_key_and_the_file() {
@@ -68,6 +81,9 @@ fn errors_name_the_key_and_the_file() {
         ("frames = '1K'", ["frames", "at least 4M"]),
         ("mapped = '15M'", ["mapped", "at least 16M"]),
         ("mapped = 'much'", ["FILE: mapped", "is no size"]),
+        ("stage = 'disk'", ["FILE: stage", "memory, device"]),
+        ("stage = 'device'\nvolumes = ['a=mem:1M']", ["stage", "no volume is direct"]),
+        ("[volume.a]\nstore = '/a'\nstage = 'device'", ["FILE: volume.a.stage", "add direct"]),
         ("threads = 0", ["threads", "1 to 256"]),
         ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),
     ] {

@@ -4,14 +4,15 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use byway_fabric::rdma::{Library, PortState, RdmaError};
+use byway_fabric::rdma::{EventChannel, Library, PortState, RdmaError};
+use byway_reactor::device_memory::{DeviceMemory, offers};
 use byway_reactor::probe;
 
 use super::Finding;
 use crate::units::show_size;
 
 /// All checks, in the order of the report.
-pub(super) const ALL: [fn() -> Finding; 15] = [
+pub(super) const ALL: [fn() -> Finding; 16] = [
     io_uring,
     zero_copy,
     ublk,
@@ -19,6 +20,7 @@ pub(super) const ALL: [fn() -> Finding; 15] = [
     fuse,
     userfaultfd,
     rdma,
+    device_memory,
     memlock,
     nofile,
     huge_pages,
@@ -132,6 +134,9 @@ fn rdma() -> Finding {
             if active.is_empty() {
                 return Finding::limited(name, "devices, but no port with a link", "see `rdma link`");
             }
+            if let Err(error) = Library::load().and_then(EventChannel::new) {
+                return Finding::limited(name, error.to_string(), "modprobe rdma_ucm");
+            }
             Finding::ok(name, format!("ports with a link: {}", active.join(", ")))
         }
         Err(error @ RdmaError::LibraryMissing { .. }) => {
@@ -139,6 +144,32 @@ fn rdma() -> Finding {
         }
         Err(error) => Finding::limited(name, error.to_string(), "modprobe ib_uverbs rdma_ucm"),
     }
+}
+
+fn device_memory() -> Finding {
+    let name = "device memory";
+    let offers = offers();
+    if offers.is_empty() {
+        let what = "no PCI function offers memory (p2pmem); direct volumes are staged in main memory";
+        let remedy = "not needed to serve; stage=device takes an NVMe controller with a memory buffer and a kernel with \
+                      CONFIG_PCI_P2PDMA";
+        return Finding::missing(name, what, remedy);
+    }
+    let tried = offers.iter().map(|offer| {
+        let outcome = DeviceMemory::of_function(&offer.function).and_then(|memory| memory.try_page());
+        (offer, outcome)
+    });
+    let (works, fails): (Vec<_>, Vec<_>) = tried.partition(|(_, outcome)| outcome.is_ok());
+    let shown = works.iter().map(|(offer, _)| {
+        let (free, all) = (show_size(offer.available_bytes), show_size(offer.bytes));
+        format!("{}: {free} free of {all}, handed out to this process", offer.function)
+    });
+    let refused = fails.iter().filter_map(|(_, outcome)| outcome.as_ref().err().map(ToString::to_string));
+    let reason = shown.chain(refused).collect::<Vec<_>>().join("; ");
+    if fails.is_empty() {
+        return Finding::ok(name, reason);
+    }
+    Finding::limited(name, reason, "start the node as root (it opens p2pmem/allocate first), on Linux 6.2 or later")
 }
 
 /// A limit's soft and hard value from `/proc/self/limits`; `None` is unlimited.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::Registry;
+use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
@@ -75,6 +76,14 @@ pub enum StartError {
         address: Address,
         /// Why.
         source: std::io::Error,
+    },
+    /// An address of RDMA cannot be listened on.
+    #[error("cannot listen on rdma://{address}: {source}")]
+    ListenRdma {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: RdmaError,
     },
 }
 
@@ -219,7 +228,7 @@ impl Node {
     pub fn tcp_address(&self, door: &str) -> Option<SocketAddr> {
         self.ready.iter().filter(|ready| ready.door == door).find_map(|ready| match &ready.address {
             Address::Tcp(address) => Some(*address),
-            Address::Unix(_) | Address::Shared(_) => None,
+            Address::Unix(_) | Address::Shared(_) | Address::Rdma(_) => None,
         })
     }
 
@@ -308,7 +317,8 @@ fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Resu
 /// Opens the listeners of the native wire; `bound` gets where they are, also if one cannot be opened.
 fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<(OwnedFd, Address)>, StartError> {
     let mut listeners = Vec::new();
-    for address in addresses {
+    // What RDMA listens on cannot be taken over by other loops: the first one has all of it.
+    for address in addresses.iter().filter(|address| !matches!(address, Address::Rdma(_))) {
         let failed = |source| StartError::Listen { address: address.clone(), source };
         let listener = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
         bound.push(listener.1.clone());

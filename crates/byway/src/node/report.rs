@@ -7,12 +7,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use byway_door::http::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
+use byway_door::http::{DoorSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+use byway_fabric::Stall;
+use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
+use byway_service::block::server::{PeerFeedback, keep_busiest};
 use byway_service::block::{Slow, VolumeCounters};
 
 use super::worker::Message;
-use crate::limits::SLOW_OPERATIONS_MAX;
+use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
 
 /// How long a loop is waited for: it answers within a turn, unless its disk holds it up.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
@@ -26,6 +29,9 @@ pub(super) struct LoopReport {
     pub(super) doors: Vec<DoorSnapshot>,
     /// Name, bytes, counts.
     pub(super) volumes: Vec<(String, u64, VolumeCounters)>,
+    pub(super) delays: Delays,
+    /// The busiest of this loop.
+    pub(super) peers: Vec<PeerFeedback>,
 }
 
 /// The slow operations of all loops: the last [`SLOW_OPERATIONS_MAX`].
@@ -118,7 +124,15 @@ impl Report for NodeReport {
         }
         let mut doors: Vec<DoorSnapshot> = Vec::new();
         let mut volumes: BTreeMap<String, (u64, VolumeCounters)> = BTreeMap::new();
+        let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
+            snapshot.delays = snapshot.delays.plus(&report.delays);
+            for peer in report.peers {
+                match peers.iter().position(|sum| sum.address == peer.address) {
+                    Some(at) => peers[at] = peers[at].clone().plus(peer),
+                    None => peers.push(peer),
+                }
+            }
             snapshot.counters = snapshot.counters.plus(&report.counters);
             snapshot.frame_bytes += report.frame_bytes;
             snapshot.frame_free_bytes += report.frame_free_bytes;
@@ -133,6 +147,8 @@ impl Report for NodeReport {
                 *sum = (bytes, sum.1.plus(&counters));
             }
         }
+        keep_busiest(&mut peers, PEERS_REPORTED_MAX);
+        snapshot.peers = peers.iter().map(peer).collect();
         snapshot.doors = doors;
         snapshot.volumes =
             volumes.into_iter().map(|(name, (bytes, counters))| volume(name, bytes, &counters)).collect();
@@ -145,6 +161,28 @@ fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {
     sum.accepted += door.accepted;
     sum.refused += door.refused;
     sum.misbehaved += door.misbehaved;
+}
+
+fn peer(peer: &PeerFeedback) -> PeerSnapshot {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let feedback = &peer.feedback;
+    let stalls = feedback.stalls.iter();
+    PeerSnapshot {
+        peer: peer.address.map_or_else(|| "local".to_owned(), |address| address.to_string()),
+        sessions: peer.sessions,
+        sent_bytes: feedback.sent_bytes,
+        received_bytes: feedback.received_bytes,
+        send_bytes_per_second: feedback.send_rate as u64,
+        receive_bytes_per_second: feedback.receive_rate as u64,
+        frame_waits: feedback.stall(Stall::Frames).count,
+        frame_wait_us: micros(feedback.stall(Stall::Frames).mean()),
+        send_delay_us: micros(feedback.send_delay.mean()),
+        stalls: stalls.clone().map(|stall| stall.count).sum(),
+        stalled_us: stalls.map(|stall| micros(stall.total)).sum(),
+        round_trip_us: peer.path.map(|path| micros(path.round_trip)),
+        delivery_bytes_per_second: peer.path.map(|path| path.delivery_rate),
+        retransmits: peer.path.map(|path| path.retransmits.into()),
+    }
 }
 
 fn volume(name: String, bytes: u64, counters: &VolumeCounters) -> VolumeSnapshot {

@@ -10,7 +10,7 @@ use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{
-    Address, Completion, Detached, FramePool, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
+    Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
 };
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
@@ -19,6 +19,7 @@ use super::report::{LoopReport, SlowOperations};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
+use crate::limits::PEERS_REPORTED_MAX;
 
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
@@ -128,6 +129,7 @@ impl Worker {
                 return Err(error);
             }
             ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
+            ready.extend(worker.listen_rdma(&options.native)?);
         }
         let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
         let started = Started { waker: worker.reactor.waker(), ready, io };
@@ -147,6 +149,23 @@ impl Worker {
             self.add_listener(listener, bound.map_or_else(|| Address::Unix("(inherited)".into()), Address::Tcp));
         }
         Ok(())
+    }
+
+    /// Listens for clients over RDMA.
+    fn listen_rdma(&mut self, addresses: &[Address]) -> Result<Vec<Ready>, StartError> {
+        let mut ready = Vec::new();
+        for address in addresses {
+            let Address::Rdma(address) = *address else { continue };
+            let in_use = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
+            let bound = super::patiently(|| match self.native.listen_rdma(&mut self.reactor, address) {
+                Err(error) if error.is(Errno::ADDRINUSE) => Err(in_use()),
+                bound => Ok(bound),
+            });
+            let failed = |source| StartError::Listen { address: Address::Rdma(address), source };
+            let bound = bound.map_err(failed)?.map_err(|source| StartError::ListenRdma { address, source })?;
+            ready.push(Ready { door: "byway", address: Address::Rdma(bound) });
+        }
+        Ok(ready)
     }
 
     fn add_listener(&mut self, listener: Listener, address: Address) {
@@ -376,6 +395,8 @@ impl Worker {
             frame_free_bytes: self.reactor.frames().free_bytes() as u64,
             doors: vec![nbd, native],
             volumes: volumes.collect(),
+            delays: self.native.delays(),
+            peers: self.native.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),
         }
     }
 }

@@ -75,6 +75,7 @@ impl RemoteUri {
                 NodeName::Tcp { host, port, .. } => tcp(host, *port),
                 NodeName::Unix(path) => Ok(Address::Unix(path.clone())),
                 NodeName::Shared(path) => Ok(Address::Shared(path.clone())),
+                NodeName::Rdma { host, port } => rdma(host, *port),
             },
             Self::Nbd(NbdUri { address: NbdAddress::Tcp { host, port }, .. }) => tcp(host, *port),
             Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. }) => Ok(Address::Unix(path.clone())),
@@ -94,7 +95,7 @@ impl RemoteUri {
     pub fn host(&self) -> &str {
         match self {
             Self::Native(name) => match &name.node {
-                NodeName::Tcp { host, .. } => host,
+                NodeName::Tcp { host, .. } | NodeName::Rdma { host, .. } => host,
                 NodeName::Unix(_) | NodeName::Shared(_) => "localhost",
             },
             Self::Nbd(NbdUri { tls_hostname: Some(name), .. }) => name,
@@ -126,10 +127,21 @@ impl RemoteUri {
     }
 }
 
-fn tcp(host: &str, port: u16) -> Result<Address, RemoteUriError> {
+/// The first address of a host. Which of several has an RDMA device is known to nobody but the network: name the one.
+fn rdma(host: &str, port: u16) -> Result<Address, RemoteUriError> {
+    all(host, port).map(|found| Address::Rdma(found[0]))
+}
+
+/// All addresses of a host, of which there is one at least.
+fn all(host: &str, port: u16) -> Result<Vec<SocketAddr>, RemoteUriError> {
     let unresolved = |source| RemoteUriError::Unresolved { host: host.to_owned(), source };
     let found: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(unresolved)?.collect();
-    let first = found.first().ok_or_else(|| unresolved(std::io::ErrorKind::NotFound.into()))?;
+    if found.is_empty() { Err(unresolved(std::io::ErrorKind::NotFound.into())) } else { Ok(found) }
+}
+
+fn tcp(host: &str, port: u16) -> Result<Address, RemoteUriError> {
+    let found = all(host, port)?;
+    let first = &found[0];
     // A name may have addresses of both families, and the server listen on one.
     let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, PROBE_LIMIT).is_ok();
     let best = if found.len() > 1 { found.iter().find(answers).unwrap_or(first) } else { first };

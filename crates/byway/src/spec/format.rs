@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use byway_service::block::spec::{FaultEffect, FaultRule, StoreSpec, VolumeSpec};
+use byway_service::block::spec::{FaultEffect, FaultRule, Stage, StoreSpec, VolumeSpec};
 
 use super::fault::{ERRORS, OPERATIONS};
 use crate::units::{format_size, format_time};
@@ -16,6 +16,11 @@ pub fn format(volume: &VolumeSpec) -> String {
         if said {
             text += word;
         }
+    }
+    match volume.stage {
+        Some(Stage::Device) => text += ",stage=device",
+        Some(Stage::Memory) => text += ",stage=memory",
+        None => {}
     }
     if volume.tls_required {
         text += ",tls=required";

@@ -10,6 +10,7 @@
 //!         fault:RULE[:RULE]…:STORE      another store with faults put in, for tests
 //! OPTION  ro                            refuse writes
 //!         direct                        past the page cache (paths only)
+//!         stage=device                  between disk and wire in the disk's own controller memory (direct only); or memory
 //!         shared                        serve it although it is in use on this machine
 //!         tls=required                  refuse connections without TLS
 //!         rate=SIZE[/s]                 bytes per second, reads and writes together
@@ -47,7 +48,7 @@ use crate::units::UnitError;
 use text::Text;
 
 pub use format::format;
-pub(crate) use options::check_direct;
+pub(crate) use options::{check_direct, check_stage};
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -120,8 +121,8 @@ pub enum SpecFault {
     Count(String),
     /// An option that there is not.
     #[error(
-        "`{0}` is no option; write ro, direct, shared, tls=required, rate=SIZE or description=TEXT (a comma inside a \
-         path needs a backslash or quotes)"
+        "`{0}` is no option; write ro, direct, stage=device, shared, tls=required, rate=SIZE or description=TEXT (a comma \
+         inside a path needs a backslash or quotes)"
     )]
     Option(String),
     /// The same option again.
@@ -133,6 +134,9 @@ pub enum SpecFault {
     /// Options that do not fit the store.
     #[error("direct is for files and devices, and this store is {0}; leave it out")]
     DirectStore(&'static str),
+    /// A stage for a volume that has none.
+    #[error("stage is for direct volumes, whose bytes pass the page cache by; add direct, or leave it out")]
+    Stage,
     /// Over [`limits::DESCRIPTION_BYTES_MAX`].
     #[error("the description is longer than {} bytes; write a shorter one", limits::DESCRIPTION_BYTES_MAX)]
     Description,

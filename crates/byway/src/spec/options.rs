@@ -4,11 +4,12 @@ use byway_service::block::spec::{StoreSpec, VolumeSpec};
 
 use super::text::Text;
 use super::{SpecError, SpecFault};
+use crate::config::parse_stage;
 use crate::limits::DESCRIPTION_BYTES_MAX;
 use crate::units::parse_size;
 
 pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) -> Result<(), SpecError> {
-    let mut tls = None;
+    let (mut tls, mut staged) = (None, None);
     for part in parts {
         let (key, value) = match part.split_once('=') {
             Some((key, value)) => (key.value(), Some(value)),
@@ -24,6 +25,12 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
                     return Err(part.error(SpecFault::Value("tls has one value; write tls=required or leave it out")));
                 }
                 once(&mut tls, true, "tls", &part)?;
+            }
+            "stage" => {
+                let usage = || part.error(SpecFault::Value("write stage=device or stage=memory"));
+                let stage = value.as_ref().and_then(|value| parse_stage(&value.value()).ok()).ok_or_else(usage)?;
+                once(&mut volume.stage, stage, "stage", &part)?;
+                staged = Some(part.clone());
             }
             "rate" => {
                 let rate = rate(&part, value.as_ref())?;
@@ -42,8 +49,16 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
             check_direct(&volume.store).map_err(|fault| part.error(fault))?;
         }
     }
+    if let Some(part) = staged {
+        check_stage(volume).map_err(|fault| part.error(fault))?;
+    }
     volume.tls_required = tls.is_some();
     Ok(())
+}
+
+/// Whether a volume that says where it is staged is one that is staged.
+pub(crate) fn check_stage(volume: &VolumeSpec) -> Result<(), SpecFault> {
+    if volume.stage.is_none() || volume.direct { Ok(()) } else { Err(SpecFault::Stage) }
 }
 
 /// Whether a store can be read past the page cache.

@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use super::snapshot::{DoorSnapshot, Snapshot, VolumeSnapshot};
+use byway_fabric::Stall;
+use byway_fabric::feedback::{Delays, Histogram};
+
+use super::snapshot::{DoorSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
@@ -11,6 +14,8 @@ pub fn render(snapshot: &Snapshot) -> String {
     moved(&mut page, snapshot);
     doors(&mut page, &snapshot.doors);
     volumes(&mut page, &snapshot.volumes);
+    delays(&mut page, &snapshot.delays);
+    peers(&mut page, &snapshot.peers);
     page.0
 }
 
@@ -68,6 +73,19 @@ fn moved(page: &mut Page, node: &Snapshot) {
     for (path, by, value) in paths {
         page.line(name, &[("path", path), ("by", by)], value);
     }
+    let name = "byway_device_memory_bytes_total";
+    let help =
+        "Of the bytes moved, those in memory of a PCI device; by cpu: copied, out of memory that no cache holds.";
+    page.head(name, "counter", help);
+    let paths = [
+        ("read", "device", counters.read_device_bytes),
+        ("write", "device", counters.written_device_bytes),
+        ("send", "cpu", counters.sent_device_bytes),
+        ("receive", "cpu", counters.received_device_bytes),
+    ];
+    for (path, by, value) in paths {
+        page.line(name, &[("path", path), ("by", by)], value);
+    }
     let totals = [
         (
             "byway_sent_mapped_bytes_total",
@@ -114,6 +132,64 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
     page.each(&all, volumes, "volume", |volume| &volume.name);
 }
 
+/// What transfers waited for: histograms over all peers, so that their number does not depend on that of the peers.
+fn delays(page: &mut Page, delays: &Delays) {
+    let name = "byway_transfer_delay_seconds";
+    let help =
+        "Delay of transfers: start, of requests that waited for frames; send, from a message's queuing to its taking.";
+    page.head(name, "histogram", help);
+    page.histogram(name, "start", &delays.start);
+    page.histogram(name, "send", &delays.send);
+    let name = "byway_stalls_total";
+    page.head(name, "counter", "Times that something waited: for frames, for credit, for the peer to take it.");
+    for stall in Stall::ALL {
+        page.line(name, &[("for", stall.name())], delays.stalls[stall as usize].count);
+    }
+    let name = "byway_stalled_seconds_total";
+    page.head(name, "counter", "Time that something waited, in all.");
+    for stall in Stall::ALL {
+        page.line(name, &[("for", stall.name())], delays.stalls[stall as usize].total.as_secs_f64());
+    }
+}
+
+/// The busiest peers alone: each is ten series.
+fn peers(page: &mut Page, peers: &[PeerSnapshot]) {
+    let all: [Each<PeerSnapshot>; 7] = [
+        ("byway_peer_sessions", "gauge", "Sessions of one of the busiest peers.", |peer| peer.sessions),
+        ("byway_peer_send_bytes_per_second", "gauge", "What the peer takes now.", |peer| peer.send_bytes_per_second),
+        ("byway_peer_receive_bytes_per_second", "gauge", "What comes from the peer now.", |peer| {
+            peer.receive_bytes_per_second
+        }),
+        ("byway_peer_frame_wait_microseconds", "gauge", "Mean wait for frames, of requests that waited.", |peer| {
+            peer.frame_wait_us
+        }),
+        ("byway_peer_send_delay_microseconds", "gauge", "Mean time from a message's queuing to its taking.", |peer| {
+            peer.send_delay_us
+        }),
+        ("byway_peer_stalls", "gauge", "Times that something of its sessions waited.", |peer| peer.stalls),
+        ("byway_peer_stalled_microseconds", "gauge", "Time that something of its sessions waited.", |peer| {
+            peer.stalled_us
+        }),
+    ];
+    page.each(&all, peers, "peer", |peer| &peer.peer);
+    type OfPath = (&'static str, &'static str, fn(&PeerSnapshot) -> Option<u64>);
+    let of_path: [OfPath; 3] = [
+        ("byway_peer_round_trip_microseconds", "Round trip of its busiest path.", |peer| peer.round_trip_us),
+        ("byway_peer_delivery_bytes_per_second", "What that path delivered when it was kept full.", |peer| {
+            peer.delivery_bytes_per_second
+        }),
+        ("byway_peer_retransmits", "Segments sent again on that path.", |peer| peer.retransmits),
+    ];
+    for (name, help, value) in of_path {
+        page.head(name, "gauge", help);
+        for peer in peers {
+            if let Some(value) = value(peer) {
+                page.line(name, &[("peer", &peer.peer)], value);
+            }
+        }
+    }
+}
+
 struct Page(String);
 
 // Writing to a string does not fail.
@@ -129,6 +205,17 @@ impl Page {
             let _ = write!(self.0, "{}{label}=\"{text}\"", if index == 0 { '{' } else { ',' });
         }
         let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    fn histogram(&mut self, name: &str, wait: &str, histogram: &Histogram) {
+        let mut count = 0;
+        for (class, more) in histogram.counts.iter().enumerate() {
+            count += more;
+            let bound = Histogram::bound(class).map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
+            self.line(&format!("{name}_bucket"), &[("wait", wait), ("le", &bound)], count);
+        }
+        self.line(&format!("{name}_sum"), &[("wait", wait)], histogram.total.as_secs_f64());
+        self.line(&format!("{name}_count"), &[("wait", wait)], count);
     }
 
     fn each<T>(&mut self, all: &[Each<T>], things: &[T], label: &str, name_of: fn(&T) -> &String) {

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use self::listener::Bounded;
 pub use metrics::render;
-pub use snapshot::{DoorSnapshot, Memory, Report, SlowOperation, Snapshot, VolumeSnapshot};
+pub use snapshot::{DoorSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
 
 /// The door, open until [`HttpDoor::close`] or drop.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! What a node tells about itself, at one moment.
 
+use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, MappedMemory};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,10 @@ pub struct Snapshot {
     pub doors: Vec<DoorSnapshot>,
     /// Each volume.
     pub volumes: Vec<VolumeSnapshot>,
+    /// What the transfers of byway's own wire waited for, all that there ever were.
+    pub delays: Delays,
+    /// The peers of byway's own wire that move the most, the busiest first; bounded by the node.
+    pub peers: Vec<PeerSnapshot>,
     /// The slow operations that are remembered, oldest first; bounded by the node.
     pub slow: Vec<SlowOperation>,
 }
@@ -91,6 +96,39 @@ pub struct VolumeSnapshot {
     pub errors: u64,
     /// Operations under way.
     pub in_flight: u64,
+}
+
+/// A machine whose sessions are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerSnapshot {
+    /// Its IP address; `local` for this machine, over unix sockets and shared memory.
+    pub peer: String,
+    /// Its sessions.
+    pub sessions: u64,
+    /// Bytes that those have taken.
+    pub sent_bytes: u64,
+    /// Bytes that came from them.
+    pub received_bytes: u64,
+    /// What it takes now.
+    pub send_bytes_per_second: u64,
+    /// What comes from it now.
+    pub receive_bytes_per_second: u64,
+    /// Requests that had to wait for frames.
+    pub frame_waits: u64,
+    /// How long on average, in microseconds.
+    pub frame_wait_us: u64,
+    /// From when a message was queued to when it was taken, on average, in microseconds.
+    pub send_delay_us: u64,
+    /// How often something waited, for anything.
+    pub stalls: u64,
+    /// How long in all, in microseconds.
+    pub stalled_us: u64,
+    /// The path's round trip in microseconds, where the wire says it.
+    pub round_trip_us: Option<u64>,
+    /// What the path delivered when it was kept full.
+    pub delivery_bytes_per_second: Option<u64>,
+    /// Segments that were sent again.
+    pub retransmits: Option<u64>,
 }
 
 /// An operation that took longer than the node's limit.

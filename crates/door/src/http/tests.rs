@@ -8,7 +8,7 @@ use byway_reactor::MappedMemory;
 use super::*;
 
 /// A small parser of the exposition format: samples by name and labels. Fails on anything that is not in it.
-fn parse(page: &str) -> BTreeMap<String, u64> {
+fn parse(page: &str) -> BTreeMap<String, String> {
     let mut types = BTreeMap::new();
     let mut helped = BTreeSet::new();
     let mut samples = BTreeMap::new();
@@ -24,9 +24,12 @@ fn parse(page: &str) -> BTreeMap<String, u64> {
         } else {
             let (series, value) = line.rsplit_once(' ').expect(line);
             let name = series.split('{').next().unwrap();
+            let parts = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+            let name = parts.filter(|name| types.get(name) == Some(&"histogram")).unwrap_or(name);
             assert!(types.contains_key(name) && name.starts_with("byway_"), "{line}");
             assert_eq!(series.contains('{'), series.ends_with('}'), "{line}");
-            assert!(samples.insert(series.to_owned(), value.parse().expect(line)).is_none(), "twice: {line}");
+            assert!(value.parse::<f64>().expect(line) >= 0.0, "{line}");
+            assert!(samples.insert(series.to_owned(), value.to_owned()).is_none(), "twice: {line}");
         }
     }
     samples
@@ -35,7 +38,14 @@ fn parse(page: &str) -> BTreeMap<String, u64> {
 fn example() -> Snapshot {
     let volume = VolumeSnapshot { name: "disk".to_owned(), reads: 7, read_bytes: 28672, ..VolumeSnapshot::default() };
     let door = DoorSnapshot { name: "nbd".to_owned(), connections: 2, ..DoorSnapshot::default() };
+    let far = PeerSnapshot { peer: "10.0.0.7".to_owned(), round_trip_us: Some(30), ..PeerSnapshot::default() };
+    let local = PeerSnapshot { peer: "local".to_owned(), ..PeerSnapshot::default() };
+    let mut delays = byway_fabric::feedback::Delays::default();
+    (delays.start.counts[0], delays.start.counts[1]) = (3, 2);
+    delays.stalls[0].total = std::time::Duration::from_millis(1500);
     Snapshot {
+        delays,
+        peers: vec![far, local],
         version: "1 \"quoted\"\\".to_owned(),
         io: "uring".to_owned(),
         counters: byway_reactor::Counters { sent_copied_bytes: 5, ..Default::default() },
@@ -50,11 +60,21 @@ fn example() -> Snapshot {
 #[test]
 fn the_metrics_page_parses() {
     let samples = parse(&render(&example()));
-    assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], 7);
-    assert_eq!(samples["byway_connections{door=\"nbd\"}"], 2);
-    assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], 5);
-    assert_eq!((samples["byway_mapped_limit_bytes"], samples["byway_mapped_dropped_bytes_total"]), (32, 64));
-    assert_eq!(samples["byway_ready"], 1);
+    assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], "7");
+    assert_eq!(samples["byway_connections{door=\"nbd\"}"], "2");
+    assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], "5");
+    assert_eq!(samples["byway_mapped_limit_bytes"], "32");
+    assert_eq!(samples["byway_mapped_dropped_bytes_total"], "64");
+    assert_eq!(samples["byway_ready"], "1");
+    let bucket = |le: &str| &samples[&format!("byway_transfer_delay_seconds_bucket{{wait=\"start\",le=\"{le}\"}}")];
+    assert_eq!(
+        (bucket("0.000002"), bucket("0.000004"), bucket("+Inf")),
+        (&"3".to_owned(), &"5".to_owned(), &"5".to_owned())
+    );
+    assert_eq!(samples["byway_transfer_delay_seconds_count{wait=\"start\"}"], "5");
+    assert_eq!(samples["byway_stalled_seconds_total{for=\"frames\"}"], "1.5");
+    assert_eq!(samples["byway_peer_round_trip_microseconds{peer=\"10.0.0.7\"}"], "30");
+    assert!(!samples.contains_key("byway_peer_round_trip_microseconds{peer=\"local\"}"), "no path");
     assert!(samples.contains_key("byway_info{version=\"1 \\\"quoted\\\"\\\\\",io=\"uring\"}"));
 }
 

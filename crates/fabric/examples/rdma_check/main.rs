@@ -3,6 +3,7 @@
 //! `rdma_check ADDRESS [CHECK...]` with the address of an RDMA device. Most checks have both ends in this process; a peer
 //! that dies is a process of its own, which this program starts with `rdma_check ADDRESS peer PORT`.
 
+mod driven;
 mod faults;
 mod lifecycle;
 mod memory;
@@ -20,7 +21,7 @@ use node::{Outcome, Pair, ensure};
 /// A check: what it says when all is well.
 type Check = fn(Pair) -> Outcome<String>;
 
-const CHECKS: [(&str, Check); 18] = [
+const CHECKS: [(&str, Check); 23] = [
     ("messages", messages::messages),
     ("sleep", messages::sleep),
     ("unreported", messages::unreported),
@@ -39,6 +40,11 @@ const CHECKS: [(&str, Check); 18] = [
     ("drop-posted", lifecycle::drop_posted),
     ("drop-order", lifecycle::drop_order),
     ("other-device", lifecycle::other_device),
+    ("driven-messages", driven::messages),
+    ("driven-transfers", driven::transfers),
+    ("driven-slow", driven::slow),
+    ("driven-keys", driven::keys),
+    ("driven-rude", driven::rude),
 ];
 
 fn main() -> ExitCode {

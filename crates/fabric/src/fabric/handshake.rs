@@ -10,12 +10,13 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
+use crate::feedback::Meter;
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
-use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness};
+use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness, PayloadChecksum};
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, ServerTls};
-use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
+use crate::wire::{FEATURE_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
 impl Fabric {
     /// Makes this fabric a server's: it serves sessions of `registry`.
@@ -47,6 +48,7 @@ impl Fabric {
             reactor.close_listener(*listener);
         }
         self.draining = true;
+        self.close_link_listeners();
         let waiting = |(_, lane): &(Slot, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
         let silent: Vec<Slot> = self.lanes.iter().filter(waiting).map(|(slot, _)| slot).collect();
         for slot in silent {
@@ -59,11 +61,21 @@ impl Fabric {
     /// what came of it.
     pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
         let agreed = Agreed { features: 0, instance: 0, credits: 0 };
-        let lanes = 1 + usize::from(self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX));
+        let is_rdma = matches!(to, Address::Rdma(_));
+        let bulk_lanes = if is_rdma { 0 } else { self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX) };
+        let lanes = 1 + usize::from(bulk_lanes);
+        let mut terms = self.options.terms;
+        if is_rdma {
+            terms.bulk_lanes = 0;
+            // Its packets have checksums; see `links`.
+            if terms.checksum == PayloadChecksum::Wanted {
+                terms.checksum = PayloadChecksum::Off;
+            }
+        }
         let session = self.sessions.insert(Session {
             role: Role::Client,
             identity,
-            terms: self.options.terms,
+            terms,
             agreed,
             tls_peer: PeerIdentity::Plain,
             remote: Some(to),
@@ -83,6 +95,7 @@ impl Fabric {
             arena_asked: false,
             peer_arena: None,
             grants: Grants::default(),
+            meter: Meter::default(),
         });
         self.connect_lane(reactor, session, 0);
         session
@@ -98,6 +111,9 @@ impl Fabric {
         let Some(state) = self.sessions.get_mut(session) else { return };
         state.lanes[usize::from(number)] = Some(slot);
         state.lanes_left += 1;
+        if let Some(Address::Rdma(to)) = state.remote {
+            return self.connect_link(reactor, slot, to);
+        }
         if let Some(to) = state.remote.clone() {
             reactor.submit(Op::Connect { to }, token(self.options.class, CONNECT, slot));
         }
@@ -135,7 +151,7 @@ impl Fabric {
                     None => {}
                 }
                 reactor.keep_alive(socket, self.options.keep_alive * 2);
-                if lane.push(header, |_| ()) {
+                if lane.push(header, self.clock, |_| ()) {
                     self.dirty.push(slot);
                 }
             }
@@ -257,7 +273,12 @@ impl Fabric {
                 return Ok(());
             }
         };
-        if self.draining {
+        let is_linked = self.lanes.get(slot).is_some_and(|lane| lane.link.is_some());
+        if is_linked && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
+            self.refuse(slot, RefuseCode::Feature);
+        } else if is_linked && hello.lane.get() > 0 {
+            self.refuse(slot, RefuseCode::Protocol);
+        } else if self.draining {
             self.refuse(slot, RefuseCode::ShuttingDown);
         } else if hello.lane.get() > 0 {
             self.join_lane(reactor, slot, header, &hello, &identity);
@@ -271,7 +292,7 @@ impl Fabric {
     fn refuse(&mut self, slot: Slot, code: RefuseCode) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.close_when_sent = Some(CloseReason::WeRefused(code));
-        if lane.push(session::refuse(Kind::Refuse, code), |_| ()) {
+        if lane.push(session::refuse(Kind::Refuse, code), self.clock, |_| ()) {
             self.dirty.push(slot);
         }
     }
@@ -298,16 +319,21 @@ impl Fabric {
         }
         let instance = registry.instance();
         let agreed = Agreed { features, instance, credits: self.options.terms.credits };
-        let lanes = 1 + usize::from(hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX));
+        let bulk_lanes = if lane.link.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
+        let lanes = 1 + usize::from(bulk_lanes);
+        let tls_peer = lane.peer();
+        let socket = lane.socket;
+        let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));
+        let peer = peer.or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
         let session = self.sessions.insert(Session {
             role: Role::Server,
             identity: *identity,
             terms: self.options.terms,
             agreed,
-            tls_peer: lane.peer(),
+            tls_peer,
             remote: None,
-            peer: lane.socket.and_then(|socket| reactor.peer_address(socket)),
+            peer,
             lanes: vec![None; lanes],
             lanes_left: 0,
             lanes_up: 0,
@@ -323,6 +349,7 @@ impl Fabric {
             arena_asked: false,
             peer_arena: None,
             grants: Grants::default(),
+            meter: Meter::default(),
         });
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
@@ -336,7 +363,7 @@ impl Fabric {
 
     fn welcome(&mut self, slot: Slot, hello: &Hello, agreed: &Agreed) {
         if let Some(lane) = self.lanes.get_mut(slot)
-            && lane.push(session::welcome(hello, agreed), |_| ())
+            && lane.push(session::welcome(hello, agreed), self.clock, |_| ())
         {
             self.dirty.push(slot);
         }

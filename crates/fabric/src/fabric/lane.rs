@@ -1,9 +1,12 @@
 //! One connection of a session: what it sends, what it receives into.
 
+use std::collections::VecDeque;
+
 use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
 use zerocopy::IntoBytes;
 
 use super::secure::Secure;
+use crate::rdma::transport::Received;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, TlsServer};
@@ -44,9 +47,18 @@ pub(super) enum Held {
     Receive(Op),
 }
 
+/// When a send's oldest message was queued, and when it was given to the wire.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SendTimes {
+    pub(super) queued: Instant,
+    pub(super) begun: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
+    /// In place of a socket, its connection over RDMA.
+    pub(super) link: Option<Slot>,
     pub(super) session: Option<Slot>,
     /// 0 is the control lane.
     pub(super) number: u16,
@@ -70,12 +82,24 @@ pub(super) struct Lane {
     pub(super) sequence_in: u64,
     /// What was to be received next, when the peer had to take answers first.
     pub(super) held: Option<Held>,
+    /// Since when.
+    pub(super) held_at: Instant,
 
+    /// What a link shall send: messages, not a stream.
+    pub(super) outbox: Vec<(Header, Gather)>,
+    /// Messages of a link that wait until the peer has taken answers.
+    pub(super) backlog: VecDeque<Received>,
     pending: Gather,
-    spare: Option<Gather>,
+    pub(super) spare: Option<Gather>,
     sending: Option<usize>,
     /// Heap memory of the send in flight.
     sending_heap: usize,
+    /// Frames of the send in flight, in bytes.
+    sending_frames: usize,
+    /// Of the send in flight, or the last one.
+    pub(super) send_times: SendTimes,
+    /// When the first message was queued that is not in a send yet.
+    queued_at: Option<Instant>,
     /// What the fabric has counted of this lane's heap memory.
     pub(super) counted_heap: usize,
     dirty: bool,
@@ -86,6 +110,7 @@ impl Lane {
     pub(super) fn new(socket: Option<Socket>, phase: Phase, opened_at: Instant) -> Self {
         Self {
             socket,
+            link: None,
             session: None,
             number: 0,
             phase,
@@ -102,10 +127,16 @@ impl Lane {
             receiving: false,
             sequence_in: 0,
             held: None,
+            outbox: Vec::new(),
+            backlog: VecDeque::new(),
+            held_at: opened_at,
             pending: Gather::new(),
             spare: Some(Gather::new()),
             sending: None,
             sending_heap: 0,
+            sending_frames: 0,
+            send_times: SendTimes::default(),
+            queued_at: None,
             counted_heap: 0,
             dirty: false,
             sequence_out: 0,
@@ -123,9 +154,16 @@ impl Lane {
     }
 
     /// Appends a message to what is sent next. True if the lane must be put on the list of dirty ones.
-    pub(super) fn push(&mut self, mut header: Header, payload: impl FnOnce(&mut Gather)) -> bool {
+    pub(super) fn push(&mut self, mut header: Header, now: Instant, payload: impl FnOnce(&mut Gather)) -> bool {
+        self.queued_at.get_or_insert(now);
         header.seal(self.sequence_out);
         self.sequence_out += 1;
+        if self.link.is_some() {
+            let mut gather = self.spare.take().unwrap_or_default();
+            payload(&mut gather);
+            self.outbox.push((header, gather));
+            return !std::mem::replace(&mut self.dirty, true);
+        }
         self.pending.push_head(header.as_bytes());
         payload(&mut self.pending);
         self.sending.is_none() && !std::mem::replace(&mut self.dirty, true)
@@ -133,21 +171,37 @@ impl Lane {
 
     /// Whether the queue can hold a message of that payload: a check on callers.
     pub(super) fn queued_is(&self, payload: usize) -> bool {
+        if self.link.is_some() {
+            return self.outbox.last().is_some_and(|(_, gather)| gather.len() == payload);
+        }
         self.pending.len() >= payload + size_of::<Header>()
     }
 
     /// Bytes that have not been taken by the connection, as far as is known.
     pub(super) fn queued(&self) -> usize {
-        self.pending.len() + self.sending.unwrap_or(0)
+        let outbox: usize = self.outbox.iter().map(|(_, gather)| size_of::<Header>() + gather.len()).sum();
+        outbox + self.pending.len() + self.sending.unwrap_or(0)
     }
 
     /// Heap memory of what has not been taken by the connection.
     pub(super) fn queued_heap(&self) -> usize {
-        self.pending.heap_bytes() + self.sending_heap
+        let outbox: usize = self.outbox.iter().map(|(_, gather)| size_of::<Header>() + gather.heap_bytes()).sum();
+        outbox + self.pending.heap_bytes() + self.sending_heap
+    }
+
+    /// Takes what a link shall send.
+    pub(super) fn take_outbox(&mut self) -> Vec<(Header, Gather)> {
+        self.dirty = false;
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// Frames of what has not been taken by the connection, in bytes.
+    pub(super) fn queued_frames(&self) -> usize {
+        self.pending.frame_bytes() + self.sending_frames
     }
 
     /// Sends what has gathered, unless a send is in flight: then that one's end does.
-    pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token) {
+    pub(super) fn start_send(&mut self, reactor: &mut Reactor, token: Token, now: Instant) {
         self.dirty = false;
         let (Some(socket), None) = (self.socket, self.sending) else { return };
         if matches!(self.phase, Phase::Closing | Phase::Connecting) {
@@ -164,6 +218,11 @@ impl Lane {
         }
         self.sending = Some(gather.len());
         self.sending_heap = gather.heap_bytes();
+        self.sending_frames = gather.frame_bytes();
+        let queued = self.queued_at.take().unwrap_or(now);
+        self.send_times = SendTimes { queued, begun: now };
+        // TLS takes only so much at a time.
+        self.queued_at = (!self.pending.is_empty()).then_some(queued);
         reactor.submit(Op::Send { socket, gather }, token);
     }
 
@@ -172,6 +231,6 @@ impl Lane {
         gather.clear();
         self.spare = Some(gather);
         self.sending = None;
-        self.sending_heap = 0;
+        (self.sending_heap, self.sending_frames) = (0, 0);
     }
 }

@@ -7,6 +7,8 @@
 mod grants;
 mod handshake;
 mod lane;
+mod links;
+mod measure;
 mod placing;
 mod receive;
 mod secure;
@@ -18,11 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Listener, Op, Outcome, Reactor, Socket, Token};
+use byway_reactor::{
+    Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Socket, Token,
+};
 
 use self::grants::Grants;
 use self::lane::{Lane, Phase};
+use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
+use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
@@ -37,6 +43,8 @@ const SEND: u8 = 2;
 const CONNECT: u8 = 3;
 const ACCEPT: u8 = 4;
 const TIMER: u8 = 5;
+/// And the one after it.
+const LINK: u8 = 6;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +157,7 @@ struct Session {
     arena_asked: bool,
     peer_arena: Option<Socket>,
     grants: Grants,
+    meter: Meter,
 }
 
 enum Event {
@@ -156,6 +165,8 @@ enum Event {
     Down(Slot, CloseReason),
     Drained(Slot),
     Got(Slot, (Frame, u64), Result<(), GetError>),
+    /// A session cannot go on.
+    Failed(Slot, CloseReason),
 }
 
 /// See the module.
@@ -188,6 +199,12 @@ pub struct Fabric {
     arena: Option<FramePool>,
     /// A list for what is placed.
     placed: Gather,
+    /// Connections over RDMA, if there ever was one.
+    links: Option<Box<Links>>,
+    /// What all sessions were made to wait.
+    delays: Delays,
+    /// The time of the turn.
+    clock: Instant,
 }
 
 impl Fabric {
@@ -216,6 +233,9 @@ impl Fabric {
             admits: None,
             arena: None,
             placed: Gather::new(),
+            links: None,
+            delays: Delays::default(),
+            clock: Instant::ZERO,
         }
     }
 
@@ -235,6 +255,13 @@ impl Fabric {
         lane.and_then(|slot| self.lanes.get(slot)).is_some_and(|lane| lane.secure.is_some())
     }
 
+    /// Whether payloads to a session's peer may lie in memory of a device, which the CPU should not look at: on plain TCP
+    /// the kernel takes them from there; over TLS, shared memory and RDMA we would have to.
+    pub fn takes_device_memory(&self, session: Slot) -> bool {
+        // Only TCP and RDMA tell their peers' addresses.
+        !self.is_secure(session) && self.peer(session).is_some() && self.link_of(session).is_none()
+    }
+
     /// The windows, to be closed.
     pub fn windows(&mut self) -> &mut Windows {
         &mut self.windows
@@ -252,7 +279,14 @@ impl Fabric {
         memory: (Frame, usize, usize),
         context: u64,
     ) -> Option<crate::WindowKey> {
-        self.windows.open_target(&mut self.random, session, memory, context)
+        let (frame, start, len) = memory;
+        match self.expose(session, links::Memory::Target(frame, start, len), context) {
+            Ok(opened) => opened,
+            Err(links::Memory::Target(frame, start, len)) => {
+                self.windows.open_target(&mut self.random, session, (frame, start, len), context)
+            }
+            Err(links::Memory::Source(..)) => None,
+        }
     }
 
     /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
@@ -262,7 +296,14 @@ impl Fabric {
         memory: (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Option<crate::WindowKey> {
-        self.windows.open_source(&mut self.random, session, memory, context)
+        let (frame, start, len) = memory;
+        match self.expose(session, links::Memory::Source(frame, start, len), context) {
+            Ok(opened) => opened,
+            Err(links::Memory::Source(frame, start, len)) => {
+                self.windows.open_source(&mut self.random, session, (frame, start, len), context)
+            }
+            Err(links::Memory::Target(..)) => None,
+        }
     }
 
     /// What was agreed for a session.
@@ -378,6 +419,7 @@ impl Fabric {
                 Some(socket) => reactor.close(socket),
                 None => reactor.cancel(token(self.options.class, CONNECT, slot)),
             }
+            self.close_link(reactor, slot);
         }
         self.return_lent(slot);
         self.forget_lane_if_done(slot);
@@ -420,7 +462,12 @@ impl Fabric {
 
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
+        if completion.token.tag() >= LINK {
+            self.link_completion(reactor, &completion, handler);
+            return self.deliver(reactor, handler);
+        }
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        self.clock = reactor.now();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
             Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
@@ -450,6 +497,7 @@ impl Fabric {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
+                    Event::Failed(session, reason) => self.close(reactor, session, reason),
                     Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
                     Event::Drained(session) => {
                         self.revoke(session);
@@ -468,9 +516,21 @@ impl Fabric {
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.deliver(reactor, handler);
         let class = self.options.class;
-        while let Some(slot) = self.dirty.pop() {
-            if let Some(lane) = self.lanes.get_mut(slot) {
-                lane.start_send(reactor, token(class, SEND, slot));
+        if !self.dirty.is_empty() {
+            self.clock = reactor.now();
+        }
+        loop {
+            while let Some(slot) = self.dirty.pop() {
+                match self.lanes.get_mut(slot) {
+                    Some(lane) if lane.link.is_some() => self.send_outbox(slot),
+                    Some(lane) => lane.start_send(reactor, token(class, SEND, slot), self.clock),
+                    None => {}
+                }
+            }
+            self.flush_links(reactor, handler);
+            self.deliver(reactor, handler);
+            if self.dirty.is_empty() {
+                break;
             }
         }
         if !self.ticking && (self.handshakes > 0 || self.owing > 0 || self.watches_intake()) {
@@ -487,7 +547,8 @@ impl Fabric {
         (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
         handler: &mut H,
     ) {
-        let class = self.options.class;
+        let (class, now) = (self.options.class, self.clock);
+        self.note_sent(slot, result.unwrap_or(0), now);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
         let session = lane.session;
@@ -502,7 +563,7 @@ impl Fabric {
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
-            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot)),
+            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot), now),
         }
         self.count_heap(slot);
         if let Some(session) = session {

@@ -51,11 +51,14 @@ impl Fabric {
 
     /// Where a window lies for the server of `session`, if that can be told.
     pub(super) fn grant_for(&mut self, session: Slot, header: &Header, payload: Announced) -> Option<Grant> {
-        let arena = self.sessions.get(session)?.lent.as_ref()?;
         let window = WindowKey(header.window.get());
         if header.kind != Kind::Call as u8 || window.0 == 0 || payload.len > 0 {
             return None;
         }
+        if self.link_of(session).is_some() {
+            return self.exposed_grant(window);
+        }
+        let arena = self.sessions.get(session)?.lent.as_ref()?;
         let (frame, start, len) = self.windows.range(window)?;
         if !arena.owns(frame) {
             return None;
@@ -72,10 +75,11 @@ impl Fabric {
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) -> Result<(), CloseReason> {
+        let is_linked = self.link_of(session).is_some();
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         let grant = Grant::read_from_bytes(payload).ok().filter(|_| kind == Kind::Call && state.role == Role::Server);
         let grant = grant.ok_or(CloseReason::Unexpected(kind))?;
-        if !state.arena_asked {
+        if !state.arena_asked && !is_linked {
             state.arena_asked = true;
             let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
             match socket.map(|socket| (socket, reactor.take_arena(socket))) {
@@ -84,7 +88,7 @@ impl Fabric {
                 None => {}
             }
         }
-        if state.peer_arena.is_some() {
+        if state.peer_arena.is_some() || is_linked {
             state.grants.note(WindowKey(header.window.get()), grant);
         }
         Ok(())
@@ -104,6 +108,9 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: P,
     ) -> Result<Result<(), Errno>, P> {
+        if let Some(link) = self.link_of(session) {
+            return Ok(self.write_by_link((session, link), (to, len), push));
+        }
         let Some((socket, place)) = self.place_of(session, to, len) else { return Err(push) };
         let mut gather = std::mem::take(&mut self.placed);
         push(&mut gather);
@@ -111,6 +118,9 @@ impl Fabric {
         let result = reactor.put(socket, &gather, place.address);
         gather.clear();
         self.placed = gather;
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.meter.sent(len, self.clock);
+        }
         Ok(result)
     }
 
@@ -123,9 +133,15 @@ impl Fabric {
         mut into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
+        if let Some(link) = self.link_of(session) {
+            return self.read_by_link(reactor, (session, link), from, into, context);
+        }
         let len = into.len();
         let Some((socket, place)) = self.place_of(session, from, len) else { return Err(into) };
         let result = reactor.get(socket, place.address, &mut into[..len]).map_err(GetError::Io);
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.meter.received(len, self.clock);
+        }
         self.events.push(Event::Got(session, (into, context), result));
         Ok(())
     }
@@ -138,6 +154,9 @@ impl Fabric {
         (kind, header): (Kind, &Header),
         handler: &mut H,
     ) -> Result<(), CloseReason> {
+        if self.link_of(session).is_some() {
+            return self.written_by_link(reactor, session, (kind, header), handler);
+        }
         let lent = self.sessions.get(session).is_some_and(|state| state.lent.is_some());
         if !lent || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
             return Err(CloseReason::Unexpected(kind));

@@ -9,6 +9,7 @@ use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
+use crate::feedback::Stall;
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
     SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
@@ -46,7 +47,8 @@ impl Fabric {
             other => return self.receive_ended(reactor, slot, lent, other.err()),
         };
         if let Some(session) = session.and_then(|session| self.sessions.get_mut(session)) {
-            session.liveness.heard(reactor.now());
+            session.liveness.heard(self.clock);
+            session.meter.received(n, self.clock);
         }
         if self.lanes.get(slot).is_some_and(|lane| lane.secure.is_some()) {
             return self.ciphertext_came(reactor, slot, n, handler);
@@ -95,7 +97,7 @@ impl Fabric {
         let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if held {
-            lane.held = Some(Held::Receive(op));
+            (lane.held, lane.held_at) = (Some(Held::Receive(op)), self.clock);
             return;
         }
         lane.receiving = true;
@@ -114,7 +116,8 @@ impl Fabric {
     /// Heap memory of the answers that wait for a server's client.
     fn heap_for_client(&self, state: &Session) -> usize {
         let slots = state.lanes.iter().flatten().filter(|_| state.role == Role::Server);
-        slots.filter_map(|slot| self.lanes.get(*slot)).map(Lane::queued_heap).sum()
+        let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
+        slots.filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
     }
 
     /// Whether the answers that wait are so many that clients are watched for taking them.
@@ -157,14 +160,23 @@ impl Fabric {
     /// A session's peer has taken something: goes on with what was held.
     pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
-        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(|lane| lane.held.is_some());
+        let waits = |lane: &Lane| lane.held.is_some() || !lane.backlog.is_empty();
+        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(waits);
         let held: Vec<Slot> = state.lanes.iter().flatten().filter(is_held).copied().collect();
         for slot in held {
             if self.is_held(session) {
                 return;
             }
             let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up) else { continue };
-            match lane.held.take() {
+            if lane.link.is_some() {
+                self.take_backlog(reactor, slot, handler);
+                continue;
+            }
+            let held = lane.held.take();
+            if let (Some(_), Some(state)) = (&held, self.sessions.get_mut(session)) {
+                self.delays.note_stall(&mut state.meter, Stall::Take, self.clock.since(lane.held_at));
+            }
+            match held {
                 None => {}
                 Some(Held::Receive(op)) => self.submit_receive(reactor, slot, op),
                 Some(Held::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
@@ -204,6 +216,9 @@ impl Fabric {
     /// A lane is up: from now on it receives messages. What the frame held is done with.
     pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: Slot) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.link.is_some() {
+            return;
+        }
         lane.filled = 0;
         if lane.secure.is_some() {
             return self.receive_ciphertext_again(reactor, slot);
@@ -241,6 +256,7 @@ impl Fabric {
             frame.copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
                 (lane.filled, lane.frame, lane.held) = (left, Some(frame), Some(Held::Messages));
+                lane.held_at = self.clock;
             }
             return;
         }
@@ -299,7 +315,7 @@ impl Fabric {
     }
 
     /// Passes on a message of the control lane.
-    fn dispatch<H: Handler>(
+    pub(super) fn dispatch<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         session: Slot,

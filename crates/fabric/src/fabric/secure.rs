@@ -101,7 +101,7 @@ impl Fabric {
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if wants_send {
-            lane.start_send(reactor, token(self.options.class, SEND, slot));
+            lane.start_send(reactor, token(self.options.class, SEND, slot), self.clock);
         }
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
@@ -114,7 +114,7 @@ impl Fabric {
         let session = lane.session;
         if session.is_some_and(|session| self.is_held(session)) {
             if let Some(lane) = self.lanes.get_mut(slot) {
-                lane.held = Some(Held::Messages);
+                (lane.held, lane.held_at) = (Some(Held::Messages), self.clock);
             }
             return;
         }
@@ -132,7 +132,7 @@ impl Fabric {
             return self.lane_failed(reactor, slot, reason);
         }
         lane.close_when_sent = Some(reason);
-        lane.start_send(reactor, token(self.options.class, SEND, slot));
+        lane.start_send(reactor, token(self.options.class, SEND, slot), self.clock);
         if !lane.is_busy() {
             self.lane_failed(reactor, slot, reason);
         }

@@ -165,8 +165,9 @@ impl Fabric {
             header.payload_checksum.set(checksum);
         }
         let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
+        self.give_spare(slot);
         if let Some(lane) = self.lanes.get_mut(slot) {
-            if lane.push(header, push) {
+            if lane.push(header, self.clock, push) {
                 self.dirty.push(slot);
             }
             let placed = header.flags & FLAG_PLACED != 0;
@@ -256,7 +257,7 @@ impl Fabric {
     }
 
     /// Watches a peer that owes something.
-    fn watch(&mut self, reactor: &Reactor, session: Slot) {
+    pub(super) fn watch(&mut self, reactor: &Reactor, session: Slot) {
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
         let owes = state.owes || state.gets > 0;
         if state.liveness.owes() != owes {
@@ -271,8 +272,9 @@ impl Fabric {
 
     /// Notes how much heap memory a lane's queue has.
     pub(super) fn count_heap(&mut self, slot: Slot) {
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let now = lane.queued_heap() + self.link_queued(lane).1;
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let now = lane.queued_heap();
         self.queued_heap = self.queued_heap - lane.counted_heap + now;
         lane.counted_heap = now;
     }
@@ -289,7 +291,8 @@ impl Fabric {
 
     /// Whether anything can be put to a session's peer yet.
     pub fn can_put(&self, session: Slot) -> bool {
-        self.sessions.get(session).is_some_and(|session| session.lanes.iter().skip(1).any(Option::is_some))
+        let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
+        has_bulk || self.link_of(session).is_some()
     }
 
     /// The route to a session's peer with the fewest bytes queued.
@@ -302,7 +305,7 @@ impl Fabric {
     /// Bytes of messages that wait to be sent to a session's peer.
     pub fn control_queued(&self, session: Slot) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, Lane::queued)
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.link_queued(lane).0)
     }
 
     /// Tells the peer that its message named a window wrongly.

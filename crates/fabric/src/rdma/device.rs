@@ -190,6 +190,11 @@ impl Device {
         Ok(Self(Rc::new(inner)))
     }
 
+    /// Whether both are the same device, perhaps found by different addresses.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.0.context == other.0.context
+    }
+
     /// Segments of one operation.
     pub fn segments_max(&self) -> u32 {
         let attributes = &self.0.attributes;

@@ -5,7 +5,7 @@
 //! window exposes no byte that is not meant for the peer.
 
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -60,7 +60,36 @@ impl Domain {
     /// # Errors
     /// As [`Self::register_pool`]; the memory is dropped.
     pub fn open_window(&self, memory: impl Into<Memory>, rights: Rights) -> Result<Window, RdmaError> {
-        let mut memory = memory.into();
+        let memory = memory.into();
+        let range = 0..memory.len();
+        self.open(Exposed::Own(memory), range, rights)
+    }
+
+    /// Opens `range` of memory, and no byte around it.
+    ///
+    /// # Errors
+    /// As [`Self::register_pool`]; the memory is dropped. [`RdmaError::Range`] if there is no such range.
+    pub fn open_range(
+        &self,
+        memory: impl Into<Memory>,
+        range: Range<usize>,
+        rights: Rights,
+    ) -> Result<Window, RdmaError> {
+        self.open(Exposed::Own(memory.into()), range, rights)
+    }
+
+    /// Opens `range` of a frame that others keep as well, for peers to read.
+    ///
+    /// # Errors
+    /// As [`Self::open_range`].
+    pub fn open_shared(&self, frame: Rc<Frame>, range: Range<usize>) -> Result<Window, RdmaError> {
+        self.open(Exposed::Shared(frame), range, Rights::Read)
+    }
+
+    fn open(&self, mut memory: Exposed, range: Range<usize>, rights: Rights) -> Result<Window, RdmaError> {
+        if range.start >= range.end || range.end > memory.len() {
+            return Err(RdmaError::Range);
+        }
         let access = match rights {
             Rights::Read => verbs::IBV_ACCESS_REMOTE_READ,
             // The device may only let a peer write where it may write itself.
@@ -69,8 +98,9 @@ impl Domain {
                 verbs::IBV_ACCESS_REMOTE_READ | verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_LOCAL_WRITE
             }
         };
-        let registration = Registration::new(self, memory.as_mut_ptr(), memory.len(), access)?;
-        Ok(Window { registered: Registered { registration, memory: ManuallyDrop::new(memory) }, rights })
+        let base = memory.base().wrapping_add(range.start);
+        let registration = Registration::new(self, base, range.len(), access)?;
+        Ok(Window { registered: Registered { registration, memory: ManuallyDrop::new(memory) }, range, rights })
     }
 }
 
@@ -165,14 +195,44 @@ impl PoolRegion {
     }
 }
 
-/// Memory and its registration, which ends first. Memory that the device does not let go is never given back.
+/// Memory of a window.
 #[derive(Debug)]
-struct Registered {
-    registration: Registration,
-    memory: ManuallyDrop<Memory>,
+pub enum Exposed {
+    /// Nobody else's.
+    Own(Memory),
+    /// A frame that others keep as well: peers may read it.
+    Shared(Rc<Frame>),
 }
 
-impl Drop for Registered {
+impl Exposed {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Own(memory) => memory,
+            Self::Shared(frame) => frame,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// For the device, which writes only into what is our own.
+    fn base(&mut self) -> *mut u8 {
+        match self {
+            Self::Own(memory) => memory.as_mut_ptr(),
+            Self::Shared(frame) => frame.as_ptr().cast_mut(),
+        }
+    }
+}
+
+/// Memory and its registration, which ends first. Memory that the device does not let go is never given back.
+#[derive(Debug)]
+struct Registered<M> {
+    registration: Registration,
+    memory: ManuallyDrop<M>,
+}
+
+impl<M> Drop for Registered<M> {
     fn drop(&mut self) {
         if self.registration.end() {
             // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
@@ -183,7 +243,7 @@ impl Drop for Registered {
 
 /// Memory registered by itself, for the operations of this process.
 #[derive(Debug)]
-pub struct Region(Registered);
+pub struct Region(Registered<Memory>);
 
 impl Region {
     pub(super) fn lkey(&self) -> u32 {
@@ -207,7 +267,8 @@ impl DerefMut for Region {
 /// Memory that a peer may use until the window is closed or dropped.
 #[derive(Debug)]
 pub struct Window {
-    registered: Registered,
+    registered: Registered<Exposed>,
+    range: Range<usize>,
     rights: Rights,
 }
 
@@ -231,17 +292,23 @@ impl WindowAddress {
 impl Window {
     /// What to tell the peer.
     pub fn address(&self) -> WindowAddress {
-        WindowAddress { address: self.registered.memory.as_ptr() as u64, rkey: self.registered.registration.rkey }
+        let address = self.registered.memory.bytes()[self.range.clone()].as_ptr() as u64;
+        WindowAddress { address, rkey: self.registered.registration.rkey }
     }
 
     /// Its bytes; none while a peer may write to them.
     pub fn bytes(&self) -> Option<&[u8]> {
-        (self.rights == Rights::Read).then_some(&**self.registered.memory)
+        (self.rights == Rights::Read).then(|| &self.registered.memory.bytes()[self.range.clone()])
+    }
+
+    /// Whether a peer may write there.
+    pub fn is_written(&self) -> bool {
+        self.rights != Rights::Read
     }
 
     /// How many bytes it has.
     pub fn len(&self) -> usize {
-        self.registered.memory.len()
+        self.range.len()
     }
 
     /// Never.
@@ -251,7 +318,7 @@ impl Window {
 
     /// Closes it: from now on no peer can touch the memory. An operation that a peer has under way fails at the peer, with
     /// its connection. None, and the memory is given up, if the device does not let go.
-    pub fn close(self) -> Option<Memory> {
+    pub fn close(self) -> Option<Exposed> {
         let mut registered = ManuallyDrop::new(self.registered);
         let is_free = registered.registration.end();
         // SAFETY: `registered` is never dropped, and this is the only time that each of the two is moved out of it.

@@ -143,7 +143,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`RdmaError::PrivateData`], or the system's.
-    pub fn reject(self, private_data: &[u8]) -> Result<(), RdmaError> {
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), RdmaError> {
         check_private_data(private_data, RDMA_REJECT_BYTES_MAX)?;
         let (data, len) = (private_data.as_ptr().cast(), private_data.len() as u8);
         // SAFETY: the identifier is live, and the data valid for the call, which copies it.
@@ -190,7 +190,23 @@ impl Endpoint {
     /// # Errors
     /// [`PostError::TooLong`], and as for [`Self::post`].
     pub fn send_inline(&self, bytes: &[u8], token: u64, report: Report) -> Result<(), PostError> {
-        self.connected()?.send_inline(bytes, token, report)
+        self.connected()?.send_inline(bytes, None, token, report)
+    }
+
+    /// The same with a number beside the message.
+    ///
+    /// # Errors
+    /// As for [`Self::send_inline`].
+    pub fn send_inline_with(&self, bytes: &[u8], immediate: u32, token: u64, report: Report) -> Result<(), PostError> {
+        self.connected()?.send_inline(bytes, Some(immediate), token, report)
+    }
+
+    /// Whether an operation can be posted now.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] and [`PostError::NotConnected`].
+    pub fn check_room(&self) -> Result<(), PostError> {
+        self.connected()?.check_room()
     }
 
     fn connected(&self) -> Result<&QueuePair, PostError> {

@@ -9,7 +9,7 @@ use super::queue_pair::Work;
 use super::verbs;
 
 /// Why something could not be set up.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RdmaError {
     /// A library is not installed, or does not load.
     #[error("{library} does not load ({reason}): install the package {package}")]
@@ -17,7 +17,7 @@ pub enum RdmaError {
         /// Its file name.
         library: &'static str,
         /// What the loader said.
-        reason: String,
+        reason: &'static str,
         /// Debian's package of it.
         package: &'static str,
     },
@@ -51,6 +51,9 @@ pub enum RdmaError {
         /// How much was asked for.
         bytes: usize,
     },
+    /// A window must have bytes, all of them in its memory.
+    #[error("a window must have bytes, all of them in its memory")]
+    Range,
     /// More than the device can do.
     #[error("{what}: {wanted} wanted, at most {most} to be had")]
     Capacity {

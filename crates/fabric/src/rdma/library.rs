@@ -12,6 +12,9 @@ const CONNECTION: &str = "librdmacm.so.1";
 /// points into it, so that unloading it could never be known to be safe.
 static LOADED: OnceLock<(Functions, [libloading::Library; 2])> = OnceLock::new();
 
+/// Why a library did not load, the first time: errors are copied about, and the loader's words are not.
+static REASONS: [OnceLock<String>; 2] = [const { OnceLock::new() }; 2];
+
 /// The loaded libraries; as small as a reference.
 #[derive(Clone, Copy)]
 pub struct Library(pub(super) &'static Functions);
@@ -25,8 +28,8 @@ impl Library {
         if let Some((functions, _)) = LOADED.get() {
             return Ok(Self(functions));
         }
-        let verbs_library = open(VERBS, "libibverbs1")?;
-        let connection_library = open(CONNECTION, "librdmacm1")?;
+        let verbs_library = open(VERBS, "libibverbs1", &REASONS[0])?;
+        let connection_library = open(CONNECTION, "librdmacm1", &REASONS[1])?;
         let missing = |library| move |symbol| RdmaError::SymbolMissing { library, symbol };
         // SAFETY: the libraries are those of the headers, by their names and major versions, whose interface does not
         // change, and stay loaded for ever.
@@ -53,11 +56,15 @@ impl std::fmt::Debug for Library {
     }
 }
 
-fn open(name: &'static str, package: &'static str) -> Result<libloading::Library, RdmaError> {
+fn open(
+    name: &'static str,
+    package: &'static str,
+    reason: &'static OnceLock<String>,
+) -> Result<libloading::Library, RdmaError> {
     // SAFETY: what these libraries do when loaded is to look at the environment and register providers.
     unsafe { libloading::Library::new(name) }.map_err(|error| RdmaError::LibraryMissing {
         library: name,
-        reason: error.to_string(),
+        reason: reason.get_or_init(|| error.to_string()),
         package,
     })
 }
@@ -68,7 +75,8 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_is_named_with_its_package() {
-        let error = open("libno-such-thing.so.1", "no-such-package").unwrap_err();
+        static REASON: OnceLock<String> = OnceLock::new();
+        let error = open("libno-such-thing.so.1", "no-such-package", &REASON).unwrap_err();
         assert!(matches!(error, RdmaError::LibraryMissing { library: "libno-such-thing.so.1", .. }), "{error:?}");
         assert!(error.to_string().contains("install the package no-such-package"), "{error}");
     }

@@ -13,6 +13,8 @@
 //!   [`WorkError::Flushed`].
 //! - A completion queue has room for the completion of everything that is posted (see `operations.rs`).
 //!
+//! [`transport`] drives the connections of one loop over all that, and moves messages, puts and gets.
+//!
 //! Everything keeps alive what it was made from, so that it does not matter what is dropped first.
 
 mod address;
@@ -27,12 +29,13 @@ mod memory;
 mod operations;
 mod queue_pair;
 mod receive;
+pub mod transport;
 pub mod verbs;
 
 pub use completion::CompletionQueue;
 pub use connection::{Event, EventChannel, EventKind};
 pub use device::{Device, DeviceInfo, LinkLayer, PortInfo, PortState};
-pub use domain::{Domain, PoolRegion, Region, Rights, Window, WindowAddress};
+pub use domain::{Domain, Exposed, PoolRegion, Region, Rights, Window, WindowAddress};
 pub use endpoint::{Endpoint, Listener};
 pub use error::{Fault, PostError, RdmaError, Refused, WorkError};
 pub use library::Library;

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::error::WorkError;
 use super::memory::Payload;
-use super::verbs::Wc;
+use super::verbs::{IBV_WC_WITH_IMM, Wc};
 use crate::slots::{Slot, Slots};
 
 /// What an operation was.
@@ -38,6 +38,8 @@ pub struct Completion {
     pub queue_pair: u32,
     /// How many bytes were transferred.
     pub result: Result<u32, WorkError>,
+    /// The number beside a message that came.
+    pub immediate: Option<u32>,
     /// Its memory.
     pub payload: Payload,
 }
@@ -159,7 +161,8 @@ impl Operations {
         if posted.operation.kind == Kind::Receive {
             let operation = self.withdraw_receive(wc.wr_id);
             let result = result.map(|()| wc.byte_len);
-            into.extend(operation.map(|operation| operation.end(wc.qp_num, result)));
+            let immediate = (wc.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
+            into.extend(operation.map(|operation| Completion { immediate, ..operation.end(wc.qp_num, result) }));
             return;
         }
         let queue = posted.queue;
@@ -203,7 +206,7 @@ impl Operations {
 
 impl Operation {
     fn end(self, queue_pair: u32, result: Result<u32, WorkError>) -> Completion {
-        Completion { token: self.token, kind: self.kind, queue_pair, result, payload: self.payload }
+        Completion { token: self.token, kind: self.kind, queue_pair, result, immediate: None, payload: self.payload }
     }
 }
 
@@ -298,5 +301,10 @@ mod tests {
         let mut ended = Vec::new();
         operations.finish(&wc(number, 0), &mut ended);
         assert_eq!((ended[0].token, ended[0].queue_pair, ended[0].result), (5, 3, Ok(7)));
+        assert_eq!(ended[0].immediate, None);
+        let number = operations.begin_receive(receives, operation(6, Kind::Receive)).ok().unwrap();
+        let imm_data = 0x0102_0304_u32.to_be();
+        operations.finish(&Wc { imm_data, wc_flags: IBV_WC_WITH_IMM, ..wc(number, 0) }, &mut ended);
+        assert_eq!(ended[1].immediate, Some(0x0102_0304));
     }
 }

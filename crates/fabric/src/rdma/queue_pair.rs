@@ -32,6 +32,13 @@ pub struct QueuePairOptions {
 pub enum Work {
     /// A message, into the receive that the peer posted first.
     Send(Payload),
+    /// A message, maybe of no bytes, with a number beside it.
+    SendWith {
+        /// The message.
+        payload: Payload,
+        /// The number.
+        immediate: u32,
+    },
     /// Bytes into a window of the peer.
     Write {
         /// From here.
@@ -51,7 +58,7 @@ pub enum Work {
 impl Work {
     const fn kind(&self) -> Kind {
         match self {
-            Self::Send(_) => Kind::Send,
+            Self::Send(_) | Self::SendWith { .. } => Kind::Send,
             Self::Write { .. } => Kind::Write,
             Self::Read { .. } => Kind::Read,
         }
@@ -59,7 +66,10 @@ impl Work {
 
     fn payload(&mut self) -> &mut Payload {
         match self {
-            Self::Send(payload) | Self::Write { payload, .. } | Self::Read { into: payload, .. } => payload,
+            Self::Send(payload)
+            | Self::SendWith { payload, .. }
+            | Self::Write { payload, .. }
+            | Self::Read { into: payload, .. } => payload,
         }
     }
 }
@@ -152,10 +162,11 @@ impl QueuePair {
             return Err(Refused { error, work: Some(work) });
         }
         let kind = work.kind();
-        let (mut payload, remote) = match work {
-            Work::Send(payload) => (payload, None),
-            Work::Write { payload, to } => (payload, Some(to)),
-            Work::Read { into, from } => (into, Some(from)),
+        let (mut payload, remote, immediate) = match work {
+            Work::Send(payload) => (payload, None, None),
+            Work::SendWith { payload, immediate } => (payload, None, Some(immediate)),
+            Work::Write { payload, to } => (payload, Some(to), None),
+            Work::Read { into, from } => (into, Some(from), None),
         };
         let bytes = payload.len() as u32;
         let mut state = self.receives.completions.state();
@@ -164,7 +175,7 @@ impl QueuePair {
         let operation = Operation { token, kind, bytes, payload };
         let (number, is_reported) = state.operations.begin_send(self.key, operation, report == Report::Now);
         drop(state);
-        let mut request = request(number, kind, remote, is_reported);
+        let mut request = request(number, (kind, immediate), remote, is_reported);
         if kind != Kind::Read && bytes > 0 && bytes <= self.inline_bytes_max {
             request.send_flags |= verbs::IBV_SEND_INLINE;
         }
@@ -174,7 +185,13 @@ impl QueuePair {
     }
 
     /// See [`Endpoint::send_inline`](super::Endpoint::send_inline).
-    pub(super) fn send_inline(&self, bytes: &[u8], token: u64, report: Report) -> Result<(), PostError> {
+    pub(super) fn send_inline(
+        &self,
+        bytes: &[u8],
+        immediate: Option<u32>,
+        token: u64,
+        report: Report,
+    ) -> Result<(), PostError> {
         let most = self.inline_bytes_max;
         if bytes.is_empty() || bytes.len() > most as usize {
             return Err(PostError::TooLong { bytes: clamp(bytes.len()), most });
@@ -183,7 +200,7 @@ impl QueuePair {
         let length = bytes.len() as u32;
         let operation = Operation { token, kind: Kind::Send, bytes: length, payload: Payload::Empty };
         let begun = self.receives.completions.state().operations.begin_send(self.key, operation, report == Report::Now);
-        let mut request = request(begun.0, Kind::Send, None, begun.1);
+        let mut request = request(begun.0, (Kind::Send, immediate), None, begun.1);
         request.send_flags |= verbs::IBV_SEND_INLINE;
         // Inline bytes are copied during the call, and the key is not looked at.
         self.hand_over(request, &mut [Sge { addr: bytes.as_ptr() as u64, length, lkey: 0 }])
@@ -206,7 +223,7 @@ impl QueuePair {
         self.check_room()
     }
 
-    fn check_room(&self) -> Result<(), PostError> {
+    pub(super) fn check_room(&self) -> Result<(), PostError> {
         if self.is_broken.get() {
             return Err(PostError::NotConnected);
         }
@@ -251,13 +268,21 @@ pub(super) fn clamp(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn request(number: u64, kind: Kind, remote: Option<WindowAddress>, is_reported: bool) -> SendWr {
+fn request(
+    number: u64,
+    (kind, immediate): (Kind, Option<u32>),
+    remote: Option<WindowAddress>,
+    is_reported: bool,
+) -> SendWr {
     let opcode = match kind {
         Kind::Write => verbs::IBV_WR_RDMA_WRITE,
         Kind::Read => verbs::IBV_WR_RDMA_READ,
+        Kind::Send | Kind::Receive if immediate.is_some() => verbs::IBV_WR_SEND_WITH_IMM,
         Kind::Send | Kind::Receive => verbs::IBV_WR_SEND,
     };
     let mut request = SendWr::new(number, opcode);
+    // The field is in the order of the network.
+    request.imm_data = immediate.unwrap_or(0).to_be();
     if is_reported {
         request.send_flags = verbs::IBV_SEND_SIGNALED;
     }

@@ -1,5 +1,5 @@
 //! What every wire promises those above it, written once and run on each: TCP and unix sockets on io_uring and epoll, shared
-//! memory with an arena and without, and the simulation.
+//! memory with an arena and without, and the simulation; and what holds over RDMA too, where there is a device.
 
 mod faults;
 mod messages;
@@ -58,5 +58,26 @@ suites! {
         faults::whenever_the_client_dies_every_get_ends_once,
         faults::a_session_that_is_closed_ends_at_both_ends,
         faults::memory_that_a_lost_server_could_write_is_taken_from_it,
+    ]
+}
+
+// Over RDMA the device refuses, and ends the session; payloads have no checksums of ours.
+suites! {
+    [
+        uring_rdma = Wire::Rdma(Uring),
+        epoll_rdma = Wire::Rdma(Epoll),
+    ],
+    [
+        messages::messages_come_in_order_with_their_payloads,
+        messages::many_sessions_are_served_together,
+        transfers::a_put_is_placed_where_it_belongs_and_nowhere_else,
+        transfers::a_get_brings_what_lies_there,
+        transfers::puts_and_gets_of_all_sizes_are_under_way_together,
+        transfers::a_put_gathers_many_pieces,
+        transfers::a_great_transfer_comes_whole,
+        faults::a_closed_window_takes_nothing_more,
+        faults::whenever_the_server_dies_the_client_has_all_its_memory_again,
+        faults::whenever_the_client_dies_every_get_ends_once,
+        faults::a_session_that_is_closed_ends_at_both_ends,
     ]
 }

@@ -27,6 +27,8 @@ pub enum Wire {
     Unix(IoChoice),
     /// Shared memory, with an arena lent or without.
     Shared(IoChoice, Arena),
+    /// RDMA, where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
+    Rdma(IoChoice),
     Sim,
 }
 
@@ -196,11 +198,16 @@ pub fn run(wire: Wire, case: fn(&mut Rig)) {
 impl Rig {
     /// `None`, said aloud, where the kernel refuses io_uring.
     pub fn new(wire: Wire, options: Options) -> Option<Self> {
+        let device = std::env::var("BYWAY_RDMA_ADDRESS").ok().and_then(|address| address.parse::<IpAddr>().ok());
+        if matches!(wire, Wire::Rdma(_)) && device.is_none() {
+            eprintln!("SKIP: {wire:?}: BYWAY_RDMA_ADDRESS names no device");
+            return None;
+        }
         let folder = tempfile::tempdir().expect("a folder for sockets");
         let world = (wire == Wire::Sim).then(|| World::new(1));
         let open = |node: usize| match (wire, &world) {
             (Wire::Sim, Some(world)) => Ok(world.node(ip(node), POOL_BYTES)),
-            (Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _), _) => Reactor::open(io, POOL_BYTES),
+            (Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _) | Wire::Rdma(io), _) => Reactor::open(io, POOL_BYTES),
             (Wire::Sim, None) => unreachable!("made above"),
         };
         let (server, client) = match (open(SERVER), open(CLIENT)) {
@@ -217,11 +224,16 @@ impl Rig {
             Wire::Sim => Address::Tcp(SocketAddr::new(ip(SERVER), 4711)),
             Wire::Unix(_) => Address::Unix(folder.path().join("s")),
             Wire::Shared(..) => Address::Shared(folder.path().join("s")),
+            Wire::Rdma(_) => Address::Rdma(SocketAddr::new(device.expect("looked for above"), 0)),
         };
-        let listener = server.fabric.listen(&mut server.reactor, &asked).expect("it listens");
-        let address = match wire {
-            Wire::Tcp(_) => Address::Tcp(server.reactor.local_address(listener).expect("an address")),
-            _ => asked,
+        let address = if let Address::Rdma(at) = asked {
+            Address::Rdma(server.fabric.listen_rdma(&mut server.reactor, at).expect("it listens"))
+        } else {
+            let listener = server.fabric.listen(&mut server.reactor, &asked).expect("it listens");
+            match wire {
+                Wire::Tcp(_) => Address::Tcp(server.reactor.local_address(listener).expect("an address")),
+                _ => asked,
+            }
         };
         let mut client = End::new(client, options);
         if matches!(wire, Wire::Shared(_, Arena::Lent)) {
@@ -349,7 +361,7 @@ impl Rig {
                 world.crash(ip(end), byway_reactor::sim::Crash::Process);
                 world.node(ip(end), POOL_BYTES)
             }
-            (None, Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _)) => {
+            (None, Wire::Tcp(io) | Wire::Unix(io) | Wire::Shared(io, _) | Wire::Rdma(io)) => {
                 Reactor::open(io, POOL_BYTES).expect("it could be opened before")
             }
             (None, Wire::Sim) => unreachable!("has a world"),
@@ -357,7 +369,7 @@ impl Rig {
         self.ends[end] = End::new(reactor, self.options);
     }
 
-    /// Whether the server reaches the client's windows by itself.
+    /// Whether the server's own CPU reaches the client's windows.
     pub fn places(&self) -> bool {
         matches!(self.wire, Wire::Shared(_, Arena::Lent))
     }

@@ -3,6 +3,7 @@
 //! Every socket is registered once, edge-triggered, and remembers whether it is readable and writable; an operation is
 //! tried when it is submitted and again at each edge. So a busy stream costs one call a transfer.
 
+mod descriptor;
 mod socket;
 
 use std::collections::HashMap;
@@ -37,6 +38,7 @@ const ACCEPTS_PER_TURN: usize = 64;
 const KIND_STREAM: u64 = 0;
 const KIND_LISTENER: u64 = 1;
 const KIND_WAKER: u64 = 2 << 32;
+const KIND_DESCRIPTOR: u64 = 3;
 
 pub(crate) struct Epoll {
     queue: OwnedFd,
@@ -101,6 +103,7 @@ impl Epoll {
             Op::Send { socket, gather } => self.start_send(socket, gather, token),
             Op::Accept { listener } => self.start_accept(listener, token),
             Op::Connect { to } => self.start_connect(&to, token),
+            Op::Readable { descriptor } => self.start_wait(descriptor, token),
             Op::Timer { at } => self.os.timers.add(at, token),
             file_op => match self.os.file_op_now(file_op) {
                 Ok(outcome) => self.os.ready.push_back(Completion { token, outcome }),
@@ -151,11 +154,11 @@ impl Epoll {
         let (file, call, kind) = match op {
             Op::Read { file, offset, mut into, start, len } => {
                 let memory = Memory { ptr: into[start..start + len].as_mut_ptr(), len };
-                (file, Call::Read { memory, offset }, JobKind::Read(into))
+                (file, Call::Read { memory, offset, staged: into.is_device() }, JobKind::Read(into))
             }
             Op::Write { file, offset, from, start, len, durable } => {
                 let memory = Memory { ptr: from[start..start + len].as_ptr().cast_mut(), len };
-                (file, Call::Write { memory, offset, durable }, JobKind::Write(from))
+                (file, Call::Write { memory, offset, durable, staged: from.is_device() }, JobKind::Write(from))
             }
             Op::Sync { file } => (file, Call::Sync, JobKind::Sync),
             Op::Allocate { file, mode, offset, len } => {
@@ -272,6 +275,7 @@ impl Epoll {
                     self.accept_some(listener);
                 }
             }
+            KIND_DESCRIPTOR => self.descriptor_event(index, generation),
             _ => self.stream_event(index, generation, flags),
         }
     }
@@ -294,6 +298,7 @@ impl Epoll {
             self.end_accept(listener);
         }
         self.cancel_streams(token);
+        self.cancel_waits(token);
         // File operations are with a worker, or will be: they end as they end.
     }
 

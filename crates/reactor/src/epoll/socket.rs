@@ -141,6 +141,7 @@ impl Epoll {
                 let begun = rustix::net::connect(&fd, &rustix::net::SocketAddrUnix::new(path)?);
                 (fd, begun)
             }
+            Address::Rdma(_) => return Err(Errno::OPNOTSUPP),
         };
         let tcp = net::prepare_stream(&fd).map_err(errno)?;
         let pending = match begun {
@@ -165,6 +166,10 @@ impl Epoll {
     fn finish_connect(&mut self, token: Token, result: Result<Socket, Errno>) {
         self.in_flight -= 1;
         self.os.ready.push_back(Completion { token, outcome: Outcome::Connected(result) });
+    }
+
+    pub(crate) fn path_state(&self, socket: Socket) -> Option<crate::PathState> {
+        crate::path::ask(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
     }
 
     pub(crate) fn readable_bytes(&self, socket: Socket) -> usize {
@@ -233,6 +238,7 @@ impl Epoll {
 
     fn finish_receive(&mut self, receive: Receive, result: Result<usize, Errno>) {
         self.in_flight -= 1;
+        self.os.counters.received_device_bytes += receive.into.device_bytes(receive.got) as u64;
         let outcome = Outcome::Received { into: receive.into, result };
         self.os.ready.push_back(Completion { token: receive.token, outcome });
     }

@@ -26,6 +26,8 @@ impl Inner {
                 let event = Some(self.events.add(at, Event::Timer { node: id, op: key }));
                 self.insert(id, key, InFlight { token, work: Work::Timer, event });
             }
+            // No descriptor lives in a simulation, so this is a handle of another loop.
+            Op::Readable { .. } => self.refuse(id, op, token, Errno::BADF),
             file_op => self.submit_disk(id, file_op, token),
         }
     }

@@ -5,6 +5,7 @@
 //! headers, addresses) in place. The pool of frames is registered once, so that file transfers skip pinning their
 //! pages.
 
+mod descriptor;
 mod slot;
 mod stream;
 mod zero_copy;
@@ -118,6 +119,7 @@ impl Uring {
             Op::Send { socket, gather } => self.start_send(socket, gather, token),
             Op::Accept { listener } => self.start_accept(listener, token),
             Op::Connect { to } => self.start_connect(to, token),
+            Op::Readable { descriptor } => self.start_wait(descriptor, token),
             Op::Timer { at } => self.os.timers.add(at, token),
             file_op => match self.os.file_op_now(file_op) {
                 Ok(outcome) => self.os.ready.push_back(Completion { token, outcome }),
@@ -199,7 +201,8 @@ impl Uring {
         let token = slot.token;
         let progress = slot.progress;
         self.keep_spare(slot);
-        if let Kind::Receive { socket, .. } = &kind {
+        if let Kind::Receive { socket, into, .. } = &kind {
+            self.os.counters.received_device_bytes += into.device_bytes(progress) as u64;
             self.leave(*socket, data);
         }
         if let Kind::Send { socket, gather, splice } = &mut kind {
@@ -266,6 +269,10 @@ impl Uring {
                 self.accepted(data, listener, result, more);
             }
             Kind::Connect { .. } => self.connected(data, outcome),
+            Kind::Readable { descriptor, .. } => {
+                let descriptor = *descriptor;
+                self.wait_ended(data, descriptor, outcome);
+            }
             _ => self.file_op_went(data, outcome),
         }
     }

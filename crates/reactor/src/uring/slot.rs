@@ -1,6 +1,7 @@
 //! One operation in flight: its kind, its memory, and what the kernel reads while it is submitted.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
@@ -10,8 +11,9 @@ use rustix::net::AddressFamily;
 
 use super::{call_for, frame_memory, within};
 use crate::blocking::Memory;
+use crate::device_memory::apart;
 use crate::frame::Frame;
-use crate::op::{Address, Allocate, Extent, File, Listener, Op, Outcome, Socket, Token};
+use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token};
 use crate::splice::SplicedSend;
 use crate::workers::Call;
 use crate::{Gather, Scatter};
@@ -74,6 +76,11 @@ pub(super) enum Kind {
     Connect {
         fd: Option<OwnedFd>,
         address: SocketAddress,
+    },
+    Readable {
+        descriptor: Descriptor,
+        /// Open as long as the kernel may look at it.
+        _fd: Rc<OwnedFd>,
     },
     Read {
         file: File,
@@ -147,6 +154,7 @@ impl Kind {
             Self::Send { gather, .. } => Outcome::Sent { gather, result },
             Self::Accept { .. } => Outcome::Accepted(Err(result.err().unwrap_or(Errno::CANCELED))),
             Self::Connect { .. } => Outcome::Connected(Err(result.err().unwrap_or(Errno::CANCELED))),
+            Self::Readable { .. } => Outcome::Readable(unit),
             Self::Read { into, .. } => Outcome::Read { into, result },
             Self::Write { from, .. } => Outcome::Written { from, result },
             Self::Sync { .. } => Outcome::Synced(unit),
@@ -182,7 +190,7 @@ impl Slot {
                 Some(if within(fixed, memory) {
                     opcode::ReadFixed::new(fd, memory.ptr, bytes, 0).offset(at).build()
                 } else {
-                    opcode::Read::new(fd, memory.ptr, bytes).offset(at).build()
+                    opcode::Read::new(fd, memory.ptr, bytes).offset(at).ioprio(priority_of(into)).build()
                 })
             }
             Kind::Write { offset, from, start, len, durable, .. } => {
@@ -193,7 +201,8 @@ impl Slot {
                 Some(if within(fixed, memory) {
                     opcode::WriteFixed::new(fd, memory.ptr, bytes, 0).offset(at).rw_flags(flags).build()
                 } else {
-                    opcode::Write::new(fd, memory.ptr, bytes).offset(at).rw_flags(flags).build()
+                    let priority = priority_of(from);
+                    opcode::Write::new(fd, memory.ptr, bytes).offset(at).rw_flags(flags).ioprio(priority).build()
                 })
             }
             Kind::Sync { .. } => Some(opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()),
@@ -215,6 +224,11 @@ impl Slot {
     }
 }
 
+/// The priority of a transfer; 0 is the thread's.
+fn priority_of(frame: &Frame) -> u16 {
+    if frame.is_device() { apart::priority() } else { 0 }
+}
+
 /// A socket address in the kernel's form.
 pub(super) struct SocketAddress(socket2::SockAddr);
 
@@ -225,6 +239,7 @@ impl SocketAddress {
             Address::Unix(path) | Address::Shared(path) => {
                 socket2::SockAddr::unix(path).map(Self).map_err(|_| Errno::NAMETOOLONG)
             }
+            Address::Rdma(_) => Err(Errno::OPNOTSUPP),
         }
     }
 

@@ -30,6 +30,10 @@ impl Uring {
         self.streams.get(socket.index, socket.generation).map_or(0, |stream| net::readable_bytes(stream.fd.as_fd()))
     }
 
+    pub(crate) fn path_state(&self, socket: Socket) -> Option<crate::PathState> {
+        crate::path::ask(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
+    }
+
     pub(crate) fn receive_into_file(&mut self, socket: Socket, file: File, offset: u64, len: usize) -> usize {
         match self.streams.get(socket.index, socket.generation) {
             Some(stream) if stream.receive.is_none() && !stream.closing => {

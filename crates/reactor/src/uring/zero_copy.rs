@@ -31,10 +31,15 @@ pub(super) enum ZeroCopy {
     Useless,
 }
 
-/// Whether a gather is long and all of it lies in frames and heads: pages of files may be given back by others.
+/// Whether a gather is long and all of it lies in frames and heads: pages of files may be given back by others. Frames
+/// in a device are not for it: the kernel pins no such page for a socket.
 pub(super) fn is_worth_it(gather: &Gather) -> bool {
     gather.len() >= ZERO_COPY_BYTES_MIN
-        && gather.segments.iter().all(|segment| matches!(segment, Segment::Frame { .. } | Segment::Head { .. }))
+        && gather.segments.iter().all(|segment| match segment {
+            Segment::Frame { frame, .. } => !frame.is_device(),
+            Segment::Head { .. } => true,
+            Segment::Map { .. } | Segment::Zero { .. } => false,
+        })
 }
 
 /// The entry of such a send.

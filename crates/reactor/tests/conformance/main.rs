@@ -1,6 +1,7 @@
 //! What every backend promises, written once and run on each: io_uring and epoll, over TCP, unix sockets and shared memory, and the
 //! simulation.
 
+mod descriptors;
 mod files;
 mod handles;
 mod pools;
@@ -52,6 +53,10 @@ suites! {
         handles::timers_come_in_order_and_not_early,
         handles::too_many_operations_are_refused,
         handles::another_thread_wakes_the_loop,
+        descriptors::a_wait_ends_when_there_is_something_to_read,
+        descriptors::a_wait_that_is_cancelled_or_removed_ends_once,
+        descriptors::a_removed_descriptor_is_closed,
+        descriptors::a_hang_up_ends_a_wait,
         pools::frames_of_any_pool_are_sent_received_read_and_written,
         files::what_was_written_is_read,
         files::ranges_become_holes_and_zeroes,

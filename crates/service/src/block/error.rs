@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use byway_reactor::Errno;
+use byway_reactor::device_memory::DeviceMemoryError;
 
 /// Why a request failed. Small, because it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -109,6 +110,9 @@ pub enum OpenError {
         /// By whom, as far as is known.
         by: &'static str,
     },
+    /// It is to be staged in its disk's memory, and that cannot be.
+    #[error("stage=device: {0}. Or stage in main memory (stage=memory); see byway doctor")]
+    DeviceMemory(#[from] DeviceMemoryError),
     /// A fault store over something that has no operations.
     #[error("fault: over null: has nothing to fail; put it over mem:SIZE")]
     Fault,

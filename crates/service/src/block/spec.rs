@@ -90,6 +90,8 @@ pub struct VolumeSpec {
     pub read_only: bool,
     /// Past the page cache (`O_DIRECT`); only for paths.
     pub direct: bool,
+    /// Where the bytes of a direct volume are between its disk and the wire; `None`: as the node says.
+    pub stage: Option<Stage>,
     /// Refused on a connection without TLS.
     pub tls_required: bool,
     /// Bytes per second that reads and writes together may move; `None`: no bound.
@@ -108,12 +110,23 @@ impl VolumeSpec {
             store,
             read_only: false,
             direct: false,
+            stage: None,
             tls_required: false,
             rate_bytes_per_second: None,
             shared: false,
             description: None,
         }
     }
+}
+
+/// Where the bytes of a direct volume are between its disk and the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stage {
+    /// In frames of main memory.
+    #[default]
+    Memory,
+    /// In memory of the disk's own PCI function, as far as there is some free; only where it offers memory.
+    Device,
 }
 
 /// What a volume's bytes are kept in.

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_reactor::device_memory::DeviceMemory;
 use byway_reactor::{FileOptions, OpenFile};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::OpenError;
+use super::spec::Stage;
 use super::stripe::Layout;
 use crate::limits::STRIPE_PATHS_MAX;
 
@@ -26,6 +28,8 @@ pub struct StoreOptions {
     pub direct: bool,
     /// Others may have it open for writing too: they coordinate themselves.
     pub shared: bool,
+    /// Where its bytes are between the disk and the wire; [`Stage::Device`] only if it is `direct`.
+    pub stage: Stage,
 }
 
 /// Who opens the files of stores: this process, or one with more privilege that passes descriptors.
@@ -71,6 +75,8 @@ pub struct Store {
     pub(super) kind: Kind,
     /// Of its files; empty when they have none.
     paths: Vec<PathBuf>,
+    /// The memory that each of its files is staged in; empty where that is main memory.
+    staging: Vec<Arc<DeviceMemory>>,
     len: u64,
     block_bytes: u32,
     medium: u64,
@@ -106,7 +112,11 @@ impl Store {
 
     fn open(paths: &[PathBuf], layout: Layout, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
         let files = paths.iter().map(|path| open(path, options, opener)).collect::<Result<Vec<_>, _>>()?;
-        Self::of_files(files, paths.to_vec(), layout)
+        let mut store = Self::of_files(files, paths.to_vec(), layout)?;
+        if options.direct && options.stage == Stage::Device {
+            store.staging = paths.iter().map(|path| device_memory(path)).collect::<Result<_, _>>()?;
+        }
+        Ok(store)
     }
 
     fn of_files(files: Vec<Arc<OpenFile>>, paths: Vec<PathBuf>, layout: Layout) -> Result<Self, OpenError> {
@@ -123,7 +133,8 @@ impl Store {
             return Err(OpenError::Stripe("every path must hold at least one chunk"));
         }
         let medium = medium_of(&files);
-        Ok(Self { kind: Kind::Files { layout, files }, paths, len, block_bytes, medium })
+        let staging = Vec::new();
+        Ok(Self { kind: Kind::Files { layout, files }, paths, staging, len, block_bytes, medium })
     }
 
     /// The same store in the size that its files have now; `None` if that has not changed.
@@ -144,7 +155,8 @@ impl Store {
             return Ok(None);
         }
         let files = files.iter().map(|file| file.reopen().map(Arc::new)).collect::<Result<_, _>>().map_err(failed)?;
-        Self::of_files(files, self.paths.clone(), *layout).map(Some)
+        let staging = self.staging.clone();
+        Self::of_files(files, self.paths.clone(), *layout).map(|store| Some(Self { staging, ..store }))
     }
 
     /// Gives memory another size; [`Store::reopened`] takes note of it. What is cut off is gone.
@@ -159,9 +171,17 @@ impl Store {
     /// Over an open file: a simulated one, or a descriptor that was passed to us.
     pub fn open_file(file: Arc<OpenFile>) -> Self {
         let (len, block_bytes) = (file.len(), file.block_bytes());
-        let (files, paths) = (vec![file], Vec::new());
+        let files = vec![file];
         let medium = medium_of(&files);
-        Self { kind: Kind::Files { layout: Layout::SINGLE, files }, paths, len, block_bytes, medium }
+        let kind = Kind::Files { layout: Layout::SINGLE, files };
+        Self { kind, paths: Vec::new(), staging: Vec::new(), len, block_bytes, medium }
+    }
+
+    /// The same store, staged in that memory: for memory that somebody else has opened.
+    #[must_use]
+    pub fn staged_in(self, memory: &Arc<DeviceMemory>) -> Self {
+        let files = if let Kind::Files { files, .. } = &self.kind { files.len() } else { 0 };
+        Self { staging: vec![Arc::clone(memory); files], ..self }
     }
 
     /// [`Store::stripe`] over open files.
@@ -183,12 +203,18 @@ impl Store {
 
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
-        Self { kind: Kind::Null, paths: Vec::new(), len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
+        let (paths, staging) = (Vec::new(), Vec::new());
+        Self { kind: Kind::Null, paths, staging, len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
     }
 
     /// Names what the bytes lie in ([`OpenFile::medium`]); of a stripe, the media in their order. 0 if that is not known.
     pub fn medium(&self) -> u64 {
         self.medium
+    }
+
+    /// The device memory that each of its files is staged in; empty where that is main memory.
+    pub(super) fn staging(&self) -> &[Arc<DeviceMemory>] {
+        &self.staging
     }
 
     /// Bytes.
@@ -224,6 +250,13 @@ fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {
         return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
     }
     Ok(Layout { chunk_bytes, files: files as u64 })
+}
+
+/// The memory of a path's disk, of which some can be had.
+fn device_memory(path: &Path) -> Result<Arc<DeviceMemory>, OpenError> {
+    let memory = DeviceMemory::of_disk(path)?;
+    memory.try_page()?;
+    Ok(Arc::new(memory))
 }
 
 fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<OpenFile>, OpenError> {

@@ -67,6 +67,7 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
         | CloseReason::Oversize(_)
         | CloseReason::PayloadChecksum
         | CloseReason::Unexpected(_)
+        | CloseReason::Rdma(_)
         | CloseReason::TakesNothing
         | CloseReason::Credit => true,
     };

@@ -24,6 +24,16 @@ pub struct Guest<'a> {
     pub disks: &'a [PathBuf],
     /// A guest that runs longer is an error.
     pub limit: Duration,
+    pub extra: Extra<'a>,
+}
+
+/// What only some guests have.
+#[derive(Clone, Copy, Default)]
+pub struct Extra<'a> {
+    /// A kernel of its own, as an ELF file; else Debian's.
+    pub kernel: Option<&'a Path>,
+    /// Arguments of qemu: more devices.
+    pub devices: &'a [String],
 }
 
 /// How a guest ended.
@@ -55,13 +65,14 @@ impl Guest<'_> {
             .args(["-no-reboot", "-device", "virtio-rng-pci", "-serial", "stdio"])
             .args(["-serial", &format!("file:{}", report.display())])
             .arg("-kernel")
-            .arg(self.system.vmlinux())
+            .arg(self.extra.kernel.map_or_else(|| self.system.vmlinux(), Path::to_owned))
             .arg("-initrd")
             .arg(initramfs)
             .args(["-append", "console=ttyS0 panic=-1 mitigations=off quiet loglevel=3"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        qemu.args(self.extra.devices);
         for disk in self.disks {
             // What the guest has written is in the image, whether this machine has it on its own
             // disk or not: only the guest loses its power, so its flushes need not go further.

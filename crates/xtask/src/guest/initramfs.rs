@@ -106,8 +106,9 @@ impl<'a> Initramfs<'a> {
             self.archive.add_file(&place, bytes);
             order.push(place);
         }
-        // With an end to the last line, without which `read` would not take it.
-        self.archive.add_file("modules/order", (order.join("\n") + "\n").into_bytes());
+        // With an end to the last line too, without which `read` would not take it.
+        let order: String = order.into_iter().map(|place| place + "\n").collect();
+        self.archive.add_file("modules/order", order.into_bytes());
         Ok(())
     }
 }

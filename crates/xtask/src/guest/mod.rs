@@ -1,10 +1,10 @@
 //! `cargo xtask guest`: byway under a stock kernel that a test may crash.
 //!
-//! Three things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! Four things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
 //! is served well (its module may be missing, and attaching needs root), that what was
-//! acknowledged survives the loss of power, and that RDMA works, where there is no such device. So Debian's 6.12 kernel boots in qemu, emulated so
-//! that it runs alike on every machine, with an initramfs that holds the release binary and one
-//! shell script.
+//! acknowledged survives the loss of power, and that RDMA and memory of PCI devices work, where there
+//! is no such device. So Debian's 6.12 kernel boots in qemu, emulated so that it runs alike on every
+//! machine, with an initramfs that holds the release binary and one shell script.
 //! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
 //! Speeds seen in emulation say nothing.
 
@@ -15,12 +15,14 @@ mod initramfs;
 mod kernel;
 mod modules;
 mod nbd;
+mod p2p;
+mod p2p_kernel;
 mod power;
 mod rdma;
 mod setup;
 
 use crate::process;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Subcommand;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -36,6 +38,8 @@ pub enum Task {
     Power,
     /// Move data between two RDMA devices of software: messages, writes, reads, wrong keys, a killed peer.
     Rdma,
+    /// Stage a disk's data in the memory of its own controller: right bytes both ways, counted, and what is missing named.
+    P2p,
 }
 
 pub fn run(task: &Task) -> Result<()> {
@@ -46,6 +50,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Nbd => nbd::run(&system)?,
         Task::Power => power::run(&system)?,
         Task::Rdma => rdma::run(&system)?,
+        Task::P2p => p2p::run(&system)?,
     }
     println!("{} s", start.elapsed().as_secs());
     Ok(())
@@ -55,7 +60,14 @@ pub fn run(task: &Task) -> Result<()> {
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Power)?;
-    run(&Task::Rdma)
+    run(&Task::Rdma)?;
+    run(&Task::P2p)
+}
+
+/// Builds byway and says where it is: for guests in which speed does not matter, since this takes a fraction of the time.
+fn build_byway_for_tests() -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", "byway"]))?;
+    Ok(process::target_directory()?.join("debug/byway"))
 }
 
 /// Builds the release binary and says where it is.
@@ -69,6 +81,28 @@ fn build_byway() -> Result<PathBuf> {
 fn build_rdma_check() -> Result<PathBuf> {
     process::run(process::cargo().args(["build", "--package", "byway-fabric", "--example", "rdma_check"]))?;
     Ok(process::target_directory()?.join("debug/examples/rdma_check"))
+}
+
+/// Builds the conformance suite of the fabric and says where it is.
+fn build_fabric_conformance() -> Result<PathBuf> {
+    let told = process::output(process::cargo().args([
+        "test",
+        "--no-run",
+        "--package",
+        "byway-fabric",
+        "--test",
+        "conformance",
+        "--message-format",
+        "json",
+    ]))?;
+    let path = told.rsplit_once(r#""executable":""#).and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+    Ok(path.context("cargo says nothing of the suite")?.into())
+}
+
+/// Builds the program that tests memory of devices and says where it is; as above.
+fn build_device_memory_check() -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", "byway-reactor", "--example", "device_memory_check"]))?;
+    Ok(process::target_directory()?.join("debug/examples/device_memory_check"))
 }
 
 /// Builds the binary that acknowledges flushes and does nothing, apart from the good one.

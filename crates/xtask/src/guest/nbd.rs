@@ -5,7 +5,7 @@
 //! server dies by SIGKILL while files are written; the device then fails, so the script attaches
 //! it anew. Everything that a finished sync covered must be there, and e2fsck must be content.
 
-use super::boot::Guest;
+use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
 use super::setup::System;
 use anyhow::{Result, bail};
@@ -22,7 +22,7 @@ pub fn run(system: &System) -> Result<()> {
     let byway = super::build_byway()?;
     let settings = [("files", FILES), ("synced_before_kill", SYNCED_BEFORE_KILL)];
     let initramfs = Initramfs::new(system, &byway, &settings, include_str!("nbd.sh"))?;
-    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT }.boot()?;
+    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT, extra: Extra::default() }.boot()?;
     match ending.status {
         Some(0) => {
             println!("guest nbd: PASSED");

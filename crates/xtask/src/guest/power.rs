@@ -8,7 +8,7 @@
 //! A test of durability that has never failed proves nothing: the same is done with a server that
 //! acknowledges flushes and does nothing, and that one must lose data.
 
-use super::boot::Guest;
+use super::boot::{Extra, Guest};
 use super::groups;
 use super::initramfs::Initramfs;
 use super::setup::System;
@@ -66,7 +66,8 @@ fn cut(system: &System, byway: &Path) -> Result<Outcome> {
     let acknowledged = write(system, byway, &disk)?;
     let initramfs = Initramfs::new(system, byway, &[], include_str!("power-read.sh"))?;
     let disks = [disk, copy.clone()];
-    let ending = Guest { system, initramfs: &initramfs, disks: &disks, limit: LIMIT }.boot()?;
+    let ending =
+        Guest { system, initramfs: &initramfs, disks: &disks, limit: LIMIT, extra: Extra::default() }.boot()?;
     ensure!(ending.status == Some(0), "the second boot ended with status {:?}", ending.status);
     let volume = std::fs::read(&copy)?;
     Ok(Outcome { acknowledged, lost: groups::lost(&volume, acknowledged) })
@@ -83,7 +84,7 @@ fn write(system: &System, byway: &Path, disk: &PathBuf) -> Result<usize> {
     let mut initramfs = Initramfs::new(system, byway, &settings, include_str!("power-write.sh"))?;
     initramfs.add_file("job/groups", groups::all());
     let disks = std::slice::from_ref(disk);
-    let ending = Guest { system, initramfs: &initramfs, disks, limit: LIMIT }.boot()?;
+    let ending = Guest { system, initramfs: &initramfs, disks, limit: LIMIT, extra: Extra::default() }.boot()?;
     if let Some(status) = ending.status {
         bail!("the power was not cut: the script ended with status {status}");
     }

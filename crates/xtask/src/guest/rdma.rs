@@ -1,37 +1,45 @@
 //! `cargo xtask guest rdma`: the RDMA provider over soft-RoCE, which is the kernel's own.
 //!
-//! The program that runs in the guest is `crates/fabric/examples/rdma_check`: it is both ends of its connections, and starts a
-//! second process for the checks in which a peer dies. It says which check fails.
+//! Three programs run in the guest. `crates/fabric/examples/rdma_check` tests the provider: it is both ends of its connections,
+//! and starts a second process for the checks in which a peer dies. It says which check fails. Then the fabric's
+//! conformance suite has its cases over RDMA, and byway itself serves volumes and copies them, as `rdma.sh` says.
 
-use super::boot::Guest;
+use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
 use super::setup::System;
 use anyhow::{Result, bail};
 use std::time::Duration;
 
 /// Some 60 s under emulation on a slow machine; a hang is what it should catch.
-const LIMIT: Duration = Duration::from_mins(8);
+const LIMIT: Duration = Duration::from_mins(15);
 /// rdma_rxe asks the crypto API for crc32 by name, which no line of `modules.dep` tells.
 const MODULES: [&str; 5] = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "dummy"];
 /// What the provider and the libraries load at run time, by name or path.
 const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibverbs/librxe-rdmav34.so"];
 /// The last line of a run in which nothing failed.
-const PASSED: &str = "rdma_check: PASSED";
+const PASSED: &str = "rdma.sh: PASSED";
+/// The server is killed when so many bytes of a copy have arrived.
+const COPIED_BEFORE_KILL: usize = 8 << 20;
 
 pub fn run(system: &System) -> Result<()> {
     let check = super::build_rdma_check()?;
-    let mut initramfs = Initramfs::bare(system, &MODULES, &[], include_str!("rdma.sh"))?;
+    let conformance = super::build_fabric_conformance()?;
+    let byway = super::build_byway_for_tests()?;
+    let settings = [("copied_before_kill", COPIED_BEFORE_KILL)];
+    let mut initramfs = Initramfs::bare(system, &MODULES, &settings, include_str!("rdma.sh"))?;
     for program in ["ip", "rdma"] {
         initramfs.add_program(program, &system.program(program)?)?;
     }
     initramfs.add_program("rdma_check", &check)?;
+    initramfs.add_program("conformance", &conformance)?;
+    initramfs.add_program("byway", &byway)?;
     for library in LIBRARIES {
         // The path that Debian's libibverbs has for its providers; the loader looks there too.
         let path = format!("usr/lib/x86_64-linux-gnu/{library}");
         initramfs.add_library(&path, &system.library(library)?)?;
     }
     initramfs.add_file("etc/libibverbs.d/rxe.driver", b"driver rxe\n".to_vec());
-    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT }.boot()?;
+    let ending = Guest { system, initramfs: &initramfs, disks: &[], limit: LIMIT, extra: Extra::default() }.boot()?;
     match ending.status {
         Some(0) if ending.lines.iter().any(|line| line == PASSED) => {
             println!("guest rdma: PASSED");

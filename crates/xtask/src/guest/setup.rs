@@ -185,7 +185,7 @@ fn stable_version(package: &str) -> Result<String> {
 }
 
 /// Downloads packages and unpacks them into `root`.
-fn unpack(packages: &[String], root: &Path) -> Result<()> {
+pub fn unpack(packages: &[String], root: &Path) -> Result<()> {
     std::fs::create_dir_all(root)?;
     let downloads = tempfile::tempdir_in(root.parent().context("a root has a parent")?)?;
     println!("  {}", packages.join(" "));

@@ -8,7 +8,9 @@ use std::time::Duration;
 use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{Agreed, Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot, WindowKey};
+use byway_fabric::{
+    Agreed, Announced, ClientId, CloseReason, Fabric, Feedback, Handler, Identity, Options, Slot, Stall, WindowKey,
+};
 use byway_reactor::limits::ARENA_BYTES_MAX;
 use byway_reactor::{Address, Completion, Frame, FramePool, Instant, Op, Reactor, Token};
 use byway_rpc::Calls;
@@ -136,6 +138,8 @@ struct Core {
     backoff: Duration,
     notices: Vec<Notice>,
     ticking: bool,
+    /// Since when operations wait for an answer to give its credit back.
+    short_since: Option<Instant>,
     /// The timer of a pause is set.
     pausing: bool,
     sessions: u64,
@@ -163,6 +167,7 @@ impl Volume {
             backoff: RECONNECT_MIN,
             notices: Vec::new(),
             ticking: false,
+            short_since: None,
             pausing: false,
             sessions: 0,
             strays: 0,
@@ -224,6 +229,11 @@ impl Volume {
     /// Requests whose answers have not been taken.
     pub fn pending(&self) -> usize {
         self.core.machine.pending()
+    }
+
+    /// What its session's transfers were like until now; `None` while there is no session.
+    pub fn feedback(&self, reactor: &Reactor) -> Option<Feedback> {
+        self.fabric.feedback(reactor, self.core.session?)
     }
 
     /// Changes that were sent again to another server process, or into another store.
@@ -351,6 +361,7 @@ impl Core {
     /// Sends operations while the server and the queues allow.
     fn pump(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
         let (State::Open { handle }, Some(session)) = (self.state, self.session) else { return };
+        self.note_credit(fabric, session, reactor);
         if !self.calls.may_start() {
             return;
         }
@@ -361,6 +372,20 @@ impl Core {
             && let Some(id) = self.machine.next(now)
         {
             self.send(fabric, session, handle, (id, now));
+        }
+        self.note_credit(fabric, session, reactor);
+    }
+
+    /// Notes when operations begin to wait for credit, and when they need not any more.
+    fn note_credit(&mut self, fabric: &mut Fabric, session: Slot, reactor: &Reactor) {
+        let short = !self.calls.may_start() && self.machine.unanswered() > self.calls.len();
+        match (short, self.short_since) {
+            (true, None) => self.short_since = Some(reactor.now()),
+            (false, Some(since)) => {
+                self.short_since = None;
+                fabric.note_stall(session, Stall::Credit, reactor.now().since(since));
+            }
+            _ => {}
         }
     }
 
@@ -486,6 +511,7 @@ impl Handler for Core {
             self.close_window(fabric, id, key);
         }
         fabric.release(session);
+        self.short_since = None;
         self.session = None;
         self.agreed = None;
         let now = reactor.now();

@@ -238,6 +238,11 @@ impl<R, W: Clone> Machine<R, W> {
         self.operations.len() - self.replays_in_flight - usize::from(self.own_flush) + self.done.len()
     }
 
+    /// Operations that have no answer: sent, or to be sent.
+    pub(super) fn unanswered(&self) -> usize {
+        self.operations.len()
+    }
+
     /// Why everything fails, if it does.
     pub(super) fn failed(&self) -> Option<VolumeError> {
         self.failed

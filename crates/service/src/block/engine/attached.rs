@@ -5,6 +5,7 @@ use std::sync::Arc;
 use byway_reactor::{File, Instant, Reactor};
 
 use super::count::VolumeCounters;
+use super::stage::Stage;
 use super::{Engine, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
@@ -16,6 +17,8 @@ pub(super) struct Attached {
     generation: u32,
     pub(super) volume: Arc<Volume>,
     pub(super) files: Vec<File>,
+    /// Where the bytes of each file are staged; empty where that is main memory.
+    pub(super) stages: Vec<Stage>,
     /// Files of the sizes that it had before: replies that are on their way may still name them.
     retired: Vec<File>,
     pub(super) jobs: u32,
@@ -27,21 +30,25 @@ impl Engine {
     /// Makes a volume ready to be served on this loop.
     pub fn attach(&mut self, reactor: &mut Reactor, volume: Arc<Volume>) -> VolumeId {
         let files = add_files(reactor, &volume);
+        let stages = self.stages_of(&volume);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let counters = VolumeCounters::default();
-        let attached = Attached { generation, volume, files, retired: Vec::new(), jobs: 0, detached: false, counters };
+        let retired = Vec::new();
+        let attached = Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, counters };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 
     /// Goes on with the successor of a volume ([`Volume::succeeded_by`]); requests in flight end as they began.
     pub fn succeed(&mut self, reactor: &mut Reactor, id: VolumeId, volume: Arc<Volume>) {
         let files = add_files(reactor, &volume);
+        let stages = self.stages_of(&volume);
         let Some(attached) = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation) else {
             return;
         };
         attached.retired.append(&mut attached.files);
         attached.files = files;
+        attached.stages = stages;
         attached.volume = volume;
         let excess = attached.retired.len().saturating_sub(RETIRED_SIZES_MAX * attached.files.len());
         for file in attached.retired.drain(..excess) {

@@ -10,6 +10,7 @@ mod count;
 mod fault;
 mod job;
 mod read;
+mod stage;
 mod write;
 mod zero;
 
@@ -115,6 +116,10 @@ pub struct ReadFlags {
     /// ([`Outcome::Slice`]), so that the wire starts before the disk has finished (gmblock's synchronized send). If it
     /// fails in the middle, slices that are good are told all the same, and [`Outcome::Read`] with the error comes last.
     pub sliced: bool,
+    /// The bytes are for the kernel alone to read, on their way into a plain socket: so they may lie in a device's memory,
+    /// where the volume is staged there ([`Stage::Device`](crate::block::spec::Stage)). Not if they are
+    /// `private`: who encrypts or sums them reads them.
+    pub device: bool,
 }
 
 /// How a write is done.

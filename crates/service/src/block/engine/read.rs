@@ -3,6 +3,7 @@
 use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::job::SliceState;
+use super::stage::{Stage, in_device};
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
@@ -71,8 +72,9 @@ impl Engine {
         }
         let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
         let pool = self.staging.as_ref().unwrap_or(reactor.frames());
+        let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
-            match frames_for(pool, layout.runs(offset, len as u64, longest)) {
+            match frames_for(pool, stages, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
                 None if (self.jobs.is_empty() || is_cut_up(pool, len))
@@ -162,9 +164,13 @@ impl Engine {
     }
 }
 
-/// A frame for each run; `None` if there are not enough.
-fn frames_for(pool: &FramePool, runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
-    runs.map(|run| Some((run, pool.alloc(run.len as usize)?))).collect()
+/// A frame for each run, in its file's stage if one is free there, else of `pool`; `None` if there are not enough.
+fn frames_for(pool: &FramePool, stages: &[Stage], runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
+    let frame = |run: &Run| {
+        let len = run.len as usize;
+        in_device(stages, run.file, len).or_else(|| pool.alloc(len))
+    };
+    runs.map(|run| frame(&run).map(|frame| (run, frame))).collect()
 }
 
 /// Cuts a read whose operations have those lengths into slices of about `bytes` each; none, if it would be one.

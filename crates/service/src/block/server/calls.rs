@@ -15,7 +15,8 @@ use super::super::wire::{
     VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE,
 };
 use super::Serving;
-use super::jobs::{Call, Job, Queued, Read, Write};
+use super::jobs::{Call, Job, Read, Write};
+use super::waiting::Queued;
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
 impl Serving<'_> {
@@ -92,12 +93,7 @@ impl Serving<'_> {
                     return Err(CallError::Malformed);
                 }
                 if method == Method::Read {
-                    let read = Read { call, volume, offset, len, window, sliced: None };
-                    if self.waits(call.session) {
-                        self.wait(call.session, Queued::Read(read));
-                    } else {
-                        self.read(fabric, reactor, read);
-                    }
+                    self.read(fabric, reactor, Read { call, volume, offset, len, window, sliced: None });
                     return Ok(());
                 }
                 self.engine.check_write(volume, offset, len as u64)?;
@@ -173,7 +169,7 @@ impl Serving<'_> {
         volume: VolumeId,
         (offset, payload, durable): (u64, &[u8], bool),
     ) -> Result<(), CallError> {
-        if !self.waits(call.session) {
+        if self.core.requests.is_empty() {
             let job = self.start_job(call.session, Job::Plain(call));
             let tag = self.core.tag(job);
             let step = self.engine.write_small(reactor, volume, offset, payload, WriteFlags { durable }, tag);
@@ -187,8 +183,8 @@ impl Serving<'_> {
             return Err(CallError::Busy);
         }
         self.core.waiting_bytes += payload.len();
-        let bytes = payload.into();
-        self.wait(call.session, Queued::Small { call, volume, offset, bytes, durable });
+        let small = Queued::Small { call, volume, offset, bytes: payload.into(), durable };
+        self.wait(reactor, call.session, small);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! What a server is doing for its clients, what waits for frames, and what comes of it.
+//! What a server is doing for its clients, and what comes of it.
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
@@ -9,7 +9,7 @@ use byway_rpc::wire::{DataBody, INLINE_BYTES, ReplyBody};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId, WriteFlags};
+use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId};
 use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
@@ -74,14 +74,6 @@ pub(super) enum Job {
     },
 }
 
-/// Something that waits for frames.
-#[derive(Debug)]
-pub(super) enum Queued {
-    Read(Read),
-    Small { call: Call, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
-    Pull(Slot),
-}
-
 impl Serving<'_> {
     pub(super) fn start_job(&mut self, session: Slot, job: Job) -> Slot {
         if let Some(session) = self.core.session(session) {
@@ -99,22 +91,19 @@ impl Serving<'_> {
         Some(ended)
     }
 
-    /// Reads, now or when there are frames.
-    pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
-        if !self.try_read(fabric, reactor, read) {
-            self.wait(read.call.session, Queued::Read(read));
-        }
-    }
-
     /// False if there are no frames.
-    fn try_read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) -> bool {
+    pub(super) fn try_read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) -> bool {
         let session = read.call.session;
         let private = self.core.session(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
-        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX };
+        let device = !private && fabric.takes_device_memory(session);
+        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX, device };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
-            Ok(Step::Later) => return true,
+            Ok(Step::Later) => {
+                self.note_held(session, read.len);
+                return true;
+            }
             Ok(Step::Busy) => {
                 self.end_job(fabric, session, job);
                 return false;
@@ -272,6 +261,10 @@ impl Serving<'_> {
             };
             return self.part_ended(fabric, write, len, result);
         }
+        let read_ended = !matches!(&done.outcome, Outcome::Slice(slice) if !slice.last);
+        if let Some(&Job::Read(read)) = self.core.jobs.get(slot).filter(|_| read_ended) {
+            self.note_let_go(session, read.len);
+        }
         if let Outcome::Slice(slice) = done.outcome {
             let last = slice.last;
             self.answer_slice(fabric, reactor, slot, slice);
@@ -300,109 +293,6 @@ impl Serving<'_> {
             payload.extend_from_slice(&(extent.len | hole).to_le_bytes());
         }
         self.answer_with(fabric, call, Ok(()), (&[], &payload));
-    }
-
-    /// Puts something at the end of its session's queue.
-    pub(super) fn wait(&mut self, slot: Slot, queued: Queued) {
-        let Some(session) = self.core.session(slot).filter(|session| !session.down) else {
-            return self.forget(queued);
-        };
-        session.queue.push_back(queued);
-        if session.queue.len() == 1 {
-            self.core.hungry.push_back(slot);
-        }
-    }
-
-    /// Whether a session has requests that wait: later ones wait behind them.
-    pub(super) fn waits(&mut self, session: Slot) -> bool {
-        self.core.session(session).is_some_and(|session| !session.queue.is_empty())
-    }
-
-    /// Something that waited is no longer wanted.
-    pub(super) fn forget(&mut self, queued: Queued) {
-        match queued {
-            Queued::Read(_) => {}
-            Queued::Small { bytes, .. } => self.core.waiting_bytes -= bytes.len(),
-            Queued::Pull(write) => {
-                let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
-                // What was asked for will end; the rest never was.
-                state.left -= state.len - state.asked;
-                state.asked = state.len;
-                let (session, left) = (state.call.session, state.left);
-                if left == 0 {
-                    self.core.jobs.remove(write);
-                    if let Some(session) = self.core.session(session) {
-                        session.jobs -= 1;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Gives the sessions that wait their turns, as long as there are frames. Those whose volume has had its bytes for
-    /// now are passed over.
-    pub(super) fn feed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
-        let mut passed_over = 0;
-        for _ in 0..self.core.jobs.len() + self.core.hungry.len() * 256 {
-            let Some(slot) = self.core.hungry.pop_front() else { return };
-            let Some(queued) = self.core.session(slot).and_then(|session| session.queue.pop_front()) else { continue };
-            match self.try_queued(fabric, reactor, queued) {
-                None => {
-                    passed_over = 0;
-                    if self.waits(slot) {
-                        self.core.hungry.push_back(slot);
-                    }
-                }
-                Some(queued) => {
-                    let throttled =
-                        self.volume_of(&queued).is_some_and(|volume| self.engine.is_throttled(reactor, volume));
-                    if let Some(session) = self.core.session(slot) {
-                        session.queue.push_front(queued);
-                    }
-                    if !throttled {
-                        if seeded::is(Bug::LostWakeUp) {
-                            return;
-                        }
-                        return self.core.hungry.push_front(slot);
-                    }
-                    self.core.hungry.push_back(slot);
-                    passed_over += 1;
-                    if passed_over >= self.core.hungry.len() {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    fn volume_of(&self, queued: &Queued) -> Option<VolumeId> {
-        match queued {
-            Queued::Read(Read { volume, .. }) | Queued::Small { volume, .. } => Some(*volume),
-            Queued::Pull(write) => match self.core.jobs.get(*write) {
-                Some(Job::Write(write)) => Some(write.volume),
-                _ => None,
-            },
-        }
-    }
-
-    /// Tries something that waited; gives it back if there are no frames.
-    fn try_queued(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, queued: Queued) -> Option<Queued> {
-        match queued {
-            Queued::Read(read) => (!self.try_read(fabric, reactor, read)).then_some(Queued::Read(read)),
-            Queued::Pull(write) => (!self.pull_one(fabric, reactor, write)).then_some(Queued::Pull(write)),
-            Queued::Small { call, volume, offset, bytes, durable } => {
-                let job = self.start_job(call.session, Job::Plain(call));
-                let tag = self.core.tag(job);
-                let step = self.engine.write_small(reactor, volume, offset, &bytes, WriteFlags { durable }, tag);
-                if matches!(step, Ok(Step::Busy)) {
-                    self.end_job(fabric, call.session, job);
-                    return Some(Queued::Small { call, volume, offset, bytes, durable });
-                }
-                self.core.waiting_bytes -= bytes.len();
-                self.first_step(fabric, call, job, &step);
-                None
-            }
-        }
     }
 }
 

@@ -2,27 +2,31 @@
 //!
 //! The loop passes completions of the server's token class to [`Server::handle`], the engine's [`Done`]s of its class to
 //! [`Server::done`], and calls [`Server::flush`] once a turn. Large writes are pulled from the client when a frame is free
-//! for each piece, so nothing arrives that there is no place for; when frames run out, requests wait in order, and
-//! sessions take turns.
+//! for each piece, so nothing arrives that there is no place for; when frames run out, requests wait, and sessions take
+//! turns that are fair by bytes (`waiting.rs`).
 
 mod calls;
 mod jobs;
+mod peers;
+mod waiting;
 mod writes;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Slot, Slots};
+use byway_fabric::{CloseReason, Deficit, Fabric, FabricCounters, GetError, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
 use byway_rpc::Inbound;
 use byway_rpc::wire::CallBody;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use self::jobs::{Job, Queued};
+use self::jobs::Job;
+pub use self::peers::{PeerFeedback, keep_busiest};
+use self::waiting::Waiting;
 use super::engine::{Done, Engine, Tag, VolumeId};
 use super::wire::{NOTICE_RESIZED, Resized};
 
@@ -46,7 +50,9 @@ struct Session {
     inbound: Inbound,
     /// Jobs that have not ended.
     jobs: usize,
-    queue: VecDeque<Queued>,
+    /// Frames that its requests hold at the stores, in bytes: reads until they are answered, pieces of writes until they
+    /// are written.
+    held_bytes: usize,
     /// Payloads must lie in memory that nobody else changes, and that we may read.
     private: bool,
     checksum: bool,
@@ -62,8 +68,12 @@ struct Core {
     /// By the index of the fabric's slot.
     sessions: Vec<Option<Session>>,
     jobs: Slots<Job>,
-    /// Sessions whose queues are not empty, next first.
-    hungry: VecDeque<Slot>,
+    /// Reads and small writes that wait for frames.
+    requests: Deficit<Waiting>,
+    /// Large writes that wait to be pulled: for their share of the pool, or for frames.
+    pulls: Deficit<Waiting>,
+    /// Who is fed first; they take turns.
+    pulls_first: bool,
     waiting_bytes: usize,
     pulled_bytes: usize,
     served: u64,
@@ -87,7 +97,9 @@ impl Server {
             exports: Vec::new(),
             sessions: Vec::new(),
             jobs: Slots::default(),
-            hungry: VecDeque::new(),
+            requests: Deficit::default(),
+            pulls: Deficit::default(),
+            pulls_first: false,
             waiting_bytes: 0,
             pulled_bytes: 0,
             served: 0,
@@ -102,6 +114,14 @@ impl Server {
     /// The kernel's.
     pub fn listen(&mut self, reactor: &mut Reactor, address: &Address) -> std::io::Result<Listener> {
         self.fabric.listen(reactor, address)
+    }
+
+    /// Listens at an address of an RDMA device; gives it, with the port that was chosen.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, no device at the address, or the system's.
+    pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
+        self.fabric.listen_rdma(reactor, address)
     }
 
     /// Accepts from a listener that was made elsewhere.
@@ -291,7 +311,7 @@ impl Handler for Serving<'_> {
             handles: Vec::new(),
             inbound: Inbound::new(agreed.credits),
             jobs: 0,
-            queue: VecDeque::new(),
+            held_bytes: 0,
             private: agreed.payload_checksum() || fabric.is_secure(slot),
             checksum: agreed.payload_checksum(),
             down: false,
@@ -333,9 +353,7 @@ impl Handler for Serving<'_> {
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
         let Some(session) = self.core.session(slot) else { return };
         session.down = true;
-        for queued in std::mem::take(&mut session.queue) {
-            self.forget(queued);
-        }
+        self.leave(slot);
     }
 
     fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {

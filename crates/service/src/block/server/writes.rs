@@ -7,51 +7,69 @@ use byway_reactor::{Frame, Reactor};
 use super::super::engine::{Step, WriteFlags, is_cut_up};
 use super::super::wire::CallError;
 use super::Serving;
-use super::jobs::{Job, Queued, Write};
+use super::jobs::{Job, Write};
+use super::waiting::Queued;
+
+/// How far a pull has come.
+pub(super) enum Pulled {
+    /// A piece of so many bytes was asked for.
+    Piece(usize),
+    /// All was asked for already.
+    All,
+    /// There is no frame, or no share of them, for the next piece.
+    Nothing,
+}
 
 impl Serving<'_> {
-    /// Begins to pull.
+    /// Begins to pull, unless others wait for that.
     pub(super) fn pull(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, write: Write) {
         let session = write.call.session;
         let slot = self.start_job(session, Job::Write(write));
-        if self.waits(session) || !self.pull_one(fabric, reactor, slot) {
-            self.wait(session, Queued::Pull(slot));
+        if self.core.pulls.is_empty() {
+            while !self.holds_too_much(fabric, reactor, session) {
+                match self.pull_piece(fabric, reactor, slot) {
+                    Pulled::Piece(_) => {}
+                    Pulled::All => return,
+                    Pulled::Nothing => break,
+                }
+            }
         }
+        self.wait(reactor, session, Queued::Pull(slot));
     }
 
-    /// Asks for the next pieces of a write. False if there are no frames for all that is left.
-    pub(super) fn pull_one(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) -> bool {
-        loop {
-            let Some(Job::Write(write)) = self.core.jobs.get(slot) else { return true };
-            let (call, at, left) = (write.call, write.asked, write.len - write.asked);
-            if left == 0 {
-                return true;
-            }
-            if self.engine.is_throttled(reactor, write.volume) {
-                return false;
-            }
-            let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
-            let (source, budget) = (write.window, self.engine.pulled_bytes_max(reactor));
-            if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
-                return false;
-            }
-            // Where no end of anything would bring larger ones, small pieces must do.
-            let small = self.core.pulled_bytes == 0 || is_cut_up(reactor.frames(), len);
-            let least = if small { self.engine.piece_bytes_min(write.volume) } else { len };
-            let Some(frame) = reactor.frames().alloc_largest(len, least) else { return false };
-            let len = frame.len();
-            let part = self.start_job(call.session, Job::Part { write: slot, session: call.session, at, len });
-            let offset = if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 };
-            let from = Remote { window: source, offset };
-            if fabric.get(reactor, call.session, from, frame, part.to_u64()).is_err() {
-                self.end_job(fabric, call.session, part);
-                return false;
-            }
-            if let Some(Job::Write(write)) = self.core.jobs.get_mut(slot) {
-                write.asked += len;
-            }
-            self.core.pulled_bytes += len;
+    /// Asks for the next piece of a write.
+    pub(super) fn pull_piece(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) -> Pulled {
+        let Some(Job::Write(write)) = self.core.jobs.get(slot) else { return Pulled::All };
+        let (call, at, left) = (write.call, write.asked, write.len - write.asked);
+        if left == 0 {
+            return Pulled::All;
         }
+        if self.engine.is_throttled(reactor, write.volume) {
+            return Pulled::Nothing;
+        }
+        let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
+        let (source, budget) = (write.window, self.engine.pulled_bytes_max(reactor));
+        if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
+            return Pulled::Nothing;
+        }
+        // Where no end of anything would bring larger ones, small pieces must do.
+        let small = self.core.pulled_bytes == 0 || is_cut_up(reactor.frames(), len);
+        let least = if small { self.engine.piece_bytes_min(write.volume) } else { len };
+        let Some(frame) = reactor.frames().alloc_largest(len, least) else { return Pulled::Nothing };
+        let len = frame.len();
+        let part = self.start_job(call.session, Job::Part { write: slot, session: call.session, at, len });
+        let offset = if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 };
+        let from = Remote { window: source, offset };
+        if fabric.get(reactor, call.session, from, frame, part.to_u64()).is_err() {
+            self.end_job(fabric, call.session, part);
+            return Pulled::Nothing;
+        }
+        if let Some(Job::Write(write)) = self.core.jobs.get_mut(slot) {
+            write.asked += len;
+        }
+        self.core.pulled_bytes += len;
+        self.note_held(call.session, len);
+        Pulled::Piece(len)
     }
 
     /// A piece has come, or will not come.
@@ -87,6 +105,9 @@ impl Serving<'_> {
     /// A piece was written, or will not be.
     pub(super) fn part_ended(&mut self, fabric: &mut Fabric, write: Slot, len: usize, result: Result<(), CallError>) {
         self.core.pulled_bytes -= len;
+        if let Some(Job::Write(state)) = self.core.jobs.get(write) {
+            self.note_let_go(state.call.session, len);
+        }
         let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
         state.left -= len;
         if let Err(error) = result {

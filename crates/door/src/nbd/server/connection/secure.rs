@@ -65,7 +65,8 @@ impl Connection {
         sliced: bool,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
-        let flags = ReadFlags { private: self.secure.is_some(), sliced };
+        let private = self.secure.is_some();
+        let flags = ReadFlags { private, sliced, device: !private };
         engine.read(reactor, self.volume, range, flags, tag)
     }
 

@@ -90,7 +90,14 @@ impl Connection {
             }
             // With nothing at the stores that will end, small pieces must do: the pool may be cut up.
             let least = if engine.in_flight() > 0 { len } else { engine.piece_bytes_min(self.volume) };
-            let Some(frame) = reactor.frames().alloc_largest(len, least) else {
+            // What lies in our own input already we would have to put there ourselves.
+            let by_kernel = plain && self.input.bytes().is_empty();
+            let frame = if by_kernel {
+                engine.frame_for_write(reactor, self.volume, incoming.offset, (len, least))
+            } else {
+                reactor.frames().alloc_largest(len, least)
+            };
+            let Some(frame) = frame else {
                 self.stalled = true;
                 return false;
             };

@@ -1,0 +1,275 @@
+//! The end that asks, and measures.
+
+use std::error::Error;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Slot, WindowKey};
+use byway_reactor::{Address, Frame, FramePool, Reactor};
+
+use super::command::{Command, Mode};
+use super::end::{Ask, Body, End, cpu};
+
+/// What has come.
+#[derive(Default)]
+struct Came {
+    up: bool,
+    down: Option<CloseReason>,
+    /// Answers, with and without a payload in a window.
+    answers: usize,
+    last: Option<Header>,
+}
+
+impl Handler for Came {
+    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {
+        self.up = true;
+    }
+
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (_, header): (Kind, &Header), _: &[u8]) {
+        self.answers += 1;
+        self.last = Some(*header);
+    }
+
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {
+        self.answers += 1;
+    }
+
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+        self.down = Some(reason);
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+        fabric.release(session);
+    }
+}
+
+struct Asking {
+    end: End,
+    came: Came,
+    session: Slot,
+}
+
+impl Asking {
+    fn connect(command: &Command) -> Result<Self, Box<dyn Error>> {
+        let mut end = End::new(command.io, command.polling)?;
+        if matches!(command.address, Address::Shared(_)) {
+            end.fabric.lend(FramePool::shared(160 << 20)?);
+        }
+        let client = ClientId(end.fabric.random().bytes16());
+        let identity = Identity { client, number: 1, nonce: end.fabric.random().bytes16() };
+        let session = end.fabric.connect(&mut end.reactor, command.address.clone(), identity);
+        let mut this = Self { end, came: Came::default(), session };
+        while !this.came.up {
+            this.turn()?;
+        }
+        Ok(this)
+    }
+
+    fn turn(&mut self) -> Result<(), Box<dyn Error>> {
+        self.end.turn(&mut self.came)?;
+        match self.came.down.take() {
+            Some(reason) => Err(reason.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for one more answer than were seen.
+    fn answered(&mut self, seen: usize) -> Result<(), Box<dyn Error>> {
+        while self.came.answers == seen {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    fn frame(&self, len: usize) -> Result<Frame, Box<dyn Error>> {
+        let arena = self.end.fabric.arena().and_then(|arena| arena.alloc(len));
+        let mut frame = arena.or_else(|| self.end.reactor.frames().alloc(len)).ok_or("no frames")?;
+        frame.fill(7);
+        Ok(frame)
+    }
+
+    /// Opens a window and tells the server of it.
+    fn offer(&mut self, ask: Ask, len: usize) -> Result<WindowKey, Box<dyn Error>> {
+        let frame = self.frame(len)?;
+        let fabric = &mut self.end.fabric;
+        let window = match ask {
+            Ask::Source => fabric.open_source(self.session, (Rc::new(frame), 0, len), 0),
+            _ => fabric.open_target(self.session, (frame, 0, len), 0),
+        };
+        let window = window.ok_or("no windows")?;
+        let mut header = Body { ask: ask as u8, ..Body::default() }.header(Kind::Call);
+        header.window.set(window.0);
+        let seen = self.came.answers;
+        self.end.fabric.send(self.session, header);
+        self.answered(seen)?;
+        Ok(window)
+    }
+
+    fn ask(&mut self, body: Body, payload: usize, window: Option<WindowKey>) {
+        let mut header = body.header(Kind::Call);
+        header.window.set(window.map_or(0, |window| window.0));
+        let announced = Announced { len: payload, checksum: None };
+        self.end.fabric.send_with(self.session, header, announced, |gather| gather.push_zeroes(payload));
+    }
+
+    /// CPU time that the server has spent.
+    fn server_cpu(&mut self) -> Result<Duration, Box<dyn Error>> {
+        let seen = self.came.answers;
+        self.ask(Body::default(), 0, None);
+        self.answered(seen)?;
+        let header = self.came.last.ok_or("no answer")?;
+        Ok(Duration::from_nanos(u64::from_le_bytes(header.body[32..40].try_into()?)))
+    }
+}
+
+/// What is printed.
+struct Report {
+    operations: u64,
+    seconds: f64,
+    p50_nanos: u64,
+    p99_nanos: u64,
+    client: Duration,
+    server: Duration,
+}
+
+pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
+    let mut asking = Asking::connect(command)?;
+    let large = command.bytes > SMALL_BYTES_MAX;
+    let len = command.bytes;
+    let mut target = None;
+    match command.mode {
+        Mode::Call if command.reply > SMALL_BYTES_MAX => target = Some(asking.offer(Ask::Target, command.reply)?),
+        Mode::Echo if large => {
+            asking.offer(Ask::Source, len)?;
+            asking.offer(Ask::Target, len)?;
+        }
+        Mode::Give if large => {
+            for _ in 0..command.depth {
+                asking.offer(Ask::Source, len)?;
+            }
+        }
+        Mode::Get => {
+            for _ in 0..command.depth {
+                asking.offer(Ask::Source, len)?;
+            }
+        }
+        _ => {}
+    }
+    let server = asking.server_cpu()?;
+    let (client, begun) = (cpu(), Instant::now());
+    let mut report =
+        if command.mode == Mode::Get { gets(&mut asking, command)? } else { asks(&mut asking, command, target)? };
+    report.seconds = begun.elapsed().as_secs_f64();
+    report.client = cpu() - client;
+    report.server = asking.server_cpu()? - server;
+    print(&report, command.bytes.max(command.reply * usize::from(command.mode == Mode::Call)));
+    Ok(())
+}
+
+/// Asks, `depth` at a time, until the time is over.
+fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Result<Report, Box<dyn Error>> {
+    let large = command.bytes > SMALL_BYTES_MAX;
+    let (ask, payload) = match command.mode {
+        Mode::Call => (Ask::Call, command.bytes),
+        Mode::Echo if large => (Ask::EchoLarge, 0),
+        Mode::Echo => (Ask::Echo, command.bytes),
+        _ if large => (Ask::Give, 0),
+        _ => (Ask::Give, command.bytes),
+    };
+    let len = if command.mode == Mode::Call { command.reply } else { command.bytes };
+    // A call with a window carries no payload.
+    let payload = if target.is_some() { 0 } else { payload };
+    let mut latencies = hdr();
+    let end = Instant::now() + command.time;
+    let (mut asked, mut seen) = (0, asking.came.answers);
+    let mut begun = std::collections::VecDeque::new();
+    let mut next = |asking: &mut Asking, begun: &mut std::collections::VecDeque<Instant>| {
+        let source = (asked % command.depth) as u32;
+        asked += 1;
+        begun.push_back(Instant::now());
+        asking.ask(Body { ask: ask as u8, len: len as u32, source, ..Body::default() }, payload, target);
+    };
+    for _ in 0..command.depth {
+        next(asking, &mut begun);
+    }
+    while !begun.is_empty() {
+        asking.turn()?;
+        let came = asking.came.answers - seen;
+        seen = asking.came.answers;
+        let now = Instant::now();
+        for _ in 0..came {
+            let Some(then) = begun.pop_front() else { return Err("an answer too many".into()) };
+            latencies.push(now.duration_since(then).as_nanos() as u64);
+            if now < end {
+                next(asking, &mut begun);
+            }
+        }
+    }
+    Ok(report_of(latencies))
+}
+
+/// Has the server get, and tell how long it took.
+fn gets(asking: &mut Asking, command: &Command) -> Result<Report, Box<dyn Error>> {
+    let seen = asking.came.answers;
+    let body = Body {
+        ask: Ask::Get as u8,
+        len: command.bytes as u32,
+        source: 0,
+        depth: command.depth as u32,
+        nanos: command.time.as_nanos() as u64,
+    };
+    asking.ask(body, 0, None);
+    asking.answered(seen)?;
+    let header = asking.came.last.ok_or("no answer")?;
+    let word = |at: usize| header.body[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+    let zero = Duration::ZERO;
+    Ok(Report { operations: word(8), seconds: 0.0, p50_nanos: word(16), p99_nanos: 0, client: zero, server: zero })
+}
+
+fn hdr() -> Vec<u64> {
+    Vec::with_capacity(1 << 20)
+}
+
+fn report_of(mut nanos: Vec<u64>) -> Report {
+    nanos.sort_unstable();
+    let at = |quantile: usize| nanos.get(nanos.len() * quantile / 100).copied().unwrap_or(0);
+    let zero = Duration::ZERO;
+    let (p50_nanos, p99_nanos) = (at(50), at(99));
+    Report { operations: nanos.len() as u64, seconds: 0.0, p50_nanos, p99_nanos, client: zero, server: zero }
+}
+
+fn print(report: &Report, bytes: usize) {
+    let per = |time: Duration| time.as_secs_f64() * 1e6 / report.operations.max(1) as f64;
+    println!(
+        "{{\"operations\":{},\"per_second\":{:.1},\"megabytes_per_second\":{:.1},\"p50_us\":{:.3},\"p99_us\":{:.3},\
+         \"client_cpu_us\":{:.3},\"server_cpu_us\":{:.3}}}",
+        report.operations,
+        report.operations as f64 / report.seconds,
+        report.operations as f64 * bytes as f64 / report.seconds / 1e6,
+        report.p50_nanos as f64 / 1e3,
+        report.p99_nanos as f64 / 1e3,
+        per(report.client),
+        per(report.server),
+    );
+}
+
+/// Copies between buffers in turn, as a wire would that costs nothing but the copy.
+pub fn memcpy(command: &Command) {
+    let from: Vec<Vec<u8>> = (0..command.depth).map(|byte| vec![byte as u8; command.bytes]).collect();
+    let mut to: Vec<Vec<u8>> = vec![vec![0; command.bytes]; command.depth];
+    let (client, begun) = (cpu(), Instant::now());
+    let mut operations = 0u64;
+    while begun.elapsed() < command.time {
+        for (from, to) in from.iter().zip(&mut to) {
+            to.copy_from_slice(std::hint::black_box(from));
+            std::hint::black_box(&to);
+            operations += 1;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let nanos = (seconds * 1e9 / operations as f64) as u64;
+    let (client, server) = (cpu() - client, Duration::ZERO);
+    print(&Report { operations, seconds, p50_nanos: nanos, p99_nanos: nanos, client, server }, command.bytes);
+}

@@ -1,0 +1,92 @@
+//! What both ends have: a loop and a fabric, and the words that they say to each other.
+
+use std::error::Error;
+use std::time::Duration;
+
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{Fabric, Handler, Options};
+use byway_reactor::{Completion, IoChoice, Reactor, Wait};
+
+/// What a call asks for, in the first byte of its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ask {
+    /// Answer with `reply` bytes: into the window, if the call has one.
+    Call = 1,
+    /// Answer with the payload.
+    Echo = 2,
+    /// Remember the window as the one that is got from.
+    Source = 3,
+    /// Remember the window as the one that is put into.
+    Target = 4,
+    /// Get the source, put it into the target.
+    EchoLarge = 5,
+    /// Get the source, then answer.
+    Give = 6,
+    /// Get the source again and again, and tell how long it takes.
+    Get = 7,
+}
+
+/// Body: what is asked for (1), zeroes (3), bytes of the answer (4), which of the sources (4), depth (4), for how long in
+/// nanoseconds (8). An answer to [`Ask::Get`]: how many (8), the median in nanoseconds (8).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Body {
+    pub ask: u8,
+    pub len: u32,
+    pub source: u32,
+    pub depth: u32,
+    pub nanos: u64,
+}
+
+impl Body {
+    pub fn of(header: &Header) -> Self {
+        let word = |at: usize| {
+            let bytes: [u8; 4] = header.body[at..at + 4].try_into().unwrap_or_default();
+            u32::from_le_bytes(bytes)
+        };
+        let nanos = u64::from(word(16)) | u64::from(word(20)) << 32;
+        Self { ask: header.body[0], len: word(4), source: word(8), depth: word(12), nanos }
+    }
+
+    pub fn header(self, kind: Kind) -> Header {
+        let mut header = Header::new(kind);
+        header.body[0] = self.ask;
+        header.body[4..8].copy_from_slice(&self.len.to_le_bytes());
+        header.body[8..12].copy_from_slice(&self.source.to_le_bytes());
+        header.body[12..16].copy_from_slice(&self.depth.to_le_bytes());
+        header.body[16..24].copy_from_slice(&self.nanos.to_le_bytes());
+        header
+    }
+}
+
+pub struct End {
+    pub reactor: Reactor,
+    pub fabric: Fabric,
+    wait: Wait,
+    completions: Vec<Completion>,
+}
+
+impl End {
+    pub fn new(io: IoChoice, polling: bool) -> Result<Self, Box<dyn Error>> {
+        let reactor = Reactor::open(io, 160 << 20)?;
+        let wait = if polling { Wait::Poll } else { Wait::Block };
+        Ok(Self { reactor, fabric: Fabric::new(Options::new(1)), wait, completions: Vec::new() })
+    }
+
+    /// Sends, waits, and hands out what came.
+    pub fn turn<H: Handler>(&mut self, handler: &mut H) -> Result<(), Box<dyn Error>> {
+        self.fabric.feed_starved(&mut self.reactor, handler);
+        self.fabric.flush(&mut self.reactor, handler);
+        self.reactor.reap(&mut self.completions, self.wait)?;
+        for completion in self.completions.drain(..) {
+            self.fabric.handle(&mut self.reactor, completion, handler);
+        }
+        Ok(())
+    }
+}
+
+/// CPU time of this process.
+pub fn cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

@@ -1,0 +1,210 @@
+//! A device as a loop uses it: one completion queue, one shared receive queue, the pool registered once.
+//!
+//! Receives are posted for connections, [`RDMA_RECEIVES`] for each, and are taken away again as they come back when a
+//! connection has gone. When the last one has gone the whole queue is given up: that also brings back the receives that a
+//! provider lost with the connections that broke in the middle of a message (soft-RoCE does).
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+
+use byway_reactor::{Descriptor, FramePool, Op, Reactor, Token};
+
+use super::super::completion::CompletionQueue;
+use super::super::device::Device;
+use super::super::domain::{Domain, PoolRegion};
+use super::super::endpoint::Endpoint;
+use super::super::error::RdmaError;
+use super::super::memory::{Payload, Segment};
+use super::super::operations::{Completion, Kind};
+use super::super::queue_pair::QueuePairOptions;
+use super::super::receive::SharedReceiveQueue;
+use super::Down;
+use crate::limits::{
+    RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES, RDMA_RECEIVES_MAX,
+    RDMA_SEGMENTS_MAX, SMALL_BYTES_MAX,
+};
+use crate::slots::Slot;
+use crate::wire::HEADER_BYTES;
+
+/// Segments of a receive: the header, and the payload apart from it, so that the payload begins a page.
+const RECEIVE_SEGMENTS: u32 = 2;
+
+pub(super) struct Adapter {
+    pub(super) device: Device,
+    domain: Domain,
+    completions: CompletionQueue,
+    receives: Option<SharedReceiveQueue>,
+    pub(super) region: Rc<PoolRegion>,
+    pool: FramePool,
+    descriptor: Descriptor,
+    /// Whose a queue pair is.
+    queue_pairs: HashMap<u32, Slot>,
+    receives_max: u32,
+    /// Receives that are promised to peers.
+    reserved: u32,
+    /// Receives that there are: posted, or in the hands of whoever deals with their message.
+    existing: u32,
+    polled: Vec<Completion>,
+}
+
+impl Adapter {
+    /// A device with nothing posted.
+    pub(super) fn open(device: Device, reactor: &mut Reactor) -> Result<Self, RdmaError> {
+        let domain = Domain::new(&device)?;
+        let receives_max = RDMA_RECEIVES_MAX.min(device.receives_max()).min(device.completions_max() / 2);
+        let entries = (receives_max + RDMA_OPERATIONS_MAX).min(device.completions_max());
+        let completions = CompletionQueue::new(&device, entries)?;
+        let pool = reactor.frames().clone();
+        let region = domain.register_pool(&pool)?;
+        let fd = completions.as_fd().try_clone_to_owned();
+        let added = fd.and_then(|fd| reactor.add_descriptor(fd));
+        let descriptor = added.map_err(|error| RdmaError::System {
+            call: "a loop waiting for completions",
+            errno: byway_reactor::Errno::from_io_error(&error).unwrap_or(byway_reactor::Errno::OPNOTSUPP),
+        })?;
+        completions.arm()?;
+        let (queue_pairs, polled) = Default::default();
+        let (receives, reserved, existing) = (None, 0, 0);
+        Ok(Self {
+            device,
+            domain,
+            completions,
+            receives,
+            region,
+            pool,
+            descriptor,
+            queue_pairs,
+            receives_max,
+            reserved,
+            existing,
+            polled,
+        })
+    }
+
+    /// Segments of one operation.
+    pub(super) fn segments_max(&self) -> usize {
+        self.device.segments_max().min(RDMA_SEGMENTS_MAX) as usize
+    }
+
+    /// Where windows of its connections are opened.
+    pub(super) const fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Promises the peer of one more connection its receives, and posts them.
+    pub(super) fn reserve(&mut self) -> Result<(), Down> {
+        let wanted = self.reserved + RDMA_RECEIVES;
+        if wanted > self.receives_max {
+            return Err(Down::TooMany);
+        }
+        if self.receives.is_none() {
+            let made = SharedReceiveQueue::new(&self.domain, &self.completions, self.receives_max, RECEIVE_SEGMENTS);
+            self.receives = Some(made.map_err(Down::Setup)?);
+        }
+        while self.existing < wanted {
+            // Half of the pool is for payloads.
+            if self.pool.free_bytes() < self.pool.bytes() / 2 {
+                return Err(Down::NoFrames);
+            }
+            let payload = self.new_receive().ok_or(Down::NoFrames)?;
+            self.existing += 1;
+            self.post(payload);
+        }
+        self.reserved = wanted;
+        Ok(())
+    }
+
+    fn new_receive(&self) -> Option<Payload> {
+        let segment = |len| {
+            let frame = self.pool.alloc(len)?;
+            Segment::of_frame(&self.region, frame, 0..len).ok()
+        };
+        Some(vec![segment(HEADER_BYTES)?, segment(SMALL_BYTES_MAX)?].into())
+    }
+
+    fn post(&mut self, payload: Payload) {
+        let posted = self.receives.as_ref().map(|receives| receives.post(payload, 0));
+        if !matches!(posted, Some(Ok(()))) {
+            // There are fewer then: the connection for which it was posted is at its end, or the device is.
+            self.existing -= 1;
+        }
+    }
+
+    /// A connection has gone that had receives reserved.
+    pub(super) fn release(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+        self.reserved -= RDMA_RECEIVES;
+        if self.reserved == 0 {
+            self.receives = None;
+            self.poll(into);
+        }
+    }
+
+    /// Takes back the memory of a message.
+    pub(super) fn take_back(&mut self, payload: Payload) {
+        if self.existing > self.reserved {
+            self.existing -= 1;
+            return;
+        }
+        self.post(payload);
+    }
+
+    /// Gives an endpoint its queue pair, which is `connection`'s.
+    pub(super) fn create_queue_pair(&mut self, endpoint: &mut Endpoint, connection: Slot) -> Result<(), RdmaError> {
+        let receives = self.receives.as_ref().ok_or(RdmaError::State("create_queue_pair"))?;
+        let options = QueuePairOptions {
+            sends_max: RDMA_CONNECTION_OPERATIONS_MAX.min(self.device.sends_max()),
+            segments_max: self.segments_max() as u32,
+            inline_bytes: RDMA_INLINE_BYTES,
+        };
+        endpoint.create_queue_pair(receives, options)?;
+        self.queue_pairs.insert(endpoint.queue_pair_number(), connection);
+        Ok(())
+    }
+
+    /// Ends a connection: all that it has posted has completed afterwards.
+    pub(super) fn end(&mut self, endpoint: Endpoint, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+        let number = endpoint.queue_pair_number();
+        endpoint.disconnect();
+        drop(endpoint);
+        // While the number is this connection's: the next queue pair may have the same.
+        self.poll(into);
+        self.queue_pairs.remove(&number);
+    }
+
+    /// Takes what has completed, with the connection of each.
+    pub(super) fn poll(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+        if let Err(error) = self.completions.poll(&mut self.polled) {
+            tracing::error!(%error, "a completion queue cannot be polled");
+        }
+        for completion in self.polled.drain(..) {
+            if completion.kind == Kind::Receive && completion.queue_pair == 0 {
+                // It was posted to a queue that is given up.
+                self.existing -= 1;
+                continue;
+            }
+            into.extend([(self.queue_pairs.get(&completion.queue_pair).copied(), completion)]);
+        }
+    }
+
+    /// The descriptor was readable: takes the events from it, and asks for the next one. What came before that is polled
+    /// afterwards, or nobody would tell of it.
+    pub(super) fn rearm(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+        self.completions.acknowledge();
+        self.poll(into);
+        if let Err(error) = self.completions.arm() {
+            tracing::error!(%error, "a completion queue cannot be armed");
+        }
+        self.poll(into);
+    }
+
+    /// Waits for the next event.
+    pub(super) fn wait(&self, reactor: &mut Reactor, token: Token) {
+        reactor.submit(Op::Readable { descriptor: self.descriptor }, token);
+    }
+
+    /// Nobody waits for its events any more.
+    pub(super) fn forget(&self, reactor: &mut Reactor) {
+        reactor.remove_descriptor(self.descriptor);
+    }
+}

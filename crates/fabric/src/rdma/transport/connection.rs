@@ -1,0 +1,184 @@
+//! One connection: how far it has come, what waits to be posted, what is posted.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use byway_reactor::{Errno, Frame};
+
+use super::super::domain::WindowAddress;
+use super::super::endpoint::Endpoint;
+use super::super::error::{RdmaError, WorkError};
+use super::super::memory::Payload;
+use super::super::queue_pair::Work;
+use super::credit::{CreditError, Credits};
+use super::outgoing::{Laid, Outgoing};
+use crate::limits::RDMA_CREDITS_MAX;
+use crate::slots::Slot;
+use crate::wire::{HEADER_BYTES, RefuseCode};
+
+/// Why a connection ended, or never came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Down {
+    /// The peer ended it, or its process did.
+    #[error("the peer closed the connection")]
+    PeerClosed,
+    /// The peer's program refused.
+    #[error("the peer refused: {0:?}")]
+    Refused(RefuseCode),
+    /// We refuse what the peer says of itself.
+    #[error("refused: {0:?}")]
+    WeRefused(RefuseCode),
+    /// Nobody listens there.
+    #[error("nobody listens there")]
+    NobodyListens,
+    /// The peer is something else.
+    #[error("the peer does not speak byway's wire; check the address")]
+    NotByway,
+    /// There is no way to the peer, or no answer from it.
+    #[error("the peer cannot be reached: {0}")]
+    Unreachable(Errno),
+    /// It cannot be set up on this side.
+    #[error("{0}")]
+    Setup(RdmaError),
+    /// Too many connections for the receives that the device has.
+    #[error("too many connections for the device")]
+    TooMany,
+    /// No memory for its messages.
+    #[error("no frames for the connection; give the node more (`--frames`)")]
+    NoFrames,
+    /// The peer breaks the rule of credits.
+    #[error("{0}")]
+    Credit(CreditError),
+    /// A message is shorter than a header.
+    #[error("a message of {0} bytes is shorter than a header")]
+    Short(u32),
+    /// An operation failed, and the connection with it.
+    #[error("{0}")]
+    Work(WorkError),
+    /// A payload could not be read here: its file is shorter now, or broken.
+    #[error("a payload cannot be read: {0}")]
+    Payload(Errno),
+    /// The device does not take work any more.
+    #[error("the device refuses work: {0}")]
+    Device(Errno),
+    /// The device is gone.
+    #[error("the device was removed")]
+    Removed,
+}
+
+/// A message that came, in the memory that was posted for it.
+#[derive(Debug)]
+pub struct Received {
+    /// The device that it came by.
+    pub(super) adapter: Slot,
+    pub(super) payload: Payload,
+    pub(super) len: usize,
+}
+
+impl Received {
+    /// Its header.
+    pub fn header(&self) -> &[u8; HEADER_BYTES] {
+        const NONE: [u8; HEADER_BYTES] = [0; HEADER_BYTES];
+        self.payload.segments().first().and_then(|segment| segment.bytes().first_chunk()).unwrap_or(&NONE)
+    }
+
+    /// What came behind the header.
+    pub fn payload(&self) -> &[u8] {
+        let len = self.len.saturating_sub(HEADER_BYTES);
+        self.payload.segments().get(1).and_then(|segment| segment.bytes().get(..len)).unwrap_or(&[])
+    }
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// A client looks for the way.
+    Resolving,
+    /// A client has asked.
+    Asking,
+    /// A server has been asked, and its owner is.
+    Asked,
+    /// A server has accepted.
+    Accepting,
+    /// Messages go both ways.
+    Up,
+}
+
+/// A get that is not posted.
+#[derive(Debug)]
+pub(super) struct Get {
+    pub(super) from: WindowAddress,
+    pub(super) into: Frame,
+    pub(super) token: u64,
+}
+
+/// What is posted next.
+#[derive(Debug)]
+pub(super) enum Ready {
+    Message(Box<Laid>),
+    Write(Work),
+}
+
+pub(super) struct Connection {
+    pub(super) phase: Phase,
+    pub(super) endpoint: Option<Endpoint>,
+    /// Its device, and whether receives are reserved there.
+    pub(super) adapter: Option<Slot>,
+    pub(super) has_receives: bool,
+    pub(super) credits: Credits,
+    pub(super) peer: Option<SocketAddr>,
+    /// Messages that came before the news that the connection is there.
+    pub(super) early: VecDeque<Received>,
+    pub(super) gets: VecDeque<Get>,
+    /// Of the front of the queue, what is laid and not posted; the last one is the next.
+    pub(super) ready: Vec<Ready>,
+    pub(super) queue: VecDeque<Outgoing>,
+    /// Bytes and heap memory of what is queued.
+    pub(super) queued: usize,
+    pub(super) queued_heap: usize,
+    /// Sends and writes that are posted, and their bytes.
+    pub(super) posted: usize,
+    pub(super) posted_bytes: usize,
+    /// Writes are posted whose end nobody tells yet.
+    pub(super) holds_frames: bool,
+    /// Nothing more will be queued: the owner waits for the end of the last.
+    pub(super) finishing: bool,
+    pub(super) is_dirty: bool,
+}
+
+impl Connection {
+    pub(super) fn new(phase: Phase, endpoint: Endpoint, granted: u32) -> Self {
+        debug_assert!(granted <= RDMA_CREDITS_MAX);
+        let peer = endpoint.peer_address();
+        Self {
+            phase,
+            endpoint: Some(endpoint),
+            adapter: None,
+            has_receives: false,
+            credits: Credits::new(granted),
+            peer,
+            early: VecDeque::new(),
+            gets: VecDeque::new(),
+            ready: Vec::new(),
+            queue: VecDeque::new(),
+            queued: 0,
+            queued_heap: 0,
+            posted: 0,
+            posted_bytes: 0,
+            holds_frames: false,
+            finishing: false,
+            is_dirty: false,
+        }
+    }
+
+    pub(super) fn queue(&mut self, outgoing: Outgoing) {
+        self.queued += outgoing.bytes();
+        self.queued_heap += outgoing.heap_bytes();
+        self.queue.push_back(outgoing);
+    }
+
+    /// Nothing waits and nothing is posted?
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.ready.is_empty() && self.posted == 0
+    }
+}

@@ -1,0 +1,193 @@
+//! How connections come to be: the news of the connection manager, and what is answered.
+
+use std::net::SocketAddr;
+
+use byway_reactor::{Reactor, Token};
+
+use super::super::connection::{Event as News, EventKind};
+use super::super::device::Device;
+use super::super::endpoint::Endpoint;
+use super::super::error::RdmaError;
+use super::connection::{Connection, Down, Phase};
+use super::greeting::{self, GreetingError};
+use super::{Adapter, Event, Transport};
+use crate::limits::RDMA_DEVICES_MAX;
+use crate::slots::Slot;
+use crate::wire::RefuseCode;
+
+/// What tells the tokens of listeners from those of connections.
+pub(super) const LISTENER: u64 = 1 << 63;
+
+impl Transport {
+    /// Takes the connection manager's news.
+    pub(super) fn meet(&mut self, reactor: &mut Reactor) {
+        loop {
+            let Some(manager) = &self.manager else { return };
+            match manager.channel.next_event() {
+                Ok(Some(news)) => self.heard(reactor, news),
+                Ok(None) => return,
+                Err(error) => return tracing::error!(%error, "the connection manager cannot be asked"),
+            }
+        }
+    }
+
+    fn heard(&mut self, reactor: &mut Reactor, news: News) {
+        let connection = Slot::from_u64(news.token);
+        let step = match news.kind {
+            EventKind::ConnectRequest { endpoint, private_data } => {
+                return self.asked(endpoint, &private_data);
+            }
+            EventKind::AddressResolved => self.found_address(reactor, connection),
+            EventKind::RouteResolved => self.found_route(connection),
+            EventKind::Established { private_data } => self.established(connection, &private_data),
+            EventKind::Disconnected => Err(Down::PeerClosed),
+            EventKind::Rejected { private_data } => Err(match greeting::read(&private_data) {
+                Err(GreetingError::Refused(code)) => Down::Refused(code),
+                _ => Down::NotByway,
+            }),
+            EventKind::NobodyListens => Err(Down::NobodyListens),
+            EventKind::Failed(errno) => Err(Down::Unreachable(errno)),
+            EventKind::DeviceRemoved => {
+                self.removed(reactor, connection);
+                Err(Down::Removed)
+            }
+            EventKind::Other(number) => return tracing::debug!(number, "news of the connection manager"),
+        };
+        if let Err(down) = step {
+            // What came before it is told before it.
+            self.collect(self.connections.get(connection).and_then(|state| state.adapter));
+            self.look();
+            self.end(connection, Some(down));
+            self.look();
+        }
+    }
+
+    /// Somebody asks at a listener.
+    fn asked(&mut self, endpoint: Endpoint, private_data: &[u8]) {
+        let granted = match greeting::read(private_data) {
+            Ok(granted) => granted,
+            Err(error) => {
+                // Who speaks something else is told nothing.
+                if let GreetingError::Refused(code) = error {
+                    let _ = endpoint.reject(greeting::refusal(code).as_ref());
+                }
+                return tracing::debug!(?error, "an RDMA connection was refused");
+            }
+        };
+        let peer: Option<SocketAddr> = endpoint.peer_address();
+        let connection = self.connections.insert(Connection::new(Phase::Asked, endpoint, granted));
+        if let Some(endpoint) = self.connections.get(connection).and_then(|state| state.endpoint.as_ref()) {
+            endpoint.set_token(connection.to_u64());
+        }
+        self.events.push_back(Event::Asked { connection, peer });
+    }
+
+    pub(super) fn try_accept(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+        self.give_adapter(reactor, connection)?;
+        self.give_queue_pair(connection)?;
+        let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
+        state.phase = Phase::Accepting;
+        let Some(endpoint) = &state.endpoint else { return Ok(()) };
+        endpoint.accept(greeting::greeting().as_ref()).map_err(Down::Setup)
+    }
+
+    pub(super) fn refuse_for(&mut self, connection: Slot, code: RefuseCode, down: Down) {
+        tracing::debug!(%down, "an RDMA connection is refused");
+        if let Some(endpoint) = self.connections.get(connection).and_then(|state| state.endpoint.as_ref()) {
+            // It fails where the peer has gone, which then need not be told.
+            let _ = endpoint.reject(greeting::refusal(code).as_ref());
+        }
+        self.end(connection, Some(down));
+        self.look();
+    }
+
+    fn found_address(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+        self.give_adapter(reactor, connection)?;
+        let endpoint = self.connections.get(connection).and_then(|state| state.endpoint.as_ref());
+        endpoint.map_or(Ok(()), Endpoint::resolve_route).map_err(Down::Setup)
+    }
+
+    fn found_route(&mut self, connection: Slot) -> Result<(), Down> {
+        self.give_queue_pair(connection)?;
+        let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
+        state.phase = Phase::Asking;
+        let Some(endpoint) = &state.endpoint else { return Ok(()) };
+        endpoint.connect(greeting::greeting().as_ref()).map_err(Down::Setup)
+    }
+
+    /// Finds the device of a connection's local address.
+    fn give_adapter(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+        let Some(state) = self.connections.get(connection) else { return Ok(()) };
+        let local = state.endpoint.as_ref().and_then(Endpoint::local_address);
+        let local = local.ok_or(Down::Setup(RdmaError::State("the local address")))?;
+        let library = self.manager.as_ref().ok_or(Down::Setup(RdmaError::State("the connection manager")))?.library;
+        let device = Device::open(library, local.ip()).map_err(Down::Setup)?;
+        let found = self.adapters.iter().find(|(_, adapter)| adapter.device.is_same(&device)).map(|(number, _)| number);
+        let number = match found {
+            Some(number) => number,
+            None => self.add_adapter(reactor, device)?,
+        };
+        if let Some(state) = self.connections.get_mut(connection) {
+            state.adapter = Some(number);
+        }
+        Ok(())
+    }
+
+    fn add_adapter(&mut self, reactor: &mut Reactor, device: Device) -> Result<Slot, Down> {
+        if self.adapters.len() >= RDMA_DEVICES_MAX {
+            return Err(Down::TooMany);
+        }
+        let adapter = Adapter::open(device, reactor).map_err(Down::Setup)?;
+        let number = self.adapters.insert(adapter);
+        let token = self.tokens[1];
+        let token = Token::new(token.class(), token.tag(), number.index, number.generation);
+        if let Some(adapter) = self.adapters.get(number) {
+            adapter.wait(reactor, token);
+        }
+        Ok(number)
+    }
+
+    /// Reserves a connection's receives, and makes its queue pair.
+    fn give_queue_pair(&mut self, connection: Slot) -> Result<(), Down> {
+        let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
+        let adapter = state.adapter.and_then(|number| self.adapters.get_mut(number));
+        let (Some(adapter), Some(endpoint)) = (adapter, &mut state.endpoint) else {
+            return Err(Down::Removed);
+        };
+        adapter.reserve()?;
+        state.has_receives = true;
+        adapter.create_queue_pair(endpoint, connection).map_err(Down::Setup)
+    }
+
+    fn established(&mut self, connection: Slot, private_data: &[u8]) -> Result<(), Down> {
+        let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
+        if state.phase == Phase::Asking {
+            let granted = greeting::read(private_data).map_err(|error| match error {
+                GreetingError::NotByway => Down::NotByway,
+                GreetingError::Refused(code) => Down::WeRefused(code),
+            })?;
+            state.credits = super::credit::Credits::new(granted);
+        }
+        state.phase = Phase::Up;
+        self.events.push_back(Event::Connected(connection));
+        for received in std::mem::take(&mut state.early) {
+            self.events.push_back(Event::Message(connection, received));
+        }
+        self.mark(connection);
+        Ok(())
+    }
+
+    /// A connection's device is being removed: what comes next opens what is there then.
+    fn removed(&mut self, reactor: &mut Reactor, connection: Slot) {
+        let Some(number) = self.connections.get(connection).and_then(|state| state.adapter) else { return };
+        let of_device = |(_, state): &(Slot, &Connection)| state.adapter == Some(number);
+        let all: Vec<Slot> = self.connections.iter().filter(of_device).map(|(slot, _)| slot).collect();
+        for slot in all {
+            self.end(slot, Some(Down::Removed));
+        }
+        self.look();
+        if let Some(adapter) = self.adapters.remove(number) {
+            adapter.forget(reactor);
+        }
+    }
+}

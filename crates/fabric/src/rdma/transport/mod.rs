@@ -1,0 +1,381 @@
+//! The connections of one loop: messages, puts and gets over reliable queue pairs, without sessions.
+//!
+//! A *message* is a header of 128 bytes and up to 16 KiB behind it: one SEND into a receive of the peer's shared receive
+//! queue, handed over inline where it is short. A *put* is an RDMA WRITE into a window of the peer; a message that is sent
+//! behind it on the same connection arrives when its bytes lie there. A *get* is an RDMA READ; the peer's program does not
+//! hear of it. Windows of our own are opened here too, a registration each; the layer above tells the peer where.
+//!
+//! The owner passes completions of its two tags to [`Transport::handle`], takes [`Transport::next_event`] until there is
+//! none, and calls [`Transport::flush`] once it has handled all that it reaped. A message's memory goes back by
+//! [`Transport::done_with`]: until then its sender has one credit less, so an owner who is slow slows its peers
+//! down, and nobody else.
+//!
+//! Bounds: connections by the receives that the device and half of the pool have ([`Down::TooMany`], [`Down::NoFrames`]);
+//! operations by the queue pair and the completion queue, what is beyond them waits here; what waits is the owner's to
+//! bound, who asks for [`Transport::queued`] and [`Transport::queued_heap`].
+
+mod adapter;
+mod connection;
+mod credit;
+mod greeting;
+mod meet;
+mod outgoing;
+mod post;
+mod progress;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+
+use byway_reactor::{Completion, Descriptor, Errno, Frame, Gather, Op, Outcome, Reactor, Token};
+
+use self::adapter::Adapter;
+use self::connection::{Connection, Phase};
+pub use self::connection::{Down, Received};
+pub use self::credit::CreditError;
+use self::outgoing::Outgoing;
+use super::connection::EventChannel;
+use super::domain::{Rights, Window, WindowAddress};
+use super::endpoint::Listener;
+use super::error::{RdmaError, WorkError};
+use super::library::Library;
+use super::operations::Completion as Done;
+use crate::slots::{Slot, Slots};
+use crate::wire::{HEADER_BYTES, RefuseCode};
+
+/// Emptied gathers that are kept for the next payloads.
+const SPARE_GATHERS: usize = 64;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// Somebody asks for a connection at a listener: [`Transport::accept`] or [`Transport::refuse`].
+    Asked {
+        /// The connection to be.
+        connection: Slot,
+        /// Who asks.
+        peer: Option<SocketAddr>,
+    },
+    /// Messages can be sent.
+    Connected(Slot),
+    /// A message came; its memory goes back by [`Transport::done_with`].
+    Message(Slot, Received),
+    /// Some of what was queued was handed to the device, or has arrived.
+    Sent(Slot),
+    /// The connection ended; nothing of it comes any more.
+    Down(Slot, Down),
+}
+
+/// The end of a get.
+#[derive(Debug)]
+pub struct Got {
+    /// As it was given.
+    pub token: u64,
+    /// Filled, if it went well.
+    pub frame: Frame,
+    /// How it went. After an error the connection ends too.
+    pub result: Result<(), WorkError>,
+}
+
+/// What an operation of the device is.
+struct Posted {
+    connection: Slot,
+    bytes: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// A message or a write.
+    Send,
+    /// Credits alone.
+    Credits,
+    Get(u64),
+}
+
+/// The connection manager's side: there once somebody listens or connects.
+struct Manager {
+    library: Library,
+    channel: EventChannel,
+    descriptor: Descriptor,
+}
+
+/// See the module.
+pub struct Transport {
+    /// The tokens of its two kinds of waits: for the connection manager, and for the device of an index.
+    tokens: [Token; 2],
+    manager: Option<Manager>,
+    adapters: Slots<Adapter>,
+    listeners: Vec<Listener>,
+    connections: Slots<Connection>,
+    posted: Slots<Posted>,
+    /// What has completed and was not looked at, with its device.
+    inbox: VecDeque<(Slot, Option<Slot>, Done)>,
+    events: VecDeque<Event>,
+    gots: Vec<Got>,
+    /// News of ends, told after all else of them.
+    ends: Vec<Event>,
+    /// Connections that have something to post.
+    dirty: Vec<Slot>,
+    /// Those that could not, for want of frames or room in the device's queues.
+    waiting: Vec<Slot>,
+    spare: Vec<Gather>,
+}
+
+impl Transport {
+    /// One without connections, whose completions have the class of `token` and its tag, or the tag after that.
+    pub fn new(token: Token) -> Self {
+        Self {
+            tokens: [token, token.with_tag(token.tag() + 1)],
+            manager: None,
+            adapters: Slots::default(),
+            listeners: Vec::new(),
+            connections: Slots::default(),
+            posted: Slots::default(),
+            inbox: VecDeque::new(),
+            events: VecDeque::new(),
+            gots: Vec::new(),
+            ends: Vec::new(),
+            dirty: Vec::new(),
+            waiting: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// Loads the libraries and opens the connection manager's channel, the first time.
+    fn manager(&mut self, reactor: &mut Reactor) -> Result<&Manager, RdmaError> {
+        if self.manager.is_none() {
+            let library = Library::load()?;
+            let channel = EventChannel::new(library)?;
+            let fd = channel.as_fd().try_clone_to_owned();
+            let descriptor = fd.and_then(|fd| reactor.add_descriptor(fd)).map_err(|error| RdmaError::System {
+                call: "a loop waiting for the connection manager",
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::OPNOTSUPP),
+            })?;
+            reactor.submit(Op::Readable { descriptor }, self.tokens[0]);
+            self.manager = Some(Manager { library, channel, descriptor });
+        }
+        self.manager.as_ref().ok_or(RdmaError::State("the connection manager"))
+    }
+
+    /// Listens; gives the address, with the port that was chosen if 0 was asked for.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, no device at the address, or the system's.
+    pub fn listen(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
+        let number = self.listeners.len() as u64;
+        let listener = self.manager(reactor)?.channel.listen(address, meet::LISTENER | number)?;
+        let local = listener.local_address().unwrap_or(address);
+        self.listeners.push(listener);
+        Ok(local)
+    }
+
+    /// Stops listening.
+    pub fn close_listeners(&mut self) {
+        self.listeners.clear();
+    }
+
+    /// Starts to connect: [`Event::Connected`] or [`Event::Down`] follows.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, or the system's.
+    pub fn connect(&mut self, reactor: &mut Reactor, to: SocketAddr) -> Result<Slot, RdmaError> {
+        let endpoint = self.manager(reactor)?.channel.connect(to, None, u64::MAX)?;
+        let connection = self.connections.insert(Connection::new(Phase::Resolving, endpoint, 0));
+        if let Some(state) = self.connections.get_mut(connection) {
+            state.peer = Some(to);
+            if let Some(endpoint) = &state.endpoint {
+                endpoint.set_token(connection.to_u64());
+            }
+        }
+        Ok(connection)
+    }
+
+    /// Lets in who asked. [`Event::Connected`] or [`Event::Down`] follows.
+    pub fn accept(&mut self, reactor: &mut Reactor, connection: Slot) {
+        if let Err(down) = self.try_accept(reactor, connection) {
+            self.refuse_for(connection, RefuseCode::Busy, down);
+        }
+    }
+
+    /// Refuses who asked.
+    pub fn refuse(&mut self, connection: Slot, code: RefuseCode) {
+        self.refuse_for(connection, code, Down::WeRefused(code));
+    }
+
+    /// Queues a message behind what was queued before. Nothing happens on a connection that has ended.
+    pub fn send(&mut self, connection: Slot, header: [u8; HEADER_BYTES], payload: Gather) {
+        self.queue(connection, Outgoing::Message { header, payload });
+    }
+
+    /// Queues bytes for a window of the peer, behind what was queued before.
+    pub fn put(&mut self, connection: Slot, to: WindowAddress, payload: Gather) {
+        self.queue(connection, Outgoing::Put { to, payload });
+    }
+
+    fn queue(&mut self, connection: Slot, outgoing: Outgoing) {
+        let Some(state) = self.connections.get_mut(connection) else { return };
+        state.queue(outgoing);
+        self.mark(connection);
+    }
+
+    /// Gets as many bytes of a window of the peer as `into` has. [`Transport::take_gots`] gives the frame back, with `token`.
+    ///
+    /// # Errors
+    /// The frame, if the connection has ended.
+    pub fn get(&mut self, connection: Slot, from: WindowAddress, into: Frame, token: u64) -> Result<(), Frame> {
+        let Some(state) = self.connections.get_mut(connection) else { return Err(into) };
+        state.gets.push_back(connection::Get { from, into, token });
+        self.mark(connection);
+        Ok(())
+    }
+
+    /// A gather for a payload.
+    pub fn gather(&mut self) -> Gather {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    fn keep(&mut self, mut gather: Gather) {
+        if self.spare.len() < SPARE_GATHERS {
+            gather.clear();
+            self.spare.push(gather);
+        }
+    }
+
+    /// Opens `frame[start..start + len]` for the peer of a connection to write. Close it only when the peer has no more
+    /// use for it, or its connection has ended.
+    ///
+    /// # Errors
+    /// [`RdmaError::MemoryLimit`], [`RdmaError::State`] on a connection that is not up; the frame is gone.
+    pub fn open_target(
+        &self,
+        connection: Slot,
+        (frame, start, len): (Frame, usize, usize),
+    ) -> Result<Window, RdmaError> {
+        self.adapter_of(connection)?.domain().open_range(frame, start..start + len, Rights::Write)
+    }
+
+    /// Opens `frame[start..start + len]` for the peer of a connection to read.
+    ///
+    /// # Errors
+    /// As for [`Self::open_target`].
+    pub fn open_source(
+        &self,
+        connection: Slot,
+        (frame, start, len): (Rc<Frame>, usize, usize),
+    ) -> Result<Window, RdmaError> {
+        self.adapter_of(connection)?.domain().open_shared(frame, start..start + len)
+    }
+
+    fn adapter_of(&self, connection: Slot) -> Result<&Adapter, RdmaError> {
+        let number = self.connections.get(connection).and_then(|state| state.adapter);
+        let adapter = number.and_then(|number| self.adapters.get(number));
+        adapter.ok_or(RdmaError::State("a window"))
+    }
+
+    /// The memory of a message of a connection that has ended, or is about to, is free.
+    pub fn discard(&mut self, received: Received) {
+        self.take_back(received.adapter, received.payload);
+    }
+
+    /// The memory of a message is free.
+    pub fn done_with(&mut self, connection: Slot, received: Received) {
+        self.take_back(received.adapter, received.payload);
+        let Some(state) = self.connections.get_mut(connection) else { return };
+        state.credits.repost();
+        if state.credits.must_return() {
+            self.mark(connection);
+        }
+    }
+
+    /// Says that nothing more will be queued: [`Event::Sent`] comes when the peer has all of it.
+    pub fn finish(&mut self, connection: Slot) {
+        if let Some(state) = self.connections.get_mut(connection) {
+            state.finishing = true;
+        }
+    }
+
+    /// Whether anything waits or is under way to the peer.
+    pub fn is_idle(&self, connection: Slot) -> bool {
+        self.connections.get(connection).is_none_or(Connection::is_idle)
+    }
+
+    /// Bytes that wait, or are under way, to the peer.
+    pub fn queued(&self, connection: Slot) -> usize {
+        self.connections.get(connection).map_or(0, |state| state.queued + state.posted_bytes)
+    }
+
+    /// Heap memory of what waits.
+    pub fn queued_heap(&self, connection: Slot) -> usize {
+        self.connections.get(connection).map_or(0, |state| state.queued_heap)
+    }
+
+    /// Connections.
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// None?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The peer's address.
+    pub fn peer(&self, connection: Slot) -> Option<SocketAddr> {
+        self.connections.get(connection)?.peer
+    }
+
+    /// Ends a connection. Its gets end, see [`Transport::take_gots`]; there is no other news of it.
+    pub fn close(&mut self, connection: Slot) {
+        self.end(connection, None);
+        self.look();
+    }
+
+    /// Takes a completion of one of its two tags.
+    pub fn handle(&mut self, reactor: &mut Reactor, completion: &Completion) {
+        // One that was cancelled is of a device or channel that is gone.
+        if !matches!(completion.outcome, Outcome::Readable(Ok(()))) {
+            return;
+        }
+        if completion.token.tag() == self.tokens[0].tag() {
+            self.meet(reactor);
+            if let Some(manager) = &self.manager {
+                reactor.submit(Op::Readable { descriptor: manager.descriptor }, self.tokens[0]);
+            }
+            return;
+        }
+        let number = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        let Some(adapter) = self.adapters.get_mut(number) else { return };
+        let mut done = Vec::new();
+        adapter.rearm(&mut done);
+        adapter.wait(reactor, completion.token);
+        self.inbox.extend(done.into_iter().map(|(connection, done)| (number, connection, done)));
+        self.look();
+    }
+
+    /// The gets that have ended. To be taken before each event, and after [`Transport::close`]: all gets of a connection have
+    /// ended when its end is told.
+    pub fn take_gots(&mut self) -> Vec<Got> {
+        std::mem::take(&mut self.gots)
+    }
+
+    /// What happened, in order.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn mark(&mut self, connection: Slot) {
+        if let Some(state) = self.connections.get_mut(connection)
+            && !std::mem::replace(&mut state.is_dirty, true)
+        {
+            self.dirty.push(connection);
+        }
+    }
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Transport({} connections)", self.len())
+    }
+}

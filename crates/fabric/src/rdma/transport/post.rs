@@ -1,0 +1,220 @@
+//! Posting: what waits goes to the device, as far as credits, room and frames reach.
+
+use byway_reactor::{Frame, Reactor};
+
+use super::super::endpoint::Endpoint;
+use super::super::error::{PostError, WorkError};
+use super::super::memory::{Payload, Segment};
+use super::super::queue_pair::{Report, Work};
+use super::connection::{Down, Get, Phase, Ready};
+use super::outgoing::{Laid, LayError, Layer, Outgoing};
+use super::{Event, Got, Posted, Transport, What};
+use crate::slots::Slot;
+
+/// How posting ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// There is nothing more to post, or no credit for it: the peer's next message goes on.
+    Done,
+    /// The queues of the device are full, or there are no frames.
+    Later,
+}
+
+impl Transport {
+    /// Posts what waits. To be called once after all that was reaped has been handled.
+    pub fn flush(&mut self, reactor: &mut Reactor) {
+        for connection in std::mem::take(&mut self.waiting) {
+            self.mark(connection);
+        }
+        while let Some(connection) = self.dirty.pop() {
+            if let Some(state) = self.connections.get_mut(connection) {
+                state.is_dirty = false;
+            }
+            match self.post(reactor, connection) {
+                Ok(Stop::Done) => {}
+                Ok(Stop::Later) => self.waiting.push(connection),
+                Err(down) => {
+                    self.end(connection, Some(down));
+                    self.look();
+                }
+            }
+        }
+    }
+
+    fn post(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Stop, Down> {
+        if self.connections.get(connection).is_none_or(|state| state.phase != Phase::Up) {
+            return Ok(Stop::Done);
+        }
+        let gets = self.post_gets(connection)?;
+        let queue = self.post_queue(reactor, connection)?;
+        // Credits go back even if nothing else can be sent.
+        let credits = self.post_credits(connection)?;
+        let later = [gets, queue, credits].contains(&Stop::Later);
+        Ok(if later { Stop::Later } else { Stop::Done })
+    }
+
+    fn post_gets(&mut self, connection: Slot) -> Result<Stop, Down> {
+        loop {
+            let Some(state) = self.connections.get_mut(connection) else { return Ok(Stop::Done) };
+            let Some(endpoint) = state.endpoint.as_ref().filter(|_| !state.gets.is_empty()) else {
+                return Ok(Stop::Done);
+            };
+            if !has_room(endpoint)? {
+                return Ok(Stop::Later);
+            }
+            let Some(Get { from, into, token }) = state.gets.pop_front() else { return Ok(Stop::Done) };
+            let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
+            let bytes = into.len();
+            let segment = match Segment::of_frame(&adapter.region, into, 0..bytes) {
+                Ok(segment) => segment,
+                Err(frame) => return Err(self.cannot_get(frame, token)),
+            };
+            let posted = self.posted.insert(Posted { connection, bytes, what: What::Get(token) });
+            let into = Payload::from(segment);
+            if let Err(refused) = endpoint.post(Work::Read { into, from }, posted.to_u64(), Report::Now) {
+                let down = cannot_post(refused.error);
+                // What the device may have keeps its entry until the connection is gone.
+                if let Some(Work::Read { into, .. }) = refused.work {
+                    self.posted.remove(posted);
+                    if let Some(frame) = into.into_segment().and_then(Segment::into_frame) {
+                        self.cannot_get(frame, token);
+                    }
+                }
+                return Err(down);
+            }
+        }
+    }
+
+    /// Gives a frame back into which nothing can be read.
+    fn cannot_get(&mut self, frame: Frame, token: u64) -> Down {
+        let error = WorkError::LocalOperation;
+        self.gots.push(Got { token, frame, result: Err(error) });
+        Down::Work(error)
+    }
+
+    fn post_queue(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Stop, Down> {
+        loop {
+            let Some(state) = self.connections.get_mut(connection) else { return Ok(Stop::Done) };
+            if state.ready.is_empty() {
+                match self.lay_next(reactor, connection)? {
+                    Some(stop) => return Ok(stop),
+                    None => continue,
+                }
+            }
+            let Some(endpoint) = &state.endpoint else { return Ok(Stop::Done) };
+            if !has_room(endpoint)? {
+                return Ok(Stop::Later);
+            }
+            let Some(ready) = state.ready.pop() else { return Ok(Stop::Done) };
+            let bytes = ready.len();
+            let number = self.posted.insert(Posted { connection, bytes, what: What::Send }).to_u64();
+            state.posted += 1;
+            state.posted_bytes += bytes;
+            state.queued -= bytes;
+            // Inline bytes hold no memory, so nobody waits for their end, unless it is the last, or the end of writes before it
+            // comes with it, whose frames are wanted back.
+            let is_write = matches!(ready, Ready::Write(_));
+            let is_awaited = state.finishing || (state.holds_frames && !is_write);
+            state.holds_frames = is_write || (state.holds_frames && !is_awaited);
+            let quiet = if is_awaited { Report::Now } else { Report::WithNext };
+            let posted = match ready {
+                Ready::Write(work) => endpoint.post(work, number, quiet).map_err(|refused| refused.error),
+                Ready::Message(laid) => {
+                    let immediate = state.credits.send();
+                    state.holds_frames &= matches!(*laid, Laid::Inline { .. });
+                    match *laid {
+                        Laid::Inline { bytes, len } => {
+                            endpoint.send_inline_with(&bytes[..len], immediate, number, quiet)
+                        }
+                        Laid::Registered(payload) => {
+                            let work = Work::SendWith { payload, immediate };
+                            endpoint.post(work, number, Report::Now).map_err(|refused| refused.error)
+                        }
+                    }
+                }
+            };
+            posted.map_err(cannot_post)?;
+        }
+    }
+
+    /// Lays what is next in the queue, if it may be sent; else says why it stops.
+    fn lay_next(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Option<Stop>, Down> {
+        let Some(state) = self.connections.get_mut(connection) else { return Ok(Some(Stop::Done)) };
+        let may_send = state.credits.may_send();
+        let Some(next) = state.queue.front_mut() else { return Ok(Some(Stop::Done)) };
+        let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
+        let inline_max = state.endpoint.as_ref().map_or(0, Endpoint::inline_bytes_max);
+        let region = &adapter.region;
+        let mut layer = Layer { reactor, region, segments_max: adapter.segments_max(), inline_max };
+        let heap = next.heap_bytes();
+        let laid = match next {
+            Outgoing::Message { .. } if !may_send => return Ok(Some(Stop::Done)),
+            Outgoing::Message { header, payload } => {
+                layer.message(header, payload).map(|laid| vec![Ready::Message(Box::new(laid))])
+            }
+            Outgoing::Put { to, payload } => {
+                layer.put(*to, payload).map(|works| works.into_iter().map(Ready::Write).collect())
+            }
+        };
+        match laid {
+            Ok(ready) => state.ready = ready,
+            Err(LayError::NoFrames) => return Ok(Some(Stop::Later)),
+            Err(LayError::Payload(errno)) => return Err(Down::Payload(errno)),
+        }
+        state.queued_heap -= heap;
+        // There is room for more behind it.
+        if !matches!(self.events.back(), Some(Event::Sent(told)) if *told == connection) {
+            self.events.push_back(Event::Sent(connection));
+        }
+        if let Some(Outgoing::Message { payload, .. } | Outgoing::Put { payload, .. }) = state.queue.pop_front() {
+            self.keep(payload);
+        }
+        Ok(None)
+    }
+
+    /// Gives credits back by themselves, if so many are owed.
+    fn post_credits(&mut self, connection: Slot) -> Result<Stop, Down> {
+        let Some(state) = self.connections.get_mut(connection).filter(|state| state.credits.must_return()) else {
+            return Ok(Stop::Done);
+        };
+        let Some(endpoint) = &state.endpoint else { return Ok(Stop::Done) };
+        if !has_room(endpoint)? {
+            return Ok(Stop::Later);
+        }
+        let posted = self.posted.insert(Posted { connection, bytes: 0, what: What::Credits });
+        let work = Work::SendWith { payload: Payload::Empty, immediate: state.credits.give_back() };
+        let sent = endpoint.post(work, posted.to_u64(), Report::WithNext);
+        sent.map(|()| Stop::Done).map_err(|refused| cannot_post(refused.error))
+    }
+}
+
+impl Ready {
+    fn len(&self) -> usize {
+        match self {
+            Self::Message(laid) => match &**laid {
+                Laid::Inline { len, .. } => *len,
+                Laid::Registered(payload) => payload.len(),
+            },
+            Self::Write(Work::Write { payload, .. }) => payload.len(),
+            Self::Write(_) => 0,
+        }
+    }
+}
+
+/// Whether the device's queues have room.
+fn has_room(endpoint: &Endpoint) -> Result<bool, Down> {
+    match endpoint.check_room() {
+        Ok(()) => Ok(true),
+        Err(PostError::Full) => Ok(false),
+        Err(error) => Err(cannot_post(error)),
+    }
+}
+
+/// What it means for the connection that something cannot be posted for which there is room.
+fn cannot_post(error: PostError) -> Down {
+    match error {
+        PostError::NotConnected => Down::PeerClosed,
+        PostError::Broken(errno) => Down::Device(errno),
+        _ => Down::Work(WorkError::LocalOperation),
+    }
+}

@@ -1,0 +1,126 @@
+//! What has completed, and the ends of connections.
+
+use super::super::error::WorkError;
+use super::super::memory::{Payload, Segment};
+use super::super::operations::{Completion as Done, Kind};
+use super::connection::{Down, Phase, Received};
+use super::{Event, Got, Transport, What};
+use crate::slots::Slot;
+use crate::wire::HEADER_BYTES;
+
+impl Transport {
+    /// Takes what has completed on a device.
+    pub(super) fn collect(&mut self, adapter: Option<Slot>) {
+        let Some((number, adapter)) = adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?))) else {
+            return;
+        };
+        let mut done = Vec::new();
+        adapter.poll(&mut done);
+        self.inbox.extend(done.into_iter().map(|(connection, done)| (number, connection, done)));
+    }
+
+    /// Looks at all that has completed; the ends of connections are told last, since operations of theirs end with them.
+    pub(super) fn look(&mut self) {
+        while let Some((adapter, connection, done)) = self.inbox.pop_front() {
+            match done.kind {
+                Kind::Receive => self.received(adapter, connection, done),
+                Kind::Send | Kind::Write | Kind::Read => self.went(done),
+            }
+        }
+        self.events.extend(self.ends.drain(..));
+    }
+
+    fn received(&mut self, adapter: Slot, connection: Option<Slot>, done: Done) {
+        let len = match done.result {
+            Ok(len) => len,
+            Err(error) => {
+                self.take_back(adapter, done.payload);
+                if let Some(connection) = connection {
+                    self.end(connection, Some(Down::Work(error)));
+                }
+                return;
+            }
+        };
+        let state = connection.and_then(|connection| Some((connection, self.connections.get_mut(connection)?)));
+        let Some((connection, state)) = state else { return self.take_back(adapter, done.payload) };
+        let returned = done.immediate.unwrap_or(0);
+        let credited = if len == 0 { state.credits.receive_back(returned) } else { state.credits.receive(returned) };
+        let step = match credited {
+            Err(error) => Err(Down::Credit(error)),
+            Ok(()) if len > 0 && (len as usize) < HEADER_BYTES => Err(Down::Short(len)),
+            Ok(()) => Ok(()),
+        };
+        if let Err(down) = step {
+            self.take_back(adapter, done.payload);
+            return self.end(connection, Some(down));
+        }
+        if len == 0 {
+            self.take_back(adapter, done.payload);
+        } else {
+            let received = Received { adapter, payload: done.payload, len: len as usize };
+            if state.phase == Phase::Up {
+                self.events.push_back(Event::Message(connection, received));
+            } else {
+                state.early.push_back(received);
+            }
+        }
+        // It may have brought credits, or is to be answered with some.
+        self.mark(connection);
+    }
+
+    /// An operation of ours has ended.
+    fn went(&mut self, done: Done) {
+        let Some(posted) = self.posted.remove(Slot::from_u64(done.token)) else { return };
+        let connection = posted.connection;
+        if let What::Get(token) = posted.what
+            && let Some(frame) = done.payload.into_segment().and_then(Segment::into_frame)
+        {
+            self.gots.push(Got { token, frame, result: done.result.map(|_| ()) });
+        }
+        let Some(state) = self.connections.get_mut(connection) else { return };
+        if posted.what == What::Send {
+            state.posted -= 1;
+            state.posted_bytes -= posted.bytes;
+            let last = self.events.back();
+            if done.result.is_ok() && !matches!(last, Some(Event::Sent(told)) if *told == connection) {
+                self.events.push_back(Event::Sent(connection));
+            }
+        }
+        if let Err(error) = done.result {
+            self.end(connection, Some(Down::Work(error)));
+        }
+    }
+
+    /// Gives the memory of a message to the device that it came by; to the pool, if that is gone.
+    pub(super) fn take_back(&mut self, adapter: Slot, payload: Payload) {
+        if let Some(adapter) = self.adapters.get_mut(adapter) {
+            adapter.take_back(payload);
+        }
+    }
+
+    /// Ends a connection, and tells so unless the owner did it. What is posted completes now.
+    pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
+        let Some(mut state) = self.connections.remove(connection) else { return };
+        for get in state.gets.drain(..) {
+            let result = Err(WorkError::Flushed);
+            self.gots.push(Got { token: get.token, frame: get.into, result });
+        }
+        let adapter = state.adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?)));
+        if let Some((number, adapter)) = adapter {
+            let mut done = Vec::new();
+            if let Some(endpoint) = state.endpoint.take() {
+                adapter.end(endpoint, &mut done);
+            }
+            for received in state.early.drain(..) {
+                adapter.take_back(received.payload);
+            }
+            if state.has_receives {
+                adapter.release(&mut done);
+            }
+            self.inbox.extend(done.into_iter().map(|(connection, done)| (number, connection, done)));
+        }
+        if let Some(down) = told {
+            self.ends.push(Event::Down(connection, down));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What the transfers of a server's peers are like, for its operator.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use byway_fabric::feedback::Delays;
+use byway_fabric::{Feedback, Slot};
+use byway_reactor::{PathState, Reactor};
+
+use super::Server;
+
+/// All sessions of one machine; those without an address, of this one, are one peer.
+#[derive(Clone, Debug)]
+pub struct PeerFeedback {
+    /// Where it is.
+    pub address: Option<IpAddr>,
+    /// Its sessions.
+    pub sessions: u64,
+    /// What was measured of them.
+    pub feedback: Feedback,
+    /// What the wire says of the path of the busiest of them.
+    pub path: Option<PathState>,
+    busiest: (f64, Slot),
+}
+
+impl PeerFeedback {
+    /// Bytes a second, both ways.
+    pub fn rate(&self) -> f64 {
+        self.feedback.send_rate + self.feedback.receive_rate
+    }
+
+    /// Both together, which are of one machine.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let busier =
+            if self.busiest.0 >= other.busiest.0 { (self.busiest, self.path) } else { (other.busiest, other.path) };
+        Self {
+            address: self.address,
+            sessions: self.sessions + other.sessions,
+            feedback: self.feedback.plus(&other.feedback),
+            path: busier.1,
+            busiest: busier.0,
+        }
+    }
+}
+
+/// Leaves the `count` busiest, the busiest first.
+pub fn keep_busiest(peers: &mut Vec<PeerFeedback>, count: usize) {
+    let moved = |peer: &PeerFeedback| peer.feedback.sent_bytes + peer.feedback.received_bytes;
+    peers.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then_with(|| moved(b).cmp(&moved(a))));
+    peers.truncate(count);
+}
+
+impl Server {
+    /// The `count` peers whose sessions move the most now. A walk over all sessions, and a system call for each of those.
+    pub fn busiest_peers(&self, reactor: &Reactor, count: usize) -> Vec<PeerFeedback> {
+        let mut peers: HashMap<Option<IpAddr>, PeerFeedback> = HashMap::new();
+        for session in self.fabric.client_sessions() {
+            let Some(feedback) = self.fabric.feedback(reactor, session) else { continue };
+            let address = self.fabric.peer(session).map(|peer| peer.ip());
+            let busiest = (feedback.send_rate + feedback.receive_rate, session);
+            let one = PeerFeedback { address, sessions: 1, feedback, path: None, busiest };
+            let sum = match peers.remove(&address) {
+                Some(sum) => sum.plus(one),
+                None => one,
+            };
+            peers.insert(address, sum);
+        }
+        let mut peers: Vec<_> = peers.into_values().collect();
+        keep_busiest(&mut peers, count);
+        for peer in &mut peers {
+            peer.path = self.fabric.path(reactor, peer.busiest.1);
+        }
+        peers
+    }
+
+    /// The delays and stalls of all sessions until now.
+    pub fn delays(&self) -> Delays {
+        self.fabric.delays()
+    }
+}
