@@ -48,7 +48,13 @@ fn trapezes_figures_leave_a_whole_report() {
 
 #[test]
 fn goglins_figures_leave_a_whole_report() {
-    quick_run("goglin", 2);
+    quick_run("goglin-registration", 1);
+    quick_run("goglin-access", 1);
+}
+
+#[test]
+fn goglins_clients_leave_a_whole_report() {
+    quick_run("goglin-clients", 1);
 }
 
 #[test]

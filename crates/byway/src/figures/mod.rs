@@ -4,6 +4,7 @@
 //! figure is found here or it is not, and the numbers that decided it are shown. A rule is a pure function over the data,
 //! and a test feeds it data for which it must say no.
 
+mod clients;
 mod experiment;
 mod gmblock;
 mod goglin;
@@ -30,12 +31,13 @@ use self::session::{Scale, Session};
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
 
 /// In the order in which they are run.
-const EXPERIMENTS: [Experiment; 7] = [
+const EXPERIMENTS: [Experiment; 8] = [
     gmblock::PATHS,
     gmblock::SLOW_DOWN,
     trapeze::FETCH,
     trapeze::CUT_THROUGH,
     goglin::REGISTRATION,
+    clients::CLIENTS,
     goglin::ACCESS,
     sendfile::SENDFILE,
 ];
