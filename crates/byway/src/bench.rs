@@ -9,6 +9,8 @@ use clap::Subcommand;
 
 use self::fabric::{FabricBenchArguments, FabricBenchError};
 use self::volume::{VolumeBenchArguments, VolumeBenchError};
+use crate::figures::{self, FiguresArguments, FiguresError, MemoryProgramArguments};
+use crate::serve::ServeError;
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
@@ -24,6 +26,11 @@ pub enum BenchCommand {
         /// What to do, as JSON.
         part: String,
     },
+    /// Do the figures of the papers on this machine, and write a report: whether their shape holds here, and why
+    Figures(FiguresArguments),
+    /// The memory-bound program beside a node; started by `byway bench figures`
+    #[command(hide = true)]
+    MemoryProgram(MemoryProgramArguments),
 }
 
 /// Why there are no figures.
@@ -35,6 +42,12 @@ pub enum BenchError {
     /// `bench fabric`.
     #[error(transparent)]
     Fabric(#[from] FabricBenchError),
+    /// `bench figures`.
+    #[error(transparent)]
+    Figures(#[from] FiguresError),
+    /// The program beside a node.
+    #[error(transparent)]
+    MemoryProgram(#[from] ServeError),
 }
 
 /// Runs it.
@@ -46,6 +59,8 @@ pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Volume(arguments) => Ok(volume::run(arguments)?),
         BenchCommand::Fabric(arguments) => Ok(fabric::run(arguments)?),
         BenchCommand::FabricPart { part } => Ok(fabric::run_part(part)?),
+        BenchCommand::Figures(arguments) => Ok(figures::run(arguments)?),
+        BenchCommand::MemoryProgram(arguments) => Ok(figures::run_memory_program(*arguments)?),
     }
 }
 

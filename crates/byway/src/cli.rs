@@ -17,6 +17,7 @@ use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
 use crate::inspect::{self, InfoArguments, LsArguments};
+use crate::node::Measuring;
 use crate::opener;
 use crate::serve;
 use crate::units::parse_size;
@@ -143,6 +144,31 @@ pub struct ServeArguments {
     /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
+    /// For `byway bench figures` alone.
+    #[command(flatten)]
+    pub measuring: MeasuringArguments,
+}
+
+/// Flags of nodes that `byway bench figures` starts. They are not shown.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct MeasuringArguments {
+    /// End when this process, the parent, ends
+    #[arg(long, hide = true, value_name = "PID")]
+    pub end_with: Option<i32>,
+    /// Tell long reads from disk in slices of so many bytes
+    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_size)]
+    pub slice: Option<u64>,
+    /// Memory for what is on its way from a store to the wire
+    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_size)]
+    pub staging: Option<u64>,
+}
+
+impl MeasuringArguments {
+    /// What a node does of it.
+    pub fn node(&self) -> Measuring {
+        let staging_bytes = self.staging.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        Measuring { slice_bytes: self.slice, staging_bytes }
+    }
 }
 
 /// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line.

@@ -19,6 +19,8 @@ pub mod copy;
 pub mod demo;
 pub mod doctor;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod figures;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
 pub mod limits;
 pub mod memory;

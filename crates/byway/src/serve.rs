@@ -22,7 +22,7 @@ use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, ReloadRequest};
 use crate::memory::default_mapped_bytes;
-use crate::node::{Node, NodeOptions, StartError};
+use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::reload::{self, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
@@ -78,6 +78,9 @@ pub enum ServeError {
     /// Signals cannot be waited for.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+    /// The measurement that it was started for is over, or cannot be followed.
+    #[error("cannot end with the measurement: {0}")]
+    EndWith(std::io::Error),
 }
 
 /// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1. SIGHUP and `byway ctl reload`
@@ -86,6 +89,9 @@ pub enum ServeError {
 /// # Errors
 /// See [`ServeError`].
 pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
+    if let Some(parent) = arguments.measuring.end_with {
+        end_with(parent)?;
+    }
     let configuration = Configuration::load(arguments)?;
     raise_limits(OPEN_FILES);
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
@@ -110,7 +116,9 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     watch_signals(events.clone())?;
-    let node = Node::start(node_options(&configuration, listeners, &plan.served, tls.clone()))?;
+    let mut options = node_options(&configuration, listeners, &plan.served, tls.clone());
+    options.measuring = arguments.measuring.node();
+    let node = Node::start(options)?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -152,6 +160,18 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Has the kernel end this process when the one that started it ends, however that ends.
+pub(crate) fn end_with(parent: i32) -> Result<(), ServeError> {
+    use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| ServeError::EndWith(error.into()))?;
+    // It may have ended before we asked.
+    if getppid().map(Pid::as_raw_pid) == Some(parent) {
+        Ok(())
+    } else {
+        Err(ServeError::EndWith(std::io::ErrorKind::NotFound.into()))
+    }
 }
 
 /// What the main thread waits for.
@@ -295,6 +315,7 @@ fn node_options(configuration: &Configuration, listeners: Listeners, served: &[S
         tls,
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
+        measuring: Measuring::default(),
     }
 }
 

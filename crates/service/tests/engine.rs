@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_reactor::{Frame, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
+use byway_reactor::{Frame, FramePool, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{
     BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step, Store,
@@ -385,6 +385,37 @@ fn a_large_read_in_a_pool_that_is_cut_up_is_done_in_smaller_pieces_while_others_
         let Outcome::Read(Ok(payload)) = rig.wait() else { panic!("it fails") };
         drop(taken);
         assert!(rig.bytes_of(payload) == bytes[..256 << 10]);
+    }
+}
+
+#[test]
+fn what_is_read_lies_in_the_staging_pool_and_waits_when_it_is_full() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("staged");
+    let pattern = patterned(&path, 2 << 20);
+    for io in BACKENDS {
+        let mut rig = Rig::new(io, path_store(&path), VolumeOptions::default());
+        let pool = FramePool::new(1 << 20).unwrap();
+        rig.engine.stage_in(pool.clone());
+        assert_eq!(
+            (rig.engine.read_bytes_max(&rig.reactor), rig.engine.pulled_bytes_max(&rig.reactor)),
+            (1 << 20, 1 << 20)
+        );
+        let (flags, free) = (ReadFlags { private: true, ..ReadFlags::default() }, rig.reactor.frames().free_bytes());
+        let read =
+            |rig: &mut Rig, offset| rig.engine.read(&mut rig.reactor, rig.volume, (offset, 1 << 20), flags, Tag(7));
+        assert!(matches!(read(&mut rig, 1 << 20), Ok(Step::Later)));
+        assert_eq!(
+            (pool.free_bytes(), rig.reactor.frames().free_bytes()),
+            (0, free),
+            "of the pool, and not of the loop"
+        );
+        assert!(matches!(read(&mut rig, 0), Ok(Step::Busy)));
+        let Outcome::Read(Ok(payload)) = rig.wait() else { panic!("it was read") };
+        assert!(matches!(read(&mut rig, 0), Ok(Step::Busy)), "it is full until what was read is sent");
+        assert!(rig.bytes_of(payload) == pattern[1 << 20..]);
+        assert!(matches!(read(&mut rig, 0), Ok(Step::Later)));
+        rig.wait();
     }
 }
 

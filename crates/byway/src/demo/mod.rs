@@ -18,11 +18,11 @@ use clap::Args;
 use serde::Serialize;
 
 use self::sink::Sink;
-use self::workplace::Workplace;
+pub(crate) use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint, copy};
-use crate::node::{Node, NodeOptions, StartError};
+use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::reload::open_volume;
 use crate::remote::{self, Remote, RemoteError, RemoteOptions, RemoteUri};
 use crate::tls::ClientTlsArguments;
@@ -138,10 +138,10 @@ struct Row {
 /// See [`DemoError`]; nothing is left behind.
 pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
     raise_limits(OPEN_FILES);
-    let workplace = Workplace::new().map_err(|source| DemoError::Make { source })?;
+    let workplace = Workplace::new(&std::env::temp_dir(), "demo").map_err(|source| DemoError::Make { source })?;
     let path = match &arguments.path {
         Some(path) => path.clone(),
-        None => workplace.make_image(arguments.size).map_err(|source| DemoError::Make { source })?,
+        None => workplace.make_image("image", arguments.size).map_err(|source| DemoError::Make { source })?,
     };
     let node = start(&path, &workplace, arguments.io)?;
     let mut out = std::io::stdout().lock();
@@ -178,6 +178,7 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
         tls: ServerTls::Off,
         allow: Vec::new(),
         slow_us: u64::MAX,
+        measuring: Measuring::default(),
     };
     Ok(Node::start(options)?)
 }

@@ -1,4 +1,4 @@
-//! What a demonstration puts into the file system: one folder, which is gone when it ends, also by a signal.
+//! What a demonstration or an experiment puts into the file system: one folder, which is gone when it ends, also by a signal.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, BufWriter, Write};
@@ -12,16 +12,17 @@ const INTERRUPTED: i32 = 130;
 
 /// A new folder that only this user can enter; removed when this is dropped, and when a signal ends the process.
 #[derive(Debug)]
-pub(super) struct Workplace {
+pub(crate) struct Workplace {
     folder: PathBuf,
     is_interrupted: Arc<AtomicBool>,
 }
 
 impl Workplace {
-    pub(super) fn new() -> io::Result<Self> {
+    /// Makes it in `within`; `purpose` is a word for its name, and for what is said when a signal comes.
+    pub(crate) fn new(within: &Path, purpose: &'static str) -> io::Result<Self> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
-        let folder = std::env::temp_dir().join(format!("byway-demo-{:016x}", u64::from_ne_bytes(random)));
+        let folder = within.join(format!("byway-{purpose}-{:016x}", u64::from_ne_bytes(random)));
         // Before there is anything to be removed.
         let signals = [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];
         let mut signals = signal_hook::iterator::Signals::new(signals)?;
@@ -30,9 +31,9 @@ impl Workplace {
         std::thread::Builder::new().name("byway-signals".to_owned()).spawn(move || {
             if signals.forever().next().is_some() {
                 interrupted.store(true, Ordering::SeqCst);
-                // What the demonstration makes at this very moment can be in the way, once.
+                // What is being made at this very moment can be in the way, once.
                 let _ = std::fs::remove_dir_all(&doomed).or_else(|_| std::fs::remove_dir_all(&doomed));
-                eprintln!("byway: demo: interrupted; what it made is removed");
+                eprintln!("byway: {purpose}: interrupted; what it made is removed");
                 std::process::exit(INTERRUPTED);
             }
         })?;
@@ -40,13 +41,14 @@ impl Workplace {
         Ok(Self { folder, is_interrupted })
     }
 
-    pub(super) fn folder(&self) -> &Path {
+    /// The folder.
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Makes an image of `bytes` that nothing can shrink.
-    pub(super) fn make_image(&self, bytes: u64) -> io::Result<PathBuf> {
-        let path = self.folder.join("image");
+    pub(crate) fn make_image(&self, name: &str, bytes: u64) -> io::Result<PathBuf> {
+        let path = self.folder.join(name);
         let mut out = BufWriter::with_capacity(1 << 20, File::create_new(&path)?);
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for _ in 0..bytes / 8 {

@@ -50,6 +50,17 @@ pub struct NodeOptions {
     pub allow: Vec<Cidr>,
     /// Operations that take longer at the store are remembered, in microseconds.
     pub slow_us: u64,
+    /// For measurements.
+    pub measuring: Measuring,
+}
+
+/// What measurements change in a node, and nobody else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measuring {
+    /// Long reads from disk are told in slices of so many bytes; `None`: as ever.
+    pub slice_bytes: Option<u64>,
+    /// What is read lies in so many bytes of memory on its way, a loop; `None`: in the loop's frames.
+    pub staging_bytes: Option<usize>,
 }
 
 /// Why a node did not start.

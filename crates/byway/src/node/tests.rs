@@ -19,6 +19,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         nbd_options: NbdOptions::default(),
         allow: Vec::new(),
         slow_us: u64::MAX,
+        measuring: Measuring::default(),
     }
 }
 

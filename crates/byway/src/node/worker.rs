@@ -10,7 +10,7 @@ use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{
-    Address, Completion, Detached, Errno, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
+    Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
 };
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
@@ -82,6 +82,12 @@ impl Worker {
         let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
         let mut engine = Engine::default();
         engine.note_slow(Duration::from_micros(options.slow_us));
+        if let Some(bytes) = options.measuring.slice_bytes {
+            engine.slice_at(bytes);
+        }
+        if let Some(bytes) = options.measuring.staging_bytes {
+            engine.stage_in(FramePool::new(bytes).map_err(StartError::Loop)?);
+        }
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
         let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));

@@ -26,6 +26,7 @@ mod backing;
 mod cache;
 mod fork;
 mod front;
+pub mod measured;
 mod monitor;
 mod pinned;
 mod range;

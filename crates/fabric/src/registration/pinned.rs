@@ -4,7 +4,7 @@
 //! promise, and the same danger, as with a NIC. Counted against `RLIMIT_MEMLOCK`.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use io_uring::{IoUring, opcode, types};
 
@@ -24,6 +24,16 @@ pub struct PinnedBuffers {
 pub struct PinnedBuffer {
     index: u32,
     range: PageRange,
+}
+
+impl PinnedBuffer {
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(super) fn range(&self) -> PageRange {
+        self.range
+    }
 }
 
 impl PinnedBuffers {
@@ -52,7 +62,7 @@ impl PinnedBuffers {
         let pointer = std::ptr::with_exposed_provenance(address);
         let index = buffer.index as u16;
         let write = opcode::WriteFixed::new(types::Fd(file.as_raw_fd()), pointer, bytes, index).offset(offset);
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.ring();
         // SAFETY: the kernel reads pinned pages, which the buffer keeps pinned until after the completion below.
         unsafe { ring.submission().push(&write.build()) }.map_err(|_| rustix::io::Errno::AGAIN)?;
         loop {
@@ -69,9 +79,14 @@ impl PinnedBuffers {
         }
     }
 
+    /// The ring in whose table the ranges are.
+    pub(super) fn ring(&self) -> MutexGuard<'_, IoUring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set(&self, index: u32, base: *mut libc::c_void, bytes: usize) -> std::io::Result<()> {
         let buffer = [libc::iovec { iov_base: base, iov_len: bytes }];
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.ring();
         // SAFETY: the pages are pinned by the call; the kernel uses them, whatever becomes of their addresses.
         unsafe { ring.submitter().register_buffers_update(index, &buffer, None) }
     }

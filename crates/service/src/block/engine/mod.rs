@@ -30,7 +30,7 @@ use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
-use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, SLICE_BYTES};
+use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, PULL_SHARE_MAX, SLICE_BYTES};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -150,6 +150,8 @@ pub struct Engine {
     throttled_until: Option<Instant>,
     /// See [`Engine::slice_at`].
     slice_bytes: u64,
+    /// See [`Engine::stage_in`].
+    staging: Option<FramePool>,
     /// Lists of extents in flight.
     listing: usize,
 }
@@ -164,6 +166,7 @@ impl Default for Engine {
             slow: SlowLog::default(),
             throttled_until: None,
             slice_bytes: SLICE_BYTES,
+            staging: None,
             listing: 0,
         }
     }
@@ -188,6 +191,17 @@ impl Engine {
     /// Slices of reads have about `bytes`, where nothing was said [`SLICE_BYTES`].
     pub fn slice_at(&mut self, bytes: u64) {
         self.slice_bytes = bytes.max(1);
+    }
+
+    /// What is read on its way from a store to the wire lies in frames of `pool`, and pulled writes have no more than that
+    /// either, where nothing was said frames of the loop: for measurements with as little staging as a network card has.
+    pub fn stage_in(&mut self, pool: FramePool) {
+        self.staging = Some(pool);
+    }
+
+    /// Bytes of frames that pulled writes of the loop may take together.
+    pub fn pulled_bytes_max(&self, reactor: &Reactor) -> usize {
+        self.staging.as_ref().map_or(reactor.frames().bytes() / PULL_SHARE_MAX, FramePool::bytes)
     }
 
     /// Whether so many requests are in flight that those which take no frame must wait, too.

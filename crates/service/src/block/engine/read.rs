@@ -1,6 +1,6 @@
 //! Reads: out of mapped files without a copy, else into frames. And what goes with reading: prefetch, extents.
 
-use byway_reactor::{Extent, File, Frame, Op, Reactor};
+use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::job::SliceState;
 use super::stage::{Stage, in_device};
@@ -32,7 +32,8 @@ impl Engine {
 
     /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].
     pub fn read_bytes_max(&self, reactor: &Reactor) -> usize {
-        READ_FRAME_BYTES_MAX.min(reactor.frames().bytes() / 2)
+        let pool_bytes = self.staging.as_ref().map_or(reactor.frames().bytes() / 2, FramePool::bytes);
+        READ_FRAME_BYTES_MAX.min(pool_bytes)
     }
 
     fn start_read(
@@ -70,12 +71,13 @@ impl Engine {
             return Ok(Step::InParts);
         }
         let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
+        let pool = self.staging.as_ref().unwrap_or(reactor.frames());
         let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
-            match frames_for(reactor, stages, layout.runs(offset, len as u64, longest)) {
+            match frames_for(pool, stages, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
-                None if (self.jobs.is_empty() || is_cut_up(reactor.frames(), len))
+                None if (self.jobs.is_empty() || is_cut_up(pool, len))
                     && longest / 2 >= self.piece_bytes_min(id) as u64 =>
                 {
                     longest /= 2;
@@ -162,11 +164,11 @@ impl Engine {
     }
 }
 
-/// A frame for each run, in its file's stage if one is free there; `None` if there are not enough.
-fn frames_for(reactor: &Reactor, stages: &[Stage], runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
+/// A frame for each run, in its file's stage if one is free there, else of `pool`; `None` if there are not enough.
+fn frames_for(pool: &FramePool, stages: &[Stage], runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
     let frame = |run: &Run| {
         let len = run.len as usize;
-        in_device(stages, run.file, len).or_else(|| reactor.frames().alloc(len))
+        in_device(stages, run.file, len).or_else(|| pool.alloc(len))
     };
     runs.map(|run| frame(&run).map(|frame| (run, frame))).collect()
 }

@@ -9,7 +9,6 @@ use super::super::wire::CallError;
 use super::Serving;
 use super::jobs::{Job, Write};
 use super::waiting::Queued;
-use crate::limits::PULL_SHARE_MAX;
 
 /// How far a pull has come.
 pub(super) enum Pulled {
@@ -49,7 +48,7 @@ impl Serving<'_> {
             return Pulled::Nothing;
         }
         let len = self.engine.write_run_len(write.volume, write.offset + at as u64, left);
-        let (source, budget) = (write.window, reactor.frames().bytes() / PULL_SHARE_MAX);
+        let (source, budget) = (write.window, self.engine.pulled_bytes_max(reactor));
         if fabric.windows().is_full() || (self.core.pulled_bytes > 0 && self.core.pulled_bytes + len > budget) {
             return Pulled::Nothing;
         }

@@ -1,0 +1,60 @@
+//! A program that memory alone limits: it adds two arrays into a third, all larger than any cache together.
+
+use std::hint::black_box;
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use clap::Args;
+
+use crate::serve::{self, ServeError};
+use crate::units::parse_size;
+
+/// Flags of the program that experiments start beside a node.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct MemoryProgramArguments {
+    /// End when this process, the parent, ends
+    #[arg(long, value_name = "PID")]
+    pub end_with: i32,
+    /// Bytes of each of the three arrays
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub bytes: u64,
+}
+
+/// For each line with a number, goes over its memory so often and prints the seconds that it took; ends with its input.
+///
+/// # Errors
+/// [`ServeError::EndWith`].
+pub fn run(arguments: MemoryProgramArguments) -> Result<(), ServeError> {
+    serve::end_with(arguments.end_with)?;
+    let len = usize::try_from(arguments.bytes / size_of::<f64>() as u64).unwrap_or(0).max(1);
+    // Written, so that the pages are there.
+    let (first, second, mut sum) = (vec![1.5; len], vec![2.5; len], vec![0.5; len]);
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let passes: u32 = line.trim().parse().unwrap_or(0);
+        let began = Instant::now();
+        for _ in 0..passes {
+            add(&first, &second, &mut sum);
+            black_box(&mut sum);
+        }
+        let mut out = std::io::stdout().lock();
+        // Whoever does not listen has ended, and so do we.
+        let _ = writeln!(out, "{:.6}", began.elapsed().as_secs_f64()).and_then(|()| out.flush());
+    }
+    Ok(())
+}
+
+fn add(first: &[f64], second: &[f64], sum: &mut [f64]) {
+    for ((sum, first), second) in sum.iter_mut().zip(first).zip(second) {
+        *sum = first + 3.0 * second;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_pass_goes_over_all_of_it() {
+        let mut sum = [0.0; 5];
+        super::add(&[1.5; 5], &[2.5; 5], &mut sum);
+        assert!(sum.iter().all(|sum: &f64| (sum - 9.0).abs() < 1e-9), "{sum:?}");
+    }
+}

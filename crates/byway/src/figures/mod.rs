@@ -1,0 +1,160 @@
+//! `byway bench figures`: the figures of the papers that byway is built on, done on this machine.
+//!
+//! Each experiment has the paper's own numbers beside it and a rule that judges the run's data: the shape of the paper's
+//! figure is found here or it is not, and the numbers that decided it are shown. A rule is a pure function over the data,
+//! and a test feeds it data for which it must say no.
+
+mod clients;
+mod experiment;
+mod gmblock;
+mod goglin;
+mod load;
+mod machine;
+mod memory_program;
+mod plot;
+mod process;
+mod report;
+mod sendfile;
+mod session;
+mod trapeze;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use self::experiment::{Data, Experiment, Measured, Verdict};
+use self::machine::Machine;
+use self::report::{Finding, Report};
+use self::session::{Scale, Session};
+
+pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
+
+/// In the order in which they are run.
+const EXPERIMENTS: [Experiment; 8] = [
+    gmblock::PATHS,
+    gmblock::SLOW_DOWN,
+    trapeze::FETCH,
+    trapeze::CUT_THROUGH,
+    goglin::REGISTRATION,
+    clients::CLIENTS,
+    goglin::ACCESS,
+    sendfile::SENDFILE,
+];
+
+/// The flags of `byway bench figures`.
+#[derive(Args, Debug)]
+pub struct FiguresArguments {
+    /// Only this experiment, or those whose names begin so; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// The folder for report.html and data.json, made if it is not there
+    #[arg(long, value_name = "DIR", default_value = "figures")]
+    pub out: PathBuf,
+    /// A folder on the disk that is read and written, with room for 512M [default: the folder for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
+    /// How often each point is measured, interleaved with the others, 3 to 99
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=99))]
+    pub rounds: u8,
+    /// Few points and short ones: to see that all of it runs. The verdicts say little then
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum FiguresError {
+    /// `--only` names none.
+    #[error("no experiment's name begins with `{0}`; there are {names}", names = names())]
+    Unknown(String),
+    /// The folder for files.
+    #[error("{}: {source}; name a folder that can be written, --files", path.display())]
+    Files {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The report.
+    #[error("{}: {source}; name a folder that can be written, --out", path.display())]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+fn names() -> String {
+    EXPERIMENTS.map(|experiment| experiment.description.name).join(", ")
+}
+
+/// Runs them and writes the report. An experiment that cannot be run is in it, with the reason.
+///
+/// # Errors
+/// See [`FiguresError`].
+pub fn run(arguments: &FiguresArguments) -> Result<(), FiguresError> {
+    let named = |prefix: &str| EXPERIMENTS.iter().any(|one| one.description.name.starts_with(prefix));
+    if let Some(unknown) = arguments.only.iter().find(|prefix| !named(prefix)) {
+        return Err(FiguresError::Unknown(unknown.clone()));
+    }
+    let is_wanted = |experiment: &&Experiment| {
+        let name = experiment.description.name;
+        arguments.only.is_empty() || arguments.only.iter().any(|prefix| name.starts_with(prefix.as_str()))
+    };
+    let time = Duration::from_millis(if arguments.quick { 8 } else { 120 });
+    let scale = Scale { rounds: arguments.rounds.into(), time, quick: arguments.quick };
+    let files = arguments.files.clone().unwrap_or_else(std::env::temp_dir);
+    let session = Session::new(scale, &files);
+    let mut session = session.map_err(|source| FiguresError::Files { path: files.clone(), source })?;
+    let began = Instant::now();
+    let experiments: Vec<Finding> =
+        EXPERIMENTS.iter().filter(is_wanted).map(|experiment| find(experiment, &mut session)).collect();
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        quick: arguments.quick,
+        rounds: scale.rounds,
+        seconds: began.elapsed().as_secs_f64(),
+        machine: Machine::here(&files),
+        experiments,
+    };
+    let written = report::write(&report, &arguments.out);
+    let [page, data] = written.map_err(|source| FiguresError::Write { path: arguments.out.clone(), source })?;
+    println!("{}\n{}", page.display(), data.display());
+    Ok(())
+}
+
+fn find(experiment: &Experiment, session: &mut Session) -> Finding {
+    let name = experiment.description.name;
+    let began = Instant::now();
+    let (measured, verdict) = match (experiment.run)(session) {
+        Ok(measured) => {
+            let verdict = Verdict::of((experiment.judge)(&Data(&measured.plots)));
+            (measured, verdict)
+        }
+        Err(error) => (Measured::default(), Verdict::CouldNotBeRun { why: error.to_string() }),
+    };
+    let beside = (experiment.beside)(&Data(&measured.plots));
+    println!("{name}: {}: {} ({:.0} s)", verdict.word(), verdict.why(), began.elapsed().as_secs_f64());
+    Finding { description: experiment.description, verdict, beside, measured }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn experiments_are_named_apart_and_say_what_they_are() {
+        let names: BTreeSet<_> = EXPERIMENTS.iter().map(|one| one.description.name).collect();
+        assert_eq!(names.len(), EXPERIMENTS.len());
+        for Experiment { description, judge, beside, .. } in EXPERIMENTS {
+            let texts = [description.title, description.source, description.what, description.rule];
+            assert!(texts.iter().all(|text| text.len() > 10), "{description:?}");
+            // Without data there is no verdict, and the paper's figures are shown all the same.
+            assert!(judge(&Data(&[])).is_err() && !beside(&Data(&[])).is_empty(), "{description:?}");
+        }
+    }
+}
