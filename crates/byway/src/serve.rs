@@ -122,14 +122,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
-    let http = http.map(|at| {
-        let allow = Arc::clone(&allow);
-        let admits = move |peer: SocketAddr| {
-            peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner))
-        };
-        HttpDoor::open(at, Arc::clone(&report), admits).map_err(|source| listen_error(at, source))
-    });
-    let http = http.transpose()?;
+    let http = http.map(|at| open_http(at, &report, &allow)).transpose()?;
     if let Some(path) = &ctl {
         let reload = move |answer| {
             // Nobody listens only when the node is ending, and then the asker is told so.
@@ -160,6 +153,14 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Opens the HTTP door for those who may connect now.
+fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Cidr>>>) -> Result<HttpDoor, StartError> {
+    let allow = Arc::clone(allow);
+    let admits =
+        move |peer: SocketAddr| peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner));
+    HttpDoor::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
 }
 
 /// Has the kernel end this process when the one that started it ends, however that ends.

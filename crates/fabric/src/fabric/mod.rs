@@ -4,6 +4,7 @@
 //! all that it reaped: what was sent meanwhile goes out in one system call per lane. That is the batching: under load a
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
+mod ending;
 mod grants;
 mod handshake;
 mod lane;
@@ -36,7 +37,7 @@ use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Livene
 use crate::slots::{Slot, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::{WindowError, Windows};
-use crate::wire::{Header, Kind, RefuseCode};
+use crate::wire::{Header, Kind};
 
 const RECV: u8 = 1;
 const SEND: u8 = 2;
@@ -358,117 +359,6 @@ impl Fabric {
     /// Why the connection or session that ended last ended.
     pub fn last_closed(&self) -> Option<CloseReason> {
         self.last_closed
-    }
-
-    /// Ends a session; [`Handler::down`] and [`Handler::drained`] follow.
-    pub fn close(&mut self, reactor: &mut Reactor, session: Slot, reason: CloseReason) {
-        let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
-        state.down = true;
-        if state.liveness.owes() {
-            state.liveness.set_owes(false, reactor.now());
-            self.owing -= 1;
-        }
-        tracing::debug!(peer = ?state.peer, %reason, "session ended");
-        let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
-        self.note_closed(reason);
-        self.events.push(Event::Down(session, reason));
-        if lanes.is_empty() {
-            self.note_drained(session);
-        }
-        for lane in lanes {
-            self.close_lane(reactor, lane);
-        }
-    }
-
-    /// Says goodbye with `code`, and ends the session when that was sent.
-    pub fn say_goodbye(&mut self, reactor: &mut Reactor, session: Slot, code: RefuseCode) {
-        self.send(session, session::refuse(Kind::Goodbye, code));
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        match lane.and_then(|slot| self.lanes.get_mut(slot)) {
-            Some(lane) => lane.close_when_sent = Some(CloseReason::WeRefused(code)),
-            None => self.close(reactor, session, CloseReason::WeRefused(code)),
-        }
-    }
-
-    /// All that the owner did for an ended session has ended too: a server's client may start its next one.
-    pub fn release(&mut self, session: Slot) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        debug_assert!(state.down, "only an ended session is released");
-        state.released = true;
-        self.forget_if_done(session);
-    }
-
-    fn forget_if_done(&mut self, session: Slot) {
-        let Some(state) = self.sessions.get(session) else { return };
-        if !(state.released && state.drained) {
-            return;
-        }
-        if let (Role::Server, Some((registry, _))) = (state.role, &self.server) {
-            registry.ended(&state.identity);
-        }
-        self.sessions.remove(session);
-    }
-
-    fn note_drained(&mut self, session: Slot) {
-        if let Some(state) = self.sessions.get_mut(session)
-            && !std::mem::replace(&mut state.drained, true)
-        {
-            self.events.push(Event::Drained(session));
-        }
-    }
-
-    /// Starts to close a lane; it is gone when what is in flight on it has come back.
-    fn close_lane(&mut self, reactor: &mut Reactor, slot: Slot) {
-        self.leave_fence(slot);
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.phase != Phase::Closing {
-            if lane.phase != Phase::Up {
-                self.handshakes -= 1;
-            }
-            lane.phase = Phase::Closing;
-            match lane.socket {
-                Some(socket) => reactor.close(socket),
-                None => reactor.cancel(token(self.options.class, CONNECT, slot)),
-            }
-            self.close_link(reactor, slot);
-        }
-        self.return_lent(slot);
-        self.forget_lane_if_done(slot);
-    }
-
-    fn forget_lane_if_done(&mut self, slot: Slot) {
-        let Some(lane) = self.lanes.get(slot) else { return };
-        if lane.phase != Phase::Closing || lane.is_busy() {
-            return;
-        }
-        self.queued_heap -= lane.counted_heap;
-        let Some(session) = self.lanes.remove(slot).and_then(|lane| lane.session) else { return };
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.lanes.iter_mut().filter(|lane| **lane == Some(slot)).for_each(|lane| *lane = None);
-            state.lanes_left -= 1;
-            if state.down && state.lanes_left == 0 {
-                self.note_drained(session);
-            }
-        }
-    }
-
-    /// A lane broke, and its session with it.
-    fn lane_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
-        let Some(lane) = self.lanes.get(slot) else { return };
-        let session = lane.session;
-        if matches!(reason, CloseReason::Tls(_)) {
-            // The operator's files are at fault more often than an attacker, so it is said aloud.
-            let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
-            tracing::info!(?peer, %reason, "native connection ended");
-        }
-        if session.is_none() {
-            tracing::debug!(%reason, "connection refused");
-            self.note_closed(reason);
-        }
-        self.close_lane(reactor, slot);
-        if let Some(session) = session {
-            self.close(reactor, session, reason);
-        }
     }
 
     /// Takes a completion of this fabric's class.
