@@ -61,6 +61,11 @@ impl Op {
         OpId(self.slot)
     }
 
+    /// Its node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
     /// Waits for its end and takes the result. Several threads may wait; one of them gets it.
     ///
     /// # Errors

@@ -1,0 +1,305 @@
+/* Nodes of byway. Made from crates/capi by its tests; not to be edited. */
+
+#ifndef BYWAY_H
+#define BYWAY_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// A pointer is null that must not be, a text is not UTF-8, or a number is out of range.
+#define BYWAY_E_INVALID -1
+
+// The deadline has passed; the operation goes on.
+#define BYWAY_E_DEADLINE -2
+
+// Too many operations are under way, or messages wait for credit: wait for some to end.
+#define BYWAY_E_BUSY -3
+
+// The session is gone.
+#define BYWAY_E_NO_SESSION -4
+
+// The session ended.
+#define BYWAY_E_ENDED -5
+
+// A range does not lie in its memory or window.
+#define BYWAY_E_RANGE -6
+
+// A header, a payload or a list is too long.
+#define BYWAY_E_TOO_LONG -7
+
+// The window is not open for that.
+#define BYWAY_E_RIGHTS -8
+
+// The peer refused: no such window, or not so much of it, or not for that.
+#define BYWAY_E_REFUSED -9
+
+// It was cancelled.
+#define BYWAY_E_CANCELLED -10
+
+// The result was taken already.
+#define BYWAY_E_TAKEN -11
+
+// This process is the child of the one that opened the node: open another node.
+#define BYWAY_E_FORKED -12
+
+// The kernel refused: no memory, no descriptors, no such address, nobody there.
+#define BYWAY_E_SYSTEM -13
+
+// A bug of this library.
+#define BYWAY_E_BUG -14
+
+// The peer may write.
+#define BYWAY_PUT 1
+
+// The peer may read.
+#define BYWAY_GET 2
+
+// The window can be used once, and has at most 1 MiB.
+#define BYWAY_ONCE 4
+
+// Memory that operations and windows can use.
+struct byway_memory;
+
+// A message that came.
+struct byway_message;
+
+// A node.
+struct byway_node;
+
+// An operation.
+struct byway_op;
+
+// A window that is open to a peer.
+struct byway_window;
+
+// A range of memory.
+struct byway_segment {
+  // The memory.
+  const struct byway_memory *memory;
+  // First byte.
+  uintptr_t offset;
+  // Bytes.
+  uintptr_t len;
+};
+
+// What an operation brought.
+struct byway_completion {
+  // A receive's message, else null. Free it with `byway_message_free`.
+  struct byway_message *message;
+  // Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
+  uint64_t session;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// What a code says, in English; never null, and never freed.
+const char *byway_error_text(int code);
+
+// Opens a node into `*node`. Free it with `byway_node_close`.
+//
+// # Safety
+// `node` can be written.
+int byway_node_open(struct byway_node **node);
+
+// Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
+//
+// # Safety
+// `node` is null or of `byway_node_open`, and not used after.
+void byway_node_close(struct byway_node *node);
+
+// Listens at `tcp://IP:PORT`, `unix://PATH` or `shm://PATH`. Gives the TCP port (that the kernel chose, if 0 was asked for), else 0.
+//
+// # Safety
+// `node` is a node; `at` ends with a zero byte.
+int byway_listen(const struct byway_node *node,
+                 const char *at);
+
+// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`; for ever if negative.
+//
+// # Safety
+// `node` is a node; `to` ends with a zero byte; `session` can be written.
+int byway_connect(const struct byway_node *node,
+                  const char *to,
+                  int64_t timeout_ms,
+                  uint64_t *session);
+
+// Waits for a session that somebody else begins, at most `timeout_ms`; for ever if negative.
+//
+// # Safety
+// `node` is a node; `session` can be written.
+int byway_accept(const struct byway_node *node, int64_t timeout_ms, uint64_t *session);
+
+// Ends a session, when the messages that were sent have gone out. Flush before, if puts are to arrive.
+//
+// # Safety
+// `node` is a node.
+int byway_session_close(const struct byway_node *node,
+                        uint64_t session);
+
+// A descriptor that is readable when `byway_progress` should be called. It is the node's: not to be closed.
+//
+// # Safety
+// `node` is a node.
+int byway_node_descriptor(const struct byway_node *node);
+
+// Does what there is to do, and never waits. 1 if any operation has ended since the last call, else 0.
+//
+// # Safety
+// `node` is a node.
+int byway_progress(const struct byway_node *node);
+
+// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. Free it with `byway_memory_free`.
+//
+// # Safety
+// `node` is a node; `memory` can be written.
+int byway_register(const struct byway_node *node, uintptr_t bytes, struct byway_memory **memory);
+
+// Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
+// that it can live with what it reads; valid until the memory is freed.
+//
+// # Safety
+// `memory` is null or of `byway_register`.
+uint8_t *byway_memory_bytes(const struct byway_memory *memory);
+
+// Bytes of it; 0 if `memory` is null.
+//
+// # Safety
+// `memory` is null or of `byway_register`.
+uintptr_t byway_memory_len(const struct byway_memory *memory);
+
+// Frees memory. What operations and windows still use stays for them. Null is nothing.
+//
+// # Safety
+// `memory` is null or of `byway_register`, and neither it nor its bytes are used after.
+void byway_memory_free(struct byway_memory *memory);
+
+// Opens `len` bytes of memory, from `offset` on, to the peer of a session. `rights` are `BYWAY_PUT`, `BYWAY_GET` or both, perhaps with
+// `BYWAY_ONCE`. Writes the 32 bytes that the peer needs to `descriptor`. Close it with `byway_window_close`.
+//
+// # Safety
+// `node` and `memory` are what their names say; `descriptor` has room for 32 bytes; `window` can be written.
+int byway_window_open(const struct byway_node *node,
+                      uint64_t session,
+                      const struct byway_memory *memory,
+                      uintptr_t offset,
+                      uintptr_t len,
+                      uint32_t rights,
+                      uint8_t *descriptor,
+                      struct byway_window **window);
+
+// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if negative. After
+// `BYWAY_E_DEADLINE` it is closing and freed too.
+//
+// # Safety
+// `window` is of `byway_window_open`, and not used after.
+int byway_window_close(struct byway_window *window,
+                       int64_t timeout_ms);
+
+// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when it is on its way.
+//
+// # Safety
+// `node` is a node; `header` and `payload` have so many bytes; `op` can be written.
+int byway_send(const struct byway_node *node,
+               uint64_t session,
+               const uint8_t *header,
+               uintptr_t header_bytes,
+               const uint8_t *payload,
+               uintptr_t payload_bytes,
+               struct byway_op **op);
+
+// Receives the next message of a session; of any, if `session` is 0.
+//
+// # Safety
+// `node` is a node; `op` can be written.
+int byway_receive(const struct byway_node *node, uint64_t session, struct byway_op **op);
+
+// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they lie there.
+//
+// # Safety
+// `node` is a node; `list` has `count` segments, each of memory; `to` has the 32 bytes of a descriptor; `op` can be written.
+int byway_put(const struct byway_node *node,
+              uint64_t session,
+              const struct byway_segment *list,
+              uintptr_t count,
+              const uint8_t *to,
+              uint64_t offset,
+              struct byway_op **op);
+
+// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they are here.
+//
+// # Safety
+// As for `byway_put`.
+int byway_get(const struct byway_node *node,
+              uint64_t session,
+              const uint8_t *from,
+              uint64_t offset,
+              const struct byway_segment *list,
+              uintptr_t count,
+              struct byway_op **op);
+
+// Ends when all puts of a session that were begun before have ended.
+//
+// # Safety
+// `node` is a node; `op` can be written.
+int byway_flush(const struct byway_node *node, uint64_t session, struct byway_op **op);
+
+// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
+// operation ended. `completion` may be null: then a message is thrown away. The operation is still to be freed.
+//
+// # Safety
+// `op` is an operation; `completion` is null or can be written.
+int byway_wait(const struct byway_op *op,
+               int64_t timeout_ms,
+               struct byway_completion *completion);
+
+// Waits for one of `count` operations, all of one node, as `byway_wait` does. Writes its place to `*index`, if one has ended, well or
+// not.
+//
+// # Safety
+// `ops` has `count` operations; `index` can be written; `completion` is null or can be written.
+int byway_wait_any(const struct byway_op *const *ops,
+                   uintptr_t count,
+                   int64_t timeout_ms,
+                   uintptr_t *index,
+                   struct byway_completion *completion);
+
+// Asks for the early end of an operation, which still ends once.
+//
+// # Safety
+// `op` is an operation.
+int byway_cancel(const struct byway_op *op);
+
+// Frees an operation. One that has not ended goes on, and what it brings is nobody's; a receive is cancelled. Null is nothing.
+//
+// # Safety
+// `op` is null or an operation, and not used after.
+void byway_op_free(struct byway_op *op);
+
+// Where a message's header begins; answers how many bytes it has. Valid until the message is freed.
+//
+// # Safety
+// `message` is a message; `bytes` can be written.
+int byway_message_header(const struct byway_message *message, const uint8_t **bytes);
+
+// Where a message's payload begins; answers how many bytes it has. Valid until the message is freed.
+//
+// # Safety
+// `message` is a message; `bytes` can be written.
+int byway_message_payload(const struct byway_message *message,
+                          const uint8_t **bytes);
+
+// Frees a message. Null is nothing.
+//
+// # Safety
+// `message` is null or a message, and not used after.
+void byway_message_free(struct byway_message *message);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* BYWAY_H */

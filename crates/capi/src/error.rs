@@ -1,0 +1,163 @@
+//! Codes for what can go wrong, and what they say.
+
+use std::ffi::{c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use byway_fabric::node::{NodeError, OpError, SubmitError, WaitError};
+
+/// A pointer is null that must not be, a text is not UTF-8, or a number is out of range.
+pub const BYWAY_E_INVALID: c_int = -1;
+/// The deadline has passed; the operation goes on.
+pub const BYWAY_E_DEADLINE: c_int = -2;
+/// Too many operations are under way, or messages wait for credit: wait for some to end.
+pub const BYWAY_E_BUSY: c_int = -3;
+/// The session is gone.
+pub const BYWAY_E_NO_SESSION: c_int = -4;
+/// The session ended.
+pub const BYWAY_E_ENDED: c_int = -5;
+/// A range does not lie in its memory or window.
+pub const BYWAY_E_RANGE: c_int = -6;
+/// A header, a payload or a list is too long.
+pub const BYWAY_E_TOO_LONG: c_int = -7;
+/// The window is not open for that.
+pub const BYWAY_E_RIGHTS: c_int = -8;
+/// The peer refused: no such window, or not so much of it, or not for that.
+pub const BYWAY_E_REFUSED: c_int = -9;
+/// It was cancelled.
+pub const BYWAY_E_CANCELLED: c_int = -10;
+/// The result was taken already.
+pub const BYWAY_E_TAKEN: c_int = -11;
+/// This process is the child of the one that opened the node: open another node.
+pub const BYWAY_E_FORKED: c_int = -12;
+/// The kernel refused: no memory, no descriptors, no such address, nobody there.
+pub const BYWAY_E_SYSTEM: c_int = -13;
+/// A bug of this library.
+pub const BYWAY_E_BUG: c_int = -14;
+
+/// What a code says, in English; never null, and never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
+    let text = match code {
+        0.. => c"no error",
+        BYWAY_E_INVALID => c"a pointer is null, a text is not UTF-8, or a number is out of range",
+        BYWAY_E_DEADLINE => c"the deadline has passed; the operation goes on",
+        BYWAY_E_BUSY => c"too many operations are under way; wait for some to end",
+        BYWAY_E_NO_SESSION => c"the session is gone",
+        BYWAY_E_ENDED => c"the session ended",
+        BYWAY_E_RANGE => c"a range does not lie in its memory or window",
+        BYWAY_E_TOO_LONG => c"a header, a payload or a list is too long",
+        BYWAY_E_RIGHTS => c"the window is not open for that",
+        BYWAY_E_REFUSED => c"the peer refused: it has no such window",
+        BYWAY_E_CANCELLED => c"cancelled",
+        BYWAY_E_TAKEN => c"the result was taken already",
+        BYWAY_E_FORKED => c"this process is a child of the one that opened the node; open another node",
+        BYWAY_E_SYSTEM => c"the kernel refused: memory, descriptors or the address",
+        BYWAY_E_BUG => c"a bug in byway",
+        _ => c"no code of byway's",
+    };
+    text.as_ptr()
+}
+
+/// What went wrong, as a code.
+pub(crate) struct Code(pub(crate) c_int);
+
+/// Runs a function of the interface; no panic leaves it.
+pub(crate) fn guard(call: impl FnOnce() -> Result<c_int, Code>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(Code(code))) => code,
+        Err(_) => BYWAY_E_BUG,
+    }
+}
+
+impl From<SubmitError> for Code {
+    fn from(error: SubmitError) -> Self {
+        Self(match error {
+            SubmitError::Forked => BYWAY_E_FORKED,
+            SubmitError::Busy | SubmitError::Borrowed => BYWAY_E_BUSY,
+            SubmitError::NoSession => BYWAY_E_NO_SESSION,
+            SubmitError::Ended(_) => BYWAY_E_ENDED,
+            SubmitError::OutOfRange => BYWAY_E_RANGE,
+            SubmitError::TooLong => BYWAY_E_TOO_LONG,
+            SubmitError::Rights => BYWAY_E_RIGHTS,
+        })
+    }
+}
+
+impl From<OpError> for Code {
+    fn from(error: OpError) -> Self {
+        Self(match error {
+            OpError::Cancelled => BYWAY_E_CANCELLED,
+            OpError::Ended(_) => BYWAY_E_ENDED,
+            OpError::Refused(_) | OpError::WrongAnswer | OpError::Status(_) => BYWAY_E_REFUSED,
+            OpError::Full => BYWAY_E_BUSY,
+            OpError::Io(_) => BYWAY_E_SYSTEM,
+            OpError::Deadline => BYWAY_E_DEADLINE,
+        })
+    }
+}
+
+impl From<WaitError> for Code {
+    fn from(error: WaitError) -> Self {
+        Self(match error {
+            WaitError::Deadline => BYWAY_E_DEADLINE,
+            WaitError::Taken => BYWAY_E_TAKEN,
+            WaitError::Forked => BYWAY_E_FORKED,
+            WaitError::Io(_) => BYWAY_E_SYSTEM,
+        })
+    }
+}
+
+impl From<NodeError> for Code {
+    fn from(error: NodeError) -> Self {
+        match error {
+            NodeError::Submit(error) => error.into(),
+            NodeError::Op(error) => error.into(),
+            NodeError::Wait(error) => error.into(),
+        }
+    }
+}
+
+impl From<std::io::Error> for Code {
+    fn from(error: std::io::Error) -> Self {
+        let invalid = error.kind() == std::io::ErrorKind::InvalidInput;
+        Self(if invalid { BYWAY_E_INVALID } else { BYWAY_E_SYSTEM })
+    }
+}
+
+/// A handle that C has given back to us for a call.
+///
+/// # Safety
+/// Null, or what a function of ours gave and nobody has freed.
+pub(crate) unsafe fn borrow<'a, T>(handle: *const T) -> Result<&'a T, Code> {
+    // SAFETY: by the caller's word it is null or points to a value of ours that lives for the call.
+    unsafe { handle.as_ref() }.ok_or(Code(BYWAY_E_INVALID))
+}
+
+/// Gives a value to C.
+///
+/// # Safety
+/// `into` is null or can be written.
+pub(crate) unsafe fn give<T>(into: *mut T, value: T) -> Result<(), Code> {
+    if into.is_null() {
+        return Err(Code(BYWAY_E_INVALID));
+    }
+    // SAFETY: not null, and can be written by the caller's word.
+    unsafe { into.write(value) };
+    Ok(())
+}
+
+/// Bytes of C's.
+///
+/// # Safety
+/// `bytes` has `len` bytes that nobody changes during the call; it may be anything if `len` is 0.
+pub(crate) unsafe fn slice<'a, T>(bytes: *const T, len: usize) -> Result<&'a [T], Code> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if bytes.is_null() || !bytes.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(Code(BYWAY_E_INVALID));
+    }
+    // SAFETY: not null, aligned, and of so many values by the caller's word.
+    Ok(unsafe { std::slice::from_raw_parts(bytes, len) })
+}

@@ -1,0 +1,26 @@
+//! Nodes for C: `include/byway.h` is made from this crate (a test says when it is stale).
+//!
+//! A function answers 0 or more if it went well, else one of `BYWAY_E_*`, of which [`byway_error_text`] says more. No panic leaves
+//! a function. A null pointer is refused; any other must be what its description says, valid for the call unless it says
+//! otherwise. What a function gives, the function that it names frees, once. Handles may be used by several threads at once,
+//! but for being freed.
+
+mod error;
+mod memory;
+mod node;
+mod operation;
+
+pub use error::byway_error_text;
+pub use memory::{
+    byway_memory, byway_memory_bytes, byway_memory_free, byway_memory_len, byway_register, byway_window,
+    byway_window_close, byway_window_open,
+};
+pub use node::{
+    byway_accept, byway_connect, byway_listen, byway_node, byway_node_close, byway_node_descriptor, byway_node_open,
+    byway_progress, byway_session_close,
+};
+pub use operation::{
+    byway_cancel, byway_completion, byway_flush, byway_get, byway_message, byway_message_free, byway_message_header,
+    byway_message_payload, byway_op, byway_op_free, byway_put, byway_receive, byway_segment, byway_send, byway_wait,
+    byway_wait_any,
+};

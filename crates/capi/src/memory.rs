@@ -1,0 +1,132 @@
+//! Memory and windows.
+
+use std::ffi::c_int;
+
+use byway_fabric::node::{DESCRIPTOR_BYTES, Memory, Rights, Session, Window};
+
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, borrow, give, guard};
+use crate::node::{byway_node, deadline};
+
+/// Memory that operations and windows can use.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_memory(pub(crate) Memory);
+
+/// A window that is open to a peer.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_window(Option<Window>);
+
+/// The peer may write.
+pub const BYWAY_PUT: u32 = 1;
+/// The peer may read.
+pub const BYWAY_GET: u32 = 2;
+/// The window can be used once, and has at most 1 MiB.
+pub const BYWAY_ONCE: u32 = 4;
+
+/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. Free it with `byway_memory_free`.
+///
+/// # Safety
+/// `node` is a node; `memory` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_register(
+    node: *const byway_node,
+    bytes: usize,
+    memory: *mut *mut byway_memory,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let made = unsafe { borrow(node)? }.0.register(bytes)?;
+        // SAFETY: by the caller's word.
+        unsafe { give(memory, Box::into_raw(Box::new(byway_memory(made)))) }.map(|()| 0)
+    })
+}
+
+/// Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
+/// that it can live with what it reads; valid until the memory is freed.
+///
+/// # Safety
+/// `memory` is null or of `byway_register`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_memory_bytes(memory: *const byway_memory) -> *mut u8 {
+    // SAFETY: by the caller's word.
+    unsafe { memory.as_ref() }.map_or(std::ptr::null_mut(), |memory| memory.0.as_ptr())
+}
+
+/// Bytes of it; 0 if `memory` is null.
+///
+/// # Safety
+/// `memory` is null or of `byway_register`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_memory_len(memory: *const byway_memory) -> usize {
+    // SAFETY: by the caller's word.
+    unsafe { memory.as_ref() }.map_or(0, |memory| memory.0.len())
+}
+
+/// Frees memory. What operations and windows still use stays for them. Null is nothing.
+///
+/// # Safety
+/// `memory` is null or of `byway_register`, and neither it nor its bytes are used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_memory_free(memory: *mut byway_memory) {
+    guard(|| {
+        if !memory.is_null() {
+            // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+            drop(unsafe { Box::from_raw(memory) });
+        }
+        Ok(0)
+    });
+}
+
+/// Opens `len` bytes of memory, from `offset` on, to the peer of a session. `rights` are `BYWAY_PUT`, `BYWAY_GET` or both, perhaps with
+/// `BYWAY_ONCE`. Writes the 32 bytes that the peer needs to `descriptor`. Close it with `byway_window_close`.
+///
+/// # Safety
+/// `node` and `memory` are what their names say; `descriptor` has room for 32 bytes; `window` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_window_open(
+    node: *const byway_node,
+    session: u64,
+    memory: *const byway_memory,
+    offset: usize,
+    len: usize,
+    rights: u32,
+    descriptor: *mut u8,
+    window: *mut *mut byway_window,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, memory) = unsafe { (borrow(node)?, borrow(memory)?) };
+        if rights & !(BYWAY_PUT | BYWAY_GET | BYWAY_ONCE) != 0 || window.is_null() {
+            return Err(Code(BYWAY_E_INVALID));
+        }
+        let wanted = Rights { put: rights & BYWAY_PUT != 0, get: rights & BYWAY_GET != 0 };
+        let (session, range) = (Session::from_u64(session), offset..offset.saturating_add(len));
+        let opened = if rights & BYWAY_ONCE == 0 {
+            node.0.open_window(session, &memory.0, range, wanted)?
+        } else {
+            node.0.open_window_once(session, &memory.0, range, wanted)?
+        };
+        // SAFETY: room for 32 bytes, by the caller's word; an array of bytes has no alignment.
+        unsafe { give(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>(), opened.descriptor().to_bytes())? };
+        // SAFETY: not null, and by the caller's word.
+        unsafe { give(window, Box::into_raw(Box::new(byway_window(Some(opened))))) }.map(|()| 0)
+    })
+}
+
+/// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if negative. After
+/// `BYWAY_E_DEADLINE` it is closing and freed too.
+///
+/// # Safety
+/// `window` is of `byway_window_open`, and not used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_window_close(window: *mut byway_window, timeout_ms: i64) -> c_int {
+    guard(|| {
+        if window.is_null() {
+            return Err(Code(BYWAY_E_INVALID));
+        }
+        // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+        let mut window = unsafe { Box::from_raw(window) };
+        let open = window.0.take().ok_or(Code(BYWAY_E_TAKEN))?;
+        open.close()?.wait(deadline(timeout_ms))??;
+        Ok(0)
+    })
+}

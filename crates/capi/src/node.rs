@@ -1,0 +1,142 @@
+//! Nodes and sessions.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Session, parse_address};
+
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, borrow, give, guard};
+
+/// A node.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_node(pub(crate) Node);
+
+/// Milliseconds from now; negative: for ever.
+pub(crate) fn deadline(timeout_ms: i64) -> Deadline {
+    u64::try_from(timeout_ms).map_or(Deadline::NEVER, |ms| Deadline::after(Duration::from_millis(ms)))
+}
+
+/// # Safety
+/// `text` is null or ends with a zero byte.
+unsafe fn address(text: *const c_char) -> Result<Address, Code> {
+    if text.is_null() {
+        return Err(Code(BYWAY_E_INVALID));
+    }
+    // SAFETY: not null, and ends with a zero byte by the caller's word.
+    let text = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Code(BYWAY_E_INVALID))?;
+    parse_address(text).map_err(|_| Code(BYWAY_E_INVALID))
+}
+
+/// Opens a node into `*node`. Free it with `byway_node_close`.
+///
+/// # Safety
+/// `node` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
+    guard(|| {
+        let opened = Box::into_raw(Box::new(byway_node(Node::open(&NodeOptions::default())?)));
+        // SAFETY: by the caller's word.
+        unsafe { give(node, opened) }.map(|()| 0)
+    })
+}
+
+/// Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
+///
+/// # Safety
+/// `node` is null or of `byway_node_open`, and not used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_node_close(node: *mut byway_node) {
+    guard(|| {
+        if !node.is_null() {
+            // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+            drop(unsafe { Box::from_raw(node) });
+        }
+        Ok(0)
+    });
+}
+
+/// Listens at `tcp://IP:PORT`, `unix://PATH` or `shm://PATH`. Gives the TCP port (that the kernel chose, if 0 was asked for), else 0.
+///
+/// # Safety
+/// `node` is a node; `at` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_listen(node: *const byway_node, at: *const c_char) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, at) = unsafe { (borrow(node)?, address(at)?) };
+        Ok(node.0.listen(&at)?.map_or(0, |at| c_int::from(at.port())))
+    })
+}
+
+/// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`; for ever if negative.
+///
+/// # Safety
+/// `node` is a node; `to` ends with a zero byte; `session` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_connect(
+    node: *const byway_node,
+    to: *const c_char,
+    timeout_ms: i64,
+    session: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, to) = unsafe { (borrow(node)?, address(to)?) };
+        let connected = node.0.connect(&to, deadline(timeout_ms))?;
+        // SAFETY: by the caller's word.
+        unsafe { give(session, connected.to_u64()) }.map(|()| 0)
+    })
+}
+
+/// Waits for a session that somebody else begins, at most `timeout_ms`; for ever if negative.
+///
+/// # Safety
+/// `node` is a node; `session` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, session: *mut u64) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let accepted = unsafe { borrow(node)? }.0.accept(deadline(timeout_ms))?;
+        // SAFETY: by the caller's word.
+        unsafe { give(session, accepted.to_u64()) }.map(|()| 0)
+    })
+}
+
+/// Ends a session, when the messages that were sent have gone out. Flush before, if puts are to arrive.
+///
+/// # Safety
+/// `node` is a node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_session_close(node: *const byway_node, session: u64) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(node)? }.0.close(Session::from_u64(session))?;
+        Ok(0)
+    })
+}
+
+/// A descriptor that is readable when `byway_progress` should be called. It is the node's: not to be closed.
+///
+/// # Safety
+/// `node` is a node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_node_descriptor(node: *const byway_node) -> c_int {
+    // SAFETY: by the caller's word.
+    guard(|| Ok(unsafe { borrow(node)? }.0.descriptor()?.as_raw_fd()))
+}
+
+/// Does what there is to do, and never waits. 1 if any operation has ended since the last call, else 0.
+///
+/// # Safety
+/// `node` is a node.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_progress(node: *const byway_node) -> c_int {
+    // SAFETY: by the caller's word.
+    guard(|| Ok(c_int::from(unsafe { borrow(node)? }.0.progress()?)))
+}
+
+/// A length that must fit.
+pub(crate) fn fits<T>(value: Result<T, std::num::TryFromIntError>) -> Result<T, Code> {
+    value.map_err(|_| Code(BYWAY_E_TOO_LONG))
+}

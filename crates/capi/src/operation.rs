@@ -1,0 +1,287 @@
+//! Operations, their ends, and messages.
+
+use std::ffi::c_int;
+
+use byway_fabric::node::{Descriptor, Message, Op, Outcome, Segment, Session};
+
+use crate::error::{BYWAY_E_INVALID, Code, borrow, give, guard, slice};
+use crate::memory::byway_memory;
+use crate::node::{byway_node, deadline, fits};
+
+/// An operation.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_op(Op);
+
+/// A message that came.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_message(Message);
+
+/// A range of memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct byway_segment {
+    /// The memory.
+    pub memory: *const byway_memory,
+    /// First byte.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What an operation brought.
+#[repr(C)]
+pub struct byway_completion {
+    /// A receive's message, else null. Free it with `byway_message_free`.
+    pub message: *mut byway_message,
+    /// Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
+    pub session: u64,
+}
+
+fn started(op: *mut *mut byway_op, begun: Op) -> Result<c_int, Code> {
+    let begun = Box::into_raw(Box::new(byway_op(begun)));
+    // SAFETY: null, or can be written, by the word of each function's caller.
+    unsafe { give(op, begun) }.map(|()| 0)
+}
+
+/// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when it is on its way.
+///
+/// # Safety
+/// `node` is a node; `header` and `payload` have so many bytes; `op` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_send(
+    node: *const byway_node,
+    session: u64,
+    header: *const u8,
+    header_bytes: usize,
+    payload: *const u8,
+    payload_bytes: usize,
+    op: *mut *mut byway_op,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, header, payload) =
+            unsafe { (borrow(node)?, slice(header, header_bytes)?, slice(payload, payload_bytes)?) };
+        started(op, node.0.send(Session::from_u64(session), header, payload)?)
+    })
+}
+
+/// Receives the next message of a session; of any, if `session` is 0.
+///
+/// # Safety
+/// `node` is a node; `op` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_receive(node: *const byway_node, session: u64, op: *mut *mut byway_op) -> c_int {
+    guard(|| {
+        let from = (session != 0).then(|| Session::from_u64(session));
+        // SAFETY: by the caller's word.
+        started(op, unsafe { borrow(node)? }.0.start_receive(from)?)
+    })
+}
+
+/// # Safety
+/// As for the functions below.
+unsafe fn segments<'a>(list: *const byway_segment, count: usize) -> Result<Vec<Segment<'a>>, Code> {
+    // SAFETY: by the caller's word.
+    let list = unsafe { slice(list, count)? };
+    let segment = |segment: &byway_segment| {
+        // SAFETY: by the caller's word.
+        let memory = unsafe { borrow(segment.memory)? };
+        Ok(memory.0.segment(segment.offset..segment.offset.saturating_add(segment.len)))
+    };
+    list.iter().map(segment).collect()
+}
+
+/// # Safety
+/// `bytes` is null or has 32 bytes.
+unsafe fn descriptor(bytes: *const u8) -> Result<Descriptor, Code> {
+    // SAFETY: by the caller's word; an array of bytes has no alignment.
+    Ok(Descriptor::from_bytes(unsafe { borrow(bytes.cast())? }))
+}
+
+/// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they lie there.
+///
+/// # Safety
+/// `node` is a node; `list` has `count` segments, each of memory; `to` has the 32 bytes of a descriptor; `op` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_put(
+    node: *const byway_node,
+    session: u64,
+    list: *const byway_segment,
+    count: usize,
+    to: *const u8,
+    offset: u64,
+    op: *mut *mut byway_op,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, list, to) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(to)?) };
+        started(op, node.0.put(Session::from_u64(session), &list, &to, offset)?)
+    })
+}
+
+/// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they are here.
+///
+/// # Safety
+/// As for `byway_put`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_get(
+    node: *const byway_node,
+    session: u64,
+    from: *const u8,
+    offset: u64,
+    list: *const byway_segment,
+    count: usize,
+    op: *mut *mut byway_op,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (node, list, from) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(from)?) };
+        started(op, node.0.get(Session::from_u64(session), &from, offset, &list)?)
+    })
+}
+
+/// Ends when all puts of a session that were begun before have ended.
+///
+/// # Safety
+/// `node` is a node; `op` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_flush(node: *const byway_node, session: u64, op: *mut *mut byway_op) -> c_int {
+    // SAFETY: by the caller's word.
+    guard(|| started(op, unsafe { borrow(node)? }.0.flush(Session::from_u64(session))?))
+}
+
+fn completed(outcome: Outcome, completion: *mut byway_completion) -> Result<(), Code> {
+    let none = std::ptr::null_mut();
+    let value = match outcome {
+        Outcome::Message(message) => {
+            let session = message.session.to_u64();
+            if completion.is_null() {
+                return Ok(());
+            }
+            byway_completion { message: Box::into_raw(Box::new(byway_message(message))), session }
+        }
+        Outcome::Ended(session, _) => byway_completion { message: none, session: session.to_u64() },
+        _ => byway_completion { message: none, session: 0 },
+    };
+    if completion.is_null() {
+        return Ok(());
+    }
+    // SAFETY: not null, and can be written, by the word of each function's caller.
+    unsafe { give(completion, value) }
+}
+
+/// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
+/// operation ended. `completion` may be null: then a message is thrown away. The operation is still to be freed.
+///
+/// # Safety
+/// `op` is an operation; `completion` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_wait(op: *const byway_op, timeout_ms: i64, completion: *mut byway_completion) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let outcome = unsafe { borrow(op)? }.0.wait(deadline(timeout_ms))??;
+        completed(outcome, completion).map(|()| 0)
+    })
+}
+
+/// Waits for one of `count` operations, all of one node, as `byway_wait` does. Writes its place to `*index`, if one has ended, well or
+/// not.
+///
+/// # Safety
+/// `ops` has `count` operations; `index` can be written; `completion` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_wait_any(
+    ops: *const *const byway_op,
+    count: usize,
+    timeout_ms: i64,
+    index: *mut usize,
+    completion: *mut byway_completion,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let handles = unsafe { slice(ops, count)? };
+        // SAFETY: by the caller's word.
+        let of = |op: &*const byway_op| unsafe { borrow(*op) }.map(|op| &op.0);
+        let ops = handles.iter().map(of).collect::<Result<Vec<&Op>, Code>>()?;
+        let first = ops.first().ok_or(Code(BYWAY_E_INVALID))?;
+        let (place, result) = first.node().wait_any(&ops, deadline(timeout_ms))?;
+        // SAFETY: by the caller's word.
+        unsafe { give(index, place)? };
+        completed(result?, completion).map(|()| 0)
+    })
+}
+
+/// Asks for the early end of an operation, which still ends once.
+///
+/// # Safety
+/// `op` is an operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_cancel(op: *const byway_op) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(op)? }.0.cancel()?;
+        Ok(0)
+    })
+}
+
+/// Frees an operation. One that has not ended goes on, and what it brings is nobody's; a receive is cancelled. Null is nothing.
+///
+/// # Safety
+/// `op` is null or an operation, and not used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_op_free(op: *mut byway_op) {
+    guard(|| {
+        if !op.is_null() {
+            // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+            drop(unsafe { Box::from_raw(op) });
+        }
+        Ok(0)
+    });
+}
+
+/// # Safety
+/// `message` is null or a message; `bytes` can be written.
+unsafe fn part(message: *const byway_message, bytes: *mut *const u8, of: fn(&Message) -> &[u8]) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let part = of(&unsafe { borrow(message)? }.0);
+        // SAFETY: by the caller's word.
+        unsafe { give(bytes, part.as_ptr())? };
+        fits(c_int::try_from(part.len()))
+    })
+}
+
+/// Where a message's header begins; answers how many bytes it has. Valid until the message is freed.
+///
+/// # Safety
+/// `message` is a message; `bytes` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_message_header(message: *const byway_message, bytes: *mut *const u8) -> c_int {
+    // SAFETY: by the caller's word.
+    unsafe { part(message, bytes, |message| &message.header) }
+}
+
+/// Where a message's payload begins; answers how many bytes it has. Valid until the message is freed.
+///
+/// # Safety
+/// `message` is a message; `bytes` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_message_payload(message: *const byway_message, bytes: *mut *const u8) -> c_int {
+    // SAFETY: by the caller's word.
+    unsafe { part(message, bytes, |message| &message.payload) }
+}
+
+/// Frees a message. Null is nothing.
+///
+/// # Safety
+/// `message` is null or a message, and not used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_message_free(message: *mut byway_message) {
+    guard(|| {
+        if !message.is_null() {
+            // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+            drop(unsafe { Box::from_raw(message) });
+        }
+        Ok(0)
+    });
+}
