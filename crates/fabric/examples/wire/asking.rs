@@ -162,8 +162,8 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     let mut report =
         if command.mode == Mode::Get { gets(&mut asking, command)? } else { asks(&mut asking, command, target)? };
     report.seconds = begun.elapsed().as_secs_f64();
-    report.client = cpu() - client;
-    report.server = asking.server_cpu()? - server;
+    report.client = cpu().saturating_sub(client);
+    report.server = asking.server_cpu()?.saturating_sub(server);
     print(&report, command.bytes.max(command.reply * usize::from(command.mode == Mode::Call)));
     Ok(())
 }
@@ -270,6 +270,6 @@ pub fn memcpy(command: &Command) {
     }
     let seconds = begun.elapsed().as_secs_f64();
     let nanos = (seconds * 1e9 / operations as f64) as u64;
-    let (client, server) = (cpu() - client, Duration::ZERO);
+    let (client, server) = (cpu().saturating_sub(client), Duration::ZERO);
     print(&Report { operations, seconds, p50_nanos: nanos, p99_nanos: nanos, client, server }, command.bytes);
 }
