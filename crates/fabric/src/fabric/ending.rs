@@ -9,7 +9,7 @@ use crate::slots::Slot;
 use crate::wire::{Kind, RefuseCode};
 
 impl Fabric {
-    /// Ends a session; [`Handler::down`] and [`Handler::drained`] follow.
+    /// Ends a session; [`Handler::down`](super::Handler::down) and [`Handler::drained`](super::Handler::drained) follow.
     pub fn close(&mut self, reactor: &mut Reactor, session: Slot, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         state.down = true;
