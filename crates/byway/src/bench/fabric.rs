@@ -20,11 +20,12 @@ use byway_reactor::IoChoice;
 use clap::{Args, ValueEnum};
 
 pub use self::part::{Mode, Store, Wire};
-use self::part::{Order, Part, Role, Started, Told, die_with, tell};
+use self::part::{Order, Part, Role, Started, Told, tell};
 use self::report::{Point, Report};
 use self::sink::Sink;
 use crate::config::parse_io;
 use crate::limits::{BENCH_CLIENTS_MAX, BENCH_POINTS_MAX};
+use crate::parent;
 use crate::units::parse_size;
 
 /// How long clients write before it counts: slow start, page faults of first use.
@@ -218,7 +219,7 @@ fn pause(time: Duration) {
 /// See [`FabricBenchError`]; the parent is told as well.
 pub fn run_part(part: &str) -> Result<(), FabricBenchError> {
     let part: Part = serde_json::from_str(part).map_err(|_| FabricBenchError::Talk("its part"))?;
-    die_with(part.parent)?;
+    parent::end_with(part.parent).map_err(FabricBenchError::Start)?;
     let ended = match (part.role, part.mode) {
         (Role::Server { frames, ahead, store }, mode) => {
             let sink = Sink::open(store).map_err(FabricBenchError::Store)?;

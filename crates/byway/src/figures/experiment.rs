@@ -168,13 +168,13 @@ impl Data<'_> {
 impl Check {
     /// Whether `found` is at least `least`; both are said.
     pub(super) fn at_least(asked: impl Into<String>, found: f64, least: f64) -> Self {
-        let said = format!("{found:.2}, wanted at least {least:.2}");
+        let said = format!("{found:.3}, wanted at least {least}");
         Self { asked: asked.into(), found: said, holds: found >= least }
     }
 
     /// Whether `found` is at most `most`; both are said.
     pub(super) fn at_most(asked: impl Into<String>, found: f64, most: f64) -> Self {
-        let said = format!("{found:.2}, wanted at most {most:.2}");
+        let said = format!("{found:.3}, wanted at most {most}");
         Self { asked: asked.into(), found: said, holds: found <= most }
     }
 }
@@ -289,7 +289,7 @@ mod tests {
         assert!(good.holds && !bad.holds);
         assert_eq!(Verdict::of(Ok(vec![good.clone()])).word(), "holds");
         let verdict = Verdict::of(Ok(vec![good, bad]));
-        assert_eq!((verdict.word(), verdict.why().as_str()), ("does not hold", "less: 2.00, wanted at most 1.00"));
+        assert_eq!((verdict.word(), verdict.why().as_str()), ("does not hold", "less: 2.000, wanted at most 1"));
         assert_eq!(Verdict::of(Ok(Vec::new())).word(), "could not be run");
         let missing = Verdict::of(Err(Missing("point 1".to_owned())));
         assert_eq!((missing.word(), missing.why().as_str()), ("could not be run", "the data have no point 1"));

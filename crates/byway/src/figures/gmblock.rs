@@ -232,7 +232,7 @@ fn run_slow_down(session: &mut Session) -> Result<Measured, RunError> {
     let mut program = MemoryProgram::start(array_bytes, program_cpu)?;
     let requests = Requests { bytes: 512 * KIB, outstanding: 4, writes: false };
     let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(5) };
-    let (mut time, mut bandwidth) = (Gathered::default(), Gathered::default());
+    let (mut time, mut bandwidth, mut rates) = (Gathered::default(), Gathered::default(), Gathered::default());
     // Once, so that its pages are where they stay.
     program.begin(1)?;
     program.end()?;
@@ -250,6 +250,8 @@ fn run_slow_down(session: &mut Session) -> Result<Measured, RunError> {
             time.add(TIME, at as f64, beside / alone.max(1e-9));
             let still = still.megabytes_per_second.max(1e-9);
             bandwidth.add(BANDWIDTH, at as f64, rate / still);
+            rates.add("beside the program", at as f64, rate);
+            rates.add("alone", at as f64, still);
         }
     }
     let mut series = time.series();
@@ -263,6 +265,13 @@ fn run_slow_down(session: &mut Session) -> Result<Measured, RunError> {
         y: Axis { label: "beside over alone", unit: "", scale: Scale::Linear },
         series,
     };
+    let rates = Plot {
+        name: "rates",
+        title: "What the node moves meanwhile: a faster path takes more of the memory's bandwidth".to_owned(),
+        x: Axis { label: "path", unit: "", scale: Scale::Names(BESIDE.to_vec()) },
+        y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Linear },
+        series: rates.series(),
+    };
     let setup = vec![
         format!(
             "The node and its client on CPU {node_cpu}, the program on CPU {program_cpu}; three arrays of {} each.",
@@ -270,7 +279,7 @@ fn run_slow_down(session: &mut Session) -> Result<Measured, RunError> {
         ),
         format!("{rounds} rounds; in each, the program alone, then beside each path."),
     ];
-    Ok(Measured { setup, plots: vec![plot] })
+    Ok(Measured { setup, plots: vec![plot, rates] })
 }
 
 /// Reads while the program runs; gives its seconds and the rate.

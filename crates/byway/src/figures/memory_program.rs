@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::serve::{self, ServeError};
+use crate::parent;
+use crate::serve::ServeError;
 use crate::units::parse_size;
 
 /// Flags of the program that experiments start beside a node.
@@ -25,7 +26,7 @@ pub struct MemoryProgramArguments {
 /// # Errors
 /// [`ServeError::EndWith`].
 pub fn run(arguments: MemoryProgramArguments) -> Result<(), ServeError> {
-    serve::end_with(arguments.end_with)?;
+    parent::end_with(arguments.end_with).map_err(ServeError::EndWith)?;
     let len = usize::try_from(arguments.bytes / size_of::<f64>() as u64).unwrap_or(0).max(1);
     // Written, so that the pages are there.
     let (first, second, mut sum) = (vec![1.5; len], vec![2.5; len], vec![0.5; len]);

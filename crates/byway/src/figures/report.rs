@@ -215,7 +215,7 @@ mod tests {
         let read: serde_json::Value = serde_json::from_str(&data).unwrap();
         assert_eq!(read["experiments"][0]["verdict"], "does_not_hold");
         assert_eq!(read["experiments"][0]["plots"][0]["series"][0]["points"][0]["median"], 5.0);
-        assert!(page.contains("A &lt; B") && page.contains("does not hold") && page.contains("is it: 1.00"), "{page}");
+        assert!(page.contains("A &lt; B") && page.contains("does not hold") && page.contains("is it: 1.000"), "{page}");
         assert_eq!(page.matches("</script>").count(), 1, "the data cannot end their element");
         assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("src="), "{page}");
         let inside = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;

@@ -187,15 +187,6 @@ pub(super) fn tell(told: &Told) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Ends this process with its parent, whatever ends that one.
-pub(super) fn die_with(parent: i32) -> Result<(), FabricBenchError> {
-    let failed = |error: rustix::io::Errno| FabricBenchError::Start(error.into());
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(failed)?;
-    // It may have died before that.
-    let now = rustix::process::getppid().map(|id| id.as_raw_nonzero().get());
-    if now == Some(parent) { Ok(()) } else { Err(FabricBenchError::Talk("its parent")) }
-}
-
 /// A process that was started. It is killed and waited for when this is dropped.
 pub(super) struct Started {
     child: Child,
