@@ -5,17 +5,15 @@ use std::sync::Arc;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
 
-use super::grants::Grants;
 use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
-use crate::feedback::Meter;
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
-use crate::session::{self, Agreed, CloseReason, Identity, Intake, Liveness, PayloadChecksum};
+use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::Slot;
-use crate::tls::{PeerIdentity, ServerTls};
+use crate::tls::ServerTls;
 use crate::wire::{FEATURE_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
 impl Fabric {
@@ -72,31 +70,10 @@ impl Fabric {
                 terms.checksum = PayloadChecksum::Off;
             }
         }
-        let session = self.sessions.insert(Session {
-            role: Role::Client,
-            identity,
-            terms,
-            agreed,
-            tls_peer: PeerIdentity::Plain,
-            remote: Some(to),
-            peer: None,
-            lanes: vec![None; lanes],
-            lanes_left: 0,
-            lanes_up: 0,
-            up: false,
-            down: false,
-            drained: false,
-            released: false,
-            liveness: Liveness::new(self.options.keep_alive, reactor.now()),
-            intake: Intake::default(),
-            gets: 0,
-            owes: false,
-            lent: None,
-            arena_asked: false,
-            peer_arena: None,
-            grants: Grants::default(),
-            meter: Meter::default(),
-        });
+        let liveness = Liveness::new(self.options.keep_alive, reactor.now());
+        let mut state = Session::new((Role::Client, identity), (terms, agreed), lanes, liveness);
+        state.remote = Some(to);
+        let session = self.sessions.insert(state);
         self.connect_lane(reactor, session, 0);
         session
     }
@@ -187,15 +164,8 @@ impl Fabric {
         let refused = if stranger.is_some() {
             tracing::warn!(?stranger, "connection refused: not in an --allow range");
             Some(RefuseCode::Auth)
-        } else if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
-            tracing::warn!(
-                connections = self.lanes.len(),
-                handshakes = self.handshakes,
-                "connection refused: too many"
-            );
-            Some(RefuseCode::Busy)
         } else {
-            None
+            self.no_room()
         };
         if let Some(code) = refused {
             self.counters.refused += 1;
@@ -219,6 +189,16 @@ impl Fabric {
         if !self.receive_handshake(reactor, slot) {
             self.lane_failed(reactor, slot, CloseReason::NoFrames);
         }
+    }
+
+    /// Why no further connection is taken, if there are too many.
+    pub(super) fn no_room(&self) -> Option<RefuseCode> {
+        let (connections, handshakes) = (self.lanes.len(), self.handshakes);
+        if handshakes < HANDSHAKES_MAX && connections < LANES_MAX {
+            return None;
+        }
+        tracing::warn!(connections, handshakes, "connection refused: too many");
+        Some(RefuseCode::Busy)
     }
 
     /// Bytes of a handshake have come: all of it, or the stream has ended.
@@ -326,31 +306,10 @@ impl Fabric {
         let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));
         let peer = peer.or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
-        let session = self.sessions.insert(Session {
-            role: Role::Server,
-            identity: *identity,
-            terms: self.options.terms,
-            agreed,
-            tls_peer,
-            remote: None,
-            peer,
-            lanes: vec![None; lanes],
-            lanes_left: 0,
-            lanes_up: 0,
-            up: false,
-            down: false,
-            drained: false,
-            released: false,
-            liveness: Liveness::new(self.options.keep_alive, reactor.now()),
-            intake: Intake::default(),
-            gets: 0,
-            owes: false,
-            lent: None,
-            arena_asked: false,
-            peer_arena: None,
-            grants: Grants::default(),
-            meter: Meter::default(),
-        });
+        let liveness = Liveness::new(self.options.keep_alive, reactor.now());
+        let mut state = Session::new((Role::Server, *identity), (self.options.terms, agreed), lanes, liveness);
+        (state.tls_peer, state.peer) = (tls_peer, peer);
+        let session = self.sessions.insert(state);
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
         if let Some(state) = self.sessions.get_mut(session)

@@ -19,7 +19,6 @@ use zerocopy::little_endian::{U32, U64};
 use super::lane::{Lane, Phase};
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, LINK};
-use crate::limits::{HANDSHAKES_MAX, LANES_MAX};
 use crate::rdma::transport::{Event as News, Received, Transport};
 use crate::rdma::{RdmaError, Window, WindowAddress};
 use crate::session::{self, CloseReason};
@@ -169,15 +168,8 @@ impl Fabric {
             Some(RefuseCode::Auth)
         } else if self.draining {
             Some(RefuseCode::ShuttingDown)
-        } else if self.handshakes >= HANDSHAKES_MAX || self.lanes.len() >= LANES_MAX {
-            tracing::warn!(
-                connections = self.lanes.len(),
-                handshakes = self.handshakes,
-                "connection refused: too many"
-            );
-            Some(RefuseCode::Busy)
         } else {
-            None
+            self.no_room()
         };
         let Some(links) = &mut self.links else { return };
         if let Some(code) = refused {

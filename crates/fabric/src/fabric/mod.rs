@@ -172,6 +172,42 @@ struct Session {
     meter: Meter,
 }
 
+impl Session {
+    /// A session that is not up, with places for so many lanes.
+    fn new(
+        (role, identity): (Role, Identity),
+        (terms, agreed): (Terms, Agreed),
+        lanes: usize,
+        liveness: Liveness,
+    ) -> Self {
+        Self {
+            role,
+            identity,
+            terms,
+            agreed,
+            tls_peer: PeerIdentity::Plain,
+            remote: None,
+            peer: None,
+            lanes: vec![None; lanes],
+            lanes_left: 0,
+            lanes_up: 0,
+            up: false,
+            down: false,
+            drained: false,
+            released: false,
+            liveness,
+            intake: Intake::default(),
+            gets: 0,
+            owes: false,
+            lent: None,
+            arena_asked: false,
+            peer_arena: None,
+            grants: Grants::default(),
+            meter: Meter::default(),
+        }
+    }
+}
+
 enum Event {
     Up(Slot),
     Down(Slot, CloseReason),
