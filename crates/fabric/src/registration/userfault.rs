@@ -60,7 +60,7 @@ impl Userfault {
         let fd = unsafe { rustix::mm::userfaultfd(flags) }.map_err(Unavailable::of_userfaultfd)?;
         let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: FEATURES.into(), ioctls: 0 };
         // SAFETY: the structure is that of the call.
-        let agreed = unsafe { ioctl(&fd, Updater::<{ codes::UFFDIO_API }, _>::new(&mut api)) };
+        let agreed = unsafe { ioctl(&fd, Updater::<{ codes::UFFDIO_API as rustix::ioctl::Opcode }, _>::new(&mut api)) };
         agreed.map_err(|_| Unavailable::OldKernel)?;
         let userfault = Self { fd };
         userfault.try_out()?;
@@ -73,13 +73,15 @@ impl Userfault {
         let mode = sys::UFFDIO_REGISTER_MODE_WP.into();
         let mut request = sys::uffdio_register { range: raw(range), mode, ioctls: 0 };
         // SAFETY: the structure is that of the call, and this mode changes nothing about accesses.
-        unsafe { ioctl(&self.fd, Updater::<{ codes::UFFDIO_REGISTER }, _>::new(&mut request)) }
+        unsafe { ioctl(&self.fd, Updater::<{ codes::UFFDIO_REGISTER as rustix::ioctl::Opcode }, _>::new(&mut request)) }
     }
 
     /// Asks for no more events about `range`. Where parts of it are unmapped or somebody else's, nothing is to be done.
     pub(super) fn unwatch(&self, range: PageRange) {
         // SAFETY: the structure is that of the call, which ends only what `watch` began.
-        let _ = unsafe { ioctl(&self.fd, Setter::<{ codes::UFFDIO_UNREGISTER }, _>::new(raw(range))) };
+        let _ = unsafe {
+            ioctl(&self.fd, Setter::<{ codes::UFFDIO_UNREGISTER as rustix::ioctl::Opcode }, _>::new(raw(range)))
+        };
     }
 
     /// Whether no change of a watched mapping is pending or on its way.
@@ -90,7 +92,9 @@ impl Userfault {
     pub(super) fn is_quiet(&self) -> bool {
         let mut nothing = sys::uffdio_writeprotect { range: sys::uffdio_range { start: 0, len: 0 }, mode: 0 };
         // SAFETY: the structure is that of the call, which does nothing to a range without bytes.
-        let refused = unsafe { ioctl(&self.fd, Updater::<{ codes::UFFDIO_WRITEPROTECT }, _>::new(&mut nothing)) };
+        let refused = unsafe {
+            ioctl(&self.fd, Updater::<{ codes::UFFDIO_WRITEPROTECT as rustix::ioctl::Opcode }, _>::new(&mut nothing))
+        };
         refused == Err(Errno::INVAL)
     }
 
