@@ -5,6 +5,7 @@
 //! into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`]) know no socket
 //! and no clock. Who is served when something is short is [`Deficit`]'s to say.
 
+mod checksum;
 pub mod deficit;
 mod fabric;
 pub mod feedback;

@@ -7,6 +7,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::checksum::header_checksum;
+
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 128;
 /// Bytes of a header that belong to the layer above.
@@ -149,7 +151,8 @@ impl Header {
     /// Puts the sequence number and the checksum in: the last thing before it is sent.
     pub fn seal(&mut self, sequence: u64) {
         self.sequence.set(sequence);
-        self.checksum.set(crc32c::crc32c(&self.as_bytes()[4..]));
+        let bytes: &[u8; HEADER_BYTES] = zerocopy::transmute_ref!(self);
+        self.checksum.set(header_checksum(bytes));
     }
 
     /// Reads a header and checks its checksum, kind and place in the lane's order.
@@ -157,7 +160,7 @@ impl Header {
     /// # Errors
     /// See [`HeaderError`]: the stream cannot be trusted any more.
     pub fn open(bytes: &[u8; HEADER_BYTES], sequence: u64) -> Result<(Self, Kind), HeaderError> {
-        if crc32c::crc32c(&bytes[4..]) != u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {
+        if header_checksum(bytes) != u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) {
             return Err(HeaderError::Checksum);
         }
         let header: Self = zerocopy::transmute!(*bytes);
