@@ -9,6 +9,7 @@ use crate::counters::Counters;
 use crate::epoll::Epoll;
 use crate::file::OpenFile;
 use crate::frame::FramePool;
+use crate::gather::Gather;
 use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
@@ -49,6 +50,10 @@ pub struct Reactor {
     shared: Shared,
     /// Completions that were reaped while a stream was given up.
     aside: Vec<Completion>,
+    /// Turns since the kernel was asked.
+    link_turns: u32,
+    /// When the last completions were reaped.
+    turned_at: Instant,
 }
 
 pub(crate) enum Backend {
@@ -71,6 +76,15 @@ impl Backend {
             Self::Uring(uring) => uring.close(socket),
             Self::Epoll(epoll) => epoll.close(socket),
             Self::Sim(sim) => sim.close(socket),
+        }
+    }
+
+    /// Whether the kernel has, as far as can be seen without asking it, nothing for us and wants nothing of us.
+    fn is_quiet(&mut self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.is_quiet(),
+            Self::Epoll(epoll) => epoll.is_quiet(),
+            Self::Sim(_) => false,
         }
     }
 
@@ -102,6 +116,10 @@ macro_rules! floor {
 
 mod arena;
 mod threads;
+
+/// Turns that the links over shared memory may have between two in which the kernel is asked: a busy link is not to keep a socket
+/// waiting.
+const LINK_TURNS_MAX: u32 = 16;
 
 /// A look that took longer than this gave the CPU away.
 const SPIN_LOST_NANOS: u128 = 15_000;
@@ -160,7 +178,16 @@ impl Reactor {
     }
 
     fn over(backend: Backend, io: Io, frames: FramePool) -> Self {
-        Self { backend, io, frames, pace: Pace::default(), shared: Shared::default(), aside: Vec::new() }
+        Self {
+            backend,
+            io,
+            frames,
+            pace: Pace::default(),
+            shared: Shared::default(),
+            aside: Vec::new(),
+            link_turns: 0,
+            turned_at: Instant::ZERO,
+        }
     }
 
     /// Which backend it is, and why.
@@ -208,6 +235,16 @@ impl Reactor {
         }
     }
 
+    /// Sends all of `gather` on a stream over shared memory, if that can be done now: the peer has it then, and no completion
+    /// comes. Else nothing was sent, and it is to be sent by [`Op::Send`].
+    pub fn send_now(&mut self, socket: Socket, gather: &Gather) -> bool {
+        if self.shared.is_unused() {
+            return false;
+        }
+        let (shared, mut floor) = floor!(self);
+        shared.send_now(&mut floor, socket, gather)
+    }
+
     /// Asks for the early end of all operations of `token`; each still completes.
     pub fn cancel(&mut self, token: Token) {
         let (shared, mut floor) = floor!(self);
@@ -221,7 +258,36 @@ impl Reactor {
     /// # Errors
     /// The kernel's, when waiting itself fails; the loop is then unusable.
     pub fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
+        let before = into.len();
+        let reaped = self.reap_some(into, wait);
+        if into.len() > before {
+            self.turned_at = self.now();
+        }
+        reaped
+    }
+
+    /// When [`Reactor::reap`] last gave completions: the time without asking a clock for it.
+    pub fn turned_at(&self) -> Instant {
+        self.turned_at
+    }
+
+    /// Looks at the links over shared memory alone, while they have something and the kernel seems to have nothing.
+    fn look_at_links(&mut self, into: &mut Vec<Completion>) -> bool {
+        let before = into.len();
+        if self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
+            let (shared, mut floor) = floor!(self);
+            shared.turn_links(&mut floor, into);
+        }
+        let found = into.len() > before;
+        self.link_turns = if found { self.link_turns + 1 } else { 0 };
+        found
+    }
+
+    fn reap_some(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         into.append(&mut self.aside);
+        if self.look_at_links(into) {
+            return Ok(());
+        }
         self.look(into, Wait::Poll)?;
         if !into.is_empty() || wait == Wait::Poll || matches!(self.backend, Backend::Sim(_)) {
             return Ok(());

@@ -148,6 +148,11 @@ impl Lane {
         self.receiving || self.sending.is_some() || self.connecting
     }
 
+    /// Whether it has something to send, and no send in flight whose end would see to that.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
     /// Who the peer is, as far as TLS says.
     pub(super) fn peer(&self) -> PeerIdentity {
         self.secure.as_ref().map_or(PeerIdentity::Plain, |secure| secure.peer())
@@ -198,6 +203,20 @@ impl Lane {
     /// Frames of what has not been taken by the connection, in bytes.
     pub(super) fn queued_frames(&self) -> usize {
         self.pending.frame_bytes() + self.sending_frames
+    }
+
+    /// Sends what has gathered over shared memory, if all of it can be sent now; gives its bytes.
+    pub(super) fn send_now(&mut self, reactor: &mut Reactor, now: Instant) -> Option<usize> {
+        let socket = self.socket.filter(|_| self.sending.is_none() && self.secure.is_none())?;
+        let plain = self.phase == Phase::Up && self.close_when_sent.is_none() && !self.pending.is_empty();
+        if !plain || !reactor.send_now(socket, &self.pending) {
+            return None;
+        }
+        let bytes = self.pending.len();
+        self.pending.clear();
+        self.dirty = false;
+        self.send_times = SendTimes { queued: self.queued_at.take().unwrap_or(now), begun: now };
+        Some(bytes)
     }
 
     /// Sends what has gathered, unless a send is in flight: then that one's end does.

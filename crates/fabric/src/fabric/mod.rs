@@ -404,7 +404,7 @@ impl Fabric {
             return self.deliver(reactor, handler);
         }
         let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
-        self.clock = reactor.now();
+        self.clock = reactor.turned_at();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
             Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
@@ -428,7 +428,14 @@ impl Fabric {
         self.deliver(reactor, handler);
     }
 
+    #[inline]
     fn deliver<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        if !self.events.is_empty() {
+            self.deliver_all(reactor, handler);
+        }
+    }
+
+    fn deliver_all<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         while !self.events.is_empty() {
             for event in std::mem::take(&mut self.events) {
                 match event {
@@ -453,11 +460,18 @@ impl Fabric {
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.deliver(reactor, handler);
         let class = self.options.class;
-        if !self.dirty.is_empty() {
-            self.clock = reactor.now();
-        }
+        let mut clocked = false;
         loop {
             while let Some(slot) = self.dirty.pop() {
+                if !self.lanes.get(slot).is_some_and(Lane::is_dirty) {
+                    continue;
+                }
+                if !std::mem::replace(&mut clocked, true) {
+                    self.clock = reactor.now();
+                }
+                if self.send_now(reactor, slot, handler) {
+                    continue;
+                }
                 match self.lanes.get_mut(slot) {
                     Some(lane) if lane.link.is_some() => self.send_outbox(slot),
                     Some(lane) => lane.start_send(reactor, token(class, SEND, slot), self.clock),
@@ -475,6 +489,24 @@ impl Fabric {
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
         }
+    }
+
+    /// Sends what a lane has gathered over shared memory, if there is room for it now; false if that is to be done in
+    /// another way.
+    fn send_now<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, handler: &mut H) -> bool {
+        let now = self.clock;
+        let Some(lane) = self.lanes.get_mut(slot) else { return true };
+        let Some(bytes) = lane.send_now(reactor, now) else { return false };
+        let session = lane.session;
+        self.note_sent(slot, bytes, now);
+        self.count_heap(slot);
+        if let Some(session) = session {
+            if let Some(state) = self.sessions.get_mut(session) {
+                state.intake.took();
+            }
+            self.resume(reactor, session, handler);
+        }
+        true
     }
 
     fn sent<H: Handler>(

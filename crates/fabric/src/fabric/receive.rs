@@ -148,6 +148,9 @@ impl Fabric {
     /// Goes on with control lanes that had no frame for a message that is longer than an idle lane's. To be called before
     /// [`Fabric::flush`], ahead of all else that waits for frames.
     pub fn feed_starved<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        if self.starved.is_empty() {
+            return;
+        }
         for slot in std::mem::take(&mut self.starved) {
             if let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up)
                 && lane.held.take().is_some()
@@ -251,6 +254,8 @@ impl Fabric {
         if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
             return self.forget_lane_if_done(slot);
         }
+        // Over shared memory answers cost no call that others could share: they go before anything else is done.
+        self.send_now(reactor, slot, handler);
         let left = filled - at;
         if self.is_held(session) {
             frame.copy_within(at..filled, 0);

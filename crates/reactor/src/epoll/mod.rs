@@ -220,6 +220,11 @@ impl Epoll {
         Ok(())
     }
 
+    /// Whether nothing has completed, as far as is known without asking the kernel.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.os.ready.is_empty()
+    }
+
     /// Takes events and timers, waiting for the first if `may_wait`.
     fn turn(&mut self, may_wait: bool, wait: Wait) -> std::io::Result<()> {
         let timeout = if may_wait { self.timeout(wait) } else { Some(Duration::ZERO) };

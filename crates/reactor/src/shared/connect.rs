@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::link::{End, Ends};
 use super::{Floor, GREETING, Shared, greeting, own_token};
 use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
-use crate::op::{Op, Outcome, Socket, Token};
+use crate::op::{Completion, Op, Outcome, Socket, Token};
 use crate::time::{Instant, monotonic};
 
 /// How often a new connection is asked for its greeting, at first and at most.
@@ -48,7 +48,7 @@ impl Shared {
             Ok(bell) => bell,
             Err(error) => {
                 floor.backend.close(socket);
-                self.ready.push((token, Outcome::Connected(Err(error))));
+                self.ready.push(Completion { token, outcome: Outcome::Connected(Err(error)) });
                 return true;
             }
         };
@@ -84,6 +84,6 @@ impl Shared {
         if result.is_err() {
             floor.backend.close(socket);
         }
-        self.ready.push((token, Outcome::Connected(result.map(|()| socket))));
+        self.ready.push(Completion { token, outcome: Outcome::Connected(result.map(|()| socket)) });
     }
 }

@@ -15,7 +15,7 @@ use super::ring::{Bell, Ended, Reader, Writer};
 use crate::blocking::{self, Memory};
 use crate::gather::{Gather, Scatter, Segment};
 use crate::limits::SHARED_STEP_BYTES;
-use crate::op::{Outcome, Token};
+use crate::op::{Completion, Outcome, Token};
 use crate::os::Os;
 
 /// Which end of a stream this is: the server reads ring 0 and writes ring 1.
@@ -65,9 +65,6 @@ pub(crate) struct Link {
     /// Turns without anything to do.
     pub(super) idle_turns: u32,
 }
-
-/// An operation of a link that has ended.
-pub(super) type Ready = (Token, Outcome);
 
 impl Ends {
     pub(super) fn new((memory, lending): Greeted, end: End, bell: OwnedFd) -> Self {
@@ -134,35 +131,56 @@ impl Link {
     }
 
     /// Begins to receive.
-    pub(super) fn start_receive(&mut self, os: &mut Os, into: Scatter, min: usize, token: Token) -> Option<Ready> {
+    pub(super) fn start_receive(&mut self, os: &mut Os, into: Scatter, min: usize, token: Token) -> Option<Completion> {
         let refused = match () {
             () if self.receive.is_some() => Some(Errno::BUSY),
             () if into.len() < min => Some(Errno::INVAL),
             () => None,
         };
         if let Some(error) = refused {
-            return Some((token, Outcome::Received { into, result: Err(error) }));
+            return Some(received(token, into, Err(error)));
         }
         self.receive = Some(Receive { token, into, min, got: 0 });
         self.receive_more(os)
     }
 
     /// Begins to send.
-    pub(super) fn start_send(&mut self, os: &mut Os, gather: Gather, token: Token) -> Option<Ready> {
+    pub(super) fn start_send(&mut self, os: &mut Os, gather: Gather, token: Token) -> Option<Completion> {
         let refused = match () {
             () if self.send.is_some() => Some(Errno::BUSY),
             () if self.ends.ended => Some(Errno::PIPE),
             () => os.use_gather(&gather).err(),
         };
         if let Some(error) = refused {
-            return Some((token, Outcome::Sent { gather, result: Err(error) }));
+            return Some(Completion { token, outcome: Outcome::Sent { gather, result: Err(error) } });
         }
         self.send = Some(Send { token, gather, sent: 0 });
         self.send_more(os)
     }
 
+    /// Sends all of it, if there is room for it now and nothing is before it.
+    pub(super) fn send_now(&mut self, os: &mut Os, gather: &Gather) -> bool {
+        let n = gather.len();
+        let free = self.send.is_none() && !self.ends.ended && !self.ends.peer_gone;
+        if !free || n > SHARED_STEP_BYTES || self.ends.writer.room().unwrap_or(0) < n {
+            return false;
+        }
+        // What cannot be read is found out again by who sends it then.
+        if os.use_gather(gather).is_err() {
+            return false;
+        }
+        let copied = copy_in(&self.ends.writer, os, gather, 0, n).is_ok();
+        if copied {
+            let bell = self.ends.writer.publish(n);
+            self.ends.ring(bell);
+            self.idle_turns = 0;
+        }
+        os.unuse_gather(gather, if copied { n } else { 0 }, 0);
+        copied
+    }
+
     /// Goes on with both directions; says what has ended.
-    pub(super) fn turn(&mut self, os: &mut Os, ready: &mut Vec<Ready>) {
+    pub(super) fn turn(&mut self, os: &mut Os, ready: &mut Vec<Completion>) {
         ready.extend(self.receive_more(os));
         ready.extend(self.send_more(os));
     }
@@ -186,7 +204,7 @@ impl Link {
         }
     }
 
-    fn receive_more(&mut self, os: &mut Os) -> Option<Ready> {
+    fn receive_more(&mut self, os: &mut Os) -> Option<Completion> {
         let result = loop {
             let receive = self.receive.as_mut()?;
             let (here, ended) = match self.ends.reader.here() {
@@ -213,10 +231,10 @@ impl Link {
         };
         let Receive { token, into, .. } = self.receive.take()?;
         os.counters.receive_calls += u64::from(*result.as_ref().unwrap_or(&0) > 0);
-        Some((token, Outcome::Received { into, result }))
+        Some(received(token, into, result))
     }
 
-    fn send_more(&mut self, os: &mut Os) -> Option<Ready> {
+    fn send_more(&mut self, os: &mut Os) -> Option<Completion> {
         let result = loop {
             let send = self.send.as_mut()?;
             let left = send.gather.len() - send.sent;
@@ -244,17 +262,17 @@ impl Link {
         self.end_send(os, result)
     }
 
-    fn end_send(&mut self, os: &mut Os, result: Result<usize, Errno>) -> Option<Ready> {
+    fn end_send(&mut self, os: &mut Os, result: Result<usize, Errno>) -> Option<Completion> {
         let Send { token, gather, sent } = self.send.take()?;
         os.unuse_gather(&gather, sent, 0);
-        Some((token, Outcome::Sent { gather, result }))
+        Some(Completion { token, outcome: Outcome::Sent { gather, result } })
     }
 
     /// Ends the operations of `token`.
-    pub(super) fn cancel(&mut self, os: &mut Os, token: Token, ready: &mut Vec<Ready>) {
+    pub(super) fn cancel(&mut self, os: &mut Os, token: Token, ready: &mut Vec<Completion>) {
         if let Some(Receive { token, into, got, .. }) = self.receive.take_if(|receive| receive.token == token) {
             let result = if got > 0 { Ok(got) } else { Err(Errno::CANCELED) };
-            ready.push((token, Outcome::Received { into, result }));
+            ready.push(received(token, into, result));
         }
         if self.send.as_ref().is_some_and(|send| send.token == token) {
             ready.extend(self.end_send(os, Err(Errno::CANCELED)));
@@ -269,16 +287,20 @@ impl Link {
     }
 
     /// Ends everything; the peer is told whether we had read all.
-    pub(super) fn close(&mut self, os: &mut Os, ready: &mut Vec<Ready>) {
+    pub(super) fn close(&mut self, os: &mut Os, ready: &mut Vec<Completion>) {
         let unread = self.receive.as_ref().is_some_and(|receive| receive.got > 0) || self.readable_bytes() > 0;
         let half = self.send.as_ref().is_some_and(|send| send.sent < send.gather.len());
         let bell = self.ends.writer.end(if unread || half { Ended::Reset } else { Ended::Done });
         self.ends.ring(bell);
         if let Some(Receive { token, into, .. }) = self.receive.take() {
-            ready.push((token, Outcome::Received { into, result: Err(Errno::CANCELED) }));
+            ready.push(received(token, into, Err(Errno::CANCELED)));
         }
         ready.extend(self.end_send(os, Err(Errno::CANCELED)));
     }
+}
+
+fn received(token: Token, into: Scatter, result: Result<usize, Errno>) -> Completion {
+    Completion { token, outcome: Outcome::Received { into, result } }
 }
 
 /// Copies the next `n` bytes of the ring to where a receive wants them, `skip` bytes in.

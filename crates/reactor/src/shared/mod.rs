@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use self::arena::PeerArena;
 use self::connect::Connecting;
-use self::link::{Ends, Link, Ready};
+use self::link::{Ends, Link};
 use self::links::Links;
 use crate::frame::FramePool;
 use crate::gather::{Gather, Scatter};
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// Connects in flight, and whether they were cancelled meanwhile.
     connects: Vec<(Token, bool)>,
     connecting: Vec<Connecting>,
-    ready: Vec<Ready>,
+    ready: Vec<Completion>,
 }
 
 /// A stream that was given up by a loop, to be taken over by another (see [`Reactor::release`](crate::Reactor::release)).
@@ -123,13 +123,24 @@ impl Shared {
         &mut self,
         floor: &mut Floor<'_>,
         socket: Socket,
-        begin: impl FnOnce(&mut Link, &mut Os) -> Option<Ready>,
+        begin: impl FnOnce(&mut Link, &mut Os) -> Option<Completion>,
     ) {
         let (Some(link), Some(os)) = (self.links.get_mut(socket), floor.backend.os()) else { return };
         self.ready.extend(begin(link, os));
         if link.is_busy() && link.heat() {
             self.hot.push(socket);
         }
+    }
+
+    /// Sends all of it on a stream that has a link, if there is room for it now.
+    pub(crate) fn send_now(&mut self, floor: &mut Floor<'_>, socket: Socket, gather: &Gather) -> bool {
+        let (Some(link), Some(os)) = (self.links.get_mut(socket), floor.backend.os()) else { return false };
+        let sent = link.send_now(os, gather);
+        // An answer may come soon.
+        if sent && link.is_busy() && link.heat() {
+            self.hot.push(socket);
+        }
+        sent
     }
 
     fn heat(&mut self, socket: Socket) {
@@ -161,6 +172,16 @@ impl Shared {
                 at += 1;
             }
         }
+        self.turn_links(floor, into);
+    }
+
+    /// Whether links are looked at on every turn.
+    pub(crate) fn is_hot(&self) -> bool {
+        !self.hot.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Goes on with the links that are looked at.
+    pub(crate) fn turn_links(&mut self, floor: &mut Floor<'_>, into: &mut Vec<Completion>) {
         if let Some(os) = floor.backend.os() {
             let links = &mut self.links;
             self.hot.retain(|socket| {
@@ -175,7 +196,7 @@ impl Shared {
                 link.hot
             });
         }
-        into.extend(self.ready.drain(..).map(|(token, outcome)| Completion { token, outcome }));
+        into.append(&mut self.ready);
     }
 
     /// Before the loop sleeps: asks all peers to ring. False if there is something to do already.

@@ -301,3 +301,59 @@ fn a_stream_is_handed_from_loop_to_loop_with_what_is_in_it() {
         other.join().unwrap();
     }
 }
+
+#[test]
+fn what_fits_is_sent_at_once_and_what_does_not_is_not_sent_at_all() {
+    for io in BOTH {
+        let (mut client, socket, server, memory) = by_hand(io);
+        let reader = Reader::new(&memory, 0);
+        let gather = |client: &Loop, len| {
+            let mut gather = Gather::new();
+            gather.push_head(b"head");
+            gather.push_frame(client.frame(len), 0, len);
+            gather
+        };
+        let (small, large) = (gather(&client, 1000), gather(&client, RING - 1000));
+        assert!(client.reactor.send_now(socket, &small));
+        assert_eq!(reader.here(), Ok((1004, Ended::No)));
+        assert!(!client.reactor.send_now(socket, &large), "four bytes too many");
+        assert_eq!(reader.here(), Ok((1004, Ended::No)));
+        client.submit(1, Op::Send { socket, gather: large });
+        assert!(!client.reactor.send_now(socket, &small), "another is before it");
+        client.reactor.cancel(Token::new(1, 0, 1, 0));
+        let _ = client.wait(1);
+        let calls = client.reactor.counters().send_calls;
+        assert!(!client.reactor.send_now(socket, &small), "no room");
+        assert_eq!(client.reactor.counters().send_calls, calls);
+        client.reactor.shutdown_send(socket);
+        assert!(!client.reactor.send_now(socket, &Gather::new()), "nothing more is sent");
+        drop(server);
+    }
+}
+
+#[test]
+fn a_stream_that_always_has_something_keeps_no_other_operation_waiting() {
+    for io in BOTH {
+        let (mut client, socket, server, memory) = by_hand(io);
+        let mut writer = Writer::new(&memory, 1);
+        let _ = writer.publish(1);
+        client.receive(1, socket, 1);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let other = client.reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
+        client.receive(2, other, 1);
+        std::io::Write::write_all(&mut &theirs, b"x").unwrap();
+        let mut turns = 0;
+        loop {
+            client.reactor.reap(&mut client.done, Wait::Poll).unwrap();
+            if client.done.iter().any(|completion| completion.token.index() == 2) {
+                break;
+            }
+            assert_eq!(received(client.wait(1)), Ok(1), "each turn has something");
+            let _ = writer.publish(1);
+            client.receive(1, socket, 1);
+            turns += 1;
+            assert!(turns < 1000, "the other stream starves");
+        }
+        drop(server);
+    }
+}

@@ -364,6 +364,15 @@ impl Uring {
         Ok(())
     }
 
+    /// Whether nothing has completed, as far as can be seen, and nothing is to be submitted.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let mut submission = self.ring.submission();
+        submission.sync();
+        let idle = submission.is_empty() && !submission.taskrun();
+        drop(submission);
+        idle && self.wake_armed && self.os.ready.is_empty() && self.ring.completion().is_empty()
+    }
+
     /// Submits what is queued and waits as asked, in one call; none if there is nothing to do in the kernel.
     fn enter(&mut self, wait: Wait) -> std::io::Result<()> {
         let mut submission = self.ring.submission();
