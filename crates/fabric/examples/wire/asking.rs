@@ -183,27 +183,37 @@ fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Re
     let payload = if target.is_some() { 0 } else { payload };
     let mut latencies = hdr();
     let end = Instant::now() + command.time;
+    // What is given needs no answer: one for so many says that there is room for more.
+    let step = if command.mode == Mode::Give && !large { command.depth.div_ceil(2) } else { 1 };
     let (mut asked, mut seen) = (0, asking.came.answers);
     let mut begun = std::collections::VecDeque::new();
-    let mut next = |asking: &mut Asking, begun: &mut std::collections::VecDeque<Instant>| {
-        let source = (asked % command.depth) as u32;
-        asked += 1;
-        begun.push_back(Instant::now());
-        asking.ask(Body { ask: ask as u8, len: len as u32, source, ..Body::default() }, payload, target);
+    let mut next = |asking: &mut Asking, begun: &mut std::collections::VecDeque<Instant>, now: Instant| {
+        for _ in 0..step {
+            let source = (asked % command.depth) as u32;
+            asked += 1;
+            begun.push_back(now);
+            let depth = u32::from(asked % step == 0);
+            asking.ask(Body { ask: ask as u8, len: len as u32, source, depth, ..Body::default() }, payload, target);
+        }
     };
-    for _ in 0..command.depth {
-        next(asking, &mut begun);
+    for _ in 0..command.depth / step {
+        next(asking, &mut begun, Instant::now());
     }
     while !begun.is_empty() {
         asking.turn()?;
         let came = asking.came.answers - seen;
         seen = asking.came.answers;
-        let now = Instant::now();
-        for _ in 0..came {
-            let Some(then) = begun.pop_front() else { return Err("an answer too many".into()) };
-            latencies.push(now.duration_since(then).as_nanos() as u64);
+        let mut now = Instant::now();
+        for answer in 0..came {
+            for _ in 0..step {
+                let Some(then) = begun.pop_front() else { return Err("an answer too many".into()) };
+                latencies.push(now.duration_since(then).as_nanos() as u64);
+            }
             if now < end {
-                next(asking, &mut begun);
+                if answer > 0 {
+                    now = Instant::now();
+                }
+                next(asking, &mut begun, now);
             }
         }
     }

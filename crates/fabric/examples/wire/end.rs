@@ -21,7 +21,7 @@ pub enum Ask {
     Target = 4,
     /// Get the source, put it into the target.
     EchoLarge = 5,
-    /// Get the source, then answer.
+    /// Get the source, then answer. A payload in the message is answered if `depth` is not 0.
     Give = 6,
     /// Get the source again and again, and tell how long it takes.
     Get = 7,

@@ -157,7 +157,11 @@ impl Handler for Serving {
                 let source = self.sources[body.source as usize];
                 Self::get(fabric, reactor, session, source, body.len as usize, GIVE);
             }
-            ask if ask == Ask::Give as u8 => fabric.send(session, body.header(Kind::Reply)),
+            ask if ask == Ask::Give as u8 => {
+                if body.depth > 0 {
+                    fabric.send(session, body.header(Kind::Reply));
+                }
+            }
             ask if ask == Ask::Get as u8 => self.measure(fabric, reactor, session, body),
             _ => Self::answer(fabric, session, body),
         }
