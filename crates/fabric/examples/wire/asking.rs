@@ -10,7 +10,7 @@ use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, 
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
 use super::command::{Command, Mode};
-use super::end::{Ask, Body, End, cpu};
+use super::end::{Ask, Body, End, Latencies, cpu};
 
 /// What has come.
 #[derive(Default)]
@@ -45,7 +45,12 @@ impl Handler for Came {
     }
 }
 
+/// Payloads up to this are copied behind their header at once.
+const INLINE_BYTES_MAX: usize = 256;
+
 struct Asking {
+    /// What small messages carry.
+    payload: Rc<Frame>,
     end: End,
     came: Came,
     session: Slot,
@@ -60,7 +65,8 @@ impl Asking {
         let client = ClientId(end.fabric.random().bytes16());
         let identity = Identity { client, number: 1, nonce: end.fabric.random().bytes16() };
         let session = end.fabric.connect(&mut end.reactor, command.address.clone(), identity);
-        let mut this = Self { end, came: Came::default(), session };
+        let payload = Rc::new(end.reactor.frames().alloc(SMALL_BYTES_MAX).ok_or("no frames")?);
+        let mut this = Self { payload, end, came: Came::default(), session };
         while !this.came.up {
             this.turn()?;
         }
@@ -110,8 +116,12 @@ impl Asking {
     fn ask(&mut self, body: Body, payload: usize, window: Option<WindowKey>) {
         let mut header = body.header(Kind::Call);
         header.window.set(window.map_or(0, |window| window.0));
-        let announced = Announced { len: payload, checksum: None };
-        self.end.fabric.send_with(self.session, header, announced, |gather| gather.push_zeroes(payload));
+        let (announced, from) = (Announced { len: payload, checksum: None }, &self.payload);
+        self.end.fabric.send_with(self.session, header, announced, |gather| match payload {
+            0 => {}
+            1..=INLINE_BYTES_MAX => gather.push_head(&from[..payload]),
+            _ => gather.push_shared(Rc::clone(from), 0, payload),
+        });
     }
 
     /// CPU time that the server has spent.
@@ -158,11 +168,8 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         _ => {}
     }
     let server = asking.server_cpu()?;
-    let (client, begun) = (cpu(), Instant::now());
     let mut report =
         if command.mode == Mode::Get { gets(&mut asking, command)? } else { asks(&mut asking, command, target)? };
-    report.seconds = begun.elapsed().as_secs_f64();
-    report.client = cpu().saturating_sub(client);
     report.server = asking.server_cpu()?.saturating_sub(server);
     print(&report, command.bytes.max(command.reply * usize::from(command.mode == Mode::Call)));
     Ok(())
@@ -181,17 +188,18 @@ fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Re
     let len = if command.mode == Mode::Call { command.reply } else { command.bytes };
     // A call with a window carries no payload.
     let payload = if target.is_some() { 0 } else { payload };
-    let mut latencies = hdr();
-    let end = Instant::now() + command.time;
+    let mut latencies = Latencies::new();
+    let (started, spent) = (Instant::now(), cpu());
+    let end = started + command.time;
     // What is given needs no answer: one for so many says that there is room for more.
     let step = if command.mode == Mode::Give && !large { command.depth.div_ceil(2) } else { 1 };
     let (mut asked, mut seen) = (0, asking.came.answers);
     let mut begun = std::collections::VecDeque::new();
     let mut next = |asking: &mut Asking, begun: &mut std::collections::VecDeque<Instant>, now: Instant| {
+        begun.push_back(now);
         for _ in 0..step {
             let source = (asked % command.depth) as u32;
             asked += 1;
-            begun.push_back(now);
             let depth = u32::from(asked % step == 0);
             asking.ask(Body { ask: ask as u8, len: len as u32, source, depth, ..Body::default() }, payload, target);
         }
@@ -205,10 +213,8 @@ fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Re
         seen = asking.came.answers;
         let mut now = Instant::now();
         for answer in 0..came {
-            for _ in 0..step {
-                let Some(then) = begun.pop_front() else { return Err("an answer too many".into()) };
-                latencies.push(now.duration_since(then).as_nanos() as u64);
-            }
+            let Some(then) = begun.pop_front() else { return Err("an answer too many".into()) };
+            latencies.push(now.duration_since(then));
             if now < end {
                 if answer > 0 {
                     now = Instant::now();
@@ -217,12 +223,14 @@ fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Re
             }
         }
     }
-    Ok(report_of(latencies))
+    let (seconds, client) = (started.elapsed().as_secs_f64(), cpu().saturating_sub(spent));
+    let (p50_nanos, p99_nanos) = latencies.p50_p99();
+    Ok(Report { operations: asked as u64, seconds, p50_nanos, p99_nanos, client, server: Duration::ZERO })
 }
 
 /// Has the server get, and tell how long it took.
 fn gets(asking: &mut Asking, command: &Command) -> Result<Report, Box<dyn Error>> {
-    let seen = asking.came.answers;
+    let (seen, spent) = (asking.came.answers, cpu());
     let body = Body {
         ask: Ask::Get as u8,
         len: command.bytes as u32,
@@ -234,20 +242,8 @@ fn gets(asking: &mut Asking, command: &Command) -> Result<Report, Box<dyn Error>
     asking.answered(seen)?;
     let header = asking.came.last.ok_or("no answer")?;
     let word = |at: usize| header.body[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
-    let zero = Duration::ZERO;
-    Ok(Report { operations: word(8), seconds: 0.0, p50_nanos: word(16), p99_nanos: 0, client: zero, server: zero })
-}
-
-fn hdr() -> Vec<u64> {
-    Vec::with_capacity(1 << 20)
-}
-
-fn report_of(mut nanos: Vec<u64>) -> Report {
-    nanos.sort_unstable();
-    let at = |quantile: usize| nanos.get(nanos.len() * quantile / 100).copied().unwrap_or(0);
-    let zero = Duration::ZERO;
-    let (p50_nanos, p99_nanos) = (at(50), at(99));
-    Report { operations: nanos.len() as u64, seconds: 0.0, p50_nanos, p99_nanos, client: zero, server: zero }
+    let (client, server, seconds) = (cpu().saturating_sub(spent), Duration::ZERO, word(24) as f64 / 1e9);
+    Ok(Report { operations: word(8), seconds, p50_nanos: word(16), p99_nanos: 0, client, server })
 }
 
 fn print(report: &Report, bytes: usize) {

@@ -28,7 +28,7 @@ pub enum Ask {
 }
 
 /// Body: what is asked for (1), zeroes (3), bytes of the answer (4), which of the sources (4), depth (4), for how long in
-/// nanoseconds (8). An answer to [`Ask::Get`]: how many (8), the median in nanoseconds (8).
+/// nanoseconds (8). An answer to [`Ask::Get`]: how many (8), the median in nanoseconds (8), how long they took in nanoseconds (8).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Body {
     pub ask: u8,
@@ -82,6 +82,49 @@ impl End {
             self.fabric.handle(&mut self.reactor, completion, handler);
         }
         Ok(())
+    }
+}
+
+/// Latencies of which no more are kept than take no time to sort.
+pub struct Latencies {
+    nanos: Vec<u64>,
+    seen: usize,
+    /// Each so-manieth is kept.
+    stride: usize,
+}
+
+impl Latencies {
+    const KEPT_MAX: usize = 1 << 16;
+
+    pub fn new() -> Self {
+        Self { nanos: Vec::with_capacity(Self::KEPT_MAX), seen: 0, stride: 1 }
+    }
+
+    pub fn push(&mut self, time: Duration) {
+        if self.seen.is_multiple_of(self.stride) {
+            if self.nanos.len() == Self::KEPT_MAX {
+                let mut keeps = false;
+                self.nanos.retain(|_| {
+                    keeps = !keeps;
+                    keeps
+                });
+                self.stride *= 2;
+            }
+            self.nanos.push(time.as_nanos() as u64);
+        }
+        self.seen += 1;
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.seen as u64
+    }
+
+    /// The median and the 99th percentile, in nanoseconds.
+    pub fn p50_p99(&mut self) -> (u64, u64) {
+        self.nanos.sort_unstable();
+        let at = |percent: usize| self.nanos.get(self.nanos.len() * percent / 100).copied().unwrap_or(0);
+        (at(50), at(99))
     }
 }
 

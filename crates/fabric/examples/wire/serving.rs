@@ -8,7 +8,7 @@ use byway_fabric::{Announced, CloseReason, Fabric, GetError, Handler, Registry, 
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::Command;
-use super::end::{Ask, Body, End, cpu};
+use super::end::{Ask, Body, End, Latencies, cpu};
 
 pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     let mut end = End::new(command.io, command.polling)?;
@@ -36,9 +36,10 @@ struct Serving {
 struct Measured {
     source: Vec<WindowKey>,
     len: usize,
+    started: Instant,
     until: Instant,
     begun: Vec<Instant>,
-    nanos: Vec<u64>,
+    latencies: Latencies,
     under_way: usize,
 }
 
@@ -76,9 +77,10 @@ impl Serving {
         self.measured = Some(Measured {
             source: self.sources.clone(),
             len: body.len as usize,
+            started: now,
             until,
             begun: vec![now; depth],
-            nanos: Vec::new(),
+            latencies: Latencies::new(),
             under_way: depth,
         });
         for slot in 0..depth {
@@ -90,7 +92,7 @@ impl Serving {
     fn measured(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, slot: usize) {
         let Some(measured) = &mut self.measured else { return };
         let now = reactor.now();
-        measured.nanos.push(now.since(measured.begun[slot]).as_nanos() as u64);
+        measured.latencies.push(now.since(measured.begun[slot]));
         if now < measured.until {
             measured.begun[slot] = now;
             let source = measured.source[slot % measured.source.len()];
@@ -101,11 +103,13 @@ impl Serving {
         if measured.under_way == 0
             && let Some(mut measured) = self.measured.take()
         {
-            measured.nanos.sort_unstable();
-            let count = measured.nanos.len();
+            let count = measured.latencies.count();
+            let (p50_nanos, _) = measured.latencies.p50_p99();
             let mut header = Body::default().header(Kind::Reply);
-            header.body[8..16].copy_from_slice(&(count as u64).to_le_bytes());
-            header.body[16..24].copy_from_slice(&measured.nanos[count / 2].to_le_bytes());
+            header.body[8..16].copy_from_slice(&count.to_le_bytes());
+            header.body[16..24].copy_from_slice(&p50_nanos.to_le_bytes());
+            let nanos = now.since(measured.started).as_nanos() as u64;
+            header.body[24..32].copy_from_slice(&nanos.to_le_bytes());
             header.body[32..40].copy_from_slice(&(cpu().as_nanos() as u64).to_le_bytes());
             fabric.send(session, header);
         }
