@@ -30,6 +30,11 @@ use crate::units::parse_size;
 
 /// How long clients write before it counts: slow start, page faults of first use.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// What all clients together write from, in bytes, however many they are: else few clients would write from a core's cache
+/// and many from memory, and it is that that would be measured.
+const DATA_BYTES: usize = 128 << 20;
+/// The next block of a client while the last one may still be on its way to the wire.
+const BLOCKS_EACH_MIN: usize = 2;
 /// Largest block: what one frame of the fabric holds.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
 
@@ -176,7 +181,9 @@ fn measure(arguments: &FabricBenchArguments, mode: Mode, clients: usize) -> Resu
         IoChoice::Epoll => "epoll",
     };
     let block_bytes = arguments.bs as usize;
-    let mut part = Part { role, mode, wire: arguments.wire, address, clients, block_bytes, io: io.to_owned(), parent };
+    let blocks_each = (DATA_BYTES / (clients * block_bytes)).max(BLOCKS_EACH_MIN);
+    let (wire, io) = (arguments.wire, io.to_owned());
+    let mut part = Part { role, mode, wire, address, clients, block_bytes, blocks_each, io, parent };
     let mut server = Started::start(&part)?;
     part.address = server.ready()?;
     let processes = clients.min(arguments.processes.into());
@@ -222,7 +229,7 @@ pub fn run_part(part: &str) -> Result<(), FabricBenchError> {
     parent::end_with(part.parent).map_err(FabricBenchError::Start)?;
     let ended = match (part.role, part.mode) {
         (Role::Server { frames, ahead, store }, mode) => {
-            let sink = Sink::open(store).map_err(FabricBenchError::Store)?;
+            let sink = Sink::open(store, part.blocks_each).map_err(FabricBenchError::Store)?;
             match mode {
                 Mode::Driven => driven::serve(&part, (frames, ahead), sink),
                 Mode::Naive => naive::serve(&part, frames, sink),

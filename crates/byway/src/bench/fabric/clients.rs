@@ -1,10 +1,12 @@
 //! The clients of one process, whatever their transfers are: each writes block after block, one at a time.
 
-use byway_reactor::Instant;
+use std::rc::Rc;
+
+use byway_reactor::{Frame, FramePool, Instant};
 use hdrhistogram::Histogram;
 
 use super::FabricBenchError;
-use super::part::{Part, Stretch, Tally};
+use super::part::{Part, Stretch, Tally, Wire};
 use super::pattern;
 
 /// Latencies are kept to three digits up to a minute, in nanoseconds.
@@ -23,6 +25,11 @@ pub(super) enum Ended {
 pub(super) struct Clients {
     first: usize,
     block_bytes: usize,
+    /// What is written from.
+    pool: FramePool,
+    /// By client, so many each: what they write in turn.
+    blocks: Vec<Rc<Frame>>,
+    blocks_each: usize,
     /// By client: the blocks that it has begun, and when the last one was.
     begun: Vec<(u64, Instant)>,
     tally: Tally,
@@ -33,9 +40,17 @@ pub(super) struct Clients {
 impl Clients {
     pub(super) fn new(part: &Part, first: usize) -> Result<Self, FabricBenchError> {
         let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| FabricBenchError::Memory)?;
+        let (each, bytes) = (part.blocks_each, part.block_bytes);
+        // One more for a client whose last block is still on its way.
+        let pool_bytes = part.clients * (each + 1) * bytes.next_power_of_two();
+        let pool = if part.wire == Wire::Shm { FramePool::shared(pool_bytes) } else { FramePool::new(pool_bytes) };
+        let pool = pool.map_err(FabricBenchError::Loop)?;
+        let filled = |block: usize| filled(&pool, bytes, (first + block / each) as u64, (block % each) as u64);
+        let blocks = (0..part.clients * each).map(filled).collect::<Result<_, _>>()?;
         let begun = vec![(0, Instant::ZERO); part.clients];
         let tally = Tally { blocks: vec![0; part.clients], ..Tally::default() };
-        Ok(Self { first, block_bytes: part.block_bytes, begun, tally, latencies, stretch: Stretch::begin() })
+        let stretch = Stretch::begin();
+        Ok(Self { first, block_bytes: bytes, pool, blocks, blocks_each: each, begun, tally, latencies, stretch })
     }
 
     pub(super) fn count(&self) -> usize {
@@ -46,18 +61,31 @@ impl Clients {
         self.block_bytes
     }
 
+    /// Where the blocks lie.
+    pub(super) fn pool(&self) -> &FramePool {
+        &self.pool
+    }
+
     /// The number of a client among those of all processes.
     pub(super) fn number(&self, client: usize) -> u64 {
         (self.first + client) as u64
     }
 
-    /// Fills a client's next block; gives its number.
-    pub(super) fn begin(&mut self, client: usize, block: &mut [u8], now: Instant) -> u64 {
+    /// A client's next block, and its number.
+    pub(super) fn begin(&mut self, client: usize, now: Instant) -> Result<(Rc<Frame>, u64), FabricBenchError> {
         let number = self.number(client);
         let begun = &mut self.begun[client];
         *begun = (begun.0 + 1, now);
-        pattern::fill(block, number, begun.0);
-        begun.0
+        let place = begun.0 as usize % self.blocks_each;
+        let block = &mut self.blocks[client * self.blocks_each + place];
+        if Rc::get_mut(block).is_none() {
+            // It was answered, and is still on its way to the wire for all that.
+            *block = filled(&self.pool, self.block_bytes, number, place as u64)?;
+        }
+        if let Some(frame) = Rc::get_mut(block) {
+            pattern::stamp(frame, number, begun.0);
+        }
+        Ok((Rc::clone(block), begun.0))
     }
 
     /// A block was answered.
@@ -83,4 +111,11 @@ impl Clients {
         self.latencies.reset();
         tally
     }
+}
+
+/// A client's block `place`.
+fn filled(pool: &FramePool, bytes: usize, client: u64, place: u64) -> Result<Rc<Frame>, FabricBenchError> {
+    let mut frame = pool.alloc(bytes).ok_or(FabricBenchError::Memory)?;
+    pattern::fill(&mut frame, client, place);
+    Ok(Rc::new(frame))
 }

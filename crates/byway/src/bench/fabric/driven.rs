@@ -199,8 +199,6 @@ impl Handler for Server {
 /// The sessions of a process's clients.
 struct Writers {
     clients: Clients,
-    /// Where blocks are written from.
-    pool: FramePool,
     /// By client: its session and the window of the block that is under way.
     sessions: Vec<(Slot, Option<WindowKey>)>,
     /// By the index of a session's slot: the client.
@@ -213,21 +211,11 @@ struct Writers {
 pub(super) fn write(part: &Part, first: usize) -> Result<(), FabricBenchError> {
     let mut reactor = part.reactor(part.clients * 2 * LANE_BYTES + (32 << 20))?;
     let mut fabric = Fabric::new(options());
-    // A block may still be on its way to the wire when its answer is here.
-    let bytes = (part.clients + 1) * 2 * part.block_bytes.next_power_of_two();
-    let pool = if part.wire == Wire::Shm { FramePool::shared(bytes) } else { FramePool::new(bytes) };
-    let pool = pool.map_err(FabricBenchError::Loop)?;
+    let clients = Clients::new(part, first)?;
     if part.wire == Wire::Shm {
-        fabric.lend(pool.clone());
+        fabric.lend(clients.pool().clone());
     }
-    let mut writers = Writers {
-        clients: Clients::new(part, first)?,
-        pool,
-        sessions: Vec::new(),
-        by_slot: Vec::new(),
-        up: 0,
-        failed: None,
-    };
+    let mut writers = Writers { clients, sessions: Vec::new(), by_slot: Vec::new(), up: 0, failed: None };
     let orders = take_orders(reactor.waker());
     let mut turns = Turns::default();
     let address = part.address()?;
@@ -280,15 +268,16 @@ impl Writers {
     /// Begins a client's next block.
     fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, client: usize) {
         let (session, block_bytes) = (self.sessions[client].0, self.clients.block_bytes());
-        let Some(mut frame) = self.pool.alloc(block_bytes) else {
-            self.failed = Some(FabricBenchError::Memory);
-            return;
-        };
-        let sequence = self.clients.begin(client, &mut frame, reactor.now());
-        let opened = fabric.open_source(session, (std::rc::Rc::new(frame), 0, block_bytes), 0);
-        let Some(window) = opened else {
-            self.failed = Some(FabricBenchError::Memory);
-            return;
+        let begun = self.clients.begin(client, reactor.now()).and_then(|(frame, sequence)| {
+            let window = fabric.open_source(session, (frame, 0, block_bytes), 0).ok_or(FabricBenchError::Memory)?;
+            Ok((window, sequence))
+        });
+        let (window, sequence) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.failed = Some(error);
+                return;
+            }
         };
         self.sessions[client].1 = Some(window);
         let mut body = CallBody::new_zeroed();

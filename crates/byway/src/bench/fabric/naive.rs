@@ -7,9 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
 
-use byway_reactor::{
-    Address, Completion, Frame, FramePool, Gather, Instant, Op, Outcome, Reactor, Scatter, Socket, Token,
-};
+use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Op, Outcome, Reactor, Scatter, Socket, Token};
 
 use super::FabricBenchError;
 use super::clients::{Clients, Ended};
@@ -212,7 +210,7 @@ impl Server {
 struct Writer {
     socket: Option<Socket>,
     /// Its block; shared with the send in flight.
-    block: std::rc::Rc<Frame>,
+    block: Option<std::rc::Rc<Frame>>,
     sequence: u64,
     /// A send is in flight, and whether another is due then.
     sending: bool,
@@ -223,7 +221,6 @@ struct Writer {
 
 struct Writers {
     clients: Clients,
-    pool: FramePool,
     writers: Vec<Writer>,
     up: usize,
     random: u64,
@@ -232,10 +229,8 @@ struct Writers {
 /// Writes until the parent has seen enough.
 pub(super) fn write(part: &Part, first: usize) -> Result<(), FabricBenchError> {
     let mut reactor = part.reactor(part.clients * 2 * 4096 + (32 << 20))?;
-    let pool = FramePool::new((part.clients + 1) * 2 * part.block_bytes.next_power_of_two());
-    let pool = pool.map_err(FabricBenchError::Loop)?;
     let clients = Clients::new(part, first)?;
-    let mut writers = Writers { clients, pool, writers: Vec::new(), up: 0, random: first as u64 + 1 };
+    let mut writers = Writers { clients, writers: Vec::new(), up: 0, random: first as u64 + 1 };
     let orders: Receiver<Order> = take_orders(reactor.waker());
     let address = part.address()?;
     let mut turns = Turns::default();
@@ -267,9 +262,7 @@ pub(super) fn write(part: &Part, first: usize) -> Result<(), FabricBenchError> {
 impl Writers {
     fn connect(&mut self, reactor: &mut Reactor, address: &Address) -> Result<(), FabricBenchError> {
         while self.writers.len() < self.clients.count() && self.writers.len() - self.up < CONNECTING_MAX {
-            let block = self.pool.alloc(self.clients.block_bytes()).ok_or(FabricBenchError::Memory)?;
-            let block = std::rc::Rc::new(block);
-            let writer = Writer { socket: None, block, sequence: 0, sending: false, due: false, dropped: 0 };
+            let writer = Writer { socket: None, block: None, sequence: 0, sending: false, due: false, dropped: 0 };
             reactor.submit(Op::Connect { to: address.clone() }, token(CONNECT, self.writers.len()));
             self.writers.push(writer);
         }
@@ -349,12 +342,10 @@ impl Writers {
     }
 
     fn begin(&mut self, reactor: &mut Reactor, client: usize) -> Result<(), FabricBenchError> {
-        let now: Instant = reactor.now();
-        let mut block = self.pool.alloc(self.clients.block_bytes()).ok_or(FabricBenchError::Memory)?;
+        let (block, sequence) = self.clients.begin(client, reactor.now())?;
         let writer = &mut self.writers[client];
         writer.dropped = 0;
-        writer.sequence = self.clients.begin(client, &mut block, now);
-        writer.block = std::rc::Rc::new(block);
+        (writer.block, writer.sequence) = (Some(block), sequence);
         self.send(reactor, client);
         Ok(())
     }
@@ -363,7 +354,7 @@ impl Writers {
         let number = self.clients.number(client);
         let len = self.clients.block_bytes();
         let writer = &mut self.writers[client];
-        let Some(socket) = writer.socket else { return };
+        let (Some(socket), Some(block)) = (writer.socket, &writer.block) else { return };
         // Its answer may be here before its end is.
         if std::mem::replace(&mut writer.sending, true) {
             writer.due = true;
@@ -372,7 +363,7 @@ impl Writers {
         let mut gather = Gather::new();
         gather.push_head(&number.to_le_bytes());
         gather.push_head(&writer.sequence.to_le_bytes());
-        gather.push_shared(std::rc::Rc::clone(&writer.block), 0, len);
+        gather.push_shared(std::rc::Rc::clone(block), 0, len);
         reactor.submit(Op::Send { socket, gather }, token(SEND, client));
     }
 }

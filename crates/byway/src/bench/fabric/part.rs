@@ -80,6 +80,8 @@ pub(super) struct Part {
     /// Clients of this process; for the server, all of them.
     pub(super) clients: usize,
     pub(super) block_bytes: usize,
+    /// Blocks that each client writes in turn.
+    pub(super) blocks_each: usize,
     pub(super) io: String,
     pub(super) parent: i32,
 }
