@@ -155,16 +155,9 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
             asking.offer(Ask::Source, len)?;
             asking.offer(Ask::Target, len)?;
         }
-        Mode::Give if large => {
-            for _ in 0..command.depth {
-                asking.offer(Ask::Source, len)?;
-            }
-        }
-        Mode::Get => {
-            for _ in 0..command.depth {
-                asking.offer(Ask::Source, len)?;
-            }
-        }
+        // One source for all, as other benchmarks have.
+        Mode::Get => drop(asking.offer(Ask::Source, len)?),
+        Mode::Give if large => drop(asking.offer(Ask::Source, len)?),
         _ => {}
     }
     let server = asking.server_cpu()?;
@@ -198,10 +191,9 @@ fn asks(asking: &mut Asking, command: &Command, target: Option<WindowKey>) -> Re
     let mut next = |asking: &mut Asking, begun: &mut std::collections::VecDeque<Instant>, now: Instant| {
         begun.push_back(now);
         for _ in 0..step {
-            let source = (asked % command.depth) as u32;
             asked += 1;
             let depth = u32::from(asked % step == 0);
-            asking.ask(Body { ask: ask as u8, len: len as u32, source, depth, ..Body::default() }, payload, target);
+            asking.ask(Body { ask: ask as u8, len: len as u32, depth, ..Body::default() }, payload, target);
         }
     };
     for _ in 0..command.depth / step {
@@ -234,7 +226,6 @@ fn gets(asking: &mut Asking, command: &Command) -> Result<Report, Box<dyn Error>
     let body = Body {
         ask: Ask::Get as u8,
         len: command.bytes as u32,
-        source: 0,
         depth: command.depth as u32,
         nanos: command.time.as_nanos() as u64,
     };
@@ -263,13 +254,13 @@ fn print(report: &Report, bytes: usize) {
 
 /// Copies between buffers in turn, as a wire would that costs nothing but the copy.
 pub fn memcpy(command: &Command) {
-    let from: Vec<Vec<u8>> = (0..command.depth).map(|byte| vec![byte as u8; command.bytes]).collect();
+    let from = vec![7; command.bytes];
     let mut to: Vec<Vec<u8>> = vec![vec![0; command.bytes]; command.depth];
     let (client, begun) = (cpu(), Instant::now());
     let mut operations = 0u64;
     while begun.elapsed() < command.time {
-        for (from, to) in from.iter().zip(&mut to) {
-            to.copy_from_slice(std::hint::black_box(from));
+        for to in &mut to {
+            to.copy_from_slice(std::hint::black_box(&from));
             std::hint::black_box(&to);
             operations += 1;
         }

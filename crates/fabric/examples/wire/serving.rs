@@ -25,16 +25,21 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
 }
 
 /// One client at a time.
-#[derive(Default)]
 struct Serving {
-    sources: Vec<WindowKey>,
+    source: WindowKey,
     target: Option<WindowKey>,
     measured: Option<Measured>,
 }
 
+impl Default for Serving {
+    fn default() -> Self {
+        Self { source: WindowKey(0), target: None, measured: None }
+    }
+}
+
 /// Gets that we measure.
 struct Measured {
-    source: Vec<WindowKey>,
+    source: WindowKey,
     len: usize,
     started: Instant,
     until: Instant,
@@ -75,7 +80,7 @@ impl Serving {
         let depth = body.depth as usize;
         let until = now + std::time::Duration::from_nanos(body.nanos);
         self.measured = Some(Measured {
-            source: self.sources.clone(),
+            source: self.source,
             len: body.len as usize,
             started: now,
             until,
@@ -84,8 +89,7 @@ impl Serving {
             under_way: depth,
         });
         for slot in 0..depth {
-            let source = self.sources[slot % self.sources.len()];
-            Self::get(fabric, reactor, session, source, body.len as usize, MEASURE | slot as u64);
+            Self::get(fabric, reactor, session, self.source, body.len as usize, MEASURE | slot as u64);
         }
     }
 
@@ -95,8 +99,7 @@ impl Serving {
         measured.latencies.push(now.since(measured.begun[slot]));
         if now < measured.until {
             measured.begun[slot] = now;
-            let source = measured.source[slot % measured.source.len()];
-            let len = measured.len;
+            let (source, len) = (measured.source, measured.len);
             return Self::get(fabric, reactor, session, source, len, MEASURE | slot as u64);
         }
         measured.under_way -= 1;
@@ -147,7 +150,7 @@ impl Handler for Serving {
                 fabric.send_with(session, body.header(Kind::Reply), announced, |gather| gather.push_head(payload));
             }
             ask if ask == Ask::Source as u8 => {
-                self.sources.push(window);
+                self.source = window;
                 Self::answer(fabric, session, body);
             }
             ask if ask == Ask::Target as u8 => {
@@ -155,11 +158,10 @@ impl Handler for Serving {
                 Self::answer(fabric, session, body);
             }
             ask if ask == Ask::EchoLarge as u8 => {
-                Self::get(fabric, reactor, session, self.sources[0], body.len as usize, ECHO);
+                Self::get(fabric, reactor, session, self.source, body.len as usize, ECHO);
             }
             ask if ask == Ask::Give as u8 && payload.is_empty() => {
-                let source = self.sources[body.source as usize];
-                Self::get(fabric, reactor, session, source, body.len as usize, GIVE);
+                Self::get(fabric, reactor, session, self.source, body.len as usize, GIVE);
             }
             ask if ask == Ask::Give as u8 => {
                 if body.depth > 0 {

@@ -150,7 +150,7 @@ fn by_sockets<'a>(ends: &'a Ends, by_hand: &'a PingPong, iperf: &'a Iperf) -> Ve
         ),
         case(
             "tcp-1m-stream",
-            Box::new(move || ends.run(Wire::Tcp, adaptive, &["get", "--bytes", "1048576", "--depth", "8"])),
+            Box::new(move || ends.run(Wire::Tcp, adaptive, &["get", "--bytes", "1048576", "--depth", "2"])),
             "iperf3",
             Box::new(|| iperf.run()),
             Target::Rate(0.95),
