@@ -14,6 +14,7 @@ mod memory_program;
 mod plot;
 mod process;
 mod report;
+mod responsiveness;
 mod sendfile;
 mod session;
 mod trapeze;
@@ -29,9 +30,10 @@ use self::report::{Finding, Report};
 use self::session::{Scale, Session};
 
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
+pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder};
 
 /// In the order in which they are run.
-const EXPERIMENTS: [Experiment; 8] = [
+const EXPERIMENTS: [Experiment; 9] = [
     gmblock::PATHS,
     gmblock::SLOW_DOWN,
     trapeze::FETCH,
@@ -40,6 +42,7 @@ const EXPERIMENTS: [Experiment; 8] = [
     clients::CLIENTS,
     goglin::ACCESS,
     sendfile::SENDFILE,
+    responsiveness::RESPONSIVENESS,
 ];
 
 /// The flags of `byway bench figures`.
