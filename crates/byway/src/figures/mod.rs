@@ -17,6 +17,7 @@ mod report;
 mod responsiveness;
 mod sendfile;
 mod session;
+mod slow_down;
 mod trapeze;
 
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder
 /// In the order in which they are run.
 const EXPERIMENTS: [Experiment; 9] = [
     gmblock::PATHS,
-    gmblock::SLOW_DOWN,
+    slow_down::SLOW_DOWN,
     trapeze::FETCH,
     trapeze::CUT_THROUGH,
     goglin::REGISTRATION,
