@@ -150,8 +150,11 @@ fn judge_paths(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
     let more = ratio(at(READS, "direct", 4, 64)?, at(READS, "direct", 1, 64)?);
     let two = ratio(at(READS, "bypass", 2, 512)?, at(READS, "direct", 2, 512)?);
     let four = ratio(at(READS, "bypass", 4, 256)?, at(READS, "direct", 4, 256)?);
-    let enough = ratio(at(LIMITED, "direct", 4, 256)?, at(READS, "direct", 4, 256)?);
-    let scarce = ratio(at(LIMITED, "direct", 4, 1024)?, at(READS, "direct", 4, 1024)?);
+    let limited = |kib: u64| {
+        let name = series("direct", 4);
+        data.ratio((LIMITED, &name), (READS, &name), (kib * KIB) as f64)
+    };
+    let (enough, scarce) = (limited(256)?, limited(1024)?);
     Ok(vec![
         Check::at_least("direct, 64 KiB: 4 outstanding over 1", more, 1.2),
         Check::at_least("512 KiB, 2 outstanding: bypass over direct", two, 1.13),
