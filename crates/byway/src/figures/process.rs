@@ -128,7 +128,9 @@ pub(super) fn on<T>(cpu: Option<usize>, act: impl FnOnce() -> std::io::Result<T>
 pub(super) fn on_cpus<T>(cpus: &[usize], act: impl FnOnce() -> std::io::Result<T>) -> Result<T, RunError> {
     let before = sched_getaffinity(None).map_err(|error| RunError::Child(error.into()))?;
     let mut some = CpuSet::new();
-    cpus.iter().for_each(|cpu| some.set(*cpu));
+    for &cpu in cpus {
+        some.set(cpu);
+    }
     sched_setaffinity(None, &some).map_err(|error| RunError::Child(error.into()))?;
     let done = act();
     sched_setaffinity(None, &before).map_err(|error| RunError::Child(error.into()))?;

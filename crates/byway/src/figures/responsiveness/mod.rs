@@ -5,7 +5,7 @@ mod program;
 
 use std::time::Duration;
 
-use self::caller::{Caller, Counted, Responder, Waiting};
+use self::caller::{Called, Caller, Counted, Responder, Waiting};
 pub use self::program::{ResponderArguments, ResponderError, run as run_responder};
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
@@ -152,40 +152,34 @@ fn measure(session: &Session, cpus: &[usize], of: Busy<'_>, points: &mut Points)
         caller.calls(calls(session) / 20, Waiting::Adaptive)?;
     }
     if of.computes {
-        let before = responder.counts()?;
-        std::thread::sleep(session.scale.time * 3);
-        let rate = computed(before, responder.counts()?);
+        let rate = quiet_rate(session, &mut responder)?;
         let alone = *of.alone.get_or_insert(rate);
         points.computed.add(QUIET, x, rate / alone.max(1e-9));
     }
+    let alone = of.alone.filter(|_| of.computes);
     for (at, caller) in callers.iter_mut().enumerate() {
-        let wire = WIRES[at].0;
         for waiting in [Waiting::Adaptive, Waiting::Polling] {
-            let before = responder.counts()?;
-            let called = caller.calls(calls(session), waiting)?;
-            let after = responder.counts()?;
-            let answering = (after.answering_us - before.answering_us) / calls(session) as f64;
             let node = match (of.computes, waiting) {
                 (true, Waiting::Adaptive) => BUSY,
                 (true, Waiting::Polling) => BUSY_POLLED,
                 (false, Waiting::Adaptive) => IDLE,
                 (false, Waiting::Polling) => continue,
             };
-            for (name, part) in PARTS {
-                points.latency[at].add(&series(name, node), x, called.per_mille(part));
-            }
-            if let (true, Some(alone), Waiting::Adaptive) = (of.computes, *of.alone, waiting) {
-                points.computed.add(&format!("calls over {wire}"), x, computed(before, after) / alone.max(1e-9));
-            }
-            if waiting == Waiting::Adaptive {
-                points.cpu.add(&format!("node, {node}, {wire}"), x, answering);
-            }
-            if of.computes {
-                points.cpu.add(&format!("caller, {node}, {wire}"), x, called.cpu_us);
-            }
+            let before = responder.counts()?;
+            let called = caller.calls(calls(session), waiting)?;
+            let after = responder.counts()?;
+            points.add((at, node, x), &called, (before, after), alone);
         }
     }
     Ok(())
+}
+
+/// What is computed in a second while nobody calls.
+#[expect(clippy::disallowed_methods, reason = "what is computed in a time is measured, and nothing is waited for")]
+fn quiet_rate(session: &Session, responder: &mut Responder) -> Result<f64, RunError> {
+    let before = responder.counts()?;
+    std::thread::sleep(session.scale.time * 3);
+    Ok(computed(before, responder.counts()?))
 }
 
 /// Parts of work in a second.
@@ -195,6 +189,29 @@ fn computed(before: Counted, after: Counted) -> f64 {
 }
 
 impl Points {
+    /// Takes what calls to a way over a wire gave, and what the node counted meanwhile.
+    fn add(
+        &mut self,
+        (wire, node, x): (usize, &str, f64),
+        called: &Called,
+        (before, after): (Counted, Counted),
+        alone: Option<f64>,
+    ) {
+        for (name, part) in PARTS {
+            self.latency[wire].add(&series(name, node), x, called.per_mille(part));
+        }
+        let wire = WIRES[wire].0;
+        self.cpu.add(&format!("caller, {node}, {wire}"), x, called.cpu_us);
+        if node == BUSY_POLLED {
+            return;
+        }
+        let answering_us = (after.answering_us - before.answering_us) / called.count().max(1) as f64;
+        self.cpu.add(&format!("node, {node}, {wire}"), x, answering_us);
+        if let Some(alone) = alone {
+            self.computed.add(&format!("calls over {wire}"), x, computed(before, after) / alone.max(1e-9));
+        }
+    }
+
     fn plots(self) -> Vec<Plot> {
         let ways =
             || Axis { label: "way of the node", unit: "", scale: Scale::Names(WAYS.map(|way| way.name).to_vec()) };
