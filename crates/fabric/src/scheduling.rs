@@ -4,7 +4,7 @@
 //! and has computing time in store. Still the kernel does not take the CPU from a thread that computes before that one's slice
 //! is used up (`sched(7)`; the fair scheduler keeps a thread running until its slice ends or it has had its share): some
 //! milliseconds by default, for every call that comes while all cores are busy. A thread that asks for shorter slices than the one
-//! that runs is let in at once, and gets no larger share by it. No privilege is needed. What it brings is measured by
+//! that runs is let in sooner, and gets no larger share by it. No privilege is needed. What it brings is measured by
 //! `byway bench figures --only responsiveness`.
 
 use std::time::Duration;
