@@ -9,7 +9,9 @@ use clap::Subcommand;
 
 use self::fabric::{FabricBenchArguments, FabricBenchError};
 use self::volume::{VolumeBenchArguments, VolumeBenchError};
-use crate::figures::{self, FiguresArguments, FiguresError, MemoryProgramArguments};
+use crate::figures::{
+    self, FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError,
+};
 use crate::serve::ServeError;
 
 /// What is measured.
@@ -31,6 +33,9 @@ pub enum BenchCommand {
     /// The memory-bound program beside a node; started by `byway bench figures`
     #[command(hide = true)]
     MemoryProgram(MemoryProgramArguments),
+    /// The node that computes and answers calls; started by `byway bench figures`
+    #[command(hide = true)]
+    Responder(ResponderArguments),
 }
 
 /// Why there are no figures.
@@ -48,6 +53,9 @@ pub enum BenchError {
     /// The program beside a node.
     #[error(transparent)]
     MemoryProgram(#[from] ServeError),
+    /// The node that computes.
+    #[error(transparent)]
+    Responder(#[from] ResponderError),
 }
 
 /// Runs it.
@@ -61,6 +69,7 @@ pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::FabricPart { part } => Ok(fabric::run_part(part)?),
         BenchCommand::Figures(arguments) => Ok(figures::run(arguments)?),
         BenchCommand::MemoryProgram(arguments) => Ok(figures::run_memory_program(*arguments)?),
+        BenchCommand::Responder(arguments) => Ok(figures::run_responder(arguments)?),
     }
 }
 

@@ -64,6 +64,11 @@ fn rdma_sendfiles_figures_leave_a_whole_report() {
     quick_run("sendfile", 1);
 }
 
+#[test]
+fn responsiveness_leaves_a_whole_report() {
+    quick_run("responsiveness", 1);
+}
+
 fn check_plot(name: &str, plot: &Value) {
     let series = plot["series"].as_array().expect("series");
     assert!(!series.is_empty(), "{name}: {plot:#}");

@@ -15,6 +15,7 @@ pub mod random;
 pub mod rdma;
 pub mod registration;
 pub mod registry;
+pub mod scheduling;
 pub mod session;
 pub mod slots;
 pub mod tls;

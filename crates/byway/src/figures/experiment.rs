@@ -158,6 +158,18 @@ impl Data<'_> {
         found.ok_or_else(|| Missing(format!("point {x} of series `{series}` in plot `{plot}`")))
     }
 
+    /// The median of the ratios of rounds, for points that are measured one after the other in each: what comes and goes on the machine
+    /// falls on both.
+    pub(super) fn ratio(&self, over: (&str, &str), under: (&str, &str), x: f64) -> Result<f64, Missing> {
+        let rounds = |(plot, series): (&str, &str)| {
+            let found = self.series(plot, series)?.points.iter().find(|point| point.is_at(x));
+            found.map(|point| &point.rounds).ok_or_else(|| Missing(format!("point {x} of `{series}` in `{plot}`")))
+        };
+        let ratios: Vec<f64> =
+            rounds(over)?.iter().zip(rounds(under)?).map(|(over, under)| over / under.max(1e-9)).collect();
+        Ok(median(&ratios))
+    }
+
     /// All points of a series: places and medians.
     pub(super) fn points(&self, plot: &str, series: &str) -> Result<Vec<(f64, f64)>, Missing> {
         let points = &self.series(plot, series)?.points;
@@ -306,6 +318,23 @@ mod tests {
         let points: Vec<_> = series[0].points.iter().map(|point| (point.x, point.median, point.rounds.len())).collect();
         assert_eq!(points, [(1.0, 5.0, 1), (2.0, 7.0, 1), (4.0, 2.0, 3)]);
         assert_eq!(series[1].name, "b");
+    }
+
+    #[test]
+    fn rounds_are_compared_with_their_own() {
+        let mut gathered = Gathered::default();
+        // The machine was three times slower in the second round, and the medians would be of different ones.
+        for (over, under) in [(8.0, 10.0), (2.7, 3.0), (9.0, 10.0)] {
+            gathered.add("over", 1.0, over);
+            gathered.add("under", 1.0, under);
+        }
+        let mut plots = [made::plot("p", &[])];
+        plots[0].series = gathered.series();
+        let data = Data(&plots);
+        let ratio = data.ratio(("p", "over"), ("p", "under"), 1.0);
+        assert!(ratio.is_ok_and(|ratio| (ratio - 0.9).abs() < 1e-9));
+        assert!(data.ratio(("p", "over"), ("p", "under"), 2.0).is_err());
+        assert!(data.ratio(("p", "over"), ("q", "under"), 1.0).is_err());
     }
 
     #[test]

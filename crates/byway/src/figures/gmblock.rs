@@ -1,15 +1,13 @@
-//! gmblock: the paths of a block from the disk to the wire, and what they take from a program beside them.
-
-use byway_reactor::Instant;
+//! gmblock: the paths of a block from the disk to the wire. What they take from a program beside them is in `slow_down`.
 
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
 };
 use super::load::{Load, Requests};
-use super::process::{MemoryProgram, Server, on, two_cpus};
+use super::process::Server;
 use super::session::{RunError, Session};
 
-const KIB: u64 = 1 << 10;
+pub(super) const KIB: u64 = 1 << 10;
 const FILE_BYTES: u64 = 256 << 20;
 /// The paper's: what its network card had for staging.
 const STAGING: &str = "1M";
@@ -53,40 +51,20 @@ pub(super) const PATHS: Experiment = Experiment {
     beside: beside_paths,
 };
 
-/// What a memory-bound program loses beside each path.
-pub(super) const SLOW_DOWN: Experiment = Experiment {
-    description: Description {
-        name: "gmblock-slow-down",
-        title: "gmblock: a memory-bound program beside each path",
-        source: "Koukis and Koziris, Efficient Block Device Sharing over Myrinet with Memory Bypass (IPDPS 2007), section 4, fig. 8(b)",
-        what: "A program that adds two arrays larger than the last-level cache into a third runs on one CPU, the node (and its \
-               client, for which there is no second machine) on another, with reads of 512 KiB and 4 outstanding. Time of the \
-               program and bandwidth of the node, each as a multiple of what it is alone in the same round.",
-        rule: "Holds if (1) the program takes at least 1.05 times as long beside the direct path as alone, and (2) beside the \
-               bypass its loss of time is at most 0.75 of that beside direct.",
-        absent: &[
-            "bzip2 on a Pentium III: the program here is limited by memory alone, and caches are larger than its 8 MB.",
-        ],
-    },
-    run: run_slow_down,
-    judge: judge_slow_down,
-    beside: beside_slow_down,
-};
-
 fn series(path: &str, outstanding: usize) -> String {
     format!("{path}, {outstanding} outstanding")
 }
 
 /// A path, the wire to it, and the volume's name.
-type Path = (&'static str, &'static str, &'static str);
+pub(super) type Path = (&'static str, &'static str, &'static str);
 
-const READ_PATHS: [Path; 3] =
+pub(super) const READ_PATHS: [Path; 3] =
     [("copy", "byway", "read-copy"), ("direct", "byway", "read-direct"), ("bypass", "byway", "read-bypass")];
 const WRITE_PATHS: [Path; 3] =
     [("copy", "byway", "write-copy"), ("direct", "byway", "write-direct"), ("bypass", "nbd", "write-bypass")];
 
 /// A node with a volume for each path.
-fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>) -> Result<Server, RunError> {
+pub(super) fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>) -> Result<Server, RunError> {
     let bytes = if session.scale.quick { 32 << 20 } else { FILE_BYTES };
     let read = session.image("read", bytes)?.display().to_string();
     let suffix = staging.unwrap_or("all");
@@ -122,16 +100,26 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
         (LIMITED_WRITES, &limited, staged_writes, true),
     ];
     let mut gathered: [Gathered; 4] = Default::default();
-    for round in 1..=session.scale.rounds {
-        for ((title, server, paths, writes), gathered) in sweeps.iter().zip(&mut gathered) {
-            session.say(&format!("gmblock-paths, round {round}: {title}"));
-            for (path, scheme, volume) in *paths {
-                let mut load = Load::open(&server.uri(scheme, volume))?;
+    // Shares of a tenth are judged: more rounds than that.
+    let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(5) };
+    for round in 1..=rounds {
+        for (at, kind) in [(0, READS), (2, WRITES)] {
+            session.say(&format!("gmblock-paths, round {round}: {kind}"));
+            for path in 0..READ_PATHS.len() {
+                // With and without a limit side by side: what else the machine does falls on both.
+                let pair = [at, at + 1].into_iter().filter_map(|sweep| Some((sweep, sweeps[sweep].2.get(path)?)));
+                let open = |(sweep, (_, scheme, volume)): (usize, &Path)| {
+                    Load::open(&sweeps[sweep].1.uri(scheme, volume)).map(|load| (sweep, load))
+                };
+                let mut loads = pair.map(open).collect::<Result<Vec<_>, _>>()?;
                 for &bytes in sizes {
                     for outstanding in OUTSTANDING {
-                        let requests = Requests { bytes, outstanding, writes: *writes };
-                        let rate = load.run(requests, session.scale.time)?;
-                        gathered.add(&series(path, outstanding), bytes as f64, rate.megabytes_per_second);
+                        for (sweep, load) in &mut loads {
+                            let requests = Requests { bytes, outstanding, writes: sweeps[*sweep].3 };
+                            let rate = load.run(requests, session.scale.time)?;
+                            let name = series(sweeps[*sweep].2[path].0, outstanding);
+                            gathered[*sweep].add(&name, bytes as f64, rate.megabytes_per_second);
+                        }
                     }
                 }
             }
@@ -151,6 +139,7 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
             crate::units::show_size(FILE_BYTES)
         ),
         "Writes: copy and bypass into memory volumes, direct into a file.".to_owned(),
+        format!("{rounds} rounds; each point with staging of 1M follows its own without a limit."),
     ];
     Ok(Measured { setup, plots: plots.collect() })
 }
@@ -161,8 +150,11 @@ fn judge_paths(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
     let more = ratio(at(READS, "direct", 4, 64)?, at(READS, "direct", 1, 64)?);
     let two = ratio(at(READS, "bypass", 2, 512)?, at(READS, "direct", 2, 512)?);
     let four = ratio(at(READS, "bypass", 4, 256)?, at(READS, "direct", 4, 256)?);
-    let enough = ratio(at(LIMITED, "direct", 4, 256)?, at(READS, "direct", 4, 256)?);
-    let scarce = ratio(at(LIMITED, "direct", 4, 1024)?, at(READS, "direct", 4, 1024)?);
+    let limited = |kib: u64| {
+        let name = series("direct", 4);
+        data.ratio((LIMITED, &name), (READS, &name), (kib * KIB) as f64)
+    };
+    let (enough, scarce) = (limited(256)?, limited(1024)?);
     Ok(vec![
         Check::at_least("direct, 64 KiB: 4 outstanding over 1", more, 1.2),
         Check::at_least("512 KiB, 2 outstanding: bypass over direct", two, 1.13),
@@ -218,122 +210,6 @@ fn beside_paths(data: &Data<'_>) -> Vec<Beside> {
     ]
 }
 
-const TIME: &str = "time of the program";
-const BANDWIDTH: &str = "bandwidth of the node";
-const BESIDE: [&str; 3] = ["copy", "direct", "bypass"];
-const NORMALISED: &str = "beside one another";
-
-fn run_slow_down(session: &mut Session) -> Result<Measured, RunError> {
-    let Some((node_cpu, program_cpu)) = two_cpus() else {
-        return Err(RunError::Machine("there is one CPU: the program and the node need one each"));
-    };
-    let server = start(session, None, Some(node_cpu))?;
-    let (array_bytes, passes) = if session.scale.quick { (8 << 20, 4) } else { (128 << 20, 12) };
-    let mut program = MemoryProgram::start(array_bytes, program_cpu)?;
-    let requests = Requests { bytes: 512 * KIB, outstanding: 4, writes: false };
-    let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(5) };
-    let (mut time, mut bandwidth, mut rates) = (Gathered::default(), Gathered::default(), Gathered::default());
-    // Once, so that its pages are where they stay.
-    program.begin(1)?;
-    program.end()?;
-    for round in 1..=rounds {
-        session.say(&format!("gmblock-slow-down, round {round}"));
-        program.begin(passes)?;
-        let alone = program.end()?;
-        for (at, (path, scheme, volume)) in READ_PATHS.iter().enumerate() {
-            debug_assert_eq!(*path, BESIDE[at]);
-            let uri = server.uri(scheme, volume);
-            let (beside, rate) = on(Some(node_cpu), || Ok(beside_program(&uri, requests, &mut program, passes)))??;
-            let still = on(Some(node_cpu), || {
-                Ok(Load::open(&uri).and_then(|mut load| load.run(requests, session.scale.time * 4)))
-            })??;
-            time.add(TIME, at as f64, beside / alone.max(1e-9));
-            let still = still.megabytes_per_second.max(1e-9);
-            bandwidth.add(BANDWIDTH, at as f64, rate / still);
-            rates.add("beside the program", at as f64, rate);
-            rates.add("alone", at as f64, still);
-        }
-    }
-    let mut series = time.series();
-    series.extend(bandwidth.series());
-    let plot = Plot {
-        name: NORMALISED,
-        title:
-            "The program and the node beside one another, as multiples of each alone (reads of 512 KiB, 4 outstanding)"
-                .to_owned(),
-        x: Axis { label: "path", unit: "", scale: Scale::Names(BESIDE.to_vec()) },
-        y: Axis { label: "beside over alone", unit: "", scale: Scale::Linear },
-        series,
-    };
-    let rates = Plot {
-        name: "rates",
-        title: "What the node moves meanwhile: a faster path takes more of the memory's bandwidth".to_owned(),
-        x: Axis { label: "path", unit: "", scale: Scale::Names(BESIDE.to_vec()) },
-        y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Linear },
-        series: rates.series(),
-    };
-    let setup = vec![
-        format!(
-            "The node and its client on CPU {node_cpu}, the program on CPU {program_cpu}; three arrays of {} each.",
-            crate::units::show_size(array_bytes)
-        ),
-        format!("{rounds} rounds; in each, the program alone, then beside each path."),
-    ];
-    Ok(Measured { setup, plots: vec![plot, rates] })
-}
-
-/// Reads while the program runs; gives its seconds and the rate.
-fn beside_program(
-    uri: &str,
-    requests: Requests,
-    program: &mut MemoryProgram,
-    passes: u32,
-) -> Result<(f64, f64), RunError> {
-    let mut load = Load::open(uri)?;
-    let mut began = false;
-    let rate = load.drive(requests, &mut |_: Instant| {
-        if !began {
-            began = true;
-            return program.begin(passes).is_err();
-        }
-        program.is_done()
-    })?;
-    Ok((program.end()?, rate.megabytes_per_second))
-}
-
-fn judge_slow_down(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
-    let (direct, bypass) = (data.at(NORMALISED, TIME, 1.0)?, data.at(NORMALISED, TIME, 2.0)?);
-    let share = (bypass - 1.0).max(0.0) / (direct - 1.0).max(1e-9);
-    Ok(vec![
-        Check::at_least("time of the program beside direct over alone", direct, 1.05),
-        Check::at_most("time lost beside the bypass over time lost beside direct", share, 0.75),
-    ])
-}
-
-fn beside_slow_down(data: &Data<'_>) -> Vec<Beside> {
-    let time = |at: f64| said(data.at(NORMALISED, TIME, at), "of alone");
-    vec![
-        Beside {
-            what: "time beside the path through memory, 512 KiB",
-            place: "section 4, fig. 8(b): gm-mem-4, the worst case",
-            paper: "1.70 of alone",
-            here: time(1.0),
-        },
-        Beside {
-            what: "time beside the bypass",
-            place: "section 4, fig. 8(b): gm-myri-4",
-            paper: "about 1 (41 % better than through memory)",
-            here: time(2.0),
-        },
-        Beside {
-            what: "time beside the TCP server",
-            place: "fig. 8(b): tcpip-gnbd; its number is not in the text",
-            paper: "not given",
-            here: time(0.0),
-        },
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::experiment::{Verdict, made};
@@ -362,17 +238,5 @@ mod tests {
         assert_eq!(verdict(210.0, 100.0), "does not hold", "a bypass that is hardly faster");
         assert_eq!(verdict(240.0, 199.0), "does not hold", "staging that costs nothing where it is scarce");
         assert_eq!(Verdict::of(judge_paths(&Data(&paths(240.0, 100.0)[..1]))).word(), "could not be run");
-    }
-
-    #[test]
-    fn the_rule_of_the_slow_down_says_yes_and_no() {
-        let verdict = |direct: f64, bypass: f64| {
-            let plots = [made::plot(NORMALISED, &[(TIME, &[(0.0, 1.9), (1.0, direct), (2.0, bypass)])])];
-            Verdict::of(judge_slow_down(&Data(&plots))).word()
-        };
-        assert_eq!(verdict(1.7, 1.02), "holds");
-        assert_eq!(verdict(1.01, 1.0), "does not hold", "nothing is lost in any case");
-        assert_eq!(verdict(1.7, 1.7), "does not hold", "the bypass saves nothing");
-        assert_eq!(verdict(1.7, 0.95), "holds", "noise below one is no loss");
     }
 }

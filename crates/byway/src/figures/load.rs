@@ -1,5 +1,6 @@
 //! Requests to a volume, so many outstanding, for so long.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(super) struct Load {
     next: u64,
     begun: Vec<Instant>,
     payload: Option<Rc<Frame>>,
+    /// Bytes a second at most.
+    bytes_per_second_max: Option<f64>,
 }
 
 impl Load {
@@ -59,7 +62,20 @@ impl Load {
         let mut volume = Remote::connect(&mut reactor, &uri, options)?;
         remote::open(&mut reactor, &mut [&mut volume])?;
         let volume_bytes = volume.info().map_or(0, |info| info.bytes);
-        Ok(Self { reactor, volume, volume_bytes, next: 0, begun: Vec::new(), payload: None })
+        Ok(Self {
+            reactor,
+            volume,
+            volume_bytes,
+            next: 0,
+            begun: Vec::new(),
+            payload: None,
+            bytes_per_second_max: None,
+        })
+    }
+
+    /// Holds requests back, so that no more than so much is moved: 10^6 bytes a second. For paths that are compared at the same rate.
+    pub(super) fn set_rate(&mut self, megabytes_per_second_max: f64) {
+        self.bytes_per_second_max = Some(megabytes_per_second_max * 1e6);
     }
 
     /// Makes requests for a time, after a while that does not count.
@@ -90,18 +106,29 @@ impl Load {
         let mut latencies: Vec<u64> = Vec::new();
         let mut done: Vec<RemoteDone> = Vec::new();
         let mut ending = false;
-        while self.volume.pending() > 0 {
+        let mut pace = Pace::new(self.bytes_per_second_max, requests, began);
+        // Answered, and not to be made again yet.
+        let mut held: VecDeque<(u64, Option<Frame>)> = VecDeque::new();
+        while self.volume.pending() > 0 || !held.is_empty() {
             self.volume.reap(&mut done);
             let (now, answered) = (self.reactor.now(), !done.is_empty());
             for one in done.drain(..) {
                 one.result?;
                 latencies.push(now.since(self.begun[one.tag as usize]).as_nanos() as u64);
                 ending = ending || enough(now);
-                if !ending {
-                    self.begin(requests, one.tag as usize, one.buffer)?;
-                }
+                held.push_back((one.tag, one.buffer));
             }
-            let wait = if answered { Wait::Poll } else { Wait::Block };
+            if ending {
+                held.clear();
+            }
+            while let Some((tag, frame)) = pace.take(now, &mut held) {
+                self.begin(requests, tag as usize, frame)?;
+            }
+            let wait = match pace.next_at {
+                _ if answered => Wait::Poll,
+                Some(at) if !held.is_empty() => Wait::Until(at),
+                _ => Wait::Block,
+            };
             remote::turn(&mut self.reactor, &mut [&mut self.volume], wait)?;
         }
         let seconds = self.reactor.now().since(began).as_secs_f64().max(1e-9);
@@ -134,9 +161,66 @@ impl Load {
     }
 }
 
+/// When the next request may be made.
+struct Pace {
+    /// None: at once.
+    next_at: Option<Instant>,
+    between: Duration,
+    /// What has not been made in its time is made up for, but no more than this.
+    behind_max: Duration,
+}
+
+impl Pace {
+    /// As many as are outstanding have been made at `began`.
+    fn new(bytes_per_second_max: Option<f64>, requests: Requests, began: Instant) -> Self {
+        let between =
+            Duration::from_secs_f64(requests.bytes as f64 / bytes_per_second_max.unwrap_or(f64::MAX).max(1.0));
+        let behind_max = between * requests.outstanding as u32;
+        Self { next_at: bytes_per_second_max.map(|_| began + behind_max), between, behind_max }
+    }
+
+    /// One of those that are held back, if its time has come.
+    fn take<T>(&mut self, now: Instant, held: &mut VecDeque<T>) -> Option<T> {
+        if self.next_at.is_some_and(|at| at > now) {
+            return None;
+        }
+        let taken = held.pop_front()?;
+        if let Some(at) = &mut self.next_at {
+            let late = now.since(*at);
+            *at = *at + late.saturating_sub(self.behind_max) + self.between;
+        }
+        Some(taken)
+    }
+}
+
 impl Drop for Load {
     /// Leaves as the protocol asks, so that the server does not take it for a failure.
     fn drop(&mut self) {
         remote::close(&mut self.reactor, &mut [&mut self.volume]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made_in(rate: Option<f64>, millis: u64, stop: std::ops::Range<u64>) -> usize {
+        let requests = Requests { bytes: 1000, outstanding: 2, writes: false };
+        let began = byway_reactor::monotonic();
+        let mut pace = Pace::new(rate, requests, began);
+        let mut held: VecDeque<()> = VecDeque::from(vec![(); 100]);
+        for at in (0..millis).filter(|at| !stop.contains(at)) {
+            while pace.take(began + Duration::from_millis(at), &mut held).is_some() {}
+        }
+        100 - held.len()
+    }
+
+    #[test]
+    fn requests_keep_their_rate_and_make_up_for_a_stop_within_bounds() {
+        // One each 10 ms, after the two that were made at the start.
+        assert_eq!(made_in(Some(100_000.0), 101, 0..0), 9);
+        // Two are due when it goes on after the stop, and one in its time: those between are lost.
+        assert!((5..=6).contains(&made_in(Some(100_000.0), 101, 30..90)), "{}", made_in(Some(100_000.0), 101, 30..90));
+        assert_eq!(made_in(None, 1, 0..0), 100, "nothing holds them back");
     }
 }

@@ -2,9 +2,9 @@
 
 use std::hint::black_box;
 use std::io::{BufRead, Write};
-use std::time::Instant;
 
 use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::parent;
 use crate::serve::ServeError;
@@ -21,7 +21,8 @@ pub struct MemoryProgramArguments {
     pub bytes: u64,
 }
 
-/// For each line with a number, goes over its memory so often and prints the seconds that it took; ends with its input.
+/// For each line with a number, goes over its memory so often and prints the seconds of CPU that it took; ends with its input.
+/// Seconds of CPU, because others may be given its CPU meanwhile; waiting for the memory counts, as a CPU waits for that itself.
 ///
 /// # Errors
 /// [`ServeError::EndWith`].
@@ -32,16 +33,21 @@ pub fn run(arguments: MemoryProgramArguments) -> Result<(), ServeError> {
     let (first, second, mut sum) = (vec![1.5; len], vec![2.5; len], vec![0.5; len]);
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let passes: u32 = line.trim().parse().unwrap_or(0);
-        let began = Instant::now();
+        let began = cpu_seconds();
         for _ in 0..passes {
             add(&first, &second, &mut sum);
             black_box(&mut sum);
         }
         let mut out = std::io::stdout().lock();
         // Whoever does not listen has ended, and so do we.
-        let _ = writeln!(out, "{:.6}", began.elapsed().as_secs_f64()).and_then(|()| out.flush());
+        let _ = writeln!(out, "{:.6}", cpu_seconds() - began).and_then(|()| out.flush());
     }
     Ok(())
+}
+
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn add(first: &[f64], second: &[f64], sum: &mut [f64]) {

@@ -14,8 +14,10 @@ mod memory_program;
 mod plot;
 mod process;
 mod report;
+mod responsiveness;
 mod sendfile;
 mod session;
+mod slow_down;
 mod trapeze;
 
 use std::path::PathBuf;
@@ -29,17 +31,19 @@ use self::report::{Finding, Report};
 use self::session::{Scale, Session};
 
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
+pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder};
 
 /// In the order in which they are run.
-const EXPERIMENTS: [Experiment; 8] = [
+const EXPERIMENTS: [Experiment; 9] = [
     gmblock::PATHS,
-    gmblock::SLOW_DOWN,
+    slow_down::SLOW_DOWN,
     trapeze::FETCH,
     trapeze::CUT_THROUGH,
     goglin::REGISTRATION,
     clients::CLIENTS,
     goglin::ACCESS,
     sendfile::SENDFILE,
+    responsiveness::RESPONSIVENESS,
 ];
 
 /// The flags of `byway bench figures`.

@@ -111,25 +111,40 @@ impl Drop for MemoryProgram {
     }
 }
 
-fn this_program() -> Result<Command, RunError> {
+/// This binary, to be started again.
+pub(super) fn this_program() -> Result<Command, RunError> {
     Ok(Command::new(std::env::current_exe().map_err(RunError::Child)?))
 }
 
 /// Does something on a CPU: what it starts stays there.
 pub(super) fn on<T>(cpu: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> Result<T, RunError> {
-    let Some(cpu) = cpu else { return act().map_err(RunError::Child) };
+    match cpu {
+        Some(cpu) => on_cpus(&[cpu], act),
+        None => act().map_err(RunError::Child),
+    }
+}
+
+/// Does something on some CPUs: what it starts stays there.
+pub(super) fn on_cpus<T>(cpus: &[usize], act: impl FnOnce() -> std::io::Result<T>) -> Result<T, RunError> {
     let before = sched_getaffinity(None).map_err(|error| RunError::Child(error.into()))?;
-    let mut one = CpuSet::new();
-    one.set(cpu);
-    sched_setaffinity(None, &one).map_err(|error| RunError::Child(error.into()))?;
+    let mut some = CpuSet::new();
+    for &cpu in cpus {
+        some.set(cpu);
+    }
+    sched_setaffinity(None, &some).map_err(|error| RunError::Child(error.into()))?;
     let done = act();
     sched_setaffinity(None, &before).map_err(|error| RunError::Child(error.into()))?;
     done.map_err(RunError::Child)
 }
 
-/// The first two CPUs that this process may use.
+/// The CPUs that this process may use.
+pub(super) fn allowed_cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
+}
+
+/// The first two of them.
 pub(super) fn two_cpus() -> Option<(usize, usize)> {
-    let allowed = sched_getaffinity(None).ok()?;
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-    Some((cpus.next()?, cpus.next()?))
+    let cpus = allowed_cpus();
+    Some((*cpus.first()?, *cpus.get(1)?))
 }

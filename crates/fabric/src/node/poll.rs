@@ -78,6 +78,15 @@ impl Node {
     /// # Errors
     /// `Forked`, or the kernel does not let the node look.
     pub fn progress(&self) -> Result<bool, WaitError> {
+        self.turn()?;
+        Ok(std::mem::take(&mut self.inner.lock()?.news))
+    }
+
+    /// As [`Node::progress`], and leaves it to that to say what has ended: for a [`Layer`](super::Layer) that looks on behalf of a program.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn turn(&self) -> Result<(), WaitError> {
         drop(self.inner.lock()?);
         let mut quiet = (false, None);
         let mut held = false;
@@ -101,6 +110,6 @@ impl Node {
             // While somebody else turns the loop, what he brings is signalled: after this, or it is in the news already.
             poll.arm(held && !quiet.0, quiet.1);
         }
-        Ok(std::mem::take(&mut self.inner.lock()?.news))
+        Ok(())
     }
 }

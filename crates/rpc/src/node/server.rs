@@ -54,14 +54,21 @@ impl Tables {
 }
 
 impl Rpc {
-    /// Waits for a call. Threads share the calls: each goes to one.
+    /// Waits for a call. Threads share the calls: each goes to one. With a deadline that has passed it is a look, which begins
+    /// nothing that ends later and would make [`Node::descriptor`](byway_fabric::node::Node::descriptor) readable again.
     ///
     /// # Errors
     /// None by the deadline.
     pub fn next_call(&self, deadline: impl Into<Deadline>) -> Result<Request, NodeError> {
+        let deadline = deadline.into();
         let ready = self.tables().take_waiting();
         if let Some(waiting) = ready {
             return self.request(waiting);
+        }
+        if deadline.left().is_some_and(|left| left.is_zero()) {
+            self.node.turn()?;
+            let ready = self.tables().take_waiting();
+            return ready.map_or(Err(WaitError::Deadline.into()), |waiting| self.request(waiting));
         }
         let op = self.node.layer_op()?;
         let ready = {
