@@ -271,21 +271,23 @@ impl Reactor {
         self.turned_at
     }
 
-    /// Looks at the links over shared memory alone, while they have something and the kernel seems to have nothing.
-    fn look_at_links(&mut self, into: &mut Vec<Completion>) -> bool {
+    /// Looks at the busy links over shared memory alone, if the kernel seems to have nothing: true if that will do, as they had
+    /// something, or as nobody wants to wait.
+    fn look_at_links(&mut self, into: &mut Vec<Completion>, wait: Wait) -> bool {
         let before = into.len();
-        if self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
+        let alone = self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet();
+        if alone {
             let (shared, mut floor) = floor!(self);
             shared.turn_links(&mut floor, into);
         }
-        let found = into.len() > before;
-        self.link_turns = if found { self.link_turns + 1 } else { 0 };
-        found
+        let enough = alone && (into.len() > before || wait == Wait::Poll);
+        self.link_turns = if enough { self.link_turns + 1 } else { 0 };
+        enough
     }
 
     fn reap_some(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         into.append(&mut self.aside);
-        if self.look_at_links(into) {
+        if self.look_at_links(into, wait) {
             return Ok(());
         }
         self.look(into, Wait::Poll)?;

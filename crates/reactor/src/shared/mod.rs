@@ -40,7 +40,7 @@ const GREETING: u8 = 2;
 /// How much of the bell is heard at once.
 const BELL_BYTES: usize = 4096;
 /// Turns in which a link has nothing to do before its peer is asked to ring.
-const IDLE_TURNS_MAX: u32 = 256;
+const IDLE_TURNS_MAX: u32 = 512;
 /// The links of a loop.
 #[derive(Default)]
 pub(crate) struct Shared {

@@ -53,7 +53,12 @@ impl Ends {
             Wire::Tcp => "tcp://127.0.0.1:0".to_owned(),
             Wire::Shared => format!("shm://{}", socket.display()),
         };
-        let polling: &[&str] = if waiting == Waiting::Polling { &["--polling"] } else { &[] };
+        // What polls sockets asks each of them: with io_uring that is two calls where epoll has one.
+        let polling: &[&str] = match (waiting, wire) {
+            (Waiting::Adaptive, _) => &[],
+            (Waiting::Polling, Wire::Tcp) => &["--polling", "--io", "epoll"],
+            (Waiting::Polling, Wire::Shared) => &["--polling"],
+        };
         let _server = Background::start(Command::new(&self.program).args(["serve", &asked]).args(polling), &log)?;
         let address = process::wait_for("the server's address", START_LIMIT, || {
             let said = std::fs::read_to_string(&log)?;
