@@ -32,6 +32,10 @@ pub const WINDOWS_MAX: usize = 1 << 16;
 /// through the stream; over RDMA no more windows are opened.
 pub const GRANTS_MAX: usize = 1024;
 
+/// Pieces of a program's memory that a session's peer is lent at a time, over shared memory; windows in further ones go through
+/// the stream.
+pub const LOANS_MAX: usize = 64;
+
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
 pub const CREDITS_DEFAULT: u16 = 256;
 

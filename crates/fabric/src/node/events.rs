@@ -5,10 +5,11 @@ use zerocopy::FromZeros;
 
 use super::Message;
 use super::Session;
-use super::engine::{Core, ONCE};
+use super::engine::Core;
 use super::error::OpError;
 use super::shared::Phase;
 use super::transfers::grant;
+use super::windows::ONCE;
 use super::wire::{Class, CreditBody, MessageBody, PlacedBody, PutBody, put_number};
 use crate::fabric::{Fabric, GetError, Handler};
 use crate::session::CloseReason;
@@ -97,6 +98,10 @@ impl Handler for Core {
             let name = Slot::from_u64(put_number(header.body::<PutBody>().put));
             self.part_ended(name, Some(session), Some(OpError::Refused(error)));
         }
+    }
+
+    fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: Slot, window: WindowKey) {
+        self.window_recalled(slot, window);
     }
 
     fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {

@@ -3,6 +3,14 @@
 //! The bytes lie in a [`Mapping`], which counts each frame, and each operation that will make some, that can reach them. A
 //! program gets references to the bytes only while that count is zero, and no operation begins while it has them. While a window
 //! is open the peer may read or write at any moment: then the bytes can be copied in and out only, one by one.
+//!
+//! There are three kinds. *Private* memory ([`Node::register`]) is reached by this process alone: what peers put and get goes
+//! through the connection. *Shared* memory ([`Node::register_shared`]) lies in a file that a peer on the same host is lent when a
+//! window in it is opened over `shm://`; it then copies in and out by itself, each byte once. A *caller's file*
+//! ([`Node::register_file`]) is lent so for reading.
+//!
+//! What is lent is all of the memory, not the window alone, and a hostile peer can go on writing there whatever is closed. So
+//! memory that one peer may put into is no place for the data of another, and references to it are not given out any more.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -15,7 +23,7 @@ use super::error::{InUse, SubmitError};
 use super::{Node, Op, Session};
 use crate::windows::WindowKey;
 
-/// Memory that operations and windows can use; see [`Node::register`]. Freed when it was dropped and nothing uses it any more.
+/// Memory that operations and windows can use; see [`Node::register`], [`Node::register_shared`] and [`Node::register_file`]. Freed when it was dropped and nothing uses it any more.
 #[derive(Debug)]
 pub struct Memory {
     mapping: Mapping,
@@ -92,8 +100,8 @@ pub(super) struct Held {
 }
 
 impl Memory {
-    pub(super) fn new(bytes: usize) -> std::io::Result<Self> {
-        Ok(Self { mapping: Mapping::new(bytes)?, len: bytes, borrows: AtomicUsize::new(0) })
+    pub(super) fn new(mapping: Mapping, len: usize) -> Self {
+        Self { mapping, len, borrows: AtomicUsize::new(0) }
     }
 
     /// Bytes, as asked for.
@@ -116,28 +124,35 @@ impl Memory {
         self.mapping.uses() > 0
     }
 
+    /// Whether others may write there whom no count knows: it is a caller's file, or a peer over shared memory had a window for
+    /// puts in it once. Then only [`Memory::read`] and [`Memory::write`] are left.
+    pub fn is_exposed(&self) -> bool {
+        self.mapping.is_exposed()
+    }
+
     /// The bytes, to be read. Operations on the memory are refused meanwhile.
     ///
     /// # Errors
-    /// Operations or windows use it.
+    /// Operations or windows use it, or it is [exposed](Memory::is_exposed).
     pub fn bytes(&self) -> Result<Bytes<'_>, InUse> {
         self.borrows.fetch_add(1, Ordering::Relaxed);
         let bytes = Bytes { memory: self };
         // Whoever begins an operation counts it first and looks at the borrows then: one of the two sees the other.
         fence(Ordering::SeqCst);
-        if self.mapping.uses() > 0 { Err(InUse) } else { Ok(bytes) }
+        if self.mapping.uses() > 0 || self.is_exposed() { Err(InUse) } else { Ok(bytes) }
     }
 
     /// The bytes, to be changed.
     ///
     /// # Errors
-    /// Operations or windows use it.
+    /// Operations or windows use it, or it is [exposed](Memory::is_exposed).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], InUse> {
-        if self.mapping.uses() > 0 {
+        if self.mapping.uses() > 0 || self.is_exposed() {
             return Err(InUse);
         }
         // SAFETY: mapped and initialised for `len` bytes as long as `mapping` lives. No use is left, and none begins while the
-        // memory is borrowed mutably, as each begins with a reference to it; nor does a `Bytes` live.
+        // memory is borrowed mutably, as each begins with a reference to it; nor does a `Bytes` live. Other processes that have
+        // the memory have it for reading: it is not exposed.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr(), self.len) })
     }
 
@@ -198,7 +213,7 @@ impl Segment<'_> {
 impl Deref for Bytes<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives.
+        // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives: so it is not lent either.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.as_ptr(), self.memory.len) }
     }
 }
@@ -269,8 +284,8 @@ impl Window {
         self.session
     }
 
-    /// Closes it. The operation ends when the peer can no longer reach the memory: what it was writing has come, or its
-    /// session has ended.
+    /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
+    /// session has ended. Over shared memory an honest peer says so; see the [memory](Memory) about others.
     ///
     /// # Errors
     /// `Busy`, or the child of a fork.
