@@ -113,6 +113,11 @@ impl Fabric {
         true
     }
 
+    /// Whether it is we who look at each use of a window by the peer of a session: over RDMA its device does, for one connection.
+    pub fn checks_windows(&self, session: Slot) -> bool {
+        self.link_of(session).is_none()
+    }
+
     /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
     /// never knew. The window itself is to be closed too.
     pub fn recall(&mut self, session: Slot, window: WindowKey) -> bool {

@@ -12,6 +12,7 @@ use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wai
 use super::command::{Command, Header};
 use super::error::OpError;
 use super::layer::{Layer, Turn};
+use super::memory::Places;
 use super::op::{Completed, Outcome};
 use super::shared::{OpKind, Shared};
 use super::transfers::{Get, Linger, Put};
@@ -69,7 +70,7 @@ pub(super) struct Link {
 /// What waits for credit.
 pub(super) enum Waiting {
     Message { op: Option<Slot>, class: Class, header: Header, payload: Vec<u8> },
-    Put { op: Slot, segments: Vec<super::memory::Held>, to: (crate::WindowKey, u64), message: Header },
+    Put { op: Slot, segments: Vec<super::memory::Held>, to: Places, message: Header },
 }
 
 impl Link {
@@ -276,12 +277,12 @@ impl Core {
                 self.start_get(fabric, reactor, (op, session), segments, from);
             }
             Command::Flush { op, session } => self.start_flush(op, session),
-            Command::Open { op, session, mapping, range, rights, once } => {
-                let opened = self.open(fabric, reactor, session, (&mapping, range), (rights, once));
+            Command::Open { op, sessions, mapping, range, rights, once } => {
+                let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));
                 self.complete(op, opened.map(Outcome::Opened));
             }
-            Command::CloseWindow { op, session, descriptor, mapping } => {
-                self.close_window(fabric, (op, session), descriptor, mapping);
+            Command::CloseWindow { op, sessions, descriptor, mapping } => {
+                self.close_window(fabric, (op, &sessions), descriptor, mapping);
             }
             Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
             Command::GiveCredit { session } => self.give_credit(fabric, session),

@@ -124,7 +124,7 @@ impl Handler for Core {
             self.end_transfers(session, reason);
             if let Some(link) = self.links.remove(&session) {
                 for key in link.windows.into_iter().flat_map(|keys| [keys.0, keys.1]) {
-                    let _ = fabric.windows().close(WindowKey(key));
+                    fabric.windows().leave(WindowKey(key), slot);
                 }
             }
         }

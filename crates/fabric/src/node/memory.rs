@@ -21,6 +21,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{InUse, SubmitError};
 use super::{Node, Op, Session};
+use crate::limits::SEGMENTS_MAX;
 use crate::windows::WindowKey;
 
 /// Memory that operations and windows can use; see [`Node::register`], [`Node::register_shared`] and [`Node::register_file`]. Freed when it was dropped and nothing uses it any more.
@@ -66,7 +67,7 @@ impl Rights {
 }
 
 /// A window of the peer, as its program describes it: 32 bytes, for a message. Who has it can use the window, from the one
-/// session that it was opened for.
+/// session that it was opened for (or several, see [`Node::open_window_for_one_of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Descriptor {
@@ -80,14 +81,21 @@ pub struct Descriptor {
 pub const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
 const _: () = assert!(DESCRIPTOR_BYTES == 32);
 
-/// A window that is open to the peer of one session. Dropping it closes it; [`Window::close`] also says when the peer can no
+/// A window that is open to the peer of one session, or of several. Dropping it closes it; [`Window::close`] also says when the peer can no
 /// longer reach the memory.
 #[derive(Debug)]
 pub struct Window {
     node: Node,
-    session: Session,
+    sessions: Vec<Session>,
     descriptor: Descriptor,
     mapping: Option<Mapping>,
+}
+
+/// Ranges of a window of the peer, in order: where each begins, and its bytes.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) window: WindowKey,
+    pub(super) ranges: Vec<(u64, usize)>,
 }
 
 /// A segment that an operation will make frames of.
@@ -203,6 +211,13 @@ impl Memory {
     }
 }
 
+impl Places {
+    /// No bytes?
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.iter().all(|(_, len)| *len == 0)
+    }
+}
+
 impl Segment<'_> {
     pub(super) fn hold(&self) -> Result<Held, SubmitError> {
         let range = self.memory.check(&self.range)?;
@@ -263,6 +278,37 @@ impl Descriptor {
         WindowKey(self.get.get())
     }
 
+    /// Itself, if it is for puts.
+    pub(super) fn writable(&self) -> Result<&Self, SubmitError> {
+        if self.rights().put { Ok(self) } else { Err(SubmitError::Rights) }
+    }
+
+    /// Itself, if it is for gets.
+    pub(super) fn readable(&self) -> Result<&Self, SubmitError> {
+        if self.rights().get { Ok(self) } else { Err(SubmitError::Rights) }
+    }
+
+    /// One range.
+    pub(super) fn place(&self, window: WindowKey, offset: u64, len: usize) -> Result<Places, SubmitError> {
+        self.check(offset, len)?;
+        Ok(Places { window, ranges: vec![(offset, len)] })
+    }
+
+    /// Several ranges, of `len` bytes in all.
+    pub(super) fn places(&self, window: WindowKey, ranges: &[Range<u64>], len: usize) -> Result<Places, SubmitError> {
+        if ranges.len() > SEGMENTS_MAX {
+            return Err(SubmitError::TooLong);
+        }
+        let place = |range: &Range<u64>| {
+            let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
+            let bytes = bytes.ok_or(SubmitError::OutOfRange)?;
+            self.check(range.start, bytes).map(|()| (range.start, bytes))
+        };
+        let ranges: Vec<_> = ranges.iter().map(place).collect::<Result<_, _>>()?;
+        let all = ranges.iter().try_fold(0usize, |sum, (_, bytes)| sum.checked_add(*bytes));
+        if all == Some(len) { Ok(Places { window, ranges }) } else { Err(SubmitError::OutOfRange) }
+    }
+
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), SubmitError> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
         if inside { Ok(()) } else { Err(SubmitError::OutOfRange) }
@@ -270,8 +316,8 @@ impl Descriptor {
 }
 
 impl Window {
-    pub(super) fn new(node: Node, session: Session, descriptor: Descriptor, mapping: Mapping) -> Self {
-        Self { node, session, descriptor, mapping: Some(mapping) }
+    pub(super) fn new(node: Node, sessions: Vec<Session>, descriptor: Descriptor, mapping: Mapping) -> Self {
+        Self { node, sessions, descriptor, mapping: Some(mapping) }
     }
 
     /// What the peer needs to use it.
@@ -279,9 +325,9 @@ impl Window {
         self.descriptor
     }
 
-    /// For whose peer it is open.
-    pub fn session(&self) -> Session {
-        self.session
+    /// For whose peers it is open.
+    pub fn sessions(&self) -> &[Session] {
+        &self.sessions
     }
 
     /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
@@ -291,7 +337,7 @@ impl Window {
     /// `Busy`, or the child of a fork.
     pub fn close(mut self) -> Result<Op, SubmitError> {
         let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
-        self.node.close_window(self.session, self.descriptor, mapping)
+        self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping)
     }
 }
 
@@ -299,7 +345,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.take() {
             // Too many operations under way, or a fork: then the window goes with its session.
-            let _ = self.node.close_window(self.session, self.descriptor, mapping);
+            let _ = self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping);
         }
     }
 }

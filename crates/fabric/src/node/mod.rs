@@ -289,7 +289,7 @@ impl Node {
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, NodeError> {
-        self.open_range(session, memory.segment(range), rights, false)
+        self.open_range(&[session], memory.segment(range), rights, false)
     }
 
     /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put or one
@@ -304,10 +304,28 @@ impl Node {
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, NodeError> {
-        if range.len() > crate::limits::PAYLOAD_BYTES_MAX {
+        self.open_window_for_one_of(&[session], memory, range, rights)
+    }
+
+    /// As [`Node::open_window_once`], for whichever of several sessions' peers is the first (up to
+    /// [`WINDOW_SESSIONS_MAX`](crate::limits::WINDOW_SESSIONS_MAX) of them): one put, or one get (or one of each) in all, by the
+    /// same descriptor for each. Whoever comes later is refused, and counted; while the bytes of one are on their way others are
+    /// refused as `Busy`, and if his session ends before they have come the window is open still. It closes by itself when the
+    /// last of the sessions ends.
+    ///
+    /// # Errors
+    /// As for [`Node::open_window`]; `TooLong`; one of the sessions has ended; `Wire` if one of several is over RDMA.
+    pub fn open_window_for_one_of(
+        &self,
+        sessions: &[Session],
+        memory: &Memory,
+        range: Range<usize>,
+        rights: Rights,
+    ) -> Result<Window, NodeError> {
+        if range.len() > crate::limits::PAYLOAD_BYTES_MAX || sessions.len() > crate::limits::WINDOW_SESSIONS_MAX {
             return Err(SubmitError::TooLong.into());
         }
-        self.open_range(session, memory.segment(range), rights, true)
+        self.open_range(sessions, memory.segment(range), rights, true)
     }
 
     /// A group of at most `capacity` operations (1 to [`GROUP_OPS_MAX`](crate::limits::GROUP_OPS_MAX)).

@@ -32,19 +32,27 @@ struct Closing {
 }
 
 impl Core {
+    /// Opens a window for the peers of one session, or of several.
     pub(super) fn open(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Session,
+        sessions: &[Session],
         (mapping, (start, len)): (&Mapping, (usize, usize)),
         (rights, once): (Rights, bool),
     ) -> Result<Descriptor, OpError> {
-        let link = self.links.get_mut(&session).ok_or(OpError::Ended(CloseReason::Closed))?;
-        if let Some(reason) = link.ended {
-            return Err(OpError::Ended(reason));
+        let mut slots = Vec::with_capacity(sessions.len());
+        for session in sessions {
+            let link = self.links.get(session).ok_or(OpError::Ended(CloseReason::Closed))?;
+            if let Some(reason) = link.ended {
+                return Err(OpError::Ended(reason));
+            }
+            slots.push(link.fabric);
         }
-        let slot = link.fabric;
+        let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
+        if slots.len() > 1 && slots.iter().any(|slot| !fabric.checks_windows(*slot)) {
+            return Err(OpError::Wire);
+        }
         // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
         // and then by its frames. Frames over the same bytes are all of this loop.
         let frame = || unsafe { Frame::over(mapping, start, len) };
@@ -62,7 +70,13 @@ impl Core {
         if let (true, Some(key)) = (once, get) {
             fabric.windows().read_once(key);
         }
-        link.windows.insert((put.map_or(0, |key| key.0), get.map_or(0, |key| key.0)));
+        let keys = (put.map_or(0, |key| key.0), get.map_or(0, |key| key.0));
+        for session in sessions {
+            self.links.get_mut(session).map(|link| link.windows.insert(keys));
+        }
+        if slots.len() > 1 {
+            [put, get].into_iter().flatten().for_each(|key| fabric.windows().share(key, slots.clone()));
+        }
         // Of one for a single use nobody but we can say whether it was used.
         for (key, write) in [(put, true), (get, false)].into_iter().filter(|_| !once) {
             key.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), write));
@@ -73,16 +87,17 @@ impl Core {
     pub(super) fn close_window(
         &mut self,
         fabric: &mut Fabric,
-        (op, session): (Slot, Session),
+        (op, sessions): (Slot, &[Session]),
         descriptor: Descriptor,
         mapping: Mapping,
     ) {
         let keys = (descriptor.put_key(), descriptor.get_key());
         let mut recalled = Vec::new();
-        if let Some(link) = self.links.get_mut(&session) {
+        for session in sessions {
+            let Some(link) = self.links.get_mut(session) else { continue };
             link.windows.remove(&(keys.0.0, keys.1.0));
             let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(link.fabric, *key));
-            recalled = lent.map(|key| (link.fabric, key.0)).collect();
+            recalled.extend(lent.map(|key| (link.fabric, key.0)));
         }
         let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));
         if recalled.is_empty() {

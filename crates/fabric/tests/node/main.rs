@@ -6,3 +6,4 @@ mod messages;
 mod rig;
 mod threads;
 mod transfers;
+mod windows;
