@@ -67,6 +67,17 @@ impl Mapping {
         Ok(Self::over(region, Some(file)))
     }
 
+    /// A mapping over memory of somebody else's, which is left as it is in the end.
+    ///
+    /// # Safety
+    /// `start` is valid for `len` bytes (at least 1), for reading and, if operations write there, for writing, until
+    /// [`Mapping::uses`] is zero; and until then nobody makes references to them, or only those that read if the operations only
+    /// read. No use is begun later.
+    pub unsafe fn over_borrowed(start: std::ptr::NonNull<u8>, len: usize) -> Self {
+        // SAFETY: by the caller's word.
+        Self::over(unsafe { Region::borrowed(start, len) }, None)
+    }
+
     fn over(region: Region, file: Option<SharedFile>) -> Self {
         let (region, file) = (Arc::new(region), file.map(Arc::new));
         Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: None }) }
@@ -94,7 +105,7 @@ impl Mapping {
         Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
     }
 
-    /// Bytes, whole pages.
+    /// Bytes: whole pages, but of what is borrowed.
     pub fn len(&self) -> usize {
         self.inner.region.bytes()
     }

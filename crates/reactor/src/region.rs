@@ -51,6 +51,8 @@ pub(crate) enum Access {
 pub(crate) struct Region {
     base: NonNull<u8>,
     bytes: usize,
+    /// It is somebody else's, who unmaps it.
+    is_borrowed: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread. This type itself gives out addresses alone: who makes
@@ -66,7 +68,7 @@ impl Region {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags)? };
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes, is_borrowed: false })
     }
 
     /// Makes a sealed file of so many bytes, and maps it. `name` is what `/proc` shows.
@@ -115,7 +117,15 @@ impl Region {
     /// # Safety
     /// `base` is the start of a mapping for reading and writing of `bytes`, which nobody else uses or unmaps.
     pub(crate) unsafe fn of_mapping(base: NonNull<u8>, bytes: usize) -> Self {
-        Self { base, bytes }
+        Self { base, bytes, is_borrowed: false }
+    }
+
+    /// Memory of somebody else's, not to be unmapped.
+    ///
+    /// # Safety
+    /// `base` is valid for `bytes` as long as an address of it is used.
+    pub(crate) unsafe fn borrowed(base: NonNull<u8>, bytes: usize) -> Self {
+        Self { base, bytes, is_borrowed: true }
     }
 
     fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> Result<Self, Errno> {
@@ -128,7 +138,7 @@ impl Region {
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, offset)? };
         // SAFETY: the range was just mapped. Not in core dumps: it is others' data.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes, is_borrowed: false })
     }
 
     /// Replaces whole pages by new ones of this process alone, with the same contents. Nobody may use the range meanwhile, the
@@ -188,6 +198,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.is_borrowed {
+            return;
+        }
         // SAFETY: mapped with this base and length; whoever uses an address of it keeps the region.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

@@ -41,6 +41,10 @@ pub(super) enum Command {
         segments: Vec<Held>,
         from: Places,
     },
+    /// Ends a session at once.
+    Cut {
+        session: Session,
+    },
     Flush {
         op: Slot,
         session: Session,

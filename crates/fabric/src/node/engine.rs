@@ -276,6 +276,11 @@ impl Core {
             Command::Get { op, session, segments, from } => {
                 self.start_get(fabric, reactor, (op, session), segments, from);
             }
+            Command::Cut { session } => {
+                if let Some(link) = self.links.get(&session) {
+                    fabric.close(reactor, link.fabric, CloseReason::Closed);
+                }
+            }
             Command::Flush { op, session } => self.start_flush(op, session),
             Command::Open { op, sessions, mapping, range, rights, once } => {
                 let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));

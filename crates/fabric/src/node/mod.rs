@@ -45,6 +45,7 @@
 //! ```
 
 mod address;
+mod borrowed;
 mod command;
 mod engine;
 mod error;

@@ -205,7 +205,7 @@ impl Node {
         self.start_put(session, segments, to)
     }
 
-    fn start_put(&self, session: Session, segments: Vec<Held>, to: Places) -> Result<Op, SubmitError> {
+    pub(super) fn start_put(&self, session: Session, segments: Vec<Held>, to: Places) -> Result<Op, SubmitError> {
         if to.is_empty() {
             return self.flush(session);
         }
@@ -268,11 +268,18 @@ impl Node {
         self.start_get(session, from, segments)
     }
 
-    fn start_get(&self, session: Session, from: Places, segments: Vec<Held>) -> Result<Op, SubmitError> {
+    pub(super) fn start_get(&self, session: Session, from: Places, segments: Vec<Held>) -> Result<Op, SubmitError> {
         if from.is_empty() {
             return self.flush(session);
         }
         self.transfer(session, |op| Command::Get { op, session, segments, from })
+    }
+
+    /// Ends a session at once: nothing more is sent, and all that was under way ends.
+    pub(super) fn cut(&self, session: Session) -> Result<(), SubmitError> {
+        self.inner.lock()?.commands.push_back(Command::Cut { session });
+        self.inner.nudge();
+        Ok(())
     }
 
     /// Ends when all puts over a session that were begun before have ended, well or not.

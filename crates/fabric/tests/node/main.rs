@@ -1,5 +1,6 @@
 //! Nodes over every wire and backend: what their programs are promised.
 
+mod borrowed;
 mod faults;
 mod kinds;
 mod messages;
