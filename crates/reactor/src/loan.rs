@@ -73,9 +73,6 @@ impl Loan {
             _ => None,
         };
         file.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
-        if write {
-            file.was_written.store(true, Ordering::Release);
-        }
         Some(Self { region: Arc::clone(region), file: Arc::clone(file), write })
     }
 
@@ -109,6 +106,13 @@ impl Loan {
         let mode = crate::blocking::fallocate_flags(crate::Allocate::PunchHole);
         let _ = rustix::fs::fallocate(&self.file.fd, mode, 0, self.file.bytes);
         Ok(())
+    }
+
+    /// The peer was sent it.
+    pub(crate) fn note_sent(&self) {
+        if self.write {
+            self.file.was_written.store(true, Ordering::Release);
+        }
     }
 
     /// Bytes of the file.
@@ -158,7 +162,8 @@ mod tests {
         assert!(mapping.lend(true).is_none() && !mapping.is_exposed() && readers[0].is_of(&mapping));
         drop(readers);
         let writer = mapping.lend(true).unwrap();
-        assert!(mapping.lend(true).is_none() && mapping.lend(false).is_none());
+        assert!(mapping.lend(true).is_none() && mapping.lend(false).is_none() && !mapping.is_exposed());
+        writer.note_sent();
         assert!(mapping.is_exposed() && mapping.counted().is_exposed());
         drop(writer);
         assert!(mapping.is_exposed(), "it may have it mapped still");
@@ -179,6 +184,8 @@ mod tests {
     fn what_is_taken_back_is_out_of_the_peers_reach_and_stays_as_it_was() {
         let mapping = Mapping::shared(BYTES).unwrap();
         let loan = mapping.lend(true).unwrap();
+        loan.note_sent();
+        assert!(mapping.is_exposed());
         let theirs = Region::of_peer(loan.descriptor().unwrap().as_fd(), BYTES, Access::Write).unwrap();
         // SAFETY: the first and the last byte of each mapping, which only this test uses.
         unsafe {

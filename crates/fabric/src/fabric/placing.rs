@@ -83,7 +83,8 @@ impl Fabric {
             state.arena_asked = true;
             let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
             match socket.map(|socket| (socket, reactor.take_arena(socket))) {
-                Some((socket, Ok(_))) => state.peer_arena = Some(socket),
+                // A program's memory may have been taken before, and the arena with it.
+                Some((socket, Ok(_) | Err(Errno::ALREADY))) => state.peer_arena = Some(socket),
                 Some((_, Err(error))) => tracing::debug!(%error, "a client's arena cannot be used"),
                 None => {}
             }

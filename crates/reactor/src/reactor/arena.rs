@@ -49,11 +49,11 @@ impl Reactor {
     }
 
     /// Takes the memory that the peer of a stream has lent under that number, if that was not done before; gives its size in
-    /// bytes. It is mapped until it is [left](Reactor::leave_memory) or the stream is closed. To be taken in the order of their
-    /// numbers. Of what a peer lends for reading, [`Reactor::put`] is refused.
+    /// bytes. It is mapped until it is [left](Reactor::leave_memory) or the stream is closed. What was lent before is
+    /// taken too. Of what a peer lends for reading, [`Reactor::put`] is refused.
     ///
     /// # Errors
-    /// As for [`Reactor::take_arena`]; `EPROTO` for a number that is not the next, `ENOENT` for one that was left,
+    /// As for [`Reactor::take_arena`]; `EAGAIN` for a number that was not lent, `ENOENT` for one that was left,
     /// `ENOBUFS` with [`ARENAS_PER_STREAM_MAX`](crate::limits::ARENAS_PER_STREAM_MAX) too.
     pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<usize, Errno> {
         let room = self.shared.arena_room();

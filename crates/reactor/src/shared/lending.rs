@@ -9,7 +9,6 @@
 //! anywhere, and what nobody looks at costs the peer nothing: the kernel closes it with the stream. Both ends lend so, each
 //! counts what it has lent from 0, and an end that was sent what is no memory never looks again.
 
-use std::cmp::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -72,7 +71,9 @@ impl Lending {
     /// See [`Reactor::lend_memory`](crate::Reactor::lend_memory).
     pub(crate) fn lend_memory(&mut self, loan: &Loan) -> Result<u32, Errno> {
         let access = if loan.is_writable() { Access::Write } else { Access::Read };
-        self.send((loan.bytes(), access), loan.descriptor()?.as_fd())
+        let number = self.send((loan.bytes(), access), loan.descriptor()?.as_fd())?;
+        loan.note_sent();
+        Ok(number)
     }
 
     fn send(&mut self, (bytes, access): (u64, Access), file: BorrowedFd<'_>) -> Result<u32, Errno> {
@@ -99,12 +100,11 @@ impl Lending {
     ///
     /// # Errors
     /// See [`Reactor::take_memory`](crate::Reactor::take_memory).
-    pub(crate) fn take_memory(&mut self, number: u32, room: usize) -> Result<usize, Errno> {
-        match number.cmp(&self.taken) {
-            Ordering::Less => self.arena(number).map(PeerArena::bytes).ok_or(Errno::NOENT),
-            Ordering::Equal => self.receive(room),
-            Ordering::Greater => Err(Errno::PROTO),
+    pub(crate) fn take_memory(&mut self, number: u32, mut room: usize) -> Result<usize, Errno> {
+        while self.taken <= number {
+            room = room.saturating_sub(self.receive(room)?);
         }
+        self.arena(number).map(PeerArena::bytes).ok_or(Errno::NOENT)
     }
 
     fn receive(&mut self, room: usize) -> Result<usize, Errno> {
