@@ -331,7 +331,8 @@ impl Window {
     }
 
     /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
-    /// session has ended. Over shared memory an honest peer says so; see the [memory](Memory) about others.
+    /// session has ended. Of memory that the peer was lent it says so
+    /// itself, so its program must turn its node; a hostile one can keep the memory mapped.
     ///
     /// # Errors
     /// `Busy`, or the child of a fork.

@@ -7,7 +7,12 @@
 //! Every request is an [`Op`], which ends exactly once: wait for it, for the first of several ([`Node::wait_any`]), add it to a
 //! [`Group`] that threads share, or poll. Messages ([`Node::send`]) are on credit: what the peer's program has not taken is
 //! bounded. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
-//! [`Node::get`]).
+//! [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between those and a slice of
+//! the caller's, who then waits ([`Node::get_into`], [`Node::put_from`]).
+//!
+//! Memory is private ([`Node::register`]), can be lent to peers on the same host, who then copy by themselves
+//! ([`Node::register_shared`]), or is a file in memory of the caller's ([`Node::register_file`]). A window is for one peer, and open
+//! until it is closed or for one use, or it is for the first of several peers ([`Node::open_window_for_one_of`]).
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, Node, NodeOptions, Outcome, Rights, parse_address};
