@@ -320,7 +320,7 @@ impl Node {
     /// last of the sessions ends.
     ///
     /// # Errors
-    /// As for [`Node::open_window`]; `TooLong`; one of the sessions has ended; `Wire` if one of several is over RDMA.
+    /// As for [`Node::open_window`]; `TooLong`; one of the sessions has ended; `EOPNOTSUPP` if one of several is over RDMA.
     pub fn open_window_for_one_of(
         &self,
         sessions: &[Session],

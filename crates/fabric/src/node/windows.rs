@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use byway_reactor::{Frame, Mapping, Reactor};
+use byway_reactor::{Errno, Frame, Mapping, Reactor};
 
 use super::Session;
 use super::engine::Core;
@@ -51,7 +51,7 @@ impl Core {
         }
         let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
         if slots.len() > 1 && slots.iter().any(|slot| !fabric.checks_windows(*slot)) {
-            return Err(OpError::Wire);
+            return Err(OpError::Io(Errno::OPNOTSUPP));
         }
         // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
         // and then by its frames. Frames over the same bytes are all of this loop.
