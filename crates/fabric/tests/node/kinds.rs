@@ -240,6 +240,13 @@ fn a_peer_on_the_same_host_is_not_asked_for_what_it_has_lent() {
             let turner = Turner::of(owner);
             done(&put);
             drop(turner);
+            // It is closed when the other has forgotten it, and says so.
+            let close = window.close().unwrap();
+            assert!(close.test().is_err() && memory.is_in_use());
+            let turner = Turner::of(asks);
+            done(&close);
+            assert!(!memory.is_in_use());
+            drop(turner);
         }
     }
 }
