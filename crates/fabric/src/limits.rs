@@ -32,6 +32,10 @@ pub const WINDOWS_MAX: usize = 1 << 16;
 /// through the stream; over RDMA no more windows are opened.
 pub const GRANTS_MAX: usize = 1024;
 
+/// Pieces of a program's memory that a session's peer is lent at a time, over shared memory; windows in further ones go through
+/// the stream.
+pub const LOANS_MAX: usize = 64;
+
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
 pub const CREDITS_DEFAULT: u16 = 256;
 
@@ -169,8 +173,11 @@ pub const MESSAGES_WAITING_MAX: usize = 64;
 /// Operations of a node that have not ended, or whose end was not taken; a further one is refused with `Busy`.
 pub const NODE_OPS_MAX: usize = 1 << 16;
 
-/// Segments of one put or get; more are refused.
+/// Segments of one put or get, and ranges of the peer's window; more are refused.
 pub const SEGMENTS_MAX: usize = 64;
+
+/// Sessions whose peers one window is open to; more are refused.
+pub const WINDOW_SESSIONS_MAX: usize = 64;
 
 /// The largest memory that a node registers; more is refused.
 pub const MEMORY_BYTES_MAX: usize = 1 << 30;

@@ -97,10 +97,26 @@ enum Memory {
     Exposed(Box<ExposedWindow>),
 }
 
+/// Whose peers may use a window.
+#[derive(Debug)]
+enum Users {
+    One(Slot),
+    Several(Vec<Slot>),
+}
+
+impl Users {
+    fn has(&self, session: Slot) -> bool {
+        match self {
+            Self::One(one) => *one == session,
+            Self::Several(several) => several.contains(&session),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Window {
     secret: u64,
-    session: Slot,
+    users: Users,
     start: u32,
     len: u32,
     context: u64,
@@ -203,8 +219,16 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
-        let window =
-            Window { secret, session, start: start as u32, len: len as u32, context, get: false, once: false, memory };
+        let window = Window {
+            secret,
+            users: Users::One(session),
+            start: start as u32,
+            len: len as u32,
+            context,
+            get: false,
+            once: false,
+            memory,
+        };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -248,7 +272,7 @@ impl Windows {
         offset: u64,
         len: usize,
     ) -> Result<(&mut Window, usize), WindowError> {
-        let Some(window) = self.find(key).filter(|window| window.session == session) else {
+        let Some(window) = self.find(key).filter(|window| window.users.has(session)) else {
             return Err(WindowError::Key);
         };
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(window.len));
@@ -326,14 +350,33 @@ impl Windows {
         }
     }
 
+    /// Has the peers of all these sessions use a window, in place of the one that it was opened for.
+    pub fn share(&mut self, key: WindowKey, sessions: Vec<Slot>) {
+        if let Some(window) = self.find(key) {
+            window.users = Users::Several(sessions);
+        }
+    }
+
+    /// The peer of `session` uses a window no longer; with the last of its users it is closed.
+    pub fn leave(&mut self, key: WindowKey, session: Slot) {
+        let Some(window) = self.find(key).filter(|window| window.users.has(session)) else { return };
+        if let Users::Several(several) = &mut window.users {
+            several.retain(|other| *other != session);
+            if !several.is_empty() {
+                return;
+            }
+        }
+        self.close(key);
+    }
+
     /// Whether a window is for a get from the peer of `session`.
     pub fn is_get(&mut self, session: Slot, key: WindowKey) -> bool {
-        self.find(key).is_some_and(|window| window.get && window.session == session)
+        self.find(key).is_some_and(|window| window.get && window.users.has(session))
     }
 
     /// The windows of a session that are for gets.
     pub fn gets_of(&self, session: Slot) -> Vec<WindowKey> {
-        let open = |window: &Window| window.get && window.session == session && !matches!(window.memory, Memory::Free);
+        let open = |window: &Window| window.get && window.users.has(session) && !matches!(window.memory, Memory::Free);
         let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
         of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
     }
@@ -372,7 +415,7 @@ impl Windows {
 
     /// The frames that the peer of a session may fill, and that are not being filled.
     pub fn targets_of(&mut self, session: Slot) -> impl Iterator<Item = &mut Frame> {
-        self.slots.iter_mut().filter(move |window| window.session == session).filter_map(|window| {
+        self.slots.iter_mut().filter(move |window| window.users.has(session)).filter_map(|window| {
             match &mut window.memory {
                 Memory::Target(frame) => Some(frame),
                 _ => None,
@@ -472,6 +515,27 @@ mod tests {
         assert!(matches!(windows.close(target), Closed::Target(_)));
         assert!(matches!(windows.close(target), Closed::Unknown));
         assert!(matches!(windows.close(source), Closed::Source(_)));
+        assert!(windows.is_empty());
+    }
+
+    #[test]
+    fn a_shared_window_is_of_all_its_sessions_and_closes_with_the_last() {
+        let (mut windows, mut random, pool) = table();
+        let third = Slot { index: 3, generation: 1 };
+        let key = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
+        windows.share(key, vec![SESSION, OTHER]);
+        for session in [SESSION, OTHER] {
+            let (frame, _) = windows.lend(session, key, 0, 4096).unwrap();
+            assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Busy, "one at a time");
+            assert!(matches!(windows.give_back(key, frame), GivenBack::Open));
+        }
+        assert_eq!(windows.lend(third, key, 0, 1).unwrap_err(), WindowError::Key);
+        windows.leave(key, third);
+        windows.leave(key, SESSION);
+        assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Key);
+        let (frame, _) = windows.lend(OTHER, key, 0, 1).unwrap();
+        windows.leave(key, OTHER);
+        assert!(matches!(windows.give_back(key, frame), GivenBack::Closed { context: 7, .. }));
         assert!(windows.is_empty());
     }
 

@@ -65,6 +65,12 @@ pub enum Kind {
     Credit = 14,
     /// A put of a program lies in its window.
     Placed = 15,
+    /// Where a program's window lies in memory that the sender has lent: [`Lend`].
+    Lend = 16,
+    /// The receiver shall forget where that window lies.
+    Recall = 17,
+    /// It has.
+    Recalled = 18,
 }
 
 impl Kind {
@@ -86,6 +92,9 @@ impl Kind {
             13 => Self::Message,
             14 => Self::Credit,
             15 => Self::Placed,
+            16 => Self::Lend,
+            17 => Self::Recall,
+            18 => Self::Recalled,
             _ => return None,
         })
     }
@@ -267,6 +276,29 @@ pub struct Grant {
     pub key: U32,
 }
 
+/// Body of `Lend`; the header names the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Lend {
+    /// Which of the pieces of memory that the sender has lent over this stream, counted from 0.
+    pub number: U32,
+    /// [`Lend::PUT`] or [`Lend::GET`].
+    pub rights: U32,
+    /// The window's first byte there.
+    pub address: U64,
+    /// Bytes.
+    pub len: U32,
+    /// Zero.
+    pub reserved: [u8; 60],
+}
+
+impl Lend {
+    /// The window is for puts.
+    pub const PUT: u32 = 1;
+    /// The window is for gets.
+    pub const GET: u32 = 2;
+}
+
 /// Body of `Refuse` and `Goodbye`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -287,7 +319,7 @@ pub struct Refuse {
     pub reserved_end: [u8; 60],
 }
 
-const _: () = assert!(size_of::<Pull>() == BODY_BYTES);
+const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<Lend>() == BODY_BYTES);
 const _: () = assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80 && size_of::<Refuse>() == 80);
 
 /// Why a session is refused or ended.
@@ -373,6 +405,19 @@ mod tests {
     }
 
     #[test]
+    fn a_lend_has_these_bytes() {
+        let mut lend = Lend::new_zeroed();
+        lend.number.set(0x0403_0201);
+        lend.rights.set(Lend::GET);
+        lend.address.set(0x1817_1615_1413_1211);
+        lend.len.set(0x2423_2221);
+        let mut golden = vec![1, 2, 3, 4, 2, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
+        golden.extend([0x21, 0x22, 0x23, 0x24]);
+        golden.extend([0; 60]);
+        assert_eq!(lend.as_bytes(), golden);
+    }
+
+    #[test]
     fn a_hello_has_these_bytes() {
         let hello = Hello {
             magic: MAGIC,
@@ -399,7 +444,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_sealed_header_opens_and_any_flipped_bit_shows(
-            kind in 1u8..=15, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
+            kind in 1u8..=18, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
         ) {
             let mut header = Header::with_body(Kind::from_number(kind).unwrap(), &body);
             header.seal(sequence);

@@ -326,6 +326,7 @@ impl std::fmt::Debug for Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::Access;
 
     #[test]
     fn frames_are_aligned_disjoint_and_all_come_back() {
@@ -383,7 +384,7 @@ mod tests {
         }
         assert_eq!(places.len(), 4);
         // What another process finds at these places is what the frames hold.
-        let other = Region::of_peer(arena.file().unwrap(), arena.bytes()).unwrap();
+        let other = Region::of_peer(arena.file().unwrap(), arena.bytes(), Access::Write).unwrap();
         for (value, (at, frame)) in (1..).zip(&places) {
             assert_eq!(frame.as_ptr() as usize - arena.region().0 as usize, *at);
             // SAFETY: the first and the last byte of the frame, in the other mapping.

@@ -42,5 +42,9 @@ pub const ARENA_BYTES_MAX: usize = 1 << 30;
 /// has given back, is made when we copy there, and accounted to us until both have let go of the arena.
 pub const ARENAS_BYTES_MAX: usize = 4 << 30;
 
+/// Pieces of a peer's memory that are mapped for one stream at a time; a further one is refused with `ENOBUFS`, and nothing that
+/// the peer lends over that stream is taken any more.
+pub const ARENAS_PER_STREAM_MAX: usize = 64;
+
 const _: () = assert!(ARENA_BYTES_MAX <= ARENAS_BYTES_MAX && ARENA_BYTES_MAX.is_multiple_of(FRAME_BYTES_MAX));
 const _: () = assert!(FRAME_BYTES_MAX.is_power_of_two() && FRAME_BYTES_MIN.is_power_of_two());

@@ -5,10 +5,12 @@
 //! ([`Frame::over`](crate::Frame::over)), and each of them is a [`Use`]. So the count is exact whatever way a frame takes
 //! through loop and kernel, and at zero nobody but the owner can reach the bytes.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::region::Region;
+use crate::loan::{Loan, SharedFile};
+use crate::region::{FileMemoryError, Region};
 
 /// A handle to memory that was mapped at once; it stays mapped while a handle or a use of it lives.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct Mapping {
 #[derive(Debug)]
 struct Inner {
     region: Arc<Region>,
+    /// What it lies in, if others can be given a view of it.
+    file: Option<Arc<SharedFile>>,
     uses: AtomicUsize,
     /// Of what it is a part, and a use.
     _whole: Option<Use>,
@@ -38,18 +42,70 @@ impl Mapping {
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
         let region = Region::private(bytes.ok_or(rustix::io::Errno::NOMEM)?)?;
-        Ok(Self { inner: Arc::new(Inner { region: Arc::new(region), uses: AtomicUsize::new(0), _whole: None }) })
+        Ok(Self::over(region, None))
+    }
+
+    /// As [`Mapping::new`], in a sealed anonymous file, so that peers over shared memory can be lent it ([`Mapping::lend`]).
+    ///
+    /// # Errors
+    /// The kernel's, if the memory cannot be had.
+    pub fn shared(bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
+        let bytes = bytes.ok_or(rustix::io::Errno::NOMEM)?;
+        let (region, file) = Region::sealed("byway-memory", bytes)?;
+        Ok(Self::over(region, Some(SharedFile::made(file, bytes)?)))
+    }
+
+    /// Maps `bytes` (at least 1, rounded up to pages) of a file in memory that the caller has made, from `offset` on. The file is
+    /// the caller's still, who may have it mapped elsewhere.
+    ///
+    /// # Errors
+    /// See [`FileMemoryError`].
+    pub fn of_file(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<Self, FileMemoryError> {
+        let (region, all) = Region::of_file(file, offset, bytes)?;
+        let file = SharedFile::of_caller(file, (offset, all)).map_err(FileMemoryError::Io)?;
+        Ok(Self::over(region, Some(file)))
+    }
+
+    /// A mapping over memory of somebody else's, which is left as it is in the end.
+    ///
+    /// # Safety
+    /// `start` is valid for `len` bytes (at least 1), for reading and, if operations write there, for writing, until
+    /// [`Mapping::uses`] is zero; and until then nobody makes references to them, or only those that read if the operations only
+    /// read. No use is begun later.
+    pub unsafe fn over_borrowed(start: std::ptr::NonNull<u8>, len: usize) -> Self {
+        // SAFETY: by the caller's word.
+        Self::over(unsafe { Region::borrowed(start, len) }, None)
+    }
+
+    fn over(region: Region, file: Option<SharedFile>) -> Self {
+        let (region, file) = (Arc::new(region), file.map(Arc::new));
+        Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: None }) }
+    }
+
+    /// A view of the memory for a peer, to be sent to it ([`Reactor::lend_memory`](crate::Reactor::lend_memory)). For writing one
+    /// peer has it at a time, and then no other has it for reading. `None` where that is not so, and for memory that cannot be
+    /// lent so: private memory not at all, a caller's file for reading alone, what was [taken back](Loan::take_back) never again.
+    pub fn lend(&self, write: bool) -> Option<Loan> {
+        let file = self.inner.file.as_ref()?;
+        Loan::begin(&self.inner.region, file, write)
+    }
+
+    /// Whether somebody else may write there, whom nothing here knows of: whoever has a caller's file, or a peer that was lent it
+    /// for writing once. References to the bytes are then not to be made.
+    pub fn is_exposed(&self) -> bool {
+        self.inner.file.as_ref().is_some_and(|file| file.is_exposed())
     }
 
     /// The same memory with a count of its own, for one operation say: as long as the new handle or a use of it lives, that is
     /// one use of this.
     #[must_use]
     pub fn counted(&self) -> Self {
-        let region = Arc::clone(&self.inner.region);
-        Self { inner: Arc::new(Inner { region, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
+        let (region, file) = (Arc::clone(&self.inner.region), self.inner.file.clone());
+        Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
     }
 
-    /// Bytes, whole pages.
+    /// Bytes: whole pages, but of what is borrowed.
     pub fn len(&self) -> usize {
         self.inner.region.bytes()
     }

@@ -118,6 +118,46 @@ fn answer(third: &Rpc, n: usize) {
     }
 }
 
+/// A directory hands a fetch on, and also fetches itself, which it should not: the page is the first one's (0023).
+#[test]
+fn a_page_comes_from_whoever_is_the_first_and_from_nobody_else() {
+    let three = three();
+    let address = Address::Unix(three.folder.path().join("direct"));
+    let (to_caller, direct) = connect(&three.third, &three.caller, &address);
+    let Three { caller, server, third, to_server, to_third, .. } = three;
+    caller.node().send(direct, b"hello", &[]).unwrap();
+    third.node().receive(soon()).unwrap();
+    let memory = caller.node().register(4096).unwrap();
+    let sessions = [to_server, direct];
+    let window = caller.node().open_window_for_one_of(&sessions, &memory, 0..4096, Rights::PUT).unwrap();
+    let turner = Turner::of(caller.node());
+    let windows = [window.descriptor()];
+    let call = Call { method: 1, arguments: b"page", windows: &windows, ..Call::default() };
+    let op = caller.call(to_server, &call, soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    let (page, from) = (request.windows[0], request.session);
+    request.token.delegate(to_third, 2, b"page", (&[page], &[])).map_err(|error| error.1).unwrap();
+    let answered = third.next_call(soon()).unwrap();
+    let frame = third.node().register(4096).unwrap();
+    frame.write(0, &[3; 4096]).unwrap();
+    let put = third.node().put(to_caller, &[frame.segment(0..4096)], &answered.windows[0], 0).unwrap();
+    assert_eq!(put.wait(soon()).unwrap(), Ok(Outcome::Done));
+    answered.token.reply(0, b"here it is", &[]).unwrap();
+    let other = server.node().register(4096).unwrap();
+    let late = server.node().put(from, &[other.segment(0..4096)], &page, 0).unwrap();
+    let refused = OpError::Refused(byway_fabric::windows::WindowError::Key);
+    assert_eq!(late.wait(soon()).unwrap(), Err(refused));
+    // The answer may be on its way still.
+    let third = Turner::of(third.node());
+    assert_eq!(reply(&op).result, b"here it is");
+    drop((third, turner));
+    let mut bytes = [0; 4096];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [3; 4096]);
+    let counters = caller.node().counters().unwrap();
+    assert_eq!((counters.windows, counters.windows_refused), (0, 1));
+}
+
 #[test]
 fn the_third_node_answers_the_caller_directly() {
     let three = three();

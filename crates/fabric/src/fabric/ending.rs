@@ -3,6 +3,7 @@
 use byway_reactor::Reactor;
 
 use super::lane::Phase;
+use super::lending::peer_has_let_go;
 use super::{CONNECT, Event, Fabric, Role, token};
 use crate::session::{self, CloseReason};
 use crate::slots::Slot;
@@ -13,6 +14,7 @@ impl Fabric {
     pub fn close(&mut self, reactor: &mut Reactor, session: Slot, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         state.down = true;
+        state.peer_let_go = peer_has_let_go(reason);
         if state.liveness.owes() {
             state.liveness.set_owes(false, reactor.now());
             self.owing -= 1;

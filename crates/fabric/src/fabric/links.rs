@@ -363,7 +363,8 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
-        let place = self.sessions.get(session).and_then(|state| state.grants.find(to, len)).ok_or(Errno::FAULT)?;
+        let place =
+            self.sessions.get(session).and_then(|state| state.grants.find(to, len, true)).ok_or(Errno::FAULT)?;
         let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
         let mut gather = links.transport.gather();
         push(&mut gather);
@@ -381,7 +382,7 @@ impl Fabric {
         into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
-        let place = self.sessions.get(session).and_then(|state| state.grants.find(from, into.len()));
+        let place = self.sessions.get(session).and_then(|state| state.grants.find(from, into.len(), false));
         let Some(place) = place else {
             self.events.push(Event::Got(session, (into, context), Err(GetError::Refused(WindowError::Key))));
             return Ok(());

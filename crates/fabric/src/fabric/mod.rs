@@ -8,6 +8,7 @@ mod ending;
 mod grants;
 mod handshake;
 mod lane;
+mod lending;
 mod links;
 mod measure;
 mod placing;
@@ -27,6 +28,7 @@ use byway_reactor::{
 
 use self::grants::Grants;
 use self::lane::{Lane, Phase};
+use self::lending::Loans;
 use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
 use crate::feedback::{Delays, Meter};
@@ -125,6 +127,12 @@ pub trait Handler {
         let _ = (fabric, reactor, session, refused);
     }
 
+    /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For
+    /// those who lend nothing there is nothing to do.
+    fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: crate::WindowKey) {
+        let _ = (fabric, reactor, session, window);
+    }
+
     /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
     fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
 
@@ -169,6 +177,12 @@ struct Session {
     arena_asked: bool,
     peer_arena: Option<Socket>,
     grants: Grants,
+    /// What the peer was lent of a program's memory.
+    loans: Loans,
+    /// We have said goodbye: the peer relies on it that we copy nothing any more.
+    leaving: bool,
+    /// The peer has ended the session: it copies nothing any more.
+    peer_let_go: bool,
     meter: Meter,
 }
 
@@ -203,6 +217,9 @@ impl Session {
             arena_asked: false,
             peer_arena: None,
             grants: Grants::default(),
+            loans: Loans::default(),
+            leaving: false,
+            peer_let_go: false,
             meter: Meter::default(),
         }
     }
@@ -445,6 +462,7 @@ impl Fabric {
                     Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
                     Event::Drained(session) => {
                         self.revoke(session);
+                        self.end_loans(reactor, session, handler);
                         if !seeded::is(Bug::PiecesOfTheDead) {
                             self.end_gets(reactor, session, handler);
                         }

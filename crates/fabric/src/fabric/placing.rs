@@ -83,7 +83,8 @@ impl Fabric {
             state.arena_asked = true;
             let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
             match socket.map(|socket| (socket, reactor.take_arena(socket))) {
-                Some((socket, Ok(_))) => state.peer_arena = Some(socket),
+                // A program's memory may have been taken before, and the arena with it.
+                Some((socket, Ok(_) | Err(Errno::ALREADY))) => state.peer_arena = Some(socket),
                 Some((_, Err(error))) => tracing::debug!(%error, "a client's arena cannot be used"),
                 None => {}
             }
@@ -95,9 +96,9 @@ impl Fabric {
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
-    fn place_of(&self, session: Slot, at: Remote, len: usize) -> Option<(Socket, Place)> {
-        let state = self.sessions.get(session).filter(|state| !state.down)?;
-        Some((state.peer_arena?, state.grants.find(at, len)?))
+    fn place_of(&self, session: Slot, (at, len): (Remote, usize), write: bool) -> Option<(Socket, Place)> {
+        let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
+        Some((state.peer_arena?, state.grants.find(at, len, write)?))
     }
 
     /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
@@ -111,11 +112,11 @@ impl Fabric {
         if let Some(link) = self.link_of(session) {
             return Ok(self.write_by_link((session, link), (to, len), push));
         }
-        let Some((socket, place)) = self.place_of(session, to, len) else { return Err(push) };
+        let Some((socket, place)) = self.place_of(session, (to, len), true) else { return Err(push) };
         let mut gather = std::mem::take(&mut self.placed);
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
-        let result = reactor.put(socket, &gather, place.address);
+        let result = reactor.put(socket, &gather, (place.memory, place.address));
         gather.clear();
         self.placed = gather;
         if let Some(state) = self.sessions.get_mut(session) {
@@ -137,8 +138,8 @@ impl Fabric {
             return self.read_by_link(reactor, (session, link), from, into, context);
         }
         let len = into.len();
-        let Some((socket, place)) = self.place_of(session, from, len) else { return Err(into) };
-        let result = reactor.get(socket, place.address, &mut into[..len]).map_err(GetError::Io);
+        let Some((socket, place)) = self.place_of(session, (from, len), false) else { return Err(into) };
+        let result = reactor.get(socket, (place.memory, place.address), &mut into[..len]).map_err(GetError::Io);
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);
         }
@@ -157,7 +158,7 @@ impl Fabric {
         if self.link_of(session).is_some() {
             return self.written_by_link(reactor, session, (kind, header), handler);
         }
-        let lent = self.sessions.get(session).is_some_and(|state| state.lent.is_some());
+        let lent = self.sessions.get(session).is_some_and(|state| state.lent.is_some() || !state.loans.is_empty());
         if !lent || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
             return Err(CloseReason::Unexpected(kind));
         }

@@ -155,11 +155,12 @@ impl Fabric {
         payload: Announced,
         push: impl FnOnce(&mut Gather),
     ) {
-        let Some(state) = self.sessions.get(session).filter(|session| !session.down) else { return };
+        let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         if state.role == Role::Server {
             header.instance.set(state.agreed.instance);
         }
         header.payload_len.set(payload.len as u32);
+        state.leaving |= header.kind == Kind::Goodbye as u8;
         if let Some(checksum) = payload.checksum.filter(|_| payload.len > 0) {
             header.flags |= FLAG_PAYLOAD_CHECKSUM;
             header.payload_checksum.set(checksum);

@@ -2,11 +2,10 @@
 
 use byway_reactor::{Address, Mapping};
 
-use super::memory::{Descriptor, Held, Rights};
+use super::memory::{Descriptor, Held, Places, Rights};
 use super::wire::Class;
 use super::{OpId, Session};
 use crate::slots::Slot;
-use crate::windows::WindowKey;
 
 /// One request. What has an operation ends with it.
 #[derive(Debug)]
@@ -33,14 +32,18 @@ pub(super) enum Command {
         op: Slot,
         session: Session,
         segments: Vec<Held>,
-        to: (WindowKey, u64),
+        to: Places,
         message: Option<Header>,
     },
     Get {
         op: Slot,
         session: Session,
         segments: Vec<Held>,
-        from: (WindowKey, u64),
+        from: Places,
+    },
+    /// Ends a session at once.
+    Cut {
+        session: Session,
     },
     Flush {
         op: Slot,
@@ -48,7 +51,7 @@ pub(super) enum Command {
     },
     Open {
         op: Slot,
-        session: Session,
+        sessions: Vec<Session>,
         mapping: Mapping,
         range: (usize, usize),
         rights: Rights,
@@ -56,7 +59,7 @@ pub(super) enum Command {
     },
     CloseWindow {
         op: Slot,
-        session: Session,
+        sessions: Vec<Session>,
         descriptor: Descriptor,
         mapping: Mapping,
     },

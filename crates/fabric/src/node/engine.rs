@@ -7,15 +7,16 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use byway_reactor::{Address, Completion, Errno, Frame, Instant, Mapping, Op, Reactor, Token, Wait};
+use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
 use super::command::{Command, Header};
 use super::error::OpError;
 use super::layer::{Layer, Turn};
-use super::memory::{Descriptor, Rights};
+use super::memory::Places;
 use super::op::{Completed, Outcome};
 use super::shared::{OpKind, Shared};
 use super::transfers::{Get, Linger, Put};
+use super::windows::Closings;
 use super::wire::Class;
 use super::{NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
@@ -29,9 +30,6 @@ const FABRIC_CLASS: u8 = 1;
 const NODE_CLASS: u8 = 2;
 const CLOSE: u8 = 1;
 const ALARM: u8 = 2;
-
-/// What a window is opened with: it is closed when it was used once.
-pub(super) const ONCE: u64 = 1;
 
 /// See the module.
 pub(super) struct Engine {
@@ -72,7 +70,7 @@ pub(super) struct Link {
 /// What waits for credit.
 pub(super) enum Waiting {
     Message { op: Option<Slot>, class: Class, header: Header, payload: Vec<u8> },
-    Put { op: Slot, segments: Vec<super::memory::Held>, to: (crate::WindowKey, u64), message: Header },
+    Put { op: Slot, segments: Vec<super::memory::Held>, to: Places, message: Header },
 }
 
 impl Link {
@@ -99,6 +97,7 @@ pub(super) struct Core {
     pub(super) puts: Slots<Put>,
     pub(super) gets: Slots<Get>,
     pub(super) lingering: Vec<Linger>,
+    pub(super) closings: Closings,
     pub(super) layer: Option<Box<dyn Layer>>,
     pub(super) credits: u16,
     alarm: Option<Instant>,
@@ -125,6 +124,7 @@ impl Engine {
             puts: Slots::default(),
             gets: Slots::default(),
             lingering: Vec::new(),
+            closings: Closings::default(),
             layer,
             credits: options.messages.max(1),
             alarm: None,
@@ -276,13 +276,18 @@ impl Core {
             Command::Get { op, session, segments, from } => {
                 self.start_get(fabric, reactor, (op, session), segments, from);
             }
+            Command::Cut { session } => {
+                if let Some(link) = self.links.get(&session) {
+                    fabric.close(reactor, link.fabric, CloseReason::Closed);
+                }
+            }
             Command::Flush { op, session } => self.start_flush(op, session),
-            Command::Open { op, session, mapping, range, rights, once } => {
-                let opened = self.open(fabric, session, (&mapping, range), rights, once);
+            Command::Open { op, sessions, mapping, range, rights, once } => {
+                let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));
                 self.complete(op, opened.map(Outcome::Opened));
             }
-            Command::CloseWindow { op, session, descriptor, mapping } => {
-                self.close_window(fabric, (op, session), descriptor, mapping);
+            Command::CloseWindow { op, sessions, descriptor, mapping } => {
+                self.close_window(fabric, (op, &sessions), descriptor, mapping);
             }
             Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
             Command::GiveCredit { session } => self.give_credit(fabric, session),
@@ -343,57 +348,5 @@ impl Core {
             OpKind::Layer => self.with_layer(fabric, reactor, |layer, turn| layer.cancelled(turn, op)),
             OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}
         }
-    }
-
-    fn open(
-        &mut self,
-        fabric: &mut Fabric,
-        session: Session,
-        (mapping, (start, len)): (&Mapping, (usize, usize)),
-        rights: Rights,
-        once: bool,
-    ) -> Result<Descriptor, OpError> {
-        let link = self.links.get_mut(&session).ok_or(OpError::Ended(CloseReason::Closed))?;
-        if let Some(reason) = link.ended {
-            return Err(OpError::Ended(reason));
-        }
-        // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
-        // and then by its frames. Frames over the same bytes are all of this loop.
-        let frame = || unsafe { Frame::over(mapping, start, len) };
-        let context = if once { ONCE } else { 0 };
-        let put = if rights.put {
-            Some(fabric.open_target(link.fabric, (frame(), 0, len), context).ok_or(OpError::Full)?)
-        } else {
-            None
-        };
-        let get = if rights.get {
-            fabric.open_source(link.fabric, (std::rc::Rc::new(frame()), 0, len), context)
-        } else {
-            None
-        };
-        if rights.get && get.is_none() {
-            put.map(|key| fabric.windows().close(key));
-            return Err(OpError::Full);
-        }
-        if let (true, Some(key)) = (once, get) {
-            fabric.windows().read_once(key);
-        }
-        link.windows.insert((put.map_or(0, |key| key.0), get.map_or(0, |key| key.0)));
-        Ok(Descriptor::new(put, get, len))
-    }
-
-    fn close_window(
-        &mut self,
-        fabric: &mut Fabric,
-        (op, session): (Slot, Session),
-        descriptor: Descriptor,
-        mapping: Mapping,
-    ) {
-        let keys = (descriptor.put_key(), descriptor.get_key());
-        if let Some(link) = self.links.get_mut(&session) {
-            link.windows.remove(&(keys.0.0, keys.1.0));
-        }
-        let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));
-        self.linger(op, vec![mapping], Ok(Outcome::Done));
     }
 }

@@ -52,7 +52,7 @@ pub enum OpError {
     /// All windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)); close some.
     #[error("too many windows are open")]
     Full,
-    /// The kernel's: no such address, address in use, ...
+    /// The kernel's: no such address, address in use, ...; `EOPNOTSUPP` for what the wire of a session cannot do.
     #[error("{0}")]
     Io(Errno),
     /// It took longer than its caller allows.

@@ -5,10 +5,11 @@ use zerocopy::FromZeros;
 
 use super::Message;
 use super::Session;
-use super::engine::{Core, ONCE};
+use super::engine::Core;
 use super::error::OpError;
 use super::shared::Phase;
 use super::transfers::grant;
+use super::windows::ONCE;
 use super::wire::{Class, CreditBody, MessageBody, PlacedBody, PutBody, put_number};
 use crate::fabric::{Fabric, GetError, Handler};
 use crate::session::CloseReason;
@@ -99,6 +100,10 @@ impl Handler for Core {
         }
     }
 
+    fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: Slot, window: WindowKey) {
+        self.window_recalled(slot, window);
+    }
+
     fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let Some(link) = self.links.get_mut(&session) else { return };
@@ -119,7 +124,7 @@ impl Handler for Core {
             self.end_transfers(session, reason);
             if let Some(link) = self.links.remove(&session) {
                 for key in link.windows.into_iter().flat_map(|keys| [keys.0, keys.1]) {
-                    let _ = fabric.windows().close(WindowKey(key));
+                    fabric.windows().leave(WindowKey(key), slot);
                 }
             }
         }

@@ -3,6 +3,14 @@
 //! The bytes lie in a [`Mapping`], which counts each frame, and each operation that will make some, that can reach them. A
 //! program gets references to the bytes only while that count is zero, and no operation begins while it has them. While a window
 //! is open the peer may read or write at any moment: then the bytes can be copied in and out only, one by one.
+//!
+//! There are three kinds. *Private* memory ([`Node::register`]) is reached by this process alone: what peers put and get goes
+//! through the connection. *Shared* memory ([`Node::register_shared`]) lies in a file that a peer on the same host is lent when a
+//! window in it is opened over `shm://`; it then copies in and out by itself, each byte once. A *caller's file*
+//! ([`Node::register_file`]) is lent so for reading.
+//!
+//! What is lent is all of the memory, not the window alone, and a hostile peer can go on writing there whatever is closed. So
+//! memory that one peer may put into is no place for the data of another, and references to it are not given out any more.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -13,9 +21,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{InUse, SubmitError};
 use super::{Node, Op, Session};
+use crate::limits::SEGMENTS_MAX;
 use crate::windows::WindowKey;
 
-/// Memory that operations and windows can use; see [`Node::register`]. Freed when it was dropped and nothing uses it any more.
+/// Memory that operations and windows can use; see [`Node::register`], [`Node::register_shared`] and [`Node::register_file`]. Freed when it was dropped and nothing uses it any more.
 #[derive(Debug)]
 pub struct Memory {
     mapping: Mapping,
@@ -58,7 +67,7 @@ impl Rights {
 }
 
 /// A window of the peer, as its program describes it: 32 bytes, for a message. Who has it can use the window, from the one
-/// session that it was opened for.
+/// session that it was opened for (or several, see [`Node::open_window_for_one_of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Descriptor {
@@ -72,14 +81,21 @@ pub struct Descriptor {
 pub const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
 const _: () = assert!(DESCRIPTOR_BYTES == 32);
 
-/// A window that is open to the peer of one session. Dropping it closes it; [`Window::close`] also says when the peer can no
+/// A window that is open to the peer of one session, or of several. Dropping it closes it; [`Window::close`] also says when the peer can no
 /// longer reach the memory.
 #[derive(Debug)]
 pub struct Window {
     node: Node,
-    session: Session,
+    sessions: Vec<Session>,
     descriptor: Descriptor,
     mapping: Option<Mapping>,
+}
+
+/// Ranges of a window of the peer, in order: where each begins, and its bytes.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) window: WindowKey,
+    pub(super) ranges: Vec<(u64, usize)>,
 }
 
 /// A segment that an operation will make frames of.
@@ -92,8 +108,8 @@ pub(super) struct Held {
 }
 
 impl Memory {
-    pub(super) fn new(bytes: usize) -> std::io::Result<Self> {
-        Ok(Self { mapping: Mapping::new(bytes)?, len: bytes, borrows: AtomicUsize::new(0) })
+    pub(super) fn new(mapping: Mapping, len: usize) -> Self {
+        Self { mapping, len, borrows: AtomicUsize::new(0) }
     }
 
     /// Bytes, as asked for.
@@ -116,28 +132,35 @@ impl Memory {
         self.mapping.uses() > 0
     }
 
+    /// Whether others may write there whom no count knows: it is a caller's file, or a peer over shared memory had a window for
+    /// puts in it once. Then only [`Memory::read`] and [`Memory::write`] are left.
+    pub fn is_exposed(&self) -> bool {
+        self.mapping.is_exposed()
+    }
+
     /// The bytes, to be read. Operations on the memory are refused meanwhile.
     ///
     /// # Errors
-    /// Operations or windows use it.
+    /// Operations or windows use it, or it is [exposed](Memory::is_exposed).
     pub fn bytes(&self) -> Result<Bytes<'_>, InUse> {
         self.borrows.fetch_add(1, Ordering::Relaxed);
         let bytes = Bytes { memory: self };
         // Whoever begins an operation counts it first and looks at the borrows then: one of the two sees the other.
         fence(Ordering::SeqCst);
-        if self.mapping.uses() > 0 { Err(InUse) } else { Ok(bytes) }
+        if self.mapping.uses() > 0 || self.is_exposed() { Err(InUse) } else { Ok(bytes) }
     }
 
     /// The bytes, to be changed.
     ///
     /// # Errors
-    /// Operations or windows use it.
+    /// Operations or windows use it, or it is [exposed](Memory::is_exposed).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], InUse> {
-        if self.mapping.uses() > 0 {
+        if self.mapping.uses() > 0 || self.is_exposed() {
             return Err(InUse);
         }
         // SAFETY: mapped and initialised for `len` bytes as long as `mapping` lives. No use is left, and none begins while the
-        // memory is borrowed mutably, as each begins with a reference to it; nor does a `Bytes` live.
+        // memory is borrowed mutably, as each begins with a reference to it; nor does a `Bytes` live. Other processes that have
+        // the memory have it for reading: it is not exposed.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr(), self.len) })
     }
 
@@ -188,6 +211,13 @@ impl Memory {
     }
 }
 
+impl Places {
+    /// No bytes?
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.iter().all(|(_, len)| *len == 0)
+    }
+}
+
 impl Segment<'_> {
     pub(super) fn hold(&self) -> Result<Held, SubmitError> {
         let range = self.memory.check(&self.range)?;
@@ -198,7 +228,7 @@ impl Segment<'_> {
 impl Deref for Bytes<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives.
+        // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives: so it is not lent either.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.as_ptr(), self.memory.len) }
     }
 }
@@ -248,6 +278,37 @@ impl Descriptor {
         WindowKey(self.get.get())
     }
 
+    /// Itself, if it is for puts.
+    pub(super) fn writable(&self) -> Result<&Self, SubmitError> {
+        if self.rights().put { Ok(self) } else { Err(SubmitError::Rights) }
+    }
+
+    /// Itself, if it is for gets.
+    pub(super) fn readable(&self) -> Result<&Self, SubmitError> {
+        if self.rights().get { Ok(self) } else { Err(SubmitError::Rights) }
+    }
+
+    /// One range.
+    pub(super) fn place(&self, window: WindowKey, offset: u64, len: usize) -> Result<Places, SubmitError> {
+        self.check(offset, len)?;
+        Ok(Places { window, ranges: vec![(offset, len)] })
+    }
+
+    /// Several ranges, of `len` bytes in all.
+    pub(super) fn places(&self, window: WindowKey, ranges: &[Range<u64>], len: usize) -> Result<Places, SubmitError> {
+        if ranges.len() > SEGMENTS_MAX {
+            return Err(SubmitError::TooLong);
+        }
+        let place = |range: &Range<u64>| {
+            let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
+            let bytes = bytes.ok_or(SubmitError::OutOfRange)?;
+            self.check(range.start, bytes).map(|()| (range.start, bytes))
+        };
+        let ranges: Vec<_> = ranges.iter().map(place).collect::<Result<_, _>>()?;
+        let all = ranges.iter().try_fold(0usize, |sum, (_, bytes)| sum.checked_add(*bytes));
+        if all == Some(len) { Ok(Places { window, ranges }) } else { Err(SubmitError::OutOfRange) }
+    }
+
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), SubmitError> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
         if inside { Ok(()) } else { Err(SubmitError::OutOfRange) }
@@ -255,8 +316,8 @@ impl Descriptor {
 }
 
 impl Window {
-    pub(super) fn new(node: Node, session: Session, descriptor: Descriptor, mapping: Mapping) -> Self {
-        Self { node, session, descriptor, mapping: Some(mapping) }
+    pub(super) fn new(node: Node, sessions: Vec<Session>, descriptor: Descriptor, mapping: Mapping) -> Self {
+        Self { node, sessions, descriptor, mapping: Some(mapping) }
     }
 
     /// What the peer needs to use it.
@@ -264,19 +325,20 @@ impl Window {
         self.descriptor
     }
 
-    /// For whose peer it is open.
-    pub fn session(&self) -> Session {
-        self.session
+    /// For whose peers it is open.
+    pub fn sessions(&self) -> &[Session] {
+        &self.sessions
     }
 
-    /// Closes it. The operation ends when the peer can no longer reach the memory: what it was writing has come, or its
-    /// session has ended.
+    /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
+    /// session has ended. Of memory that the peer was lent it says so
+    /// itself, so its program must turn its node; a hostile one can keep the memory mapped.
     ///
     /// # Errors
     /// `Busy`, or the child of a fork.
     pub fn close(mut self) -> Result<Op, SubmitError> {
         let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
-        self.node.close_window(self.session, self.descriptor, mapping)
+        self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping)
     }
 }
 
@@ -284,7 +346,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.take() {
             // Too many operations under way, or a fork: then the window goes with its session.
-            let _ = self.node.close_window(self.session, self.descriptor, mapping);
+            let _ = self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping);
         }
     }
 }

@@ -7,7 +7,12 @@
 //! Every request is an [`Op`], which ends exactly once: wait for it, for the first of several ([`Node::wait_any`]), add it to a
 //! [`Group`] that threads share, or poll. Messages ([`Node::send`]) are on credit: what the peer's program has not taken is
 //! bounded. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
-//! [`Node::get`]).
+//! [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between those and a slice of
+//! the caller's, who then waits ([`Node::get_into`], [`Node::put_from`]).
+//!
+//! Memory is private ([`Node::register`]), can be lent to peers on the same host, who then copy by themselves
+//! ([`Node::register_shared`]), or is a file in memory of the caller's ([`Node::register_file`]). A window is for one peer, and open
+//! until it is closed or for one use, or it is for the first of several peers ([`Node::open_window_for_one_of`]).
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, Node, NodeOptions, Outcome, Rights, parse_address};
@@ -45,6 +50,7 @@
 //! ```
 
 mod address;
+mod borrowed;
 mod command;
 mod engine;
 mod error;
@@ -59,15 +65,16 @@ mod requests;
 mod shared;
 mod transfers;
 mod wait;
+mod windows;
 mod wire;
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use byway_reactor::{IoChoice, Waker};
+use byway_reactor::{IoChoice, Mapping, Waker};
 
 pub use self::address::{AddressError, parse as parse_address};
 use self::engine::Engine;
@@ -82,7 +89,7 @@ pub use self::wire::Class;
 use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
 use crate::session::PayloadChecksum;
 use crate::slots::Slot;
-pub use byway_reactor::Address;
+pub use byway_reactor::{Address, FileMemoryError as RegisterError};
 
 /// How a node is opened.
 #[derive(Clone, Debug)]
@@ -244,10 +251,37 @@ impl Node {
     /// # Errors
     /// `InvalidInput` for another number of bytes; the kernel's, if there is no memory.
     pub fn register(&self, bytes: usize) -> std::io::Result<Memory> {
-        if bytes == 0 || bytes > crate::limits::MEMORY_BYTES_MAX {
-            return Err(std::io::ErrorKind::InvalidInput.into());
-        }
-        Memory::new(bytes)
+        check_bytes(bytes)?;
+        Ok(Memory::new(Mapping::new(bytes)?, bytes))
+    }
+
+    /// As [`Node::register`], of memory that peers on this host can be lent: to whom a window in it is opened over `shm://`, he gets
+    /// and puts by one copy of his own, where private memory takes two and a message. For gets any number of peers have it at a
+    /// time, for puts one (and then no other for gets); windows of others are served through their connections as ever. A peer
+    /// has all of the memory then, not the window alone. A child of a fork shares it too.
+    ///
+    /// # Errors
+    /// As for [`Node::register`]; no descriptors.
+    pub fn register_shared(&self, bytes: usize) -> std::io::Result<Memory> {
+        check_bytes(bytes)?;
+        Ok(Memory::new(Mapping::shared(bytes)?, bytes))
+    }
+
+    /// Memory that the caller has made: a range of a file in memory (`memfd_create`), from the start of a page on, of 1 to
+    /// [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX) bytes. Its size must be fixed by seals (`F_SEAL_SHRINK`,
+    /// `F_SEAL_GROW`, `F_SEAL_SEAL`), since to touch a page that was cut off ends the process. The caller may have it mapped
+    /// elsewhere, where it sees what comes at once; so the bytes are never given out as references. The descriptor stays the
+    /// caller's.
+    ///
+    /// Peers on this host to whom a window for gets is opened over `shm://` are lent the whole file for reading (one of up to
+    /// 1 GiB and of whole pages); puts go through the connection.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn register_file(&self, file: BorrowedFd<'_>, range: Range<u64>) -> Result<Memory, RegisterError> {
+        let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.filter(|bytes| *bytes <= crate::limits::MEMORY_BYTES_MAX).ok_or(RegisterError::Range)?;
+        Ok(Memory::new(Mapping::of_file(file, range.start, bytes)?, bytes))
     }
 
     /// Opens a range of memory to the peer of a session. See [`Node::open_window_once`] for one that can be used once.
@@ -261,7 +295,7 @@ impl Node {
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, NodeError> {
-        self.open_range(session, memory.segment(range), rights, false)
+        self.open_range(&[session], memory.segment(range), rights, false)
     }
 
     /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put or one
@@ -276,10 +310,28 @@ impl Node {
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, NodeError> {
-        if range.len() > crate::limits::PAYLOAD_BYTES_MAX {
+        self.open_window_for_one_of(&[session], memory, range, rights)
+    }
+
+    /// As [`Node::open_window_once`], for whichever of several sessions' peers is the first (up to
+    /// [`WINDOW_SESSIONS_MAX`](crate::limits::WINDOW_SESSIONS_MAX) of them): one put, or one get (or one of each) in all, by the
+    /// same descriptor for each. Whoever comes later is refused, and counted; while the bytes of one are on their way others are
+    /// refused as `Busy`, and if his session ends before they have come the window is open still. It closes by itself when the
+    /// last of the sessions ends.
+    ///
+    /// # Errors
+    /// As for [`Node::open_window`]; `TooLong`; one of the sessions has ended; `EOPNOTSUPP` if one of several is over RDMA.
+    pub fn open_window_for_one_of(
+        &self,
+        sessions: &[Session],
+        memory: &Memory,
+        range: Range<usize>,
+        rights: Rights,
+    ) -> Result<Window, NodeError> {
+        if range.len() > crate::limits::PAYLOAD_BYTES_MAX || sessions.len() > crate::limits::WINDOW_SESSIONS_MAX {
             return Err(SubmitError::TooLong.into());
         }
-        self.open_range(session, memory.segment(range), rights, true)
+        self.open_range(sessions, memory.segment(range), rights, true)
     }
 
     /// A group of at most `capacity` operations (1 to [`GROUP_OPS_MAX`](crate::limits::GROUP_OPS_MAX)).
@@ -289,4 +341,9 @@ impl Node {
     pub fn group(&self, capacity: usize) -> Result<Group, SubmitError> {
         Group::new(self, capacity)
     }
+}
+
+fn check_bytes(bytes: usize) -> std::io::Result<()> {
+    let good = (1..=crate::limits::MEMORY_BYTES_MAX).contains(&bytes);
+    if good { Ok(()) } else { Err(std::io::ErrorKind::InvalidInput.into()) }
 }

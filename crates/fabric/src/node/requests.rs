@@ -1,10 +1,11 @@
 //! What a program asks of a node.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
-use super::memory::{Descriptor, Held, Rights, Segment, Window};
+use super::memory::{Descriptor, Held, Places, Rights, Segment, Window};
 use super::op::{Op, OpId, Outcome};
 use super::shared::{OpKind, Phase};
 use super::wire::Class;
@@ -184,11 +185,30 @@ impl Node {
         offset: u64,
     ) -> Result<Op, SubmitError> {
         let (segments, len) = hold(segments)?;
-        self.check_put(to, offset, len)?;
-        if len == 0 {
+        let to = to.writable()?.place(to.put_key(), offset, len)?;
+        self.start_put(session, segments, to)
+    }
+
+    /// As [`Node::put`], into up to 64 ranges of the window in their order, which have as many bytes as the segments.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]; `OutOfRange` if there are more bytes of the one than of the other.
+    pub fn put_ranges(
+        &self,
+        session: Session,
+        segments: &[Segment<'_>],
+        to: &Descriptor,
+        ranges: &[Range<u64>],
+    ) -> Result<Op, SubmitError> {
+        let (segments, len) = hold(segments)?;
+        let to = to.writable()?.places(to.put_key(), ranges, len)?;
+        self.start_put(session, segments, to)
+    }
+
+    pub(super) fn start_put(&self, session: Session, segments: Vec<Held>, to: Places) -> Result<Op, SubmitError> {
+        if to.is_empty() {
             return self.flush(session);
         }
-        let to = (to.put_key(), offset);
         self.transfer(session, |op| Command::Put { op, session, segments, to, message: None })
     }
 
@@ -206,19 +226,11 @@ impl Node {
     ) -> Result<Op, SubmitError> {
         let message = Header::new(header).ok_or(SubmitError::TooLong)?;
         let (segments, len) = hold(segments)?;
-        self.check_put(to, offset, len)?;
-        if len == 0 {
+        let to = to.writable()?.place(to.put_key(), offset, len)?;
+        if to.is_empty() {
             return Err(SubmitError::OutOfRange);
         }
-        let to = (to.put_key(), offset);
         self.send_counted(session, |op| Command::Put { op, session, segments, to, message: Some(message) })
-    }
-
-    fn check_put(&self, to: &Descriptor, offset: u64, len: usize) -> Result<(), SubmitError> {
-        if !to.rights().put {
-            return Err(SubmitError::Rights);
-        }
-        to.check(offset, len)
     }
 
     /// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments, in order. The peer's program hears nothing of
@@ -234,15 +246,40 @@ impl Node {
         segments: &[Segment<'_>],
     ) -> Result<Op, SubmitError> {
         let (segments, len) = hold(segments)?;
-        if !from.rights().get {
-            return Err(SubmitError::Rights);
-        }
-        from.check(offset, len)?;
-        if len == 0 {
+        let from = from.readable()?.place(from.get_key(), offset, len)?;
+        self.start_get(session, from, segments)
+    }
+
+    /// As [`Node::get`], of up to 64 ranges of the window in their order, which have as many bytes as the segments: scattered
+    /// frames of a peer, by one operation. Over a connection each range is asked for by a message of its own, all of which go out
+    /// at once.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]; `OutOfRange` if there are more bytes of the one than of the other.
+    pub fn get_ranges(
+        &self,
+        session: Session,
+        from: &Descriptor,
+        ranges: &[Range<u64>],
+        segments: &[Segment<'_>],
+    ) -> Result<Op, SubmitError> {
+        let (segments, len) = hold(segments)?;
+        let from = from.readable()?.places(from.get_key(), ranges, len)?;
+        self.start_get(session, from, segments)
+    }
+
+    pub(super) fn start_get(&self, session: Session, from: Places, segments: Vec<Held>) -> Result<Op, SubmitError> {
+        if from.is_empty() {
             return self.flush(session);
         }
-        let from = (from.get_key(), offset);
         self.transfer(session, |op| Command::Get { op, session, segments, from })
+    }
+
+    /// Ends a session at once: nothing more is sent, and all that was under way ends.
+    pub(super) fn cut(&self, session: Session) -> Result<(), SubmitError> {
+        self.inner.lock()?.commands.push_back(Command::Cut { session });
+        self.inner.nudge();
+        Ok(())
     }
 
     /// Ends when all puts over a session that were begun before have ended, well or not.
@@ -276,7 +313,7 @@ impl Node {
 
     pub(super) fn open_range(
         &self,
-        session: Session,
+        sessions: &[Session],
         segment: Segment<'_>,
         rights: Rights,
         once: bool,
@@ -285,21 +322,26 @@ impl Node {
         if held.len == 0 || !(rights.put || rights.get) {
             return Err(SubmitError::OutOfRange.into());
         }
-        self.inner.lock()?.usable(session)?;
+        let mut shared = self.inner.lock()?;
+        for session in sessions {
+            shared.usable(*session)?;
+        }
+        drop(shared);
         let (mapping, range) = (held.mapping.clone(), (held.start, held.len));
-        match self.run(|op| Command::Open { op, session, mapping, range, rights, once })? {
-            Outcome::Opened(descriptor) => Ok(Window::new(self.clone(), session, descriptor, held.mapping)),
+        let opened = sessions.to_vec();
+        match self.run(|op| Command::Open { op, sessions: opened, mapping, range, rights, once })? {
+            Outcome::Opened(descriptor) => Ok(Window::new(self.clone(), sessions.to_vec(), descriptor, held.mapping)),
             _ => Err(OpError::WrongAnswer.into()),
         }
     }
 
     pub(super) fn close_window(
         &self,
-        session: Session,
+        sessions: Vec<Session>,
         descriptor: Descriptor,
         mapping: Mapping,
     ) -> Result<Op, SubmitError> {
-        self.command(OpKind::Plain, |op| Command::CloseWindow { op, session, descriptor, mapping })
+        self.command(OpKind::Plain, |op| Command::CloseWindow { op, sessions, descriptor, mapping })
     }
 
     /// What it has, counted now.

@@ -10,16 +10,16 @@ use zerocopy::little_endian::U32;
 use super::command::Header;
 use super::engine::{Core, Waiting};
 use super::error::OpError;
-use super::memory::Held;
+use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
 use super::wire::{Class, CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
+use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::wire::{Header as WireHeader, Kind};
-use crate::{Fabric, WindowKey};
 
 /// A put in flight.
 pub(super) struct Put {
@@ -54,24 +54,41 @@ struct Piece {
     len: usize,
 }
 
-/// Cuts segments into parts of at most `max` bytes, of as many pieces as it takes.
-fn parts(segments: &[Held], max: usize) -> Vec<Vec<Piece>> {
-    let mut parts = Vec::new();
-    let (mut part, mut room) = (Vec::new(), max);
-    for (index, segment) in segments.iter().enumerate() {
-        let mut at = 0;
-        while at < segment.len {
-            let len = (segment.len - at).min(room);
-            part.push(Piece { segment: index, start: segment.start + at, len });
-            (at, room) = (at + len, room - len);
-            if room == 0 {
-                parts.push(std::mem::take(&mut part));
-                room = max;
-            }
-        }
+/// What goes out as one payload: where it belongs, and what it is made of.
+struct Part {
+    offset: u64,
+    pieces: Vec<Piece>,
+}
+
+impl Part {
+    fn len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.len).sum()
     }
-    if !part.is_empty() {
-        parts.push(part);
+}
+
+/// Cuts segments into parts, each of at most `max` bytes and within one of the ranges, of as many pieces as it takes. The segments
+/// and the ranges have as many bytes.
+fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let (mut segment, mut at) = (0, 0);
+    for &(start, len) in ranges {
+        let mut done = 0;
+        while done < len {
+            let (first, end) = (done, len.min(done + max));
+            let mut pieces = Vec::new();
+            while done < end {
+                let Some(held) = segments.get(segment) else { return parts };
+                let len = (held.len - at).min(end - done);
+                if len > 0 {
+                    pieces.push(Piece { segment, start: held.start + at, len });
+                }
+                (at, done) = (at + len, done + len);
+                if at == held.len {
+                    (segment, at) = (segment + 1, 0);
+                }
+            }
+            parts.push(Part { offset: start + first as u64, pieces });
+        }
     }
     parts
 }
@@ -167,7 +184,7 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         (op, session): (Slot, Session),
-        (segments, (window, offset)): (Vec<Held>, (WindowKey, u64)),
+        (segments, Places { window, ranges }): (Vec<Held>, Places),
         message: Option<Header>,
     ) {
         let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
@@ -175,7 +192,7 @@ impl Core {
             drop(segments);
             return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
-        let parts = parts(&segments, PAYLOAD_BYTES_MAX);
+        let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
         let number = link.put_count;
         link.put_count += 1;
         link.puts.insert(number);
@@ -185,12 +202,11 @@ impl Core {
         let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
         let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
-        let mut offset = offset;
         for (index, part) in parts.iter().enumerate() {
             let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
             let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-            let frames: Vec<Frame> = part.iter().map(|piece| frame(&segments, piece)).collect();
-            let len: usize = part.iter().map(|piece| piece.len).sum();
+            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
+            let len = part.len();
             let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
             let push = |gather: &mut byway_reactor::Gather| {
                 for frame in frames {
@@ -198,11 +214,10 @@ impl Core {
                     gather.push_frame(frame, 0, len);
                 }
             };
-            let to = Remote { window, offset };
+            let to = Remote { window, offset: part.offset };
             if let Err(error) = fabric.put(reactor, (slot, route), (to, header), Announced { len, checksum }, push) {
                 self.part_ended(name, None, Some(OpError::Io(error)));
             }
-            offset += len as u64;
         }
         let mappings = segments.into_iter().map(|segment| segment.mapping).collect();
         match self.puts.get_mut(name) {
@@ -262,7 +277,7 @@ impl Core {
         reactor: &mut Reactor,
         (op, session): (Slot, Session),
         segments: Vec<Held>,
-        (window, mut offset): (WindowKey, u64),
+        Places { window, ranges }: Places,
     ) {
         let link = self.links.get(&session);
         let Some(slot) = link.filter(|link| link.ended.is_none()).map(|link| link.fabric) else {
@@ -271,26 +286,18 @@ impl Core {
             return self.complete(op, Err(OpError::Ended(reason)));
         };
         // A frame of the fabric's has one piece.
-        let pieces: Vec<Piece> = segments
-            .iter()
-            .enumerate()
-            .flat_map(|(index, segment)| {
-                let starts = (0..segment.len).step_by(PAYLOAD_BYTES_MAX);
-                starts.map(move |at| Piece {
-                    segment: index,
-                    start: segment.start + at,
-                    len: (segment.len - at).min(PAYLOAD_BYTES_MAX),
-                })
-            })
-            .collect();
-        let name = self.gets.insert(Get { op, left: pieces.len() as u32, error: None, mappings: Vec::new() });
+        let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
+        let left = parts.iter().map(|part| part.pieces.len() as u32).sum();
+        let name = self.gets.insert(Get { op, left, error: None, mappings: Vec::new() });
         let mut refused = Vec::new();
-        for piece in &pieces {
-            let from = Remote { window, offset };
-            if let Err(frame) = fabric.get(reactor, slot, from, frame(&segments, piece), name.to_u64()) {
-                refused.push(frame);
+        for Part { mut offset, pieces } in parts {
+            for piece in &pieces {
+                let from = Remote { window, offset };
+                if let Err(frame) = fabric.get(reactor, slot, from, frame(&segments, piece), name.to_u64()) {
+                    refused.push(frame);
+                }
+                offset += piece.len as u64;
             }
-            offset += piece.len as u64;
         }
         if let Some(get) = self.gets.get_mut(name) {
             get.mappings = segments.into_iter().map(|segment| segment.mapping).collect();

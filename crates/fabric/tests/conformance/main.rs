@@ -2,6 +2,7 @@
 //! memory with an arena and without, and the simulation; and what holds over RDMA too, where there is a device.
 
 mod faults;
+mod lending;
 mod messages;
 mod rig;
 mod transfers;
@@ -58,6 +59,9 @@ suites! {
         faults::whenever_the_client_dies_every_get_ends_once,
         faults::a_session_that_is_closed_ends_at_both_ends,
         faults::memory_that_a_lost_server_could_write_is_taken_from_it,
+        lending::a_window_is_reached_by_the_peer_itself_where_it_can_be,
+        lending::what_a_peer_says_of_its_memory_is_checked,
+        lending::what_a_lost_peer_could_write_is_taken_from_it,
     ]
 }
 

@@ -45,6 +45,7 @@ pub enum Event {
     Message { kind: Kind, header: Header, payload: Vec<u8> },
     Placed { header: Header },
     Got { frame: Frame, context: u64, result: Result<(), GetError> },
+    Recalled(WindowKey),
     Down(CloseReason),
     Drained,
 }
@@ -92,6 +93,10 @@ impl Handler for Log {
         result: Result<(), GetError>,
     ) {
         self.events.push_back(Event::Got { frame, context, result });
+    }
+
+    fn recalled(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, window: WindowKey) {
+        self.events.push_back(Event::Recalled(window));
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {

@@ -1,7 +1,10 @@
 //! Nodes over every wire and backend: what their programs are promised.
 
+mod borrowed;
 mod faults;
+mod kinds;
 mod messages;
 mod rig;
 mod threads;
 mod transfers;
+mod windows;

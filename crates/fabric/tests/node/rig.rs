@@ -13,6 +13,8 @@ pub enum Wire {
     Tcp,
     Unix,
     Shm,
+    /// With the memory of windows lent to the peer.
+    Lent,
 }
 
 /// Whatever hangs, hangs for so long.
@@ -82,7 +84,7 @@ impl Rig {
         let address = match self.wire {
             Wire::Tcp => parse_address("tcp://127.0.0.1:0").unwrap(),
             Wire::Unix => Address::Unix(path),
-            Wire::Shm => Address::Shared(path),
+            Wire::Shm | Wire::Lent => Address::Shared(path),
         };
         match node.listen(&address).unwrap() {
             Some(at) => Address::Tcp(at),
@@ -98,7 +100,7 @@ impl Rig {
         let (server, client) = (Node::open(options).unwrap(), Node::open(options).unwrap());
         let address = self.listen(&server);
         let (to_client, to_server) = connect(&server, &client, &address);
-        Pair { server, client, to_client, to_server }
+        Pair { wire: self.wire, server, client, to_client, to_server }
     }
 }
 
@@ -112,6 +114,7 @@ pub fn connect(server: &Node, client: &Node, address: &Address) -> (Session, Ses
 }
 
 pub struct Pair {
+    pub wire: Wire,
     pub server: Node,
     pub client: Node,
     pub to_client: Session,
@@ -119,12 +122,21 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Closes a window of the server's: a client that was lent it must hear of that.
+    pub fn close(&self, window: Window) {
+        let _client = Turner::of(&self.client);
+        done(&window.close().unwrap());
+    }
+
+    /// Memory for windows, as the wire wants it.
+    pub fn memory(&self, node: &Node, len: usize) -> Memory {
+        if self.wire == Wire::Lent { node.register_shared(len).unwrap() } else { node.register(len).unwrap() }
+    }
+
     /// Memory of the server with a byte for each place, and a window in its middle; canaries around it.
     pub fn window(&self, len: usize, open: impl FnOnce(&Memory, std::ops::Range<usize>) -> Window) -> (Memory, Window) {
-        let mut memory = self.server.register(len + 2 * CANARY).unwrap();
-        for (at, byte) in memory.bytes_mut().unwrap().iter_mut().enumerate() {
-            *byte = pattern(at);
-        }
+        let memory = self.memory(&self.server, len + 2 * CANARY);
+        memory.write(0, &(0..memory.len()).map(pattern).collect::<Vec<_>>()).unwrap();
         let window = open(&memory, CANARY..CANARY + len);
         (memory, window)
     }
@@ -158,6 +170,8 @@ macro_rules! over_each_wire {
         $crate::over_each_wire!(@ tcp_epoll, Tcp, Epoll, $($name),*);
         $crate::over_each_wire!(@ unix_epoll, Unix, Epoll, $($name),*);
         $crate::over_each_wire!(@ shm_epoll, Shm, Epoll, $($name),*);
+        $crate::over_each_wire!(@ lent_epoll, Lent, Epoll, $($name),*);
+        $crate::over_each_wire!(@ lent_uring, Lent, Uring, $($name),*);
         $crate::over_each_wire!(@ tcp_uring, Tcp, Uring, $($name),*);
         $crate::over_each_wire!(@ unix_uring, Unix, Uring, $($name),*);
         $crate::over_each_wire!(@ shm_uring, Shm, Uring, $($name),*);

@@ -32,7 +32,7 @@ fn bytes_of_any_length_arrive(rig: &Rig) {
         mine.bytes_mut().expect("the put has ended");
         assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == 0xa5), "{len}");
         canaries_are_whole(&memory);
-        done(&window.close().unwrap());
+        pair.close(window);
         assert!(!memory.is_in_use());
     }
     drop(turner);
@@ -141,7 +141,7 @@ fn what_is_not_open_is_refused_counted_and_untouched(rig: &Rig) {
     let op = pair.client.put(other, &[mine.segment(0..100)], &put, 0).unwrap();
     assert_eq!(end(&op), Err(OpError::Refused(WindowError::Key)));
     assert!(copy_of(&memory) == before, "untouched");
-    done(&window.close().unwrap());
+    pair.close(window);
     assert_eq!(refused(try_put(&put, 0, 1)), OpError::Refused(WindowError::Key));
     drop(turner);
 }

@@ -1,13 +1,15 @@
 //! Memory that one end of a stream over shared memory lends to the other, which then copies straight into it and out of it.
 //!
-//! The client lends ([`Reactor::lend_arena`]), says so over the stream, and says where its frames lie
-//! ([`Frame::arena_offset`](crate::Frame::arena_offset)). The server takes the arena ([`Reactor::take_arena`]) and moves
+//! Either end lends, as often as it likes, what it counts from 0: a client an arena, a whole pool of frames
+//! ([`Reactor::lend_arena`]), either end memory of a program ([`Reactor::lend_memory`]). It says so over the stream, and says
+//! where in it what lies. The other takes it ([`Reactor::take_arena`], [`Reactor::take_memory`]) and moves
 //! bytes with [`Reactor::put`] and [`Reactor::get`]: one copy each, done when the call returns; what is to be told about it
-//! goes over the stream. A server lends nothing.
+//! goes over the stream.
 
 use super::Reactor;
 use crate::frame::FramePool;
 use crate::gather::Gather;
+use crate::loan::Loan;
 use crate::op::{Errno, Socket};
 use crate::shared::Floor;
 
@@ -20,7 +22,7 @@ impl Reactor {
     /// `ENOTCONN` if the socket is no stream over shared memory, `EINVAL` if the pool is no arena, `EALREADY` if one was lent,
     /// `EOPNOTSUPP` at a server's end; `EPIPE` if the server is gone or takes none, else the kernel's: then none was lent.
     pub fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
-        self.shared.lend_arena(socket, pool)
+        self.shared.lending(socket)?.lend(pool)
     }
 
     /// Takes the arena that the client of a stream has lent; gives its size in bytes. It is mapped until the stream is closed,
@@ -32,33 +34,67 @@ impl Reactor {
     /// shared memory, `EALREADY` if one was taken, `EOPNOTSUPP` at a client's end. `EPROTO` for what is no arena, `ENOBUFS`
     /// without room for it, `ECONNRESET` if the client is gone, else the kernel's: then none will be taken from this stream.
     pub fn take_arena(&mut self, socket: Socket) -> Result<usize, Errno> {
-        self.shared.take_arena(socket)
+        let room = self.shared.arena_room();
+        self.shared.lending(socket)?.take(room)
     }
 
-    /// Bytes of the arena that was taken from the client of a stream.
+    /// Lends the peer of a stream memory of a program ([`Mapping::lend`](crate::Mapping::lend)); gives its number, by which the
+    /// peer takes it. The loan is to be kept until the peer has [left](Reactor::leave_memory) it, or the stream has ended.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if the socket is no stream over shared memory, `EPIPE` if the peer is gone or takes nothing any more, `EAGAIN`
+    /// if it has not looked at many before, else the kernel's: then it was not lent.
+    pub fn lend_memory(&mut self, socket: Socket, loan: &Loan) -> Result<u32, Errno> {
+        self.shared.lending(socket)?.lend_memory(loan)
+    }
+
+    /// Takes the memory that the peer of a stream has lent under that number, if that was not done before; gives its size in
+    /// bytes. It is mapped until it is [left](Reactor::leave_memory) or the stream is closed. What was lent before is
+    /// taken too. Of what a peer lends for reading, [`Reactor::put`] is refused.
+    ///
+    /// # Errors
+    /// As for [`Reactor::take_arena`]; `EAGAIN` for a number that was not lent, `ENOENT` for one that was left,
+    /// `ENOBUFS` with [`ARENAS_PER_STREAM_MAX`](crate::limits::ARENAS_PER_STREAM_MAX) too.
+    pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<usize, Errno> {
+        let room = self.shared.arena_room();
+        self.shared.lending(socket)?.take_memory(number, room)
+    }
+
+    /// Lets go of memory that the peer of a stream has lent.
+    pub fn leave_memory(&mut self, socket: Socket, number: u32) {
+        if let Ok(lending) = self.shared.lending(socket) {
+            lending.leave(number);
+        }
+    }
+
+    /// Bytes of all that was taken from the peer of a stream and not left.
     pub fn peer_arena_bytes(&self, socket: Socket) -> Option<usize> {
         self.shared.arena_bytes(socket)
     }
 
-    /// Copies all of `gather` into the peer's arena, to `offset` there. It is done when this returns, and blocks the loop as
+    /// Copies all of `gather` into what the peer has lent under the number `to.0` (an arena: 0), to offset `to.1` there. It is done
+    /// when this returns, and blocks the loop as
     /// long as the copy takes; ranges of mapped files are read by the kernel, and should be resident as for a send.
     ///
     /// # Errors
-    /// `ENOTCONN` without an arena, `ERANGE` if the range is not in it, `EBADF` and `EFAULT` for a file that is not of this
+    /// `ENOTCONN` without such memory, `EACCES` if it is lent for reading, `ERANGE` if the range is not in it, `EBADF` and
+    /// `EFAULT` for a file that is not of this
     /// loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a file that became shorter, and what the
     /// kernel says of reading it: some may have been copied.
-    pub fn put(&mut self, socket: Socket, gather: &Gather, offset: u64) -> Result<(), Errno> {
+    pub fn put(&mut self, socket: Socket, gather: &Gather, to: (u32, u64)) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
-        shared.put(&mut floor, socket, gather, offset)
+        let (arena, os) = shared.arena_of(&mut floor, (socket, to.0))?;
+        arena.put(os, gather, to.1)
     }
 
-    /// Fills `into` with what lies in the peer's arena at `offset` now. It is done when this returns. The peer may be writing
-    /// there: what was got is to be checked here, never there.
+    /// Fills `into` with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
+    /// be writing there: what was got is to be checked here, never there.
     ///
     /// # Errors
-    /// `ENOTCONN` without an arena, `ERANGE` if the range is not in it: nothing was copied.
-    pub fn get(&mut self, socket: Socket, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied.
+    pub fn get(&mut self, socket: Socket, from: (u32, u64), into: &mut [u8]) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
-        shared.get(&mut floor, socket, offset, into)
+        let (arena, os) = shared.arena_of(&mut floor, (socket, from.0))?;
+        arena.get(os, from.1, into)
     }
 }

@@ -12,12 +12,13 @@ use super::link::copy_part;
 use crate::gather::Gather;
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MIN};
 use crate::os::Os;
-use crate::region::Region;
+use crate::region::{Access, Region};
 
 /// The arena of a peer, as it lies in this process.
 #[derive(Debug)]
-pub(super) struct PeerArena {
+pub(crate) struct PeerArena {
     region: Region,
+    access: Access,
 }
 
 impl PeerArena {
@@ -25,7 +26,7 @@ impl PeerArena {
     ///
     /// # Errors
     /// `EPROTO` if it is none, `ENOBUFS` if there is no room; else the kernel's.
-    pub(super) fn open(file: BorrowedFd<'_>, bytes: u64, room: usize) -> Result<Self, Errno> {
+    pub(crate) fn open(file: BorrowedFd<'_>, (bytes, access): (u64, Access), room: usize) -> Result<Self, Errno> {
         let bytes = usize::try_from(bytes).map_err(|_| Errno::PROTO)?;
         if bytes > ARENA_BYTES_MAX || !bytes.is_multiple_of(FRAME_BYTES_MIN) {
             return Err(Errno::PROTO);
@@ -33,10 +34,10 @@ impl PeerArena {
         if bytes > room {
             return Err(Errno::NOBUFS);
         }
-        Ok(Self { region: Region::of_peer(file, bytes)? })
+        Ok(Self { region: Region::of_peer(file, bytes, access)?, access })
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.region.bytes()
     }
 
@@ -51,7 +52,10 @@ impl PeerArena {
     ///
     /// # Errors
     /// See [`Reactor::put`](crate::Reactor::put).
-    pub(super) fn put(&self, os: &mut Os, gather: &Gather, offset: u64) -> Result<(), Errno> {
+    pub(crate) fn put(&self, os: &mut Os, gather: &Gather, offset: u64) -> Result<(), Errno> {
+        if self.access == Access::Read {
+            return Err(Errno::ACCESS);
+        }
         let to = self.range(offset, gather.len())?;
         os.check_gather(gather)?;
         let mut done = 0;
@@ -71,7 +75,7 @@ impl PeerArena {
     ///
     /// # Errors
     /// See [`Reactor::get`](crate::Reactor::get).
-    pub(super) fn get(&self, os: &mut Os, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+    pub(crate) fn get(&self, os: &mut Os, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         let from = self.range(offset, into.len())?;
         // SAFETY: so many bytes lie in the mapping, which `into` is no part of. The peer may change them meanwhile: they
         // are its bytes, whatever they are.

@@ -1,5 +1,5 @@
 //! How the memory of a shared stream comes to the client: the server sends one message with two descriptors, as soon as it
-//! has accepted the connection: of the memory, and of a socket on which the client may lend an arena.
+//! has accepted the connection: of the memory, and of a socket on which either may lend memory.
 //!
 //! The server makes both, so it never waits for a client; the client waits for the message.
 
@@ -13,7 +13,7 @@ use super::{lending, message};
 
 /// First in the message.
 const MAGIC: &[u8; 8] = b"byway-sm";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Magic, version, bytes of a ring; see docs/wire.md.
 const GREETING_BYTES: usize = 16;
 
@@ -32,7 +32,7 @@ fn read_greeting(bytes: &[u8; GREETING_BYTES]) -> Option<usize> {
     (magic == MAGIC && version == VERSION).then_some(ring as usize)
 }
 
-/// What both ends have after the greeting: the memory of the stream, and their end of the socket for an arena.
+/// What both ends have after the greeting: the memory of the stream, and their end of the socket for loans.
 pub(super) type Greeted = (Arc<SharedMemory>, OwnedFd);
 
 /// Makes the memory of a stream that was accepted, and sends it.
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_greeting_has_these_bytes() {
-        let golden = *b"byway-sm\x02\0\0\0\0\0\x04\0";
+        let golden = *b"byway-sm\x03\0\0\0\0\0\x04\0";
         assert_eq!(greeting(256 << 10), golden);
         assert_eq!(read_greeting(&golden), Some(256 << 10));
         for at in 0..12 {

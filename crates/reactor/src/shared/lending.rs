@@ -1,13 +1,13 @@
-//! How the client of a shared stream lends its server an arena: one message, with the descriptor, on a socket that is there
-//! for nothing else.
+//! How one end of a shared stream lends the other memory: a message for each piece of it, with the descriptor, on a socket that
+//! is there for nothing else.
 //!
-//! On the stream's own socket the descriptor could get lost: the server receives bells there, and a descriptor that comes
+//! On the stream's own socket the descriptor could get lost: bells are received there, and a descriptor that comes
 //! with bytes which a plain receive takes is closed by the kernel. To receive bells with descriptors, or to wait for the
 //! client's word before the first bell, would cost every stream something, or have the server wait for a client. So the
-//! server's greeting brings the client one end of a socket pair, whose other end is looked at when somebody says that an
-//! arena has come. Messages are whole there (`SOCK_SEQPACKET`), the message is in the queue before its sender can say so
-//! anywhere, and what nobody looks at costs the server nothing: the kernel closes it with the stream. Each end is closed as
-//! soon as it has done its work.
+//! server's greeting brings the client one end of a socket pair, whose other end is looked at when somebody says that memory
+//! has come. Messages are whole there and in order (`SOCK_SEQPACKET`), the message is in the queue before its sender can say so
+//! anywhere, and what nobody looks at costs the peer nothing: the kernel closes it with the stream. Both ends lend so, each
+//! counts what it has lent from 0, and an end that was sent what is no memory never looks again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -15,27 +15,30 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::arena::PeerArena;
+use super::link::End;
 use super::message;
 use crate::frame::FramePool;
+use crate::limits::ARENAS_PER_STREAM_MAX;
+use crate::loan::Loan;
+use crate::region::Access;
 
-/// First in the message.
+/// First in the message: memory that may be written, or only read.
 const MAGIC: &[u8; 8] = b"byway-ar";
+const MAGIC_READ: &[u8; 8] = b"byway-ro";
 /// Magic, bytes of the arena; see docs/wire.md.
 const LOAN_BYTES: usize = 16;
 
-/// What an end of a stream has to do with arenas.
+/// What an end of a stream has to do with lent memory.
 #[derive(Debug)]
-pub(super) enum Lending {
-    /// The client's end: it may lend one.
-    MayLend(OwnedFd),
-    /// It has.
-    HasLent,
-    /// The server's end: one may come.
-    MayTake(OwnedFd),
-    /// It has come.
-    Taken(PeerArena),
-    /// What came was none, or one too much.
-    Refused,
+pub(crate) struct Lending {
+    end: End,
+    /// `None` once what came was no memory.
+    socket: Option<OwnedFd>,
+    /// How often this end has lent, and how often it has taken.
+    lent: u32,
+    taken: u32,
+    /// What was taken and is still mapped, by its number.
+    arenas: Vec<(u32, PeerArena)>,
 }
 
 /// The server's and the client's end of a new socket pair.
@@ -45,54 +48,98 @@ pub(super) fn sockets() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 impl Lending {
-    /// Lends an arena.
+    pub(super) fn new(end: End, socket: OwnedFd) -> Self {
+        Self { end, socket: Some(socket), lent: 0, taken: 0, arenas: Vec::new() }
+    }
+
+    /// Lends the server an arena.
     ///
     /// # Errors
     /// See [`Reactor::lend_arena`](crate::Reactor::lend_arena).
-    pub(super) fn lend(&mut self, pool: &FramePool) -> Result<(), Errno> {
+    pub(crate) fn lend(&mut self, pool: &FramePool) -> Result<(), Errno> {
         let file = pool.file().ok_or(Errno::INVAL)?;
-        match self {
-            Self::MayLend(socket) => send(socket.as_fd(), pool.bytes(), file)?,
-            Self::HasLent => return Err(Errno::ALREADY),
-            Self::MayTake(_) | Self::Taken(_) | Self::Refused => return Err(Errno::OPNOTSUPP),
+        match self.end {
+            End::Server => Err(Errno::OPNOTSUPP),
+            End::Client if self.lent > 0 => Err(Errno::ALREADY),
+            End::Client => self.send((pool.bytes() as u64, Access::Write), file).map(|_| ()),
         }
-        *self = Self::HasLent;
-        Ok(())
     }
 
-    /// Takes the arena that has come, if it has no more than `room` bytes; gives its size.
+    /// Lends the peer memory; gives its number.
+    ///
+    /// # Errors
+    /// See [`Reactor::lend_memory`](crate::Reactor::lend_memory).
+    pub(crate) fn lend_memory(&mut self, loan: &Loan) -> Result<u32, Errno> {
+        let access = if loan.is_writable() { Access::Write } else { Access::Read };
+        let number = self.send((loan.bytes(), access), loan.descriptor()?.as_fd())?;
+        loan.note_sent();
+        Ok(number)
+    }
+
+    fn send(&mut self, (bytes, access): (u64, Access), file: BorrowedFd<'_>) -> Result<u32, Errno> {
+        let socket = self.socket.as_ref().ok_or(Errno::PIPE)?;
+        message::send(socket.as_fd(), &loan(bytes, access), &[file])?;
+        let number = self.lent;
+        self.lent += 1;
+        Ok(number)
+    }
+
+    /// Takes the arena that the client has lent, if it has no more than `room` bytes; gives its size.
     ///
     /// # Errors
     /// See [`Reactor::take_arena`](crate::Reactor::take_arena).
-    pub(super) fn take(&mut self, room: usize) -> Result<usize, Errno> {
-        let socket = match self {
-            Self::MayTake(socket) => socket,
-            Self::Taken(_) => return Err(Errno::ALREADY),
-            Self::MayLend(_) | Self::HasLent => return Err(Errno::OPNOTSUPP),
-            Self::Refused => return Err(Errno::PROTO),
-        };
-        let taken = match receive(socket.as_fd(), room) {
-            Err(Errno::AGAIN) => return Err(Errno::AGAIN),
-            taken => taken,
-        };
-        *self = Self::Refused;
-        let arena = taken?;
-        let bytes = arena.bytes();
-        *self = Self::Taken(arena);
-        Ok(bytes)
-    }
-
-    /// The peer's arena.
-    pub(super) fn arena(&self) -> Option<&PeerArena> {
-        match self {
-            Self::Taken(arena) => Some(arena),
-            Self::MayLend(_) | Self::HasLent | Self::MayTake(_) | Self::Refused => None,
+    pub(crate) fn take(&mut self, room: usize) -> Result<usize, Errno> {
+        match self.end {
+            End::Client => Err(Errno::OPNOTSUPP),
+            End::Server if self.taken > 0 => Err(Errno::ALREADY),
+            End::Server => self.receive(room),
         }
     }
-}
 
-fn send(socket: BorrowedFd<'_>, bytes: usize, file: BorrowedFd<'_>) -> Result<(), Errno> {
-    message::send(socket, &loan(bytes), &[file])
+    /// Takes what the peer has lent under that number.
+    ///
+    /// # Errors
+    /// See [`Reactor::take_memory`](crate::Reactor::take_memory).
+    pub(crate) fn take_memory(&mut self, number: u32, mut room: usize) -> Result<usize, Errno> {
+        while self.taken <= number {
+            room = room.saturating_sub(self.receive(room)?);
+        }
+        self.arena(number).map(PeerArena::bytes).ok_or(Errno::NOENT)
+    }
+
+    fn receive(&mut self, room: usize) -> Result<usize, Errno> {
+        let socket = self.socket.as_ref().ok_or(Errno::PROTO)?;
+        let room = if self.arenas.len() < ARENAS_PER_STREAM_MAX { room } else { 0 };
+        match receive(socket.as_fd(), room) {
+            Err(Errno::AGAIN) => Err(Errno::AGAIN),
+            Err(error) => {
+                self.socket = None;
+                Err(error)
+            }
+            Ok(arena) => {
+                let bytes = arena.bytes();
+                self.arenas.push((self.taken, arena));
+                self.taken += 1;
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Lets go of what the peer has lent under that number.
+    pub(crate) fn leave(&mut self, number: u32) {
+        self.arenas.retain(|(other, _)| *other != number);
+    }
+
+    /// What the peer has lent under that number.
+    pub(crate) fn arena(&self, number: u32) -> Option<&PeerArena> {
+        self.arenas.iter().find(|(other, _)| *other == number).map(|(_, arena)| arena)
+    }
+
+    /// Bytes of all that is mapped of the peer's, if anything is.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        let bytes = self.arenas.iter().map(|(_, arena)| arena.bytes());
+        (!self.arenas.is_empty()).then(|| bytes.sum())
+    }
 }
 
 fn receive(socket: BorrowedFd<'_>, room: usize) -> Result<PeerArena, Errno> {
@@ -100,16 +147,21 @@ fn receive(socket: BorrowedFd<'_>, room: usize) -> Result<PeerArena, Errno> {
     PeerArena::open(file.as_fd(), read_loan(&bytes).ok_or(Errno::PROTO)?, room)
 }
 
-fn loan(arena_bytes: usize) -> [u8; LOAN_BYTES] {
+fn loan(arena_bytes: u64, access: Access) -> [u8; LOAN_BYTES] {
     let mut bytes = [0; LOAN_BYTES];
-    bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..].copy_from_slice(&(arena_bytes as u64).to_le_bytes());
+    bytes[..8].copy_from_slice(if access == Access::Write { MAGIC } else { MAGIC_READ });
+    bytes[8..].copy_from_slice(&arena_bytes.to_le_bytes());
     bytes
 }
 
-fn read_loan(bytes: &[u8; LOAN_BYTES]) -> Option<u64> {
+fn read_loan(bytes: &[u8; LOAN_BYTES]) -> Option<(u64, Access)> {
     let [magic @ .., b0, b1, b2, b3, b4, b5, b6, b7] = bytes;
-    (magic == MAGIC).then(|| u64::from_le_bytes([*b0, *b1, *b2, *b3, *b4, *b5, *b6, *b7]))
+    let access = match magic {
+        MAGIC => Access::Write,
+        MAGIC_READ => Access::Read,
+        _ => return None,
+    };
+    Some((u64::from_le_bytes([*b0, *b1, *b2, *b3, *b4, *b5, *b6, *b7]), access))
 }
 
 #[cfg(test)]
@@ -123,14 +175,21 @@ mod tests {
 
     #[test]
     fn the_message_has_these_bytes() {
-        let golden = *b"byway-ar\0\0\x10\0\0\0\0\0";
-        assert_eq!(loan(ARENA), golden);
-        assert_eq!(read_loan(&golden), Some(ARENA as u64));
-        for at in 0..8 {
-            let mut other = golden;
-            other[at] ^= 1;
-            assert_eq!(read_loan(&other), None, "byte {at}");
+        for (golden, access) in
+            [(*b"byway-ar\0\0\x10\0\0\0\0\0", Access::Write), (*b"byway-ro\0\0\x10\0\0\0\0\0", Access::Read)]
+        {
+            assert_eq!(super::loan(ARENA as u64, access), golden);
+            assert_eq!(read_loan(&golden), Some((ARENA as u64, access)));
+            for at in 0..8 {
+                let mut other = golden;
+                other[at] ^= 1;
+                assert_eq!(read_loan(&other), None, "byte {at}");
+            }
         }
+    }
+
+    fn loan(bytes: usize) -> [u8; LOAN_BYTES] {
+        super::loan(bytes as u64, Access::Write)
     }
 
     fn file(len: usize, seals: SealFlags) -> OwnedFd {
@@ -143,18 +202,18 @@ mod tests {
     #[test]
     fn an_arena_is_lent_once_and_taken_once() {
         let (server, client) = sockets().unwrap();
-        let (mut server, mut client) = (Lending::MayTake(server), Lending::MayLend(client));
+        let (mut server, mut client) = (Lending::new(End::Server, server), Lending::new(End::Client, client));
         let (pool, plain) = (FramePool::shared(ARENA).unwrap(), FramePool::new(ARENA).unwrap());
         assert_eq!(server.take(ARENA), Err(Errno::AGAIN), "none has come");
         assert_eq!(client.lend(&plain), Err(Errno::INVAL), "it lies in no file");
         assert_eq!(client.lend(&pool), Ok(()));
         assert_eq!(client.lend(&pool), Err(Errno::ALREADY));
         assert_eq!(client.take(ARENA), Err(Errno::OPNOTSUPP));
-        assert!(server.arena().is_none());
+        assert!(server.arena(0).is_none());
         assert_eq!(server.take(ARENA), Ok(ARENA));
         assert_eq!(server.take(ARENA), Err(Errno::ALREADY));
         assert_eq!(server.lend(&pool), Err(Errno::OPNOTSUPP));
-        assert_eq!(server.arena().map(PeerArena::bytes), Some(ARENA));
+        assert_eq!(server.arena(0).map(PeerArena::bytes), Some(ARENA));
     }
 
     #[test]
@@ -180,7 +239,7 @@ mod tests {
             ("over what is left", loan(8 * ARENA).to_vec(), one(8 * ARENA, all), Some(Errno::NOBUFS)),
         ] {
             let (server, client) = sockets().unwrap();
-            let mut server = Lending::MayTake(server);
+            let mut server = Lending::new(End::Server, server);
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             message::send(client.as_fd(), &bytes, &fds).unwrap();
             assert_eq!(server.take(4 * ARENA).err(), error, "{case}");
@@ -193,6 +252,6 @@ mod tests {
         }
         let (server, client) = sockets().unwrap();
         drop(client);
-        assert_eq!(Lending::MayTake(server).take(ARENA), Err(Errno::CONNRESET));
+        assert_eq!(Lending::new(End::Server, server).take(ARENA), Err(Errno::CONNRESET));
     }
 }

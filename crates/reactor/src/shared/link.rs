@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::arena::PeerArena;
 use super::greeting::Greeted;
 use super::lending::Lending;
 use super::ring::{Bell, Ended, Reader, Writer};
@@ -68,17 +67,18 @@ pub(crate) struct Link {
 
 impl Ends {
     pub(super) fn new((memory, lending): Greeted, end: End, bell: OwnedFd) -> Self {
-        let (reads, writes, lending) = match end {
-            End::Server => (0, 1, Lending::MayTake(lending)),
-            End::Client => (1, 0, Lending::MayLend(lending)),
+        let (reads, writes) = match end {
+            End::Server => (0, 1),
+            End::Client => (1, 0),
         };
+        let lending = Lending::new(end, lending);
         let (writer, reader) = (Writer::new(&memory, writes), Reader::new(&memory, reads));
         Self { writer, reader, bell, lending, peer_gone: false, ended: false }
     }
 
-    /// Bytes of the peer's arena, if it has lent one.
+    /// Bytes of what the peer has lent, if it has.
     pub(super) fn arena_bytes(&self) -> Option<usize> {
-        self.lending.arena().map(PeerArena::bytes)
+        self.lending.bytes()
     }
 
     fn ring(&self, bell: Bell) {
@@ -99,12 +99,12 @@ impl Link {
         self.ends
     }
 
-    /// What the stream has to do with arenas.
+    /// What the stream has to do with lent memory.
     pub(super) fn lending(&mut self) -> &mut Lending {
         &mut self.ends.lending
     }
 
-    /// Bytes of the peer's arena, if it has lent one.
+    /// Bytes of what the peer has lent, if it has.
     pub(super) fn arena_bytes(&self) -> Option<usize> {
         self.ends.arena_bytes()
     }

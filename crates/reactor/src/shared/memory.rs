@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 use crate::limits::{SHARED_RING_BYTES_MAX, SHARED_RING_BYTES_MIN};
-use crate::region::Region;
+use crate::region::{Access, Region};
 
 /// Of the counters and flags of both rings, before the first ring's bytes.
 pub(super) const CONTROL_BYTES: usize = 4096;
@@ -37,7 +37,7 @@ impl SharedMemory {
         if !is_ring(ring_bytes) {
             return Err(Errno::PROTO);
         }
-        Ok(Self { region: Region::of_peer(fd, bytes(ring_bytes))?, ring_bytes })
+        Ok(Self { region: Region::of_peer(fd, bytes(ring_bytes), Access::Write)?, ring_bytes })
     }
 
     /// Bytes of each ring, a power of two.

@@ -22,8 +22,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use self::arena::PeerArena;
+pub(crate) use self::arena::PeerArena;
 use self::connect::Connecting;
+pub(crate) use self::lending::Lending;
 use self::link::{Ends, Link};
 use self::links::Links;
 use crate::frame::FramePool;
@@ -289,59 +290,30 @@ impl Shared {
         self.links.get(socket).map(Link::is_busy)
     }
 
-    /// Lends the peer of a stream an arena.
-    pub(crate) fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
-        self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending().lend(pool)
+    /// What a stream has to do with lent memory.
+    pub(crate) fn lending(&mut self, socket: Socket) -> Result<&mut Lending, Errno> {
+        Ok(self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending())
     }
 
-    /// Takes the arena that the peer of a stream has lent; gives its size.
-    pub(crate) fn take_arena(&mut self, socket: Socket) -> Result<usize, Errno> {
-        let room = self.arena_room();
-        self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending().take(room)
-    }
-
-    /// Bytes of the arena of a stream's peer.
+    /// Bytes of what a stream's peer has lent.
     pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<usize> {
         self.links.get(socket)?.arena_bytes()
     }
 
-    /// Bytes of arenas that may still be taken.
-    fn arena_room(&self) -> usize {
+    /// Bytes of peers' memory that may still be taken.
+    pub(crate) fn arena_room(&self) -> usize {
         let taken: usize = self.links.iter().filter_map(Link::arena_bytes).sum();
         ARENAS_BYTES_MAX.saturating_sub(taken)
     }
 
-    /// Copies into the arena of a stream's peer.
-    pub(crate) fn put(
-        &mut self,
-        floor: &mut Floor<'_>,
-        socket: Socket,
-        gather: &Gather,
-        offset: u64,
-    ) -> Result<(), Errno> {
-        let (arena, os) = self.arena_of(floor, socket)?;
-        arena.put(os, gather, offset)
-    }
-
-    /// Copies out of it.
-    pub(crate) fn get(
-        &mut self,
-        floor: &mut Floor<'_>,
-        socket: Socket,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<(), Errno> {
-        let (arena, os) = self.arena_of(floor, socket)?;
-        arena.get(os, offset, into)
-    }
-
-    fn arena_of<'a>(
+    /// What a stream's peer has lent under that number, to be copied into and out of.
+    pub(crate) fn arena_of<'a>(
         &'a mut self,
         floor: &'a mut Floor<'_>,
-        socket: Socket,
+        (socket, number): (Socket, u32),
     ) -> Result<(&'a PeerArena, &'a mut Os), Errno> {
         let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let arena = link.lending().arena().ok_or(Errno::NOTCONN)?;
+        let arena = link.lending().arena(number).ok_or(Errno::NOTCONN)?;
         Ok((arena, floor.backend.os().ok_or(Errno::NOTCONN)?))
     }
 

@@ -137,11 +137,11 @@ impl Server {
                 let mut frame = self.frame(request.len);
                 fill(&mut frame, request.seed);
                 gather.push_frame(frame, 0, request.len);
-                self.reactor.put(socket, &gather, request.offset).unwrap();
+                self.reactor.put(socket, &gather, (0, request.offset)).unwrap();
             }
             Kind::Get => {
                 let mut frame = self.frame(request.len);
-                self.reactor.get(socket, request.offset, &mut frame).unwrap();
+                self.reactor.get(socket, (0, request.offset), &mut frame).unwrap();
                 assert!(is_right(&frame, request.seed), "what lay there before it was asked for: {request:?}");
             }
             Kind::Echo => return self.receive(number, PAYLOAD, request.len),

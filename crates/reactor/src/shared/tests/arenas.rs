@@ -7,8 +7,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::{BOTH, Loop, by_hand, received, sent};
-use crate::limits::{ARENA_BYTES_MAX, ARENAS_BYTES_MAX, FRAME_BYTES_MAX};
-use crate::{Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, Op, OpenFile, Outcome, Socket};
+use crate::limits::{ARENA_BYTES_MAX, ARENAS_BYTES_MAX, ARENAS_PER_STREAM_MAX, FRAME_BYTES_MAX};
+use crate::{
+    Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, Mapping, Op, OpenFile, Outcome, Socket,
+};
 
 const ARENA: usize = FRAME_BYTES_MAX;
 
@@ -37,11 +39,11 @@ impl Pair {
     }
 
     fn put(&mut self, gather: &Gather, offset: u64) -> Result<(), Errno> {
-        self.server.reactor.put(self.theirs, gather, offset)
+        self.server.reactor.put(self.theirs, gather, (0, offset))
     }
 
     fn get(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.server.reactor.get(self.theirs, offset, into)
+        self.server.reactor.get(self.theirs, (0, offset), into)
     }
 }
 
@@ -230,7 +232,7 @@ fn streams_without_an_arena_say_so() {
         assert_eq!(pair.client.reactor.lend_arena(pair.ours, &plain), Err(Errno::INVAL));
         // The end that lends copies nothing itself.
         pair.client.reactor.lend_arena(pair.ours, &arena).unwrap();
-        assert_eq!(pair.client.reactor.put(pair.ours, &head(b"x"), 0), Err(Errno::NOTCONN));
+        assert_eq!(pair.client.reactor.put(pair.ours, &head(b"x"), (0, 0)), Err(Errno::NOTCONN));
         assert_eq!(pair.client.reactor.peer_arena_bytes(pair.ours), None);
         // Another kind of stream.
         let (plain, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -281,14 +283,14 @@ fn an_arena_is_handed_from_loop_to_loop_with_its_stream() {
         let (Pair { mut client, mut server, ours, theirs }, arena) = Pair::with_arena(io, ARENA);
         let whole = canaries(&arena);
         let stream = server.reactor.release(theirs).unwrap();
-        assert_eq!(server.reactor.put(theirs, &head(b"x"), 0), Err(Errno::NOTCONN));
+        assert_eq!(server.reactor.put(theirs, &head(b"x"), (0, 0)), Err(Errno::NOTCONN));
         assert_eq!(held(arena.file().unwrap()).0, 2, "it is on its way");
         let other = std::thread::spawn(move || {
             let mut other = Loop::new(io);
             let theirs = other.reactor.adopt(stream).unwrap();
             assert_eq!(other.reactor.peer_arena_bytes(theirs), Some(ARENA));
             assert_eq!(other.reactor.take_arena(theirs), Err(Errno::ALREADY));
-            other.reactor.put(theirs, &head(b"from the other loop"), 100).unwrap();
+            other.reactor.put(theirs, &head(b"from the other loop"), (0, 100)).unwrap();
             other.send(1, theirs, 1);
             assert_eq!(sent(other.wait(1)), Ok(1));
             other.receive(2, theirs, 1);
@@ -353,5 +355,71 @@ fn a_client_cannot_lend_to_a_server_that_listens_no_more() {
         let arena = FramePool::shared(1).unwrap();
         assert_eq!(client.reactor.lend_arena(socket, &arena), Err(Errno::PIPE));
         client.reactor.close(socket);
+    }
+}
+
+#[test]
+fn either_end_lends_memory_and_takes_what_the_other_has_lent() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let memories: Vec<Mapping> = (0..3).map(|_| Mapping::shared(8192).unwrap()).collect();
+        let loans: Vec<_> = memories.iter().map(|memory| memory.lend(true).unwrap()).collect();
+        // Two from the server, one from the client, each counted for itself.
+        let Pair { client, server, ours, theirs } = &mut pair;
+        assert_eq!(server.reactor.lend_memory(*theirs, &loans[0]), Ok(0));
+        assert_eq!(client.reactor.lend_memory(*ours, &loans[1]), Ok(0));
+        assert_eq!(server.reactor.lend_memory(*theirs, &loans[2]), Ok(1));
+        assert_eq!(client.reactor.take_memory(*ours, 1), Ok(8192), "and the one before");
+        for (number, which) in [(0, 0), (1, 2)] {
+            assert_eq!(client.reactor.take_memory(*ours, number), Ok(8192));
+            assert_eq!(client.reactor.take_memory(*ours, number), Ok(8192), "it was taken");
+            client.reactor.put(*ours, &head(&[number as u8 + 5; 10]), (number, 8182)).unwrap();
+            // SAFETY: the last byte of the memory, which nobody writes now.
+            assert_eq!(unsafe { memories[which].as_ptr().add(8191).read_volatile() }, number as u8 + 5);
+        }
+        assert_eq!(client.reactor.take_memory(*ours, 2), Err(Errno::AGAIN), "no more were lent");
+        assert_eq!(server.reactor.take_memory(*theirs, 0), Ok(8192));
+        let mut got = [1; 4];
+        assert_eq!(server.reactor.get(*theirs, (0, 8188), &mut got), Ok(()));
+        assert_eq!(got, [0; 4]);
+        assert_eq!(client.reactor.peer_arena_bytes(*ours), Some(16_384));
+        client.reactor.leave_memory(*ours, 0);
+        assert_eq!(client.reactor.get(*ours, (0, 0), &mut got), Err(Errno::NOTCONN));
+        assert_eq!(client.reactor.take_memory(*ours, 0), Err(Errno::NOENT));
+        assert_eq!(client.reactor.get(*ours, (1, 8190), &mut got[..2]), Ok(()));
+        assert_eq!((got, client.reactor.peer_arena_bytes(*ours)), ([6, 6, 0, 0], Some(8192)));
+    }
+}
+
+#[test]
+fn memory_lent_for_reading_is_not_put_to() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let memory = Mapping::shared(4096).unwrap();
+        let loan = memory.lend(false).unwrap();
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(0));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Ok(4096));
+        assert_eq!(pair.put(&head(b"x"), 0), Err(Errno::ACCESS));
+        let mut got = [1; 4];
+        assert_eq!(pair.get(4092, &mut got), Ok(()));
+        assert_eq!(got, [0; 4]);
+    }
+}
+
+#[test]
+fn so_many_pieces_of_memory_are_mapped_for_a_stream_and_no_more() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let memory = Mapping::shared(4096).unwrap();
+        let loan = memory.lend(false).unwrap();
+        let most = ARENAS_PER_STREAM_MAX as u32;
+        for number in 0..=most {
+            assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(number));
+            let taken = pair.server.reactor.take_memory(pair.theirs, number);
+            assert_eq!(taken, if number < most { Ok(4096) } else { Err(Errno::NOBUFS) });
+        }
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Err(Errno::PIPE), "nobody looks any more");
+        let mut got = [1; 4];
+        assert_eq!(pair.server.reactor.get(pair.theirs, (most - 1, 0), &mut got), Ok(()), "what was taken stays");
     }
 }

@@ -1,0 +1,215 @@
+//! Windows in a program's memory that the peer reaches by itself, over shared memory.
+//!
+//! Either end lends, whoever listens: the owner of a window in memory that can be lent ([`Mapping::shared`](Mapping::shared), a
+//! caller's file) sends its peer a view of that memory and a `Lend`, which says where in it the window lies. The peer then gets
+//! and puts by one copy of its own, and the owner's loop has nothing to do for a get.
+//!
+//! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. When a
+//! session ends, a peer that ended it itself copies nothing any more (nor one that is dead). From one that we gave up, which may
+//! have been stopped in the middle of a copy, memory that it could write is taken back ([`Loan::take_back`]).
+
+use std::collections::HashMap;
+
+use byway_reactor::{Errno, Loan, Mapping, Reactor, Socket};
+use zerocopy::FromZeros;
+use zerocopy::little_endian::U32;
+
+use super::{Fabric, Handler};
+use crate::limits::LOANS_MAX;
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::windows::WindowKey;
+use crate::wire::{Grant, Header, Kind, Lend};
+
+/// What was lent to the peer of a session.
+#[derive(Debug, Default)]
+pub(super) struct Loans {
+    lent: Vec<Lent>,
+    /// By window, the number of what it lies in.
+    windows: HashMap<u64, u32>,
+}
+
+#[derive(Debug)]
+struct Lent {
+    number: u32,
+    loan: Loan,
+    /// Windows in it that the peer knows of.
+    windows: usize,
+}
+
+impl Loans {
+    /// Whether the peer can have placed anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lent.is_empty()
+    }
+
+    /// Memory that was lent already, in a way that will do.
+    fn find(&mut self, mapping: &Mapping, write: bool) -> Option<&mut Lent> {
+        self.lent.iter_mut().find(|lent| lent.loan.is_of(mapping) && (lent.loan.is_writable() || !write))
+    }
+
+    /// A window that the peer knows of no longer. False if it never did.
+    fn forget(&mut self, window: WindowKey) -> bool {
+        let Some(number) = self.windows.remove(&window.0) else { return false };
+        if let Some(lent) = self.lent.iter_mut().find(|lent| lent.number == number) {
+            lent.windows -= 1;
+        }
+        self.lent.retain(|lent| lent.windows > 0);
+        true
+    }
+}
+
+/// Whether a session that ended so was ended by its peer, who then has let go of what it was lent.
+pub(super) fn peer_has_let_go(reason: CloseReason) -> bool {
+    use CloseReason::{Io, PeerClosed, Refused, Truncated};
+    matches!(reason, PeerClosed | Truncated | Refused(_) | Io(Errno::CONNRESET | Errno::PIPE))
+}
+
+impl Fabric {
+    /// Tells the peer of a session where a window of ours lies, and lends it the memory if it has not got it yet: all of
+    /// `mapping`, where the window has `place.1` bytes from `place.0` on; for puts, if `write`, else for gets. False if that
+    /// cannot be: another wire, TLS, memory that cannot be lent ([`Mapping::lend`]), or too many loans
+    /// ([`LOANS_MAX`]). Then all goes as it does without.
+    ///
+    /// A window that the peer was told of is closed by [`Fabric::recall`].
+    pub fn lend_window(
+        &mut self,
+        reactor: &mut Reactor,
+        (session, window): (Slot, WindowKey),
+        mapping: &Mapping,
+        place: (usize, usize),
+        write: bool,
+    ) -> bool {
+        if self.is_secure(session) {
+            return false;
+        }
+        let Some(socket) = self.control_socket(session) else { return false };
+        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return false };
+        if state.loans.find(mapping, write).is_none() {
+            if state.loans.lent.len() >= LOANS_MAX {
+                return false;
+            }
+            let Some(loan) = mapping.lend(write) else { return false };
+            match reactor.lend_memory(socket, &loan) {
+                Ok(number) => state.loans.lent.push(Lent { number, loan, windows: 0 }),
+                Err(error) => {
+                    tracing::debug!(%error, "memory cannot be lent: payloads go through the stream");
+                    return false;
+                }
+            }
+        }
+        let Some(lent) = state.loans.find(mapping, write) else { return false };
+        lent.windows += 1;
+        let (number, from) = (lent.number, lent.loan.offset());
+        state.loans.windows.insert(window.0, number);
+        let mut lend = Lend::new_zeroed();
+        lend.number.set(number);
+        lend.rights.set(if write { Lend::PUT } else { Lend::GET });
+        lend.address.set(from + place.0 as u64);
+        lend.len.set(place.1 as u32);
+        let mut header = Header::with_body(Kind::Lend, &lend);
+        header.window.set(window.0);
+        self.send(session, header);
+        true
+    }
+
+    /// Whether it is we who look at each use of a window by the peer of a session: over RDMA its device does, for one connection.
+    pub fn checks_windows(&self, session: Slot) -> bool {
+        self.link_of(session).is_none()
+    }
+
+    /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
+    /// never knew. The window itself is to be closed too.
+    pub fn recall(&mut self, session: Slot, window: WindowKey) -> bool {
+        let told = self.sessions.get(session).is_some_and(|state| state.loans.windows.contains_key(&window.0));
+        if told {
+            let mut header = Header::new(Kind::Recall);
+            header.window.set(window.0);
+            self.send(session, header);
+        }
+        told
+    }
+
+    /// The peer tells where a window of its own lies.
+    pub(super) fn lend_came(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        header: &Header,
+    ) -> Result<(), CloseReason> {
+        let lend: Lend = header.body();
+        if !matches!(lend.rights.get(), Lend::PUT | Lend::GET) {
+            return Err(CloseReason::Unexpected(Kind::Lend));
+        }
+        let Some(socket) = self.control_socket(session) else { return Ok(()) };
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        let number = lend.number.get();
+        match reactor.take_memory(socket, number) {
+            Ok(_) => {
+                state.peer_arena = Some(socket);
+                let grant = Grant { address: lend.address, len: lend.len, key: U32::new(0) };
+                let window = WindowKey(header.window.get());
+                let left = state.grants.note_lent(window, grant, (number, lend.rights.get() == Lend::PUT));
+                leave(reactor, socket, left);
+            }
+            Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
+        }
+        Ok(())
+    }
+
+    /// The peer wants us to forget where a window of its own lies.
+    pub(super) fn recall_came(&mut self, reactor: &mut Reactor, session: Slot, header: &Header) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        let left = state.grants.forget(WindowKey(header.window.get()));
+        if let Some(socket) = state.peer_arena {
+            leave(reactor, socket, left);
+        }
+        let mut answer = Header::new(Kind::Recalled);
+        answer.window = header.window;
+        self.send(session, answer);
+    }
+
+    /// The peer has forgotten where a window of ours lies.
+    pub(super) fn recalled_came<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        header: &Header,
+        handler: &mut H,
+    ) {
+        let window = WindowKey(header.window.get());
+        if self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window)) {
+            handler.recalled(self, reactor, session, window);
+        }
+    }
+
+    /// A session has ended: what its peer may still be writing is taken from it.
+    pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        let Loans { lent, windows } = std::mem::take(&mut state.loans);
+        for lent in lent.iter().filter(|_| !state.peer_let_go) {
+            if let Err(error) = lent.loan.take_back() {
+                // No memory for a page, or no mapping: then this process is at its end in other ways too.
+                tracing::error!(%error, "memory that a lost peer may write cannot be taken back");
+            }
+        }
+        drop(lent);
+        for window in windows.into_keys() {
+            handler.recalled(self, reactor, session, WindowKey(window));
+        }
+    }
+
+    /// The stream of a session's lane 0.
+    fn control_socket(&self, session: Slot) -> Option<Socket> {
+        let lane = self.sessions.get(session)?.lanes.first().copied().flatten()?;
+        self.lanes.get(lane)?.socket
+    }
+}
+
+fn leave(reactor: &mut Reactor, socket: Socket, left: Option<u32>) {
+    if let Some(number) = left {
+        reactor.leave_memory(socket, number);
+    }
+}
+
+const _: () = assert!(LOANS_MAX <= byway_reactor::limits::ARENAS_PER_STREAM_MAX);

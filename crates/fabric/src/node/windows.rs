@@ -1,0 +1,121 @@
+//! Windows of a program's memory on the loop: how they are opened, lent and closed.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use byway_reactor::{Errno, Frame, Mapping, Reactor};
+
+use super::Session;
+use super::engine::Core;
+use super::error::OpError;
+use super::memory::{Descriptor, Rights};
+use super::op::Outcome;
+use crate::session::CloseReason;
+use crate::slots::{Slot, Slots};
+use crate::{Fabric, WindowKey};
+
+/// What a window is opened with: it is closed when it was used once.
+pub(super) const ONCE: u64 = 1;
+
+/// Windows that are closed here, and of which a peer that reaches them by itself has not said that it forgets them.
+#[derive(Default)]
+pub(super) struct Closings {
+    closing: Slots<Closing>,
+    /// Whose a window is, by session of the fabric and key.
+    waiting: HashMap<(Slot, u64), Slot>,
+}
+
+struct Closing {
+    op: Slot,
+    mapping: Mapping,
+    left: usize,
+}
+
+impl Core {
+    /// Opens a window for the peers of one session, or of several.
+    pub(super) fn open(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        sessions: &[Session],
+        (mapping, (start, len)): (&Mapping, (usize, usize)),
+        (rights, once): (Rights, bool),
+    ) -> Result<Descriptor, OpError> {
+        let mut slots = Vec::with_capacity(sessions.len());
+        for session in sessions {
+            let link = self.links.get(session).ok_or(OpError::Ended(CloseReason::Closed))?;
+            if let Some(reason) = link.ended {
+                return Err(OpError::Ended(reason));
+            }
+            slots.push(link.fabric);
+        }
+        let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
+        if slots.len() > 1 && slots.iter().any(|slot| !fabric.checks_windows(*slot)) {
+            return Err(OpError::Io(Errno::OPNOTSUPP));
+        }
+        // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
+        // and then by its frames. Frames over the same bytes are all of this loop.
+        let frame = || unsafe { Frame::over(mapping, start, len) };
+        let context = if once { ONCE } else { 0 };
+        let put = if rights.put {
+            Some(fabric.open_target(slot, (frame(), 0, len), context).ok_or(OpError::Full)?)
+        } else {
+            None
+        };
+        let get = if rights.get { fabric.open_source(slot, (Rc::new(frame()), 0, len), context) } else { None };
+        if rights.get && get.is_none() {
+            put.map(|key| fabric.windows().close(key));
+            return Err(OpError::Full);
+        }
+        if let (true, Some(key)) = (once, get) {
+            fabric.windows().read_once(key);
+        }
+        let keys = (put.map_or(0, |key| key.0), get.map_or(0, |key| key.0));
+        for session in sessions {
+            self.links.get_mut(session).map(|link| link.windows.insert(keys));
+        }
+        if slots.len() > 1 {
+            [put, get].into_iter().flatten().for_each(|key| fabric.windows().share(key, slots.clone()));
+        }
+        // Of one for a single use nobody but we can say whether it was used.
+        for (key, write) in [(put, true), (get, false)].into_iter().filter(|_| !once) {
+            key.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), write));
+        }
+        Ok(Descriptor::new(put, get, len))
+    }
+
+    pub(super) fn close_window(
+        &mut self,
+        fabric: &mut Fabric,
+        (op, sessions): (Slot, &[Session]),
+        descriptor: Descriptor,
+        mapping: Mapping,
+    ) {
+        let keys = (descriptor.put_key(), descriptor.get_key());
+        let mut recalled = Vec::new();
+        for session in sessions {
+            let Some(link) = self.links.get_mut(session) else { continue };
+            link.windows.remove(&(keys.0.0, keys.1.0));
+            let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(link.fabric, *key));
+            recalled.extend(lent.map(|key| (link.fabric, key.0)));
+        }
+        let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));
+        if recalled.is_empty() {
+            return self.linger(op, vec![mapping], Ok(Outcome::Done));
+        }
+        let name = self.closings.closing.insert(Closing { op, mapping, left: recalled.len() });
+        self.closings.waiting.extend(recalled.into_iter().map(|window| (window, name)));
+    }
+
+    /// A session's peer no longer reaches a window by itself.
+    pub(super) fn window_recalled(&mut self, session: Slot, window: WindowKey) {
+        let Some(name) = self.closings.waiting.remove(&(session, window.0)) else { return };
+        let Some(closing) = self.closings.closing.get_mut(name) else { return };
+        closing.left -= 1;
+        if closing.left == 0
+            && let Some(Closing { op, mapping, .. }) = self.closings.closing.remove(name)
+        {
+            self.linger(op, vec![mapping], Ok(Outcome::Done));
+        }
+    }
+}

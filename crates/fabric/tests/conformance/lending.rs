@@ -1,0 +1,218 @@
+//! Windows in memory that a peer on the same host is lent: whoever listens, and whatever a peer says of its own.
+
+use std::rc::Rc;
+
+use byway_fabric::wire::{Header, Kind, Lend};
+use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
+use byway_reactor::{Errno, Frame, Mapping};
+use zerocopy::FromZeros;
+
+use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
+
+const LEN: usize = 70_001;
+/// Where the window begins in its memory.
+const AT: usize = 4099;
+
+/// Whether memory can be lent over the wire.
+fn lends(rig: &Rig) -> bool {
+    matches!(rig.wire, Wire::Shared(..))
+}
+
+/// The window of one end in its mapping, and what the other calls it. Whether the peer was lent it.
+fn open(rig: &mut Rig, (end, session): (usize, Slot), mapping: &Mapping, write: bool) -> (WindowKey, bool) {
+    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    // SAFETY: nothing makes a reference to the mapping, and its frames are all of this loop.
+    let frame = unsafe { Frame::over(mapping, AT, LEN) };
+    let window = if write {
+        fabric.open_target(session, (frame, 0, LEN), 0)
+    } else {
+        fabric.open_source(session, (Rc::new(frame), 0, LEN), 0)
+    };
+    let window = window.expect("there is room");
+    (window, fabric.lend_window(reactor, (session, window), mapping, (AT, LEN), write))
+}
+
+/// Until the other end has heard all that was said.
+fn heard(rig: &mut Rig, from: (usize, Slot)) {
+    rig.ends[from.0].fabric.send(from.1, Header::new(Kind::Notice));
+    rig.until("the notice", |rig| {
+        rig.ends[1 - from.0].take(|event| matches!(event, Event::Message { kind: Kind::Notice, .. }).then_some(()))
+    });
+}
+
+fn get(rig: &mut Rig, (end, session): (usize, Slot), from: Remote, len: usize) -> (Vec<u8>, Result<(), GetError>) {
+    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    let mut into = reactor.frames().alloc(len).expect("a frame");
+    into.fill(0x22);
+    fabric.get(reactor, session, from, into, 1).expect("there is room");
+    let (_, frame, result) = rig.until("the get", |rig| rig.ends[end].take_got());
+    (frame.to_vec(), result)
+}
+
+fn put(rig: &mut Rig, (end, session): (usize, Slot), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
+    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    let route = fabric.route(session);
+    let announced = Announced { len: bytes.len(), checksum: None };
+    let push = |gather: &mut byway_reactor::Gather| gather.push_head(bytes);
+    fabric.put(reactor, (session, route), (to, Header::new(Kind::Data)), announced, push)
+}
+
+fn bytes_of(mapping: &Mapping) -> Vec<u8> {
+    // SAFETY: the whole mapping, to which nobody writes now.
+    unsafe { std::slice::from_raw_parts(mapping.as_ptr(), mapping.len()) }.to_vec()
+}
+
+fn filled(bytes: &[u8]) -> Mapping {
+    let mapping = Mapping::shared(AT + LEN + 5000).expect("memory");
+    // SAFETY: within the mapping, which nobody else has.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapping.as_ptr().add(AT), bytes.len()) };
+    mapping
+}
+
+/// Puts and gets go where they belong whichever end opens the window, and are copied by the other where that can be.
+pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let names = [server, client];
+    for owner in [SERVER, CLIENT] {
+        let (ours, theirs) = ((owner, names[owner]), (1 - owner, names[1 - owner]));
+        let (readable, writable) = (filled(&pattern(1, LEN)), filled(&pattern(2, LEN)));
+        let (read, lent) = open(rig, ours, &readable, false);
+        let (written, lent_too) = open(rig, ours, &writable, true);
+        assert_eq!((lent, lent_too), (lends(rig), lends(rig)));
+        heard(rig, ours);
+        // Beside the windows of calls, of which a client tells in another way.
+        if owner == CLIENT {
+            let target = rig.client().open_target(client, 1000);
+            let to = rig.offer(client, target);
+            assert_eq!(put(rig, theirs, to, &pattern(9, 1000)), Ok(()));
+            rig.placed();
+            assert!(rig.client().close_target(target) == pattern(9, 1000));
+        }
+        let before = rig.ends[1 - owner].reactor.counters();
+        for (offset, len) in [(0, 1), (0, LEN), (4095, 60_000), (LEN - 1, 1)] {
+            let from = Remote { window: read, offset: offset as u64 };
+            let (bytes, result) = get(rig, theirs, from, len);
+            assert_eq!(result, Ok(()));
+            assert!(bytes == pattern(1, LEN)[offset..offset + len], "{len} bytes at {offset}");
+        }
+        assert_eq!(put(rig, theirs, Remote { window: written, offset: 10 }, &pattern(3, 50_000)), Ok(()));
+        rig.until("the put", |rig| rig.ends[owner].take(|event| matches!(event, Event::Placed { .. }).then_some(())));
+        let mut wanted = bytes_of(&filled(&pattern(2, LEN)));
+        wanted[AT + 10..AT + 50_010].copy_from_slice(&pattern(3, 50_000));
+        assert!(bytes_of(&writable) == wanted, "where it belongs and nowhere else");
+        let after = rig.ends[1 - owner].reactor.counters();
+        let copied = (after.got_bytes - before.got_bytes, after.put_bytes - before.put_bytes);
+        assert_eq!(copied, if lends(rig) { (1 + LEN as u64 + 60_000 + 1, 50_000) } else { (0, 0) });
+        // The direction, the bounds and the key are looked at all the same.
+        for (window, offset, error) in [
+            (written, 0, WindowError::Rights),
+            (read, 1, WindowError::Bounds),
+            (WindowKey(read.0 ^ 1 << 50), 0, WindowError::Key),
+        ] {
+            let (bytes, result) = get(rig, theirs, Remote { window, offset }, LEN);
+            assert_eq!(result, Err(GetError::Refused(error)));
+            assert!(bytes.iter().all(|byte| *byte == 0x22));
+        }
+        for window in [read, written] {
+            let told = rig.ends[owner].fabric.recall(ours.1, window);
+            assert_eq!(told, lends(rig));
+            drop(rig.ends[owner].fabric.windows().close(window));
+            if told {
+                let recalled = |event: &Event| matches!(event, Event::Recalled(key) if *key == window).then_some(());
+                rig.until("it was forgotten", |rig| rig.ends[owner].take(recalled));
+            }
+            let (_, result) = get(rig, theirs, Remote { window, offset: 0 }, 10);
+            assert_eq!(result, Err(GetError::Refused(WindowError::Key)));
+        }
+        assert!(rig.ends[1 - owner].reactor.counters().got_bytes == after.got_bytes);
+        assert!(!readable.is_exposed() && writable.is_exposed() == lends(rig));
+        assert!(readable.lend(true).is_some() && writable.lend(true).is_some(), "nobody has it any more");
+    }
+}
+
+fn lend(window: WindowKey, (number, rights): (u32, u32), (address, len): (u64, u32)) -> Header {
+    let mut body = Lend::new_zeroed();
+    (body.number, body.rights) = (number.into(), rights.into());
+    (body.address, body.len) = (address.into(), len.into());
+    let mut header = Header::with_body(Kind::Lend, &body);
+    header.window.set(window.0);
+    header
+}
+
+/// What a peer says of memory that it never lent, or of places that are none, is no use to anybody; it touches nothing.
+pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let (owner, asks) = ((CLIENT, client), (SERVER, server));
+    let memory = filled(&pattern(1, LEN));
+    let (window, lent) = open(rig, owner, &memory, false);
+    let key = |slot: u64| WindowKey(77 << 20 | slot);
+    let end = memory.len() as u64;
+    // A client's own arena is the first that it lends.
+    let number = u32::from(rig.places());
+    let lies = [
+        // In memory that was not lent, now or ever.
+        lend(key(500), (number + 1, Lend::PUT), (0, 100)),
+        lend(key(501), (u32::MAX, Lend::GET), (0, 100)),
+        // Beyond the end, or round the end of all addresses.
+        lend(key(502), (number, Lend::GET), (end - 50, 100)),
+        lend(key(503), (number, Lend::GET), (u64::MAX - 10, 100)),
+        // For writing, where it can only be read.
+        lend(key(504), (number, Lend::PUT), (0, 100)),
+        // A window of which there can be no note.
+        lend(WindowKey(77 << 20 | 0xf_ffff), (number, Lend::GET), (0, 100)),
+    ];
+    for lie in lies {
+        rig.client().fabric.send(client, lie);
+    }
+    heard(rig, owner);
+    let from = |slot| Remote { window: key(slot), offset: 0 };
+    for slot in [500, 501] {
+        assert_eq!(get(rig, asks, from(slot), 100).1, Err(GetError::Refused(WindowError::Key)), "{slot}");
+    }
+    let beyond = if lent { GetError::Io(Errno::RANGE) } else { GetError::Refused(WindowError::Key) };
+    for slot in [502, 503] {
+        assert_eq!(get(rig, asks, from(slot), 100).1, Err(beyond), "{slot}");
+    }
+    // Who cannot write there says so, and no signal ends it.
+    assert_eq!(put(rig, asks, from(504), &[1; 100]), if lent { Err(Errno::ACCESS) } else { Ok(()) });
+    let (bytes, result) = get(rig, asks, Remote { window, offset: 0 }, LEN);
+    assert!(result.is_ok() && bytes == pattern(1, LEN), "the honest one serves still");
+    assert!(bytes_of(&memory)[AT..AT + LEN] == pattern(1, LEN));
+    // To recall what was never told, and to have recalled what was not, is heard and forgotten.
+    for kind in [Kind::Recall, Kind::Recalled] {
+        let mut header = Header::new(kind);
+        header.window.set(key(600).0);
+        rig.client().fabric.send(client, header);
+    }
+    heard(rig, owner);
+    // A direction that is none ends the session.
+    rig.client().fabric.send(client, lend(key(505), (0, 3), (0, 100)));
+    let reason = rig.until("the end", |rig| {
+        rig.server().take(|event| if let Event::Down(reason) = event { Some(*reason) } else { None })
+    });
+    assert_eq!(reason, CloseReason::Unexpected(Kind::Lend));
+}
+
+/// A session that the owner gives up takes what its peer could write from it; one that the peer has left does not.
+pub fn what_a_lost_peer_could_write_is_taken_from_it(rig: &mut Rig) {
+    for gives_up in [true, false] {
+        let (server, client) = rig.session();
+        let (names, owner) = ([server, client], SERVER);
+        let memory = filled(&pattern(4, LEN));
+        let (window, lent) = open(rig, (owner, names[owner]), &memory, true);
+        heard(rig, (owner, names[owner]));
+        let ends = if gives_up { owner } else { 1 - owner };
+        let End { reactor, fabric, .. } = &mut rig.ends[ends];
+        fabric.close(reactor, names[ends], CloseReason::Closed);
+        for end in [owner, 1 - owner] {
+            rig.until("the end", |rig| rig.ends[end].take(|event| matches!(event, Event::Drained).then_some(())));
+        }
+        let recalled = rig.ends[owner].take(|event| matches!(event, Event::Recalled(_)).then_some(()));
+        assert_eq!(recalled.is_some(), lent, "it is told of");
+        drop(rig.ends[owner].fabric.windows().close(window));
+        assert_eq!(memory.is_exposed(), lent && !gives_up);
+        assert_eq!(memory.lend(true).is_some(), !(lent && gives_up), "what was taken back is not lent again");
+        assert!(bytes_of(&memory)[AT..AT + LEN] == pattern(4, LEN), "and it is as it was");
+        rig.ends.iter_mut().for_each(|end| end.log.events.clear());
+    }
+}

@@ -1,0 +1,99 @@
+//! Gets into memory that is only borrowed, and puts from it.
+
+use std::time::Duration;
+
+use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, Rights, SubmitError};
+use byway_fabric::session::PayloadChecksum;
+use byway_fabric::windows::WindowError;
+
+use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, copy_of, end, pattern, soon};
+
+crate::over_each_wire!(
+    borrowed_bytes_come_and_go,
+    who_gives_up_has_his_memory_for_himself,
+    many_threads_borrow_at_once,
+);
+
+fn borrowed_bytes_come_and_go(rig: &Rig) {
+    for checksum in [PayloadChecksum::Off, PayloadChecksum::Required] {
+        let pair = rig.pair_of(&NodeOptions { checksum, ..rig.options() });
+        let _turner = Turner::of(&pair.server);
+        for len in [1, 4096, 70_001, (3 << 20) + 17] {
+            let (memory, window) = pair.window(len, |memory, range| {
+                pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
+            });
+            let remote = window.descriptor();
+            // Not at the start of a page, and something beside it.
+            let mut mine = vec![0xee; len + 9];
+            pair.client.get_into(pair.to_server, &remote, 0, &mut mine[5..len + 5], soon()).unwrap();
+            assert!((0..len).all(|at| mine[5 + at] == pattern(CANARY + at)), "{len}");
+            assert!(mine[..5].iter().chain(&mine[len + 5..]).all(|byte| *byte == 0xee), "{len}");
+            let put: Vec<u8> = (0..len).map(|at| pattern(at) ^ 0xff).collect();
+            pair.client.put_from(pair.to_server, &put, &remote, 0, soon()).unwrap();
+            assert!(copy_of(&memory)[CANARY..CANARY + len] == put, "{len}");
+            canaries_are_whole(&memory);
+            pair.client.get_into(pair.to_server, &remote, 0, &mut [], Deadline::now()).unwrap();
+            pair.close(window);
+            let late = pair.client.get_into(pair.to_server, &remote, 0, &mut mine[..1], soon());
+            assert_eq!(late, Err(NodeError::Op(OpError::Refused(WindowError::Key))));
+            let beyond = pair.client.put_from(pair.to_server, &put, &remote, 1, soon());
+            assert_eq!(beyond, Err(NodeError::Submit(SubmitError::OutOfRange)));
+        }
+    }
+}
+
+/// Nobody turns the server: what was asked for comes late, when the memory is another's.
+fn who_gives_up_has_his_memory_for_himself(rig: &Rig) {
+    for put in [false, true] {
+        let pair = rig.pair();
+        let len = 3 << 20;
+        // Private, so that the server has to do something.
+        let memory = pair.server.register(len).unwrap();
+        memory.write(0, &vec![7; len]).unwrap();
+        let window = pair.server.open_window(pair.to_client, &memory, 0..len, Rights::BOTH).unwrap();
+        let remote = window.descriptor();
+        let mut mine = vec![1; len];
+        let soon_over = Deadline::after(Duration::from_millis(20));
+        let given_up = if put {
+            pair.client.put_from(pair.to_server, &mine, &remote, 0, soon_over)
+        } else {
+            pair.client.get_into(pair.to_server, &remote, 0, &mut mine, soon_over)
+        };
+        assert_eq!(given_up, Err(NodeError::Op(OpError::Deadline)));
+        // It is ours again: whatever we write there stays.
+        mine.fill(2);
+        let turner = Turner::of(&pair.server);
+        let ended = pair.client.start_receive(None).unwrap();
+        assert!(matches!(end(&ended), Ok(Outcome::Ended(session, _)) if session == pair.to_server));
+        drop(turner);
+        assert!(mine.iter().all(|byte| *byte == 2), "put: {put}");
+        let gone = pair.client.get_into(pair.to_server, &remote, 0, &mut mine, soon());
+        assert_eq!(gone, Err(NodeError::Submit(SubmitError::NoSession)));
+        let counters = pair.client.counters().unwrap();
+        assert_eq!((counters.ops, counters.windows), (0, 0));
+    }
+}
+
+fn many_threads_borrow_at_once(rig: &Rig) {
+    let pair = rig.pair();
+    let turner = Turner::of(&pair.server);
+    let (memory, window) = pair.window(8 * 50_000, |memory, range| {
+        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
+    });
+    let (client, to_server, remote) = (&pair.client, pair.to_server, window.descriptor());
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            scope.spawn(move || {
+                let (mut mine, offset) = (vec![0; 50_000], u64::from(thread) * 50_000);
+                for round in 0..20u8 {
+                    let value = round.wrapping_mul(8) + thread;
+                    client.put_from(to_server, &vec![value; 50_000], &remote, offset, soon()).unwrap();
+                    client.get_into(to_server, &remote, offset, &mut mine, soon()).unwrap();
+                    assert!(mine.iter().all(|byte| *byte == value), "thread {thread}, round {round}");
+                }
+            });
+        }
+    });
+    canaries_are_whole(&memory);
+    drop(turner);
+}

@@ -1,0 +1,252 @@
+//! Memory that peers on one host reach by themselves, memory of the caller's, and whose fault it is if that cannot be.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use byway_fabric::node::{Memory, Node, OpError, Outcome, RegisterError, Rights};
+use byway_fabric::windows::WindowError;
+use byway_reactor::IoChoice;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon};
+
+crate::over_each_wire!(
+    a_callers_file_is_memory_and_its_own_views_see_it,
+    what_is_closed_is_not_reached_any_more,
+    a_peer_that_dies_leaves_memory_as_it_is,
+    a_peer_that_is_given_up_loses_what_it_could_write,
+    memory_is_written_by_one_peer_at_a_time_and_read_by_many,
+);
+
+fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn sealed(bytes: u64) -> OwnedFd {
+    memfd(bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+}
+
+/// Whether a peer reaches windows of this wire by itself.
+fn is_lent(rig: &Rig) -> bool {
+    rig.wire == Wire::Lent
+}
+
+#[test]
+fn a_file_that_will_not_do_is_refused_by_name() {
+    let node = Rig::new(Wire::Tcp, IoChoice::Epoll).node();
+    let refused = |fd: &OwnedFd, range| node.register_file(fd.as_fd(), range).map(|memory| memory.len()).unwrap_err();
+    assert_eq!(refused(&memfd(4096, SealFlags::GROW | SealFlags::SEAL), 0..4096), RegisterError::NotSealed);
+    let fd = sealed(3 * 4096);
+    for range in [0..0, 1..4096, 0..3 * 4096 + 1, 4096..1 << 40, 3 * 4096..3 * 4096 + 1] {
+        assert_eq!(refused(&fd, range.clone()), RegisterError::Range, "{range:?}");
+    }
+    let plain: OwnedFd = tempfile::tempfile().unwrap().into();
+    assert_eq!(refused(&plain, 0..1), RegisterError::NotMemory);
+    let fixed = memfd(4096, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL);
+    assert!(matches!(refused(&fixed, 0..4096), RegisterError::Io(_)));
+    let mut memory = node.register_file(fd.as_fd(), 4096..8292).unwrap();
+    assert_eq!((memory.len(), memory.is_exposed()), (4196, true));
+    assert!(memory.bytes().is_err() && memory.bytes_mut().is_err(), "the caller may write there at any time");
+}
+
+/// The server's window lies in a file of its program's, the client receives into one.
+fn a_callers_file_is_memory_and_its_own_views_see_it(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (theirs, ours) = (sealed(5 * 4096), sealed(5 * 4096));
+    rustix::io::pwrite(&theirs, &[3; 5 * 4096], 0).unwrap();
+    let memory = pair.server.register_file(theirs.as_fd(), 4096..4 * 4096).unwrap();
+    let window = pair.server.open_window(pair.to_client, &memory, 100..8292, Rights::BOTH).unwrap();
+    let alias = pair.client.register_file(ours.as_fd(), 8192..12_288).unwrap();
+    // What the program writes by another view is what the peer gets, and what is got is seen by another view.
+    rustix::io::pwrite(&theirs, b"by another view", 4096 + 100 + 500).unwrap();
+    done(&pair.client.get(pair.to_server, &window.descriptor(), 500, &[alias.segment(10..25)]).unwrap());
+    let mut seen = [0; 17];
+    rustix::io::pread(&ours, &mut seen, 8192 + 9).unwrap();
+    assert_eq!(&seen, b"\0by another view\0");
+    alias.write(0, &[7; 4096]).unwrap();
+    done(&pair.client.put(pair.to_server, &[alias.segment(0..4096)], &window.descriptor(), 4096).unwrap());
+    let mut all = vec![0; 5 * 4096];
+    rustix::io::pread(&theirs, &mut all, 0).unwrap();
+    let put = 4096 + 100 + 4096;
+    assert!(all[put..put + 4096].iter().all(|byte| *byte == 7));
+    let rest = all[..4696].iter().chain(&all[4711..put]).chain(&all[put + 4096..]);
+    assert!(rest.copied().all(|byte| byte == 3), "nothing else is touched");
+    pair.close(window);
+    assert!(!memory.is_in_use());
+}
+
+fn what_is_closed_is_not_reached_any_more(rig: &Rig) {
+    let pair = rig.pair();
+    let turner = Turner::of(&pair.server);
+    let (memory, window) = pair
+        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let remote = window.descriptor();
+    let mine = pair.client.register(8192).unwrap();
+    done(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(0..8192)]).unwrap());
+    pair.close(window);
+    memory.write(CANARY, &[0xdd; 8192]).unwrap();
+    let refused = Err(OpError::Refused(WindowError::Key));
+    assert_eq!(end(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(0..8192)]).unwrap()), refused);
+    assert_eq!(end(&pair.client.put(pair.to_server, &[mine.segment(0..8192)], &remote, 0).unwrap()), refused);
+    assert!(copy_of(&memory)[CANARY..CANARY + 8192].iter().all(|byte| *byte == 0xdd));
+    assert!((0..8192).all(|at| mine.bytes().unwrap()[at] == pattern(CANARY + at)), "the get before");
+    // Another window in the same memory, and the first one's neighbour, are none of its business.
+    let again = pair.server.open_window(pair.to_client, &memory, CANARY..CANARY + 100, Rights::GET).unwrap();
+    done(&pair.client.get(pair.to_server, &again.descriptor(), 0, &[mine.segment(0..100)]).unwrap());
+    assert_eq!(mine.bytes().unwrap()[99], 0xdd);
+    canaries_are_whole(&memory);
+    drop((again, turner));
+}
+
+fn a_peer_that_dies_leaves_memory_as_it_is(rig: &Rig) {
+    let pair = rig.pair();
+    let (memory, window) = pair
+        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let turner = Turner::of(&pair.server);
+    let mine = pair.client.register(8192).unwrap();
+    mine.write(0, &[4; 8192]).unwrap();
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..8192)], &window.descriptor(), 0).unwrap());
+    drop(turner);
+    drop(pair.client);
+    let ended = pair.server.start_receive(None).unwrap();
+    assert!(matches!(end(&ended), Ok(Outcome::Ended(session, _)) if session == pair.to_client));
+    done(&window.close().unwrap());
+    assert!(copy_of(&memory)[CANARY..CANARY + 8192].iter().all(|byte| *byte == 4));
+    canaries_are_whole(&memory);
+    // It ended the session itself, so nothing was taken from it, and another peer can be lent the memory.
+    assert_eq!(memory.is_exposed(), is_lent(rig));
+    let next = rig.node();
+    let address = rig.listen(&pair.server);
+    let (to_next, to_server) = crate::rig::connect(&pair.server, &next, &address);
+    let window = pair.server.open_window(to_next, &memory, 0..4096, Rights::PUT).unwrap();
+    let turner = Turner::of(&pair.server);
+    done(&next.put(to_server, &[mine.segment(0..4096)], &window.descriptor(), 0).unwrap());
+    drop(turner);
+    assert_eq!(copy_of(&memory)[..4096], [4; 4096]);
+}
+
+/// A session that is silent for too long is given up, while its peer may be in the middle of a copy.
+fn a_peer_that_is_given_up_loses_what_it_could_write(rig: &Rig) {
+    let keep_alive = std::time::Duration::from_millis(300);
+    let options = byway_fabric::node::NodeOptions { keep_alive, ..rig.options() };
+    let pair = rig.pair_of(&options);
+    let (memory, window) = pair
+        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let turner = Turner::of(&pair.server);
+    let mine = pair.client.register(8192).unwrap();
+    mine.write(0, &[4; 8192]).unwrap();
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..8192)], &window.descriptor(), 0).unwrap());
+    drop(turner);
+    // The server waits for something of a client that is turned no more.
+    let theirs = pair.memory(&pair.client, 4096);
+    let other = {
+        let _client = Turner::of(&pair.client);
+        let _server = Turner::of(&pair.server);
+        pair.client.open_window(pair.to_server, &theirs, 0..4096, Rights::PUT).unwrap()
+    };
+    let forged = byway_fabric::node::Descriptor::from_bytes(&{
+        let mut bytes = other.descriptor().to_bytes();
+        bytes[8..16].copy_from_slice(&[1; 8]);
+        bytes
+    });
+    let scratch = pair.server.register(100).unwrap();
+    let owed = pair.server.get(pair.to_client, &forged, 0, &[scratch.segment(0..100)]).unwrap();
+    assert!(matches!(end(&owed), Err(OpError::Ended(_))));
+    // No other process can write there any more, so the program may look again.
+    done(&window.close().unwrap());
+    assert!(!memory.is_exposed());
+    canaries_are_whole(&memory);
+    assert!(memory.bytes().unwrap()[CANARY..CANARY + 8192].iter().all(|byte| *byte == 4), "it has what it had");
+}
+
+fn third(rig: &Rig, server: &Node) -> (Node, byway_fabric::node::Session, byway_fabric::node::Session) {
+    let other = rig.node();
+    let address = rig.listen(server);
+    let (to_other, to_server) = crate::rig::connect(server, &other, &address);
+    (other, to_other, to_server)
+}
+
+fn memory_is_written_by_one_peer_at_a_time_and_read_by_many(rig: &Rig) {
+    let pair = rig.pair();
+    let (other, to_other, other_to_server) = third(rig, &pair.server);
+    let memory: Memory = pair.memory(&pair.server, 3 * 4096);
+    memory.write(0, &[1; 3 * 4096]).unwrap();
+    let mine = pair.client.register(4096).unwrap();
+    mine.write(0, &[2; 4096]).unwrap();
+    let read = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::GET).unwrap();
+    let read_too = pair.server.open_window(to_other, &memory, 0..4096, Rights::GET).unwrap();
+    assert!(!memory.is_exposed(), "readers cannot write");
+    // A writer while others read goes through its connection; and all see what it wrote.
+    let write = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::PUT).unwrap();
+    assert!(!memory.is_exposed());
+    let _turner = Turner::of(&pair.server);
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..4096)], &write.descriptor(), 0).unwrap());
+    for (node, session, window) in [(&pair.client, pair.to_server, &read), (&other, other_to_server, &read_too)] {
+        let into = node.register(4096).unwrap();
+        done(&node.get(session, &window.descriptor(), 0, &[into.segment(0..4096)]).unwrap());
+        assert_eq!(into.bytes().unwrap()[..], [2; 4096]);
+    }
+    for window in [read, read_too, write] {
+        let _turners = (Turner::of(&pair.client), Turner::of(&other));
+        done(&window.close().unwrap());
+    }
+    // Now one writes by itself, and who comes later goes through its connection.
+    let write = pair.server.open_window(to_other, &memory, 0..4096, Rights::BOTH).unwrap();
+    let read = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::BOTH).unwrap();
+    assert_eq!(memory.is_exposed(), is_lent(rig));
+    mine.write(0, &[5; 4096]).unwrap();
+    done(&other.put(other_to_server, &[mine.segment(0..4096)], &write.descriptor(), 0).unwrap());
+    done(&pair.client.get(pair.to_server, &read.descriptor(), 0, &[mine.segment(0..4096)]).unwrap());
+    assert_eq!(mine.bytes().unwrap()[..], [5; 4096]);
+    mine.write(0, &[6; 4096]).unwrap();
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..4096)], &read.descriptor(), 0).unwrap());
+    done(&other.get(other_to_server, &write.descriptor(), 0, &[mine.segment(0..4096)]).unwrap());
+    assert_eq!(mine.bytes().unwrap()[..], [6; 4096]);
+}
+
+/// With nobody to turn the server: what is got and put is copied by the client alone.
+#[test]
+fn a_peer_on_the_same_host_is_not_asked_for_what_it_has_lent() {
+    for io in [IoChoice::Epoll, IoChoice::Uring] {
+        if io == IoChoice::Uring && byway_reactor::Reactor::open_for_threads(io, 1).is_err() {
+            return eprintln!("SKIP: io_uring is not to be had");
+        }
+        let rig = Rig::new(Wire::Lent, io);
+        // Whichever of them listens.
+        for client_asks in [true, false] {
+            let pair = rig.pair();
+            let (asks, to_owner, owner, to_asking) = if client_asks {
+                (&pair.client, pair.to_server, &pair.server, pair.to_client)
+            } else {
+                (&pair.server, pair.to_client, &pair.client, pair.to_server)
+            };
+            let memory = owner.register_shared(3 << 20).unwrap();
+            memory.write(4096, &[8; 2 << 20]).unwrap();
+            let window = owner.open_window(to_asking, &memory, 4096..4096 + (2 << 20), Rights::BOTH).unwrap();
+            done(&owner.send(to_asking, b"window", &window.descriptor().to_bytes()).unwrap());
+            let remote = asks.receive(soon()).unwrap();
+            let remote = byway_fabric::node::Descriptor::from_bytes(remote.payload[..].try_into().unwrap());
+            let mine = asks.register(2 << 20).unwrap();
+            // From here on nobody turns the owner.
+            done(&asks.get(to_owner, &remote, 0, &[mine.segment(0..2 << 20)]).unwrap());
+            assert!(mine.bytes().unwrap().iter().all(|byte| *byte == 8), "{io:?}");
+            mine.write(0, &[9; 2 << 20]).unwrap();
+            let put = asks.put(to_owner, &[mine.segment(0..2 << 20)], &remote, 0).unwrap();
+            assert!(put.test().is_err(), "the owner has not said that it knows");
+            assert!(copy_of(&memory)[4096..4096 + (2 << 20)].iter().all(|byte| *byte == 9), "but there it lies");
+            let turner = Turner::of(owner);
+            done(&put);
+            drop(turner);
+            // It is closed when the other has forgotten it, and says so.
+            let close = window.close().unwrap();
+            assert!(close.test().is_err() && memory.is_in_use());
+            let turner = Turner::of(asks);
+            done(&close);
+            assert!(!memory.is_in_use());
+            drop(turner);
+        }
+    }
+}

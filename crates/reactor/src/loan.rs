@@ -1,0 +1,228 @@
+//! Memory of a mapping that peers over shared memory are given a view of.
+//!
+//! A peer that was lent memory for writing may be stopped in the middle of a copy, and go on with it long after its session has
+//! ended. So such memory is one peer's at a time, and can be taken back: this process's pages are replaced by copies, which no
+//! other process has ([`Loan::take_back`]). What is lent for reading goes out as a descriptor that cannot be mapped for writing;
+//! there any number of peers may have it, and nothing need be taken back.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::region::Region;
+
+/// How often memory is lent: to so many readers, or to one writer.
+const WRITER: isize = -1;
+
+/// The file that a mapping lies in.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    fd: OwnedFd,
+    /// Where in the file the mapping begins, and the bytes of the file.
+    from: u64,
+    bytes: u64,
+    /// Nobody had it before us.
+    is_ours: bool,
+    lent: AtomicIsize,
+    was_written: AtomicBool,
+    taken_back: AtomicBool,
+}
+
+/// One peer's view of a mapping; it ends when dropped.
+#[derive(Debug)]
+pub struct Loan {
+    region: Arc<Region>,
+    file: Arc<SharedFile>,
+    write: bool,
+}
+
+impl SharedFile {
+    /// Of a file that was just made, and is mapped as a whole.
+    pub(crate) fn made(fd: OwnedFd, bytes: usize) -> Result<Self, Errno> {
+        // Who has a descriptor for reading shall not open it for writing, unless it is the same user.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        Ok(Self::new(fd, (0, bytes as u64), true))
+    }
+
+    /// Of a file of the caller's.
+    pub(crate) fn of_caller(fd: BorrowedFd<'_>, place: (u64, u64)) -> Result<Self, Errno> {
+        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, false))
+    }
+
+    fn new(fd: OwnedFd, (from, bytes): (u64, u64), is_ours: bool) -> Self {
+        let (lent, was_written, taken_back) = (AtomicIsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        Self { fd, from, bytes, is_ours, lent, was_written, taken_back }
+    }
+
+    pub(crate) fn is_exposed(&self) -> bool {
+        !self.is_ours || (self.was_written.load(Ordering::Acquire) && !self.taken_back.load(Ordering::Acquire))
+    }
+}
+
+impl Loan {
+    pub(crate) fn begin(region: &Arc<Region>, file: &Arc<SharedFile>, write: bool) -> Option<Self> {
+        if (write && !file.is_ours) || file.taken_back.load(Ordering::Acquire) {
+            return None;
+        }
+        let next = |lent: isize| match (write, lent) {
+            (true, 0) => Some(WRITER),
+            (false, 0..) => Some(lent + 1),
+            _ => None,
+        };
+        file.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
+        Some(Self { region: Arc::clone(region), file: Arc::clone(file), write })
+    }
+
+    /// Whether the peer may write.
+    pub fn is_writable(&self) -> bool {
+        self.write
+    }
+
+    /// Where the mapping begins in what the peer has, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.file.from
+    }
+
+    /// Whether it is a view of the same memory as `mapping`.
+    pub fn is_of(&self, mapping: &crate::Mapping) -> bool {
+        mapping.as_ptr() == self.region.at(0)
+    }
+
+    /// Takes memory that a peer could write away from it and all others: from now on it has pages of its own, with what lies
+    /// there. Threads of this process may use it meanwhile. It is not lent again.
+    ///
+    /// # Errors
+    /// The kernel's: no memory. The peer may still write then.
+    pub fn take_back(&self) -> std::io::Result<()> {
+        if !self.write || self.file.taken_back.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.region.take_pages(self.file.fd.as_fd(), self.file.from)?;
+        self.file.taken_back.store(true, Ordering::Release);
+        // The pages that the peer has are of no use to us. It finds zeroes, if it still looks.
+        let mode = crate::blocking::fallocate_flags(crate::Allocate::PunchHole);
+        let _ = rustix::fs::fallocate(&self.file.fd, mode, 0, self.file.bytes);
+        Ok(())
+    }
+
+    /// The peer was sent it.
+    pub(crate) fn note_sent(&self) {
+        if self.write {
+            self.file.was_written.store(true, Ordering::Release);
+        }
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.file.bytes
+    }
+
+    /// The descriptor for the peer.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Errno> {
+        if self.write {
+            return rustix::io::fcntl_dupfd_cloexec(&self.file.fd, 0);
+        }
+        let own = format!("/proc/self/fd/{}", self.file.fd.as_raw_fd());
+        rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let change = if self.write { 1 } else { -1 };
+        self.file.lent.fetch_add(change, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    use super::*;
+    use crate::region::Access;
+    use crate::{FileMemoryError, Mapping};
+
+    const BYTES: usize = 8192;
+
+    fn file(bytes: usize, seals: SealFlags) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn one_writer_or_any_number_of_readers_have_it_and_who_wrote_leaves_it_exposed() {
+        assert!(Mapping::new(BYTES).unwrap().lend(false).is_none(), "nobody can be given private memory");
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let readers = [mapping.lend(false).unwrap(), mapping.counted().lend(false).unwrap()];
+        assert!(mapping.lend(true).is_none() && !mapping.is_exposed() && readers[0].is_of(&mapping));
+        drop(readers);
+        let writer = mapping.lend(true).unwrap();
+        assert!(mapping.lend(true).is_none() && mapping.lend(false).is_none() && !mapping.is_exposed());
+        writer.note_sent();
+        assert!(mapping.is_exposed() && mapping.counted().is_exposed());
+        drop(writer);
+        assert!(mapping.is_exposed(), "it may have it mapped still");
+        assert!(mapping.lend(false).is_some());
+    }
+
+    #[test]
+    fn what_is_lent_for_reading_cannot_be_mapped_for_writing() {
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let fd = mapping.lend(false).unwrap().descriptor().unwrap();
+        assert_eq!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).unwrap_err(), Errno::ACCESS);
+        assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Read).is_ok());
+        let fd = mapping.lend(true).unwrap().descriptor().unwrap();
+        assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn what_is_taken_back_is_out_of_the_peers_reach_and_stays_as_it_was() {
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let loan = mapping.lend(true).unwrap();
+        loan.note_sent();
+        assert!(mapping.is_exposed());
+        let theirs = Region::of_peer(loan.descriptor().unwrap().as_fd(), BYTES, Access::Write).unwrap();
+        // SAFETY: the first and the last byte of each mapping, which only this test uses.
+        unsafe {
+            theirs.at(BYTES - 1).write_volatile(7);
+            loan.take_back().unwrap();
+            theirs.at(0).write_volatile(9);
+            mapping.as_ptr().write_volatile(1);
+            loan.take_back().unwrap();
+            assert_eq!((mapping.as_ptr().read_volatile(), mapping.as_ptr().add(BYTES - 1).read_volatile()), (1, 7));
+        }
+        drop(loan);
+        assert!(!mapping.is_exposed() && mapping.lend(false).is_none() && mapping.lend(true).is_none());
+    }
+
+    #[test]
+    fn a_callers_file_is_taken_if_it_cannot_be_taken_away_and_lent_for_reading_alone() {
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let of = |fd: &OwnedFd, offset, bytes| Mapping::of_file(fd.as_fd(), offset, bytes);
+        for lacking in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+            let refused = of(&file(BYTES, all - lacking), 0, BYTES).unwrap_err();
+            assert_eq!(refused, FileMemoryError::NotSealed, "{lacking:?}");
+        }
+        let fd = file(BYTES, all);
+        for (offset, bytes) in [(0, 0), (0, BYTES + 1), (4096, 4097), (1, 10), (u64::MAX - 4095, 4096), (8192, 1)] {
+            assert_eq!(of(&fd, offset, bytes).unwrap_err(), FileMemoryError::Range, "{bytes} at {offset}");
+        }
+        let plain: OwnedFd = tempfile::tempfile().unwrap().into();
+        assert_eq!(of(&plain, 0, 1).unwrap_err(), FileMemoryError::NotMemory);
+        let fixed = file(BYTES, all | SealFlags::WRITE);
+        assert_eq!(of(&fixed, 0, 1).unwrap_err(), FileMemoryError::Io(Errno::PERM));
+        let mapping = of(&fd, 4096, 10).unwrap();
+        assert!(mapping.is_exposed() && mapping.lend(true).is_none(), "whoever has the file would be left behind");
+        let loan = mapping.lend(false).unwrap();
+        assert_eq!((loan.offset(), loan.bytes()), (4096, BYTES as u64));
+        // The caller's view and ours are one.
+        rustix::io::pwrite(&fd, b"seen", 4100).unwrap();
+        // SAFETY: four bytes within the mapping, which nobody writes now.
+        assert_eq!(unsafe { mapping.as_ptr().add(4).cast::<[u8; 4]>().read() }, *b"seen");
+    }
+}
