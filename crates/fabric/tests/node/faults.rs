@@ -38,7 +38,9 @@ fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
     drop(pair.server);
     for (index, op) in ops.iter().enumerate() {
         let result = end(op);
-        assert!(matches!(result, Err(OpError::Ended(_))), "operation {index}: {result:?}");
+        // The bytes of a put into lent memory are there before anybody is told; its window's end may have told.
+        let told = rig.wire == Wire::Lent && index == 0 && matches!(result, Ok(Outcome::Done));
+        assert!(told || matches!(result, Err(OpError::Ended(_))), "operation {index}: {result:?}");
     }
     mine.bytes_mut().expect("nothing uses the memory any more");
     let ended = pair.client.start_receive(None).unwrap();
