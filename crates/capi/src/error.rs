@@ -91,7 +91,7 @@ impl From<OpError> for Code {
             OpError::Ended(_) => BYWAY_E_ENDED,
             OpError::Refused(_) | OpError::WrongAnswer | OpError::Status(_) => BYWAY_E_REFUSED,
             OpError::Full => BYWAY_E_BUSY,
-            OpError::Io(_) => BYWAY_E_SYSTEM,
+            OpError::Io(_) | OpError::Rdma(_) => BYWAY_E_SYSTEM,
             OpError::Deadline => BYWAY_E_DEADLINE,
         })
     }

@@ -6,6 +6,7 @@ use super::memory::{Descriptor, Held, Rights};
 use super::wire::Class;
 use super::{OpId, Session};
 use crate::slots::Slot;
+use crate::tls::TlsClient;
 use crate::windows::WindowKey;
 
 /// One request. What has an operation ends with it.
@@ -18,6 +19,7 @@ pub(super) enum Command {
     Connect {
         session: Session,
         address: Address,
+        tls: Option<TlsClient>,
     },
     Close {
         session: Session,

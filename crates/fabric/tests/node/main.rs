@@ -3,5 +3,6 @@
 mod faults;
 mod messages;
 mod rig;
+mod secure;
 mod threads;
 mod transfers;
