@@ -50,6 +50,12 @@
 // A bug of this library.
 #define BYWAY_E_BUG -14
 
+// No answer to the call came in time.
+#define BYWAY_E_EXPIRED -15
+
+// The server did not do what it was called for; the completion has its number.
+#define BYWAY_E_STATUS -16
+
 // The peer may write.
 #define BYWAY_PUT 1
 
@@ -58,6 +64,9 @@
 
 // The window can be used once, and has at most 1 MiB.
 #define BYWAY_ONCE 4
+
+// Completions of the operations that were added to it.
+struct byway_group;
 
 // Memory that operations and windows can use.
 struct byway_memory;
@@ -70,6 +79,9 @@ struct byway_node;
 
 // An operation.
 struct byway_op;
+
+// A call that came. It is answered once: by `byway_answer` or `byway_delegate`, else by being freed, as abandoned.
+struct byway_request;
 
 // A window that is open to a peer.
 struct byway_window;
@@ -90,6 +102,26 @@ struct byway_completion {
   struct byway_message *message;
   // Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
   uint64_t session;
+  // Of a call that ended with `BYWAY_E_STATUS`: the server's number. Else 0.
+  uint16_t status;
+};
+
+// What a caller asks. What it has none of may be null with a length of 0.
+struct byway_call {
+  // What to do: the server's number.
+  uint16_t method;
+  // At most 64 bytes.
+  const uint8_t *arguments;
+  // How many.
+  uintptr_t arguments_bytes;
+  // Descriptors of windows, 32 bytes each, one behind the other, at most 64: opened to the session that is called.
+  const uint8_t *windows;
+  // How many windows.
+  uintptr_t windows_count;
+  // More bytes; at most 16 KiB with the windows and arguments.
+  const uint8_t *payload;
+  // How many.
+  uintptr_t payload_bytes;
 };
 
 #ifdef __cplusplus
@@ -105,13 +137,20 @@ const char *byway_error_text(int code);
 // `node` can be written.
 int byway_node_open(struct byway_node **node);
 
+// The same, for `byway_call_start` and `byway_next_call` too. Its peers must be opened so as well.
+//
+// # Safety
+// `node` can be written.
+int byway_node_open_for_calls(struct byway_node **node);
+
 // Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
 //
 // # Safety
-// `node` is null or of `byway_node_open`, and not used after.
+// `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.
 void byway_node_close(struct byway_node *node);
 
-// Listens at `tcp://IP:PORT`, `unix://PATH` or `shm://PATH`. Gives the TCP port (that the kernel chose, if 0 was asked for), else 0.
+// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Gives the port, if it has one (that the kernel chose, if
+// 0 was asked for), else 0.
 //
 // # Safety
 // `node` is a node; `at` ends with a zero byte.
@@ -297,6 +336,132 @@ int byway_message_payload(const struct byway_message *message,
 // # Safety
 // `message` is null or a message, and not used after.
 void byway_message_free(struct byway_message *message);
+
+// Makes a group of at most `capacity` operations (1 to 65,536). Free it with `byway_group_free`.
+//
+// # Safety
+// `node` is a node; `group` can be written.
+int byway_group_new(const struct byway_node *node, uintptr_t capacity, struct byway_group **group);
+
+// Adds an operation, which is freed by that if it went well; `context` is what its completion will be called. If it has ended
+// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for: then the operation is
+// the caller's still.
+//
+// # Safety
+// `group` is a group; `op` is an operation of the same node, and not used after 0.
+int byway_group_add(const struct byway_group *group,
+                    struct byway_op *op,
+                    uint64_t context);
+
+// Waits for one of the group's operations, at most `timeout_ms`, for ever if negative, a look if 0. Answers 1 if one has ended: its
+// context is in `*context`, how it ended in `*result` (0, or one of `BYWAY_E_*`), and what it brought in `*completion`, which may be
+// null. Each completion goes to one of the threads that wait.
+//
+// # Safety
+// `group` is a group; `context` and `result` can be written; `completion` is null or can be written.
+int byway_group_wait(const struct byway_group *group,
+                     int64_t timeout_ms,
+                     uint64_t *context,
+                     int *result,
+                     struct byway_completion *completion);
+
+// A descriptor that is readable while the group has completions. Somebody must make them: poll it together with
+// `byway_node_descriptor`. It is the group's: not to be closed.
+//
+// # Safety
+// `group` is a group.
+int byway_group_descriptor(const struct byway_group *group);
+
+// Frees a group. Its operations go on, and what they bring is nobody's. Null is nothing.
+//
+// # Safety
+// `group` is null or a group, and not used after.
+void byway_group_free(struct byway_group *group);
+
+// Calls the node at the other end of a session. `*op` ends with the answer: a message, whose header is the result. With
+// `BYWAY_E_STATUS` the server did not do it, and the completion has its number; with `BYWAY_E_EXPIRED` no answer came within
+// `timeout_ms` (for ever if negative). Cancelling it tells the server.
+//
+// # Safety
+// `node` is a node, opened for calls; `call` is one, whose pointers have so many bytes as it says; `op` can be written.
+int byway_call_start(const struct byway_node *node,
+                     uint64_t session,
+                     const struct byway_call *call,
+                     int64_t timeout_ms,
+                     struct byway_op **op);
+
+// Waits for a call, at most `timeout_ms`, for ever if negative. Each call goes to one of the threads that wait.
+//
+// # Safety
+// `node` is a node, opened for calls; `request` can be written.
+int byway_next_call(const struct byway_node *node,
+                    int64_t timeout_ms,
+                    struct byway_request **request);
+
+// What a call is for: the caller's number of the method.
+//
+// # Safety
+// `request` is a request.
+int byway_request_method(const struct byway_request *request);
+
+// Over which session a call came: 0 if `request` is null. The windows of the call are this session's, unless it was handed on.
+//
+// # Safety
+// `request` is null or a request.
+uint64_t byway_request_session(const struct byway_request *request);
+
+// Where a call's arguments begin; answers how many bytes they have. Valid until the request is answered, handed on or freed.
+//
+// # Safety
+// `request` is a request; `bytes` can be written.
+int byway_request_arguments(const struct byway_request *request,
+                            const uint8_t **bytes);
+
+// Where a call's payload begins; answers how many bytes it has. Valid as its arguments are.
+//
+// # Safety
+// `request` is a request; `bytes` can be written.
+int byway_request_payload(const struct byway_request *request, const uint8_t **bytes);
+
+// Where the descriptors of a call's windows begin, 32 bytes each; answers how many windows there are. Valid as its arguments are.
+//
+// # Safety
+// `request` is a request; `bytes` can be written.
+int byway_request_windows(const struct byway_request *request,
+                          const uint8_t **bytes);
+
+// 1 if the caller of a request waits for no answer any more, else 0.
+//
+// # Safety
+// `request` is a request.
+int byway_request_is_cancelled(const struct byway_request *request);
+
+// Answers a call and frees the request, whatever comes of it: `status` 0 if it went well, a result of at most 64 bytes, a payload of at
+// most 16 KiB with it. Where the answer could not be sent, the caller is told that its call was given up, if there is a way.
+//
+// # Safety
+// `request` is a request, and not used after; `result` and `payload` have so many bytes.
+int byway_answer(struct byway_request *request,
+                 uint16_t status,
+                 const uint8_t *result,
+                 uintptr_t result_bytes,
+                 const uint8_t *payload,
+                 uintptr_t payload_bytes);
+
+// Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
+// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session.
+//
+// # Safety
+// `request` is a request, and not used after 0; `call` is one, whose pointers have so many bytes as it says.
+int byway_delegate(struct byway_request *request,
+                   uint64_t third,
+                   const struct byway_call *call);
+
+// Frees a request that is not to be answered: its caller is told that it was given up. Null is nothing.
+//
+// # Safety
+// `request` is null or a request, and not used after.
+void byway_request_free(struct byway_request *request);
 
 #ifdef __cplusplus
 }  // extern "C"

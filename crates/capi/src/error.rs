@@ -34,6 +34,11 @@ pub const BYWAY_E_SYSTEM: c_int = -13;
 /// A bug of this library.
 pub const BYWAY_E_BUG: c_int = -14;
 
+/// No answer to the call came in time.
+pub const BYWAY_E_EXPIRED: c_int = -15;
+/// The server did not do what it was called for; the completion has its number.
+pub const BYWAY_E_STATUS: c_int = -16;
+
 /// What a code says, in English; never null, and never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
@@ -53,6 +58,8 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_FORKED => c"this process is a child of the one that opened the node; open another node",
         BYWAY_E_SYSTEM => c"the kernel refused: memory, descriptors or the address",
         BYWAY_E_BUG => c"a bug in byway",
+        BYWAY_E_EXPIRED => c"no answer to the call came in time",
+        BYWAY_E_STATUS => c"the server did not do what it was called for",
         _ => c"no code of byway's",
     };
     text.as_ptr()
@@ -89,10 +96,11 @@ impl From<OpError> for Code {
         Self(match error {
             OpError::Cancelled => BYWAY_E_CANCELLED,
             OpError::Ended(_) => BYWAY_E_ENDED,
-            OpError::Refused(_) | OpError::WrongAnswer | OpError::Status(_) => BYWAY_E_REFUSED,
+            OpError::Refused(_) | OpError::WrongAnswer => BYWAY_E_REFUSED,
+            OpError::Status(_) => BYWAY_E_STATUS,
             OpError::Full => BYWAY_E_BUSY,
-            OpError::Io(_) => BYWAY_E_SYSTEM,
-            OpError::Deadline => BYWAY_E_DEADLINE,
+            OpError::Io(_) | OpError::Rdma(_) => BYWAY_E_SYSTEM,
+            OpError::Deadline => BYWAY_E_EXPIRED,
         })
     }
 }

@@ -5,19 +5,29 @@
 //! otherwise. What a function gives, the function that it names frees, once. Handles may be used by several threads at once,
 //! but for being freed.
 
+mod call;
 mod error;
+mod group;
 mod memory;
 mod node;
 mod operation;
 
+pub use call::{
+    byway_answer, byway_call, byway_call_start, byway_delegate, byway_next_call, byway_request,
+    byway_request_arguments, byway_request_free, byway_request_is_cancelled, byway_request_method,
+    byway_request_payload, byway_request_session, byway_request_windows,
+};
 pub use error::byway_error_text;
+pub use group::{
+    byway_group, byway_group_add, byway_group_descriptor, byway_group_free, byway_group_new, byway_group_wait,
+};
 pub use memory::{
     byway_memory, byway_memory_bytes, byway_memory_free, byway_memory_len, byway_register, byway_window,
     byway_window_close, byway_window_open,
 };
 pub use node::{
     byway_accept, byway_connect, byway_listen, byway_node, byway_node_close, byway_node_descriptor, byway_node_open,
-    byway_progress, byway_session_close,
+    byway_node_open_for_calls, byway_progress, byway_session_close,
 };
 pub use operation::{
     byway_cancel, byway_completion, byway_flush, byway_get, byway_message, byway_message_free, byway_message_header,

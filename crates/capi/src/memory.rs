@@ -34,7 +34,7 @@ pub unsafe extern "C" fn byway_register(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let made = unsafe { borrow(node)? }.0.register(bytes)?;
+        let made = unsafe { borrow(node)? }.node().register(bytes)?;
         // SAFETY: by the caller's word.
         unsafe { give(memory, Box::into_raw(Box::new(byway_memory(made)))) }.map(|()| 0)
     })
@@ -101,9 +101,9 @@ pub unsafe extern "C" fn byway_window_open(
         let wanted = Rights { put: rights & BYWAY_PUT != 0, get: rights & BYWAY_GET != 0 };
         let (session, range) = (Session::from_u64(session), offset..offset.saturating_add(len));
         let opened = if rights & BYWAY_ONCE == 0 {
-            node.0.open_window(session, &memory.0, range, wanted)?
+            node.node().open_window(session, &memory.0, range, wanted)?
         } else {
-            node.0.open_window_once(session, &memory.0, range, wanted)?
+            node.node().open_window_once(session, &memory.0, range, wanted)?
         };
         // SAFETY: room for 32 bytes, by the caller's word; an array of bytes has no alignment.
         unsafe { give(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>(), opened.descriptor().to_bytes())? };

@@ -5,12 +5,35 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Session, parse_address};
+use byway_rpc::node::Rpc;
 
 use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, borrow, give, guard};
 
 /// A node.
 #[expect(non_camel_case_types, reason = "C's name")]
-pub struct byway_node(pub(crate) Node);
+pub struct byway_node(Kind);
+
+enum Kind {
+    Plain(Node),
+    /// For calls too.
+    Calls(Rpc),
+}
+
+impl byway_node {
+    pub(crate) fn node(&self) -> &Node {
+        match &self.0 {
+            Kind::Plain(node) => node,
+            Kind::Calls(rpc) => rpc.node(),
+        }
+    }
+
+    pub(crate) fn rpc(&self) -> Option<&Rpc> {
+        match &self.0 {
+            Kind::Plain(_) => None,
+            Kind::Calls(rpc) => Some(rpc),
+        }
+    }
+}
 
 /// Milliseconds from now; negative: for ever.
 pub(crate) fn deadline(timeout_ms: i64) -> Deadline {
@@ -35,7 +58,20 @@ unsafe fn address(text: *const c_char) -> Result<Address, Code> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
     guard(|| {
-        let opened = Box::into_raw(Box::new(byway_node(Node::open(&NodeOptions::default())?)));
+        let opened = Box::into_raw(Box::new(byway_node(Kind::Plain(Node::open(&NodeOptions::default())?))));
+        // SAFETY: by the caller's word.
+        unsafe { give(node, opened) }.map(|()| 0)
+    })
+}
+
+/// The same, for `byway_call_start` and `byway_next_call` too. Its peers must be opened so as well.
+///
+/// # Safety
+/// `node` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_node_open_for_calls(node: *mut *mut byway_node) -> c_int {
+    guard(|| {
+        let opened = Box::into_raw(Box::new(byway_node(Kind::Calls(Rpc::open(&NodeOptions::default())?))));
         // SAFETY: by the caller's word.
         unsafe { give(node, opened) }.map(|()| 0)
     })
@@ -44,7 +80,7 @@ pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
 /// Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
 ///
 /// # Safety
-/// `node` is null or of `byway_node_open`, and not used after.
+/// `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_node_close(node: *mut byway_node) {
     guard(|| {
@@ -56,7 +92,8 @@ pub unsafe extern "C" fn byway_node_close(node: *mut byway_node) {
     });
 }
 
-/// Listens at `tcp://IP:PORT`, `unix://PATH` or `shm://PATH`. Gives the TCP port (that the kernel chose, if 0 was asked for), else 0.
+/// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Gives the port, if it has one (that the kernel chose, if
+/// 0 was asked for), else 0.
 ///
 /// # Safety
 /// `node` is a node; `at` ends with a zero byte.
@@ -65,7 +102,7 @@ pub unsafe extern "C" fn byway_listen(node: *const byway_node, at: *const c_char
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, at) = unsafe { (borrow(node)?, address(at)?) };
-        Ok(node.0.listen(&at)?.map_or(0, |at| c_int::from(at.port())))
+        Ok(node.node().listen(&at)?.map_or(0, |at| c_int::from(at.port())))
     })
 }
 
@@ -83,7 +120,7 @@ pub unsafe extern "C" fn byway_connect(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, to) = unsafe { (borrow(node)?, address(to)?) };
-        let connected = node.0.connect(&to, deadline(timeout_ms))?;
+        let connected = node.node().connect(&to, deadline(timeout_ms))?;
         // SAFETY: by the caller's word.
         unsafe { give(session, connected.to_u64()) }.map(|()| 0)
     })
@@ -97,7 +134,7 @@ pub unsafe extern "C" fn byway_connect(
 pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, session: *mut u64) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let accepted = unsafe { borrow(node)? }.0.accept(deadline(timeout_ms))?;
+        let accepted = unsafe { borrow(node)? }.node().accept(deadline(timeout_ms))?;
         // SAFETY: by the caller's word.
         unsafe { give(session, accepted.to_u64()) }.map(|()| 0)
     })
@@ -111,7 +148,7 @@ pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, 
 pub unsafe extern "C" fn byway_session_close(node: *const byway_node, session: u64) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        unsafe { borrow(node)? }.0.close(Session::from_u64(session))?;
+        unsafe { borrow(node)? }.node().close(Session::from_u64(session))?;
         Ok(0)
     })
 }
@@ -123,7 +160,7 @@ pub unsafe extern "C" fn byway_session_close(node: *const byway_node, session: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_node_descriptor(node: *const byway_node) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| Ok(unsafe { borrow(node)? }.0.descriptor()?.as_raw_fd()))
+    guard(|| Ok(unsafe { borrow(node)? }.node().descriptor()?.as_raw_fd()))
 }
 
 /// Does what there is to do, and never waits. 1 if any operation has ended since the last call, else 0.
@@ -133,7 +170,7 @@ pub unsafe extern "C" fn byway_node_descriptor(node: *const byway_node) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_progress(node: *const byway_node) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| Ok(c_int::from(unsafe { borrow(node)? }.0.progress()?)))
+    guard(|| Ok(c_int::from(unsafe { borrow(node)? }.node().progress()?)))
 }
 
 /// A length that must fit.

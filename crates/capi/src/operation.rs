@@ -2,15 +2,22 @@
 
 use std::ffi::c_int;
 
-use byway_fabric::node::{Descriptor, Message, Op, Outcome, Segment, Session};
+use byway_fabric::node::{Completed, Descriptor, Message, Op, OpError, Outcome, Segment, Session};
 
-use crate::error::{BYWAY_E_INVALID, Code, borrow, give, guard, slice};
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, borrow, give, guard, slice};
 use crate::memory::byway_memory;
 use crate::node::{byway_node, deadline, fits};
 
 /// An operation.
 #[expect(non_camel_case_types, reason = "C's name")]
-pub struct byway_op(Op);
+pub struct byway_op(pub(crate) Option<Op>);
+
+impl byway_op {
+    /// It is taken out only to be added to a group, which frees the handle.
+    fn there(&self) -> Result<&Op, Code> {
+        self.0.as_ref().ok_or(Code(BYWAY_E_TAKEN))
+    }
+}
 
 /// A message that came.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -35,10 +42,12 @@ pub struct byway_completion {
     pub message: *mut byway_message,
     /// Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
     pub session: u64,
+    /// Of a call that ended with `BYWAY_E_STATUS`: the server's number. Else 0.
+    pub status: u16,
 }
 
-fn started(op: *mut *mut byway_op, begun: Op) -> Result<c_int, Code> {
-    let begun = Box::into_raw(Box::new(byway_op(begun)));
+pub(crate) fn started(op: *mut *mut byway_op, begun: Op) -> Result<c_int, Code> {
+    let begun = Box::into_raw(Box::new(byway_op(Some(begun))));
     // SAFETY: null, or can be written, by the word of each function's caller.
     unsafe { give(op, begun) }.map(|()| 0)
 }
@@ -61,7 +70,7 @@ pub unsafe extern "C" fn byway_send(
         // SAFETY: by the caller's word.
         let (node, header, payload) =
             unsafe { (borrow(node)?, slice(header, header_bytes)?, slice(payload, payload_bytes)?) };
-        started(op, node.0.send(Session::from_u64(session), header, payload)?)
+        started(op, node.node().send(Session::from_u64(session), header, payload)?)
     })
 }
 
@@ -74,7 +83,7 @@ pub unsafe extern "C" fn byway_receive(node: *const byway_node, session: u64, op
     guard(|| {
         let from = (session != 0).then(|| Session::from_u64(session));
         // SAFETY: by the caller's word.
-        started(op, unsafe { borrow(node)? }.0.start_receive(from)?)
+        started(op, unsafe { borrow(node)? }.node().start_receive(from)?)
     })
 }
 
@@ -115,7 +124,7 @@ pub unsafe extern "C" fn byway_put(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, list, to) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(to)?) };
-        started(op, node.0.put(Session::from_u64(session), &list, &to, offset)?)
+        started(op, node.node().put(Session::from_u64(session), &list, &to, offset)?)
     })
 }
 
@@ -136,7 +145,7 @@ pub unsafe extern "C" fn byway_get(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, list, from) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(from)?) };
-        started(op, node.0.get(Session::from_u64(session), &from, offset, &list)?)
+        started(op, node.node().get(Session::from_u64(session), &from, offset, &list)?)
     })
 }
 
@@ -147,7 +156,7 @@ pub unsafe extern "C" fn byway_get(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_flush(node: *const byway_node, session: u64, op: *mut *mut byway_op) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| started(op, unsafe { borrow(node)? }.0.flush(Session::from_u64(session))?))
+    guard(|| started(op, unsafe { borrow(node)? }.node().flush(Session::from_u64(session))?))
 }
 
 fn completed(outcome: Outcome, completion: *mut byway_completion) -> Result<(), Code> {
@@ -158,16 +167,31 @@ fn completed(outcome: Outcome, completion: *mut byway_completion) -> Result<(), 
             if completion.is_null() {
                 return Ok(());
             }
-            byway_completion { message: Box::into_raw(Box::new(byway_message(message))), session }
+            byway_completion { message: Box::into_raw(Box::new(byway_message(message))), session, status: 0 }
         }
-        Outcome::Ended(session, _) => byway_completion { message: none, session: session.to_u64() },
-        _ => byway_completion { message: none, session: 0 },
+        Outcome::Ended(session, _) => byway_completion { message: none, session: session.to_u64(), status: 0 },
+        _ => byway_completion { message: none, session: 0, status: 0 },
     };
     if completion.is_null() {
         return Ok(());
     }
     // SAFETY: not null, and can be written, by the word of each function's caller.
     unsafe { give(completion, value) }
+}
+
+/// How an operation ended, and what it brought.
+pub(crate) fn ended(result: Completed, completion: *mut byway_completion) -> Result<(), Code> {
+    let error = match result {
+        Ok(outcome) => return completed(outcome, completion),
+        Err(error) => error,
+    };
+    let status = if let OpError::Status(status) = error { status } else { 0 };
+    if !completion.is_null() {
+        let none = byway_completion { message: std::ptr::null_mut(), session: 0, status };
+        // SAFETY: not null, and can be written, by the word of each function's caller.
+        unsafe { give(completion, none)? };
+    }
+    Err(error.into())
 }
 
 /// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
@@ -179,8 +203,8 @@ fn completed(outcome: Outcome, completion: *mut byway_completion) -> Result<(), 
 pub unsafe extern "C" fn byway_wait(op: *const byway_op, timeout_ms: i64, completion: *mut byway_completion) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let outcome = unsafe { borrow(op)? }.0.wait(deadline(timeout_ms))??;
-        completed(outcome, completion).map(|()| 0)
+        let result = unsafe { borrow(op)? }.there()?.wait(deadline(timeout_ms))?;
+        ended(result, completion).map(|()| 0)
     })
 }
 
@@ -201,13 +225,13 @@ pub unsafe extern "C" fn byway_wait_any(
         // SAFETY: by the caller's word.
         let handles = unsafe { slice(ops, count)? };
         // SAFETY: by the caller's word.
-        let of = |op: &*const byway_op| unsafe { borrow(*op) }.map(|op| &op.0);
+        let of = |op: &*const byway_op| unsafe { borrow(*op) }?.there();
         let ops = handles.iter().map(of).collect::<Result<Vec<&Op>, Code>>()?;
         let first = ops.first().ok_or(Code(BYWAY_E_INVALID))?;
         let (place, result) = first.node().wait_any(&ops, deadline(timeout_ms))?;
         // SAFETY: by the caller's word.
         unsafe { give(index, place)? };
-        completed(result?, completion).map(|()| 0)
+        ended(result, completion).map(|()| 0)
     })
 }
 
@@ -219,7 +243,7 @@ pub unsafe extern "C" fn byway_wait_any(
 pub unsafe extern "C" fn byway_cancel(op: *const byway_op) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        unsafe { borrow(op)? }.0.cancel()?;
+        unsafe { borrow(op)? }.there()?.cancel()?;
         Ok(0)
     })
 }

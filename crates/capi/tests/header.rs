@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const FILES: [&str; 4] = ["error.rs", "node.rs", "memory.rs", "operation.rs"];
+#[path = "../install.rs"]
+mod install;
+
+const FILES: [&str; 6] = ["error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs"];
 
 fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -50,22 +53,61 @@ fn library() -> PathBuf {
     panic!("libbyway.a was not built");
 }
 
-#[test]
-fn the_c_example_runs() {
+/// Compiles an example with `arguments` and runs it; what it printed. `None`, said aloud, without a compiler.
+fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<String> {
     if Command::new("cc").arg("--version").output().is_err() {
-        return eprintln!("SKIP: no C compiler (cc)");
+        eprintln!("SKIP: no C compiler (cc)");
+        return None;
     }
     let out = tempfile::tempdir().unwrap();
-    let program = out.path().join("remote_memory");
+    let program = out.path().join(name);
     let mut compile = Command::new("cc");
     compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L"]);
-    compile.arg("-I").arg(folder().join("include")).arg(folder().join("examples/remote_memory.c"));
-    compile.arg(library()).args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
+    compile.arg(folder().join("examples").join(name).with_extension("c")).args(arguments);
+    compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
     let compiled = compile.output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let ran = Command::new(&program).output().unwrap();
+    let ran = Command::new(&program).env("LD_LIBRARY_PATH", libraries).output().unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(ran.stdout, b"the same bytes there and here\n");
+    Some(String::from_utf8(ran.stdout).unwrap())
+}
+
+const EXAMPLES: [(&str, &str); 2] =
+    [("remote_memory", "the same bytes there and here\n"), ("calls", "all answers came\n")];
+
+#[test]
+fn the_c_examples_run() {
+    let library = library();
+    let include = format!("-I{}", folder().join("include").display());
+    for (name, prints) in EXAMPLES {
+        let Some(printed) = run_example(name, &library, &[include.clone(), library.display().to_string()]) else {
+            return;
+        };
+        assert_eq!(printed, prints);
+    }
+}
+
+/// A program of somebody else's: it knows the folder in which byway was installed, and pkg-config.
+#[test]
+fn an_installed_library_is_found_by_pkg_config() {
+    if Command::new("pkg-config").arg("--version").output().is_err() {
+        return eprintln!("SKIP: no pkg-config");
+    }
+    let prefix = tempfile::tempdir().unwrap();
+    install::install(library().parent().unwrap(), folder(), prefix.path()).unwrap();
+    let found = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "byway"])
+        .env("PKG_CONFIG_PATH", prefix.path().join("lib/pkgconfig"))
+        .output()
+        .unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let arguments: Vec<String> =
+        String::from_utf8(found.stdout).unwrap().split_whitespace().map(str::to_owned).collect();
+    assert!(arguments.contains(&format!("-L{}", prefix.path().join("lib").display())), "{arguments:?}");
+    for (name, prints) in EXAMPLES {
+        let Some(printed) = run_example(name, &prefix.path().join("lib"), &arguments) else { return };
+        assert_eq!(printed, prints);
+    }
 }
 
 /// What C hands over wrongly is refused, not followed.
@@ -82,8 +124,21 @@ fn null_pointers_are_refused() {
             byway::byway_wait_any(null(), 1, 0, null_mut(), null_mut()),
             byway::byway_window_close(null_mut(), 0),
             byway::byway_message_header(null(), null_mut()),
+            byway::byway_node_open_for_calls(null_mut()),
+            byway::byway_group_new(null(), 1, null_mut()),
+            byway::byway_group_add(null(), null_mut(), 0),
+            byway::byway_group_wait(null(), 0, null_mut(), null_mut(), null_mut()),
+            byway::byway_group_descriptor(null()),
+            byway::byway_call_start(null(), 0, null(), 0, null_mut()),
+            byway::byway_next_call(null(), 0, null_mut()),
+            byway::byway_request_method(null()),
+            byway::byway_request_windows(null(), null_mut()),
+            byway::byway_answer(null_mut(), 0, null(), 0, null(), 0),
+            byway::byway_delegate(null_mut(), 0, null()),
         ];
-        assert_eq!(refused, [-1; 7]);
+        assert_eq!(refused, [-1; 18]);
+        byway::byway_group_free(null_mut());
+        byway::byway_request_free(null_mut());
         byway::byway_node_close(null_mut());
         byway::byway_op_free(null_mut());
         byway::byway_message_free(null_mut());

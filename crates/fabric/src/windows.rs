@@ -400,6 +400,22 @@ impl Windows {
         }
     }
 
+    /// What the peer of its session may do with a window that its device reaches, as [`WindowNews`](crate::wire::WindowNews)
+    /// has it.
+    pub fn exposed_rights(&mut self, key: WindowKey) -> Option<u8> {
+        use crate::wire::WindowNews;
+        let window = self.find(key)?;
+        let Memory::Exposed(exposed) = &window.memory else { return None };
+        let right = if exposed.is_written() { WindowNews::PUT } else { WindowNews::GET };
+        Some(if window.once { right | WindowNews::ONCE } else { right })
+    }
+
+    /// The peer of `session` says that it has used a window: closes it, if it is one for one use.
+    pub fn used(&mut self, session: Slot, key: WindowKey) -> Closed {
+        let is_once = self.find(key).is_some_and(|window| window.users.has(session) && window.once);
+        if is_once { self.close(key) } else { Closed::Unknown }
+    }
+
     /// Whether the peer of `session` can have placed `len` bytes at `offset` of a window by its device.
     ///
     /// # Errors

@@ -71,6 +71,8 @@ pub enum Kind {
     Recall = 17,
     /// It has.
     Recalled = 18,
+    /// What became of a window that the receiver's device reaches: [`WindowNews`].
+    Window = 19,
 }
 
 impl Kind {
@@ -95,6 +97,7 @@ impl Kind {
             16 => Self::Lend,
             17 => Self::Recall,
             18 => Self::Recalled,
+            19 => Self::Window,
             _ => return None,
         })
     }
@@ -299,6 +302,39 @@ impl Lend {
     pub const GET: u32 = 2;
 }
 
+/// Body of `Window`. The header names the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WindowNews {
+    /// 1: the sender has opened it, and a [`Grant`] follows; 2: the sender has closed it; 3: the receiver's window for one
+    /// use was read by the sender.
+    pub what: u8,
+    /// Of 1: bit 0, it may be written; bit 1, it may be read; bit 2, once.
+    pub rights: u8,
+    /// Zero.
+    pub reserved: [u8; 78],
+}
+
+impl WindowNews {
+    /// The sender has opened a window.
+    pub const OPENED: u8 = 1;
+    /// The sender has closed it.
+    pub const CLOSED: u8 = 2;
+    /// The sender has read a window of the receiver's that is for one use.
+    pub const USED: u8 = 3;
+    /// It may be written.
+    pub const PUT: u8 = 1;
+    /// It may be read.
+    pub const GET: u8 = 2;
+    /// It is for one use.
+    pub const ONCE: u8 = 4;
+
+    /// News of that kind.
+    pub const fn new(what: u8, rights: u8) -> Self {
+        Self { what, rights, reserved: [0; 78] }
+    }
+}
+
 /// Body of `Refuse` and `Goodbye`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -320,6 +356,7 @@ pub struct Refuse {
 }
 
 const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<Lend>() == BODY_BYTES);
+const _: () = assert!(size_of::<WindowNews>() == BODY_BYTES);
 const _: () = assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80 && size_of::<Refuse>() == 80);
 
 /// Why a session is refused or ended.

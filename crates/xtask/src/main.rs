@@ -6,6 +6,7 @@
 
 mod fuzz;
 mod guest;
+mod install;
 mod packages;
 mod peers;
 mod process;
@@ -30,6 +31,8 @@ enum Task {
     Test(suite::Options),
     /// Run every fuzz target for a while.
     Fuzz(fuzz::Options),
+    /// Install the library for C programs: header, archive, shared object, pkg-config file.
+    Install(install::Options),
     /// Measure byway beside the servers that people use today.
     #[command(subcommand)]
     Peers(peers::Task),
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Test(options) => suite::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
+        Task::Install(options) => install::run(&options),
         Task::Peers(task) => peers::run(&task),
         Task::Guest(task) => guest::run(&task),
     };

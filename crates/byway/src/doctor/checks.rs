@@ -108,10 +108,17 @@ fn userfaultfd() -> Finding {
             // Bits of linux/userfaultfd.h: MISSING_SHMEM 5, PAGEFAULT_FLAG_WP 0, WP_ASYNC 15.
             let wanted = [(5, "shared memory"), (0, "write protection"), (15, "asynchronous write protection")];
             let lacking: Vec<_> = wanted.iter().filter(|(bit, _)| features >> bit & 1 == 0).map(|(_, n)| *n).collect();
-            if lacking.is_empty() {
-                return Finding::ok(name, format!("features {features:#x}"));
+            if !lacking.is_empty() {
+                return Finding::limited(name, format!("without {}", lacking.join(", ")), "use Linux 6.7 or later");
             }
-            Finding::limited(name, format!("without {}", lacking.join(", ")), "use Linux 6.7 or later")
+            let features = format!("features {features:#x}");
+            match byway_fabric::registration::availability() {
+                Ok(()) => Finding::ok(name, format!("{features}; memory moved by RDMA stays registered")),
+                Err(reason) => {
+                    let remedy = "memory moved by RDMA is registered for each transfer meanwhile, which is slower";
+                    Finding::limited(name, format!("{features}; {reason}"), remedy)
+                }
+            }
         }
         Err(error) => {
             Finding::missing(name, error.to_string(), "set sysctl vm.unprivileged_userfaultfd=1, or run as root")

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use byway_fabric::Slot;
-use byway_fabric::rdma::transport::{CreditError, Down, Event, Got, Received, Transport};
+use byway_fabric::rdma::transport::{CreditError, Down, Event, GetFailed, Got, Received, Transport};
 use byway_fabric::rdma::{Report, Window, WindowAddress, WorkError};
 use byway_reactor::{Frame, Gather, IoChoice, Reactor, Token, Wait};
 
@@ -270,7 +270,7 @@ pub fn keys(pair: Pair) -> Outcome<String> {
             ensure(close(window)?.iter().all(|byte| *byte == 0xa5), || format!("{attempt} wrote"))?;
         } else {
             let got = sides.server.gots.pop().ok_or("the get did not end")?;
-            ensure(got.result == Err(WorkError::RemoteAccess), || format!("{:?}", got.result))?;
+            ensure(got.result == Err(GetFailed::Work(WorkError::RemoteAccess)), || format!("{:?}", got.result))?;
             ensure(got.frame.iter().all(|byte| *byte == 0xdd), || "a refused get brought bytes".into())?;
         }
     }

@@ -1,12 +1,13 @@
 //! Where a peer's windows lie, for wires that place payloads by themselves.
 //!
 //! A wire whose ends can reach each other's memory needs no receiver for a payload, but must be told where a window is: a
-//! `Call` that names a window of its sender brings a [`Grant`] with it, and a `Lend` tells of a program's window. The table keeps the last grant of each slot of the
+//! `Call` that names a window of its sender brings a [`Grant`] with it, the `Window` of a node one too, and a `Lend` tells of
+//! memory that was lent. The table keeps the last grant of each slot of the
 //! peer's windows; a window that is used again has another key, and an old grant is then not found any more.
 
 use crate::limits::GRANTS_MAX;
-use crate::windows::{WindowKey, slot_of};
-use crate::wire::Grant;
+use crate::windows::{WindowError, WindowKey, slot_of};
+use crate::wire::{Grant, WindowNews};
 
 use super::transfer::Remote;
 
@@ -25,8 +26,10 @@ pub(super) struct Place {
 struct Granted {
     window: WindowKey,
     grant: Grant,
-    /// What a program's window lies in, and whether it is for puts; else for gets. Others are for what their call says.
-    lent: Option<(u32, bool)>,
+    /// Of [`WindowNews`].
+    rights: u8,
+    /// Which piece of lent memory it lies in.
+    lent: Option<u32>,
 }
 
 /// What a session's peer has granted.
@@ -37,8 +40,8 @@ pub(super) struct Grants {
 
 impl Grants {
     /// Notes a grant. False if there is no room for it: the slot is above [`GRANTS_MAX`].
-    pub(super) fn note(&mut self, window: WindowKey, grant: Grant) -> bool {
-        self.put(Granted { window, grant, lent: None })
+    pub(super) fn note(&mut self, window: WindowKey, grant: Grant, rights: u8) -> bool {
+        self.put(Granted { window, grant, rights, lent: None })
     }
 
     fn put(&mut self, granted: Granted) -> bool {
@@ -53,40 +56,58 @@ impl Grants {
         true
     }
 
-    /// Notes where a program's window lies; gives the memory that no window lies in now.
-    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, lent: (u32, bool)) -> Option<u32> {
+    /// Notes that a program's window lies in a piece of lent memory; gives the piece that no window lies in now.
+    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, (number, rights): (u32, u8)) -> Option<u32> {
         let before = self.by_slot.get(slot_of(window)).copied().flatten().and_then(|granted| granted.lent);
-        if !self.put(Granted { window, grant, lent: Some(lent) }) {
-            return self.unused(Some(lent));
+        if !self.put(Granted { window, grant, rights, lent: Some(number) }) {
+            return self.unused(Some(number));
         }
         self.unused(before)
     }
 
-    /// Forgets a window; gives the memory that no window lies in now.
-    pub(super) fn forget(&mut self, window: WindowKey) -> Option<u32> {
-        let granted = self.by_slot.get_mut(slot_of(window))?.take_if(|granted| granted.window == window)?;
+    /// Forgets a window in lent memory; gives the piece that no window lies in now.
+    pub(super) fn forget_lent(&mut self, window: WindowKey) -> Option<u32> {
+        let granted = self.take(window)?;
         self.unused(granted.lent)
     }
 
-    fn unused(&self, lent: Option<(u32, bool)>) -> Option<u32> {
-        let (number, _) = lent?;
-        let is_in = |granted: &Granted| granted.lent.is_some_and(|(other, _)| other == number);
-        (!self.by_slot.iter().flatten().any(is_in)).then_some(number)
+    fn unused(&self, lent: Option<u32>) -> Option<u32> {
+        let number = lent?;
+        (!self.by_slot.iter().flatten().any(|granted| granted.lent == Some(number))).then_some(number)
     }
 
-    /// Where `len` bytes of a window lie, if it was granted for that and has so many there.
-    pub(super) fn find(&self, at: Remote, len: usize, write: bool) -> Option<Place> {
-        let granted = self.by_slot.get(slot_of(at.window)).copied().flatten();
-        let Granted { grant, lent, .. } = granted.filter(|granted| granted.window == at.window)?;
-        if lent.is_some_and(|(_, put)| put != write) {
-            return None;
+    fn take(&mut self, window: WindowKey) -> Option<Granted> {
+        self.by_slot.get_mut(slot_of(window))?.take_if(|granted| granted.window == window)
+    }
+
+    /// Forgets a window; whether it was known, and for one use.
+    pub(super) fn forget(&mut self, window: WindowKey) -> bool {
+        self.take(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
+    }
+
+    /// Forgets a window that is for one use; whether it was.
+    pub(super) fn use_up(&mut self, window: WindowKey) -> bool {
+        let granted = self.granted(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0);
+        granted && self.forget(window)
+    }
+
+    fn granted(&self, window: WindowKey) -> Option<Granted> {
+        self.by_slot.get(slot_of(window)).copied().flatten().filter(|granted| granted.window == window)
+    }
+
+    /// Where `len` bytes of a window lie, for what `right` (of [`WindowNews`]) says.
+    ///
+    /// # Errors
+    /// It was not granted, or not for that, or has not so many bytes there.
+    pub(super) fn find(&self, at: Remote, len: usize, right: u8) -> Result<Place, WindowError> {
+        let Granted { grant, rights, lent, .. } = self.granted(at.window).ok_or(WindowError::Key)?;
+        if rights & right == 0 {
+            return Err(WindowError::Rights);
         }
-        let end = at.offset.checked_add(len as u64)?;
-        if end > u64::from(grant.len.get()) {
-            return None;
-        }
-        let memory = lent.map_or(0, |(number, _)| number);
-        Some(Place { memory, address: grant.address.get().checked_add(at.offset)?, key: grant.key.get() })
+        let end = at.offset.checked_add(len as u64).filter(|end| *end <= u64::from(grant.len.get()));
+        let address = grant.address.get().checked_add(at.offset).filter(|_| end.is_some());
+        let (memory, key) = (lent.unwrap_or(0), grant.key.get());
+        Ok(Place { memory, address: address.ok_or(WindowError::Bounds)?, key })
     }
 }
 
@@ -105,17 +126,35 @@ mod tests {
         let mut grants = Grants::default();
         let window = WindowKey(5 << 20 | 3);
         let at = |window, offset| Remote { window, offset };
-        assert_eq!(grants.find(at(window, 0), 1, true), None);
-        assert!(grants.note(window, grant(4096, 100)));
-        assert_eq!(grants.find(at(window, 40), 60, true), Some(Place { memory: 0, address: 4136, key: 7 }));
-        assert_eq!(grants.find(at(window, 41), 60, true), None, "beyond its end");
-        assert_eq!(grants.find(at(window, u64::MAX), 2, true), None);
-        assert_eq!(grants.find(at(WindowKey(6 << 20 | 3), 0), 1, true), None, "another user of the slot");
+        let find = |grants: &Grants, at, len| grants.find(at, len, WindowNews::PUT);
+        assert_eq!(find(&grants, at(window, 0), 1), Err(WindowError::Key));
+        assert!(grants.note(window, grant(4096, 100), WindowNews::PUT));
+        assert_eq!(find(&grants, at(window, 40), 60), Ok(Place { memory: 0, address: 4136, key: 7 }));
+        assert_eq!(find(&grants, at(window, 41), 60), Err(WindowError::Bounds), "beyond its end");
+        assert_eq!(find(&grants, at(window, u64::MAX), 2), Err(WindowError::Bounds));
+        assert_eq!(grants.find(at(window, 40), 60, WindowNews::GET), Err(WindowError::Rights));
+        let other = WindowKey(6 << 20 | 3);
+        assert_eq!(find(&grants, at(other, 0), 1), Err(WindowError::Key), "another user of the slot");
         let next = WindowKey(9 << 20 | 3);
-        assert!(grants.note(next, grant(u64::MAX - 1, 100)));
-        assert_eq!(grants.find(at(window, 0), 1, true), None, "the slot has another user");
-        assert_eq!(grants.find(at(next, 2), 1, true), None, "no address");
-        assert!(!grants.note(WindowKey(1 << 20 | GRANTS_MAX as u64), grant(0, 1)));
+        assert!(grants.note(next, grant(u64::MAX - 1, 100), WindowNews::PUT));
+        assert_eq!(find(&grants, at(window, 0), 1), Err(WindowError::Key), "the slot has another user");
+        assert_eq!(find(&grants, at(next, 2), 1), Err(WindowError::Bounds), "no address");
+        assert!(!grants.note(WindowKey(1 << 20 | GRANTS_MAX as u64), grant(0, 1), WindowNews::PUT));
+    }
+
+    #[test]
+    fn a_window_for_one_use_is_forgotten_when_it_was_used() {
+        let mut grants = Grants::default();
+        let (once, often) = (WindowKey(5 << 20 | 3), WindowKey(5 << 20 | 4));
+        assert!(grants.note(once, grant(4096, 100), WindowNews::GET | WindowNews::ONCE));
+        assert!(grants.note(often, grant(8192, 100), WindowNews::GET));
+        assert!(!grants.use_up(often) && !grants.use_up(WindowKey(6 << 20 | 3)));
+        assert!(grants.use_up(once) && !grants.use_up(once));
+        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowNews::GET);
+        assert_eq!(find(&grants, once), Err(WindowError::Key));
+        assert!(find(&grants, often).is_ok());
+        grants.forget(often);
+        assert_eq!(find(&grants, often), Err(WindowError::Key));
     }
 
     #[test]
@@ -123,19 +162,25 @@ mod tests {
         let mut grants = Grants::default();
         let [first, second, third] = [1, 2, 3].map(|slot| WindowKey(7 << 20 | slot));
         let at = |window| Remote { window, offset: 10 };
-        assert_eq!(grants.note_lent(first, grant(4096, 100), (5, true)), None);
-        assert_eq!(grants.note_lent(second, grant(8192, 100), (5, false)), None);
-        assert_eq!(grants.find(at(first), 90, true), Some(Place { memory: 5, address: 4106, key: 7 }));
-        assert_eq!(grants.find(at(second), 90, false), Some(Place { memory: 5, address: 8202, key: 7 }));
-        assert_eq!((grants.find(at(first), 1, false), grants.find(at(second), 1, true)), (None, None));
-        assert_eq!(grants.forget(WindowKey(8 << 20 | 1)), None, "another user of the slot");
-        assert_eq!(grants.forget(first), None, "another window lies there");
-        assert_eq!((grants.find(at(first), 1, true), grants.forget(first)), (None, None));
-        assert_eq!(grants.forget(second), Some(5));
+        assert_eq!(grants.note_lent(first, grant(4096, 100), (5, WindowNews::PUT)), None);
+        assert_eq!(grants.note_lent(second, grant(8192, 100), (5, WindowNews::GET)), None);
+        assert_eq!(grants.find(at(first), 90, WindowNews::PUT), Ok(Place { memory: 5, address: 4106, key: 7 }));
+        assert_eq!(grants.find(at(second), 90, WindowNews::GET), Ok(Place { memory: 5, address: 8202, key: 7 }));
+        assert_eq!(grants.find(at(first), 1, WindowNews::GET), Err(WindowError::Rights));
+        assert_eq!(grants.find(at(second), 1, WindowNews::PUT), Err(WindowError::Rights));
+        assert_eq!(grants.forget_lent(WindowKey(8 << 20 | 1)), None, "another user of the slot");
+        assert_eq!(grants.forget_lent(first), None, "another window lies there");
+        assert_eq!(grants.find(at(first), 1, WindowNews::PUT), Err(WindowError::Key));
+        assert_eq!(grants.forget_lent(first), None);
+        assert_eq!(grants.forget_lent(second), Some(5));
         // A slot that is used again, by a peer that does not say so first.
-        assert_eq!(grants.note_lent(third, grant(0, 1), (6, true)), None);
-        assert_eq!(grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, true)), Some(6));
+        assert_eq!(grants.note_lent(third, grant(0, 1), (6, WindowNews::PUT)), None);
+        assert_eq!(grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowNews::PUT)), Some(6));
         let beyond = WindowKey(1 << 20 | GRANTS_MAX as u64);
-        assert_eq!(grants.note_lent(beyond, grant(0, 1), (8, true)), Some(8), "no room, so nothing lies there");
+        assert_eq!(
+            grants.note_lent(beyond, grant(0, 1), (8, WindowNews::PUT)),
+            Some(8),
+            "no room, so nothing lies there"
+        );
     }
 }

@@ -13,7 +13,7 @@ use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::Slot;
-use crate::tls::ServerTls;
+use crate::tls::{ServerTls, TlsClient};
 use crate::wire::{FEATURE_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
 impl Fabric {
@@ -58,6 +58,18 @@ impl Fabric {
     /// Starts a session with a server. [`Handler::up`] or [`Handler::down`] tells
     /// what came of it.
     pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
+        let tls = self.tls_client.clone();
+        self.connect_over(reactor, to, identity, tls)
+    }
+
+    /// The same, with the session's own credentials for TLS, or without TLS.
+    pub fn connect_over(
+        &mut self,
+        reactor: &mut Reactor,
+        to: Address,
+        identity: Identity,
+        tls: Option<TlsClient>,
+    ) -> Slot {
         let agreed = Agreed { features: 0, instance: 0, credits: 0 };
         let is_rdma = matches!(to, Address::Rdma(_));
         let bulk_lanes = if is_rdma { 0 } else { self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX) };
@@ -72,7 +84,7 @@ impl Fabric {
         }
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
         let mut state = Session::new((Role::Client, identity), (terms, agreed), lanes, liveness);
-        state.remote = Some(to);
+        (state.remote, state.tls) = (Some(to), tls);
         let session = self.sessions.insert(state);
         self.connect_lane(reactor, session, 0);
         session
@@ -122,7 +134,7 @@ impl Fabric {
                 };
                 state.peer = reactor.peer_address(socket);
                 let header = session::hello(&state.identity, &state.terms, number);
-                match self.tls_client.as_ref().map(crate::tls::TlsClient::connect) {
+                match state.tls.as_ref().map(TlsClient::connect) {
                     Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
                     Some(Err(error)) => return self.lane_failed(reactor, slot, CloseReason::Tls(error)),
                     None => {}

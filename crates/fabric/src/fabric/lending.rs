@@ -19,7 +19,7 @@ use crate::limits::LOANS_MAX;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Header, Kind, Lend};
+use crate::wire::{Grant, Header, Kind, Lend, WindowNews};
 
 /// What was lent to the peer of a session.
 #[derive(Debug, Default)]
@@ -138,9 +138,11 @@ impl Fabric {
         header: &Header,
     ) -> Result<(), CloseReason> {
         let lend: Lend = header.body();
-        if !matches!(lend.rights.get(), Lend::PUT | Lend::GET) {
-            return Err(CloseReason::Unexpected(Kind::Lend));
-        }
+        let rights = match lend.rights.get() {
+            Lend::PUT => WindowNews::PUT,
+            Lend::GET => WindowNews::GET,
+            _ => return Err(CloseReason::Unexpected(Kind::Lend)),
+        };
         let Some(socket) = self.control_socket(session) else { return Ok(()) };
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         let number = lend.number.get();
@@ -149,7 +151,7 @@ impl Fabric {
                 state.peer_arena = Some(socket);
                 let grant = Grant { address: lend.address, len: lend.len, key: U32::new(0) };
                 let window = WindowKey(header.window.get());
-                let left = state.grants.note_lent(window, grant, (number, lend.rights.get() == Lend::PUT));
+                let left = state.grants.note_lent(window, grant, (number, rights));
                 leave(reactor, socket, left);
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
@@ -160,7 +162,7 @@ impl Fabric {
     /// The peer wants us to forget where a window of its own lies.
     pub(super) fn recall_came(&mut self, reactor: &mut Reactor, session: Slot, header: &Header) {
         let Some(state) = self.sessions.get_mut(session) else { return };
-        let left = state.grants.forget(WindowKey(header.window.get()));
+        let left = state.grants.forget_lent(WindowKey(header.window.get()));
         if let Some(socket) = state.peer_arena {
             leave(reactor, socket, left);
         }

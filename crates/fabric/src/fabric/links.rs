@@ -19,22 +19,37 @@ use zerocopy::little_endian::{U32, U64};
 use super::lane::{Lane, Phase};
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, LINK};
-use crate::rdma::transport::{Event as News, Received, Transport};
+use crate::rdma::transport::{Event as News, GetFailed, Received, Transport};
 use crate::rdma::{RdmaError, Window, WindowAddress};
+use crate::registration::{Counters, Mode};
 use crate::session::{self, CloseReason};
 use crate::slots::{Slot, Slots};
 use crate::tls::ServerTls;
-use crate::windows::{WindowError, WindowKey};
-use crate::wire::{FLAG_PLACED, Grant, Header, Kind, RefuseCode};
+use crate::windows::WindowKey;
+use crate::wire::{FLAG_PLACED, Grant, Header, Kind, RefuseCode, WindowNews};
 
 /// The connections over RDMA, and whose they are.
 pub(super) struct Links {
     transport: Transport,
     lanes: HashMap<Slot, Slot>,
-    /// Gets that are under way: their session and context.
-    gets: Slots<(Slot, u64)>,
+    gets: Slots<LinkGet>,
     /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
     failed: Vec<(Slot, CloseReason)>,
+}
+
+impl Links {
+    /// See [`Transport::registrations`].
+    pub(super) fn registrations(&self) -> Option<(Mode, Counters)> {
+        self.transport.registrations()
+    }
+}
+
+/// A get that is under way.
+struct LinkGet {
+    session: Slot,
+    context: u64,
+    /// The window, if it was for one use: its owner is told that it was used.
+    once: Option<WindowKey>,
 }
 
 impl Links {
@@ -67,7 +82,8 @@ impl Fabric {
 
     /// Connects the lane of a client's session.
     pub(super) fn connect_link(&mut self, reactor: &mut Reactor, slot: Slot, to: SocketAddr) {
-        let step = if self.tls_client.is_some() {
+        let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
+        let step = if session.is_some_and(|state| state.tls.is_some()) {
             // Whoever wants TLS gets it or nothing.
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {
@@ -321,13 +337,20 @@ impl Fabric {
         let Some(links) = &mut self.links else { return };
         for got in links.transport.take_gots() {
             let Some(links) = &mut self.links else { return };
-            let Some((session, context)) = links.gets.remove(Slot::from_u64(got.token)) else { continue };
+            let Some(get) = links.gets.remove(Slot::from_u64(got.token)) else { continue };
+            let LinkGet { session, context, once } = get;
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
             }
             self.watch(reactor, session);
-            // Whatever the device says of it, the connection ends with it: its reason is the session's.
-            let result = got.result.map_err(|_| GetError::Ended);
+            if let Some(window) = once {
+                self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
+            }
+            let result = got.result.map_err(|failed| match failed {
+                // Whatever the device says of it, the connection ends with it: its reason is the session's.
+                GetFailed::Work(_) => GetError::Ended,
+                GetFailed::Memory(errno) => GetError::Io(errno),
+            });
             self.events.push(Event::Got(session, (got.frame, context), result));
         }
     }
@@ -363,8 +386,9 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
-        let place =
-            self.sessions.get(session).and_then(|state| state.grants.find(to, len, true)).ok_or(Errno::FAULT)?;
+        let state = self.sessions.get_mut(session).ok_or(Errno::NOTCONN)?;
+        let place = state.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
+        state.grants.use_up(to.window);
         let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
         let mut gather = links.transport.gather();
         push(&mut gather);
@@ -382,13 +406,16 @@ impl Fabric {
         into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
-        let place = self.sessions.get(session).and_then(|state| state.grants.find(from, into.len(), false));
-        let Some(place) = place else {
-            self.events.push(Event::Got(session, (into, context), Err(GetError::Refused(WindowError::Key))));
-            return Ok(());
+        let (Some(state), Some(links)) = (self.sessions.get_mut(session), &mut self.links) else { return Err(into) };
+        let place = match state.grants.find(from, into.len(), WindowNews::GET) {
+            Ok(place) => place,
+            Err(error) => {
+                self.events.push(Event::Got(session, (into, context), Err(GetError::Refused(error))));
+                return Ok(());
+            }
         };
-        let Some(links) = &mut self.links else { return Err(into) };
-        let number = links.gets.insert((session, context));
+        let once = state.grants.use_up(from.window).then_some(from.window);
+        let number = links.gets.insert(LinkGet { session, context, once });
         let address = WindowAddress { address: place.address, rkey: place.key };
         if let Err(into) = links.transport.get(link, address, into, number.to_u64()) {
             links.gets.remove(number);

@@ -11,6 +11,7 @@ mod lane;
 mod lending;
 mod links;
 mod measure;
+mod news;
 mod placing;
 mod receive;
 mod secure;
@@ -154,6 +155,8 @@ struct Session {
     identity: Identity,
     terms: Terms,
     agreed: Agreed,
+    /// What a client shows and asks for on every lane.
+    tls: Option<TlsClient>,
     /// Who a server's client is by TLS, on every lane.
     tls_peer: PeerIdentity,
     remote: Option<Address>,
@@ -199,6 +202,7 @@ impl Session {
             identity,
             terms,
             agreed,
+            tls: None,
             tls_peer: PeerIdentity::Plain,
             remote: None,
             peer: None,
@@ -309,7 +313,7 @@ impl Fabric {
         self.tls_server = tls;
     }
 
-    /// Connections that are made from now on speak TLS, or none if `None`.
+    /// Sessions that are begun from now on by [`Fabric::connect`] speak TLS on all their connections, or none if `None`.
     pub fn set_tls_client(&mut self, tls: Option<TlsClient>) {
         self.tls_client = tls;
     }

@@ -19,7 +19,7 @@ use super::{Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Header, Kind};
+use crate::wire::{Grant, Header, Kind, WindowNews};
 
 impl Fabric {
     /// Sessions over shared memory that are begun from now on lend their server this arena ([`FramePool::shared`]): windows
@@ -40,7 +40,7 @@ impl Fabric {
         let (Some(arena), Some(Address::Shared(_)), Some(socket)) = (&self.arena, &state.remote, socket) else {
             return;
         };
-        if self.tls_client.is_some() {
+        if state.tls.is_some() {
             return;
         }
         match reactor.lend_arena(socket, arena) {
@@ -90,15 +90,15 @@ impl Fabric {
             }
         }
         if state.peer_arena.is_some() || is_linked {
-            state.grants.note(WindowKey(header.window.get()), grant);
+            state.grants.note(WindowKey(header.window.get()), grant, WindowNews::PUT | WindowNews::GET);
         }
         Ok(())
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
-    fn place_of(&self, session: Slot, (at, len): (Remote, usize), write: bool) -> Option<(Socket, Place)> {
+    fn place_of(&self, session: Slot, (at, len): (Remote, usize), right: u8) -> Option<(Socket, Place)> {
         let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
-        Some((state.peer_arena?, state.grants.find(at, len, write)?))
+        Some((state.peer_arena?, state.grants.find(at, len, right).ok()?))
     }
 
     /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
@@ -112,7 +112,7 @@ impl Fabric {
         if let Some(link) = self.link_of(session) {
             return Ok(self.write_by_link((session, link), (to, len), push));
         }
-        let Some((socket, place)) = self.place_of(session, (to, len), true) else { return Err(push) };
+        let Some((socket, place)) = self.place_of(session, (to, len), WindowNews::PUT) else { return Err(push) };
         let mut gather = std::mem::take(&mut self.placed);
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
@@ -138,7 +138,7 @@ impl Fabric {
             return self.read_by_link(reactor, (session, link), from, into, context);
         }
         let len = into.len();
-        let Some((socket, place)) = self.place_of(session, (from, len), false) else { return Err(into) };
+        let Some((socket, place)) = self.place_of(session, (from, len), WindowNews::GET) else { return Err(into) };
         let result = reactor.get(socket, (place.memory, place.address), &mut into[..len]).map_err(GetError::Io);
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);

@@ -338,6 +338,9 @@ impl Fabric {
         } else if !payload.is_empty() && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
             return Err(CloseReason::PayloadChecksum);
         }
+        if kind == Kind::Window {
+            return self.window_news_came(session, header, payload);
+        }
         let payload = if header.flags & FLAG_GRANT == 0 {
             payload
         } else {
@@ -359,7 +362,9 @@ impl Fabric {
             Kind::Call | Kind::Reply | Kind::Notice | Kind::Message | Kind::Credit | Kind::Placed => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
-            Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => return Err(CloseReason::Unexpected(kind)),
+            Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data | Kind::Window => {
+                return Err(CloseReason::Unexpected(kind));
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::memory::{Descriptor, Held, Places, Rights};
 use super::wire::Class;
 use super::{OpId, Session};
 use crate::slots::Slot;
+use crate::tls::TlsClient;
 
 /// One request. What has an operation ends with it.
 #[derive(Debug)]
@@ -17,6 +18,7 @@ pub(super) enum Command {
     Connect {
         session: Session,
         address: Address,
+        tls: Option<TlsClient>,
     },
     Close {
         session: Session,

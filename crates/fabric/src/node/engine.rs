@@ -5,6 +5,7 @@
 //! makes it [`Send`]. What a program gets is either copied (messages) or lies in mappings, which any thread may hold.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
@@ -20,8 +21,10 @@ use super::windows::Closings;
 use super::wire::Class;
 use super::{NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
+use crate::registration;
 use crate::session::{self, ClientId, CloseReason, Identity};
 use crate::slots::{Slot, Slots};
+use crate::tls::TlsClient;
 use crate::wire::{Kind, RefuseCode};
 use crate::{Fabric, Options};
 
@@ -43,7 +46,7 @@ pub(super) struct Engine {
 // here, their pools, frames and shared frames stay with them, and frames over a program's memory are made and dropped here.
 // Nothing of it is handed out, so who has the engine (through its mutex, one thread at a time) has them all. The layer is `Send`
 // by its bound. Nothing in it depends on the thread: the reactor is opened for threads, and neither it nor the fabric has
-// thread-local state.
+// thread-local state; nor do the verbs of RDMA, which any thread may call.
 unsafe impl Send for Engine {}
 
 /// A session on the loop.
@@ -115,6 +118,7 @@ impl Engine {
         fabric_options.terms.bulk_lanes = options.bulk_lanes;
         fabric_options.terms.checksum = options.checksum;
         let mut fabric = Fabric::new(fabric_options);
+        fabric.set_tls_server(options.tls.clone());
         let instance = fabric.random().next_u64();
         fabric.serve(&reactor, Arc::new(crate::Registry::new(instance)));
         let core = Core {
@@ -148,6 +152,11 @@ impl Engine {
     /// Windows that are open, and how often a peer named one wrongly.
     pub(super) fn windows(&mut self) -> (usize, u64) {
         (self.fabric.windows().len(), self.fabric.windows().refused())
+    }
+
+    /// See [`Fabric::registrations`].
+    pub(super) fn registrations(&self) -> Option<(registration::Mode, registration::Counters)> {
+        self.fabric.registrations()
     }
 
     /// Runs what was asked for, and sends what came of it.
@@ -257,12 +266,10 @@ impl Core {
     fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         match command {
             Command::Listen { op, address } => {
-                let listening = fabric.listen(reactor, &address).map(|listener| reactor.local_address(listener));
-                let result = listening.map(Outcome::Listening);
-                let io = |error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-                self.complete(op, result.map_err(io));
+                let result = listen(fabric, reactor, &address).map(Outcome::Listening);
+                self.complete(op, result);
             }
-            Command::Connect { session, address } => self.connect(fabric, reactor, session, address),
+            Command::Connect { session, address, tls } => self.connect(fabric, reactor, session, (address, tls)),
             Command::Close { session } => self.close(fabric, reactor, session, RefuseCode::ShuttingDown),
             Command::Send { op, session, class, header, payload } => {
                 self.send(fabric, reactor, session, Waiting::Message { op, class, header, payload });
@@ -313,7 +320,13 @@ impl Core {
         self.by_fabric.insert(fabric, session);
     }
 
-    fn connect(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, to: Address) {
+    fn connect(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Session,
+        (to, tls): (Address, Option<TlsClient>),
+    ) {
         // Each session is a client of its own: a client has one at a time.
         let mut words = [0; 4];
         words.fill_with(|| fabric.random().next_u64());
@@ -321,7 +334,7 @@ impl Core {
         let (client, nonce) = (bytes[..16].try_into(), bytes[16..].try_into());
         let (Ok(client), Ok(nonce)) = (client, nonce) else { return };
         let identity = Identity { client: ClientId(client), number: 1, nonce };
-        let slot = fabric.connect(reactor, to, identity);
+        let slot = fabric.connect_over(reactor, to, identity, tls);
         self.add_link(slot, session);
     }
 
@@ -349,4 +362,13 @@ impl Core {
             OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}
         }
     }
+}
+
+/// Listens; gives the address with its port, where there is one.
+fn listen(fabric: &mut Fabric, reactor: &mut Reactor, address: &Address) -> Result<Option<SocketAddr>, OpError> {
+    if let Address::Rdma(at) = address {
+        return fabric.listen_rdma(reactor, *at).map(Some).map_err(OpError::Rdma);
+    }
+    let listening = fabric.listen(reactor, address).map(|listener| reactor.local_address(listener));
+    listening.map_err(|error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
 }

@@ -2,6 +2,7 @@
 
 use byway_reactor::Errno;
 
+use crate::rdma::RdmaError;
 use crate::session::CloseReason;
 use crate::windows::WindowError;
 
@@ -55,6 +56,9 @@ pub enum OpError {
     /// The kernel's: no such address, address in use, ...; `EOPNOTSUPP` for what the wire of a session cannot do.
     #[error("{0}")]
     Io(Errno),
+    /// Listening over RDMA: no library, no device at the address, or the system's.
+    #[error("{0}")]
+    Rdma(RdmaError),
     /// It took longer than its caller allows.
     #[error("the deadline has passed")]
     Deadline,

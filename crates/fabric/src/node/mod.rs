@@ -87,8 +87,10 @@ use self::shared::Shared;
 pub use self::wait::Deadline;
 pub use self::wire::Class;
 use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
+use crate::registration::{Counters, Unavailable};
 use crate::session::PayloadChecksum;
 use crate::slots::Slot;
+use crate::tls::ServerTls;
 pub use byway_reactor::{Address, FileMemoryError as RegisterError};
 
 /// How a node is opened.
@@ -109,6 +111,8 @@ pub struct NodeOptions {
     pub keep_alive: Duration,
     /// Whether payloads carry a checksum.
     pub checksum: PayloadChecksum,
+    /// What sessions that others begin may or must do about TLS. [`Node::connect_secure`] begins one.
+    pub tls: ServerTls,
 }
 
 impl Default for NodeOptions {
@@ -120,6 +124,7 @@ impl Default for NodeOptions {
             messages: MESSAGES_DEFAULT,
             keep_alive: NODE_KEEP_ALIVE_DEFAULT,
             checksum: PayloadChecksum::Off,
+            tls: ServerTls::Off,
         }
     }
 }
@@ -162,6 +167,11 @@ pub struct NodeCounters {
     pub ops: usize,
     /// Sessions.
     pub sessions: usize,
+    /// What became of the program's own memory over RDMA, where it must be registered with a device: see
+    /// [`registration`](crate::registration). All 0 before such a transfer.
+    pub registrations: Counters,
+    /// Why memory is registered for each transfer, if it is ([`registrations`](Self::registrations)).
+    pub registered_each_time: Option<Unavailable>,
 }
 
 /// See the module. Cloning gives another handle; the node ends with the last of them and of its operations, windows and groups,

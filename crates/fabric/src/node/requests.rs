@@ -11,6 +11,8 @@ use super::shared::{OpKind, Phase};
 use super::wire::Class;
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::limits::{SEGMENTS_MAX, SMALL_BYTES_MAX};
+use crate::registration::{Counters, Mode};
+use crate::tls::TlsClient;
 use byway_reactor::{Address, Mapping};
 
 impl Node {
@@ -29,11 +31,11 @@ impl Node {
         Ok(self.command(OpKind::Plain, command)?.wait(Deadline::NEVER)??)
     }
 
-    /// Listens. Whoever connects gets a session, which [`Node::accept`] gives. Gives the TCP address with the port that the kernel
-    /// chose, if 0 was asked for.
+    /// Listens. Whoever connects gets a session, which [`Node::accept`] gives. Gives the address, of TCP or an RDMA device, with the
+    /// port that the kernel chose, if 0 was asked for.
     ///
     /// # Errors
-    /// The kernel's: address in use, no such folder, ...
+    /// The kernel's: address in use, no such folder, ...; no RDMA library or device.
     pub fn listen(&self, address: &Address) -> Result<Option<SocketAddr>, NodeError> {
         let address = address.clone();
         match self.run(|op| Command::Listen { op, address })? {
@@ -47,11 +49,38 @@ impl Node {
     /// # Errors
     /// `Busy`, `Forked`.
     pub fn start_connect(&self, address: &Address) -> Result<Op, SubmitError> {
+        self.start_connect_with(address, None)
+    }
+
+    /// Connects over TLS: the operation brings a session all of whose connections are encrypted, with a peer whose certificate is
+    /// the one that `tls` asks for, or the reason why there is none ([`CloseReason::Tls`](crate::CloseReason::Tls)). There is no
+    /// such session over RDMA.
+    ///
+    /// # Errors
+    /// `Busy`, `Forked`.
+    pub fn start_connect_secure(&self, address: &Address, tls: &TlsClient) -> Result<Op, SubmitError> {
+        self.start_connect_with(address, Some(tls.clone()))
+    }
+
+    /// Connects over TLS, and waits for it.
+    ///
+    /// # Errors
+    /// As for [`Node::connect`]; the peer is not who it should be, or does not let us in.
+    pub fn connect_secure(
+        &self,
+        address: &Address,
+        tls: &TlsClient,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Session, NodeError> {
+        session(self.start_connect_secure(address, tls)?.wait(deadline)??)
+    }
+
+    fn start_connect_with(&self, address: &Address, tls: Option<TlsClient>) -> Result<Op, SubmitError> {
         let credits = self.inner.messages;
         let mut shared = self.inner.lock()?;
         let slot = shared.begin(OpKind::Plain)?;
         let session = shared.add_session(Phase::Connecting(slot), credits);
-        shared.commands.push_back(Command::Connect { session, address: address.clone() });
+        shared.commands.push_back(Command::Connect { session, address: address.clone(), tls });
         drop(shared);
         self.inner.nudge();
         Ok(Op { node: self.clone(), slot })
@@ -347,22 +376,25 @@ impl Node {
     /// What it has, counted now.
     ///
     /// # Errors
-    /// `Forked`. While another thread turns the loop, windows are not counted but as 0.
+    /// `Forked`. While another thread turns the loop, windows and registrations are not counted but as 0.
     pub fn counters(&self) -> Result<NodeCounters, SubmitError> {
         let (ops, sessions) = {
             let shared = self.inner.lock()?;
             (shared.ops.len(), shared.sessions.len())
         };
-        let (windows, windows_refused) = match self.inner.try_engine() {
+        let (windows, windows_refused, registrations) = match self.inner.try_engine() {
             Some(mut engine) => {
-                let counted = engine.windows();
+                let (open, refused) = engine.windows();
+                let registrations = engine.registrations();
                 drop(engine);
                 self.inner.left_engine();
-                counted
+                (open, refused, registrations)
             }
-            None => (0, 0),
+            None => (0, 0, None),
         };
-        Ok(NodeCounters { windows, windows_refused, ops, sessions })
+        let (mode, registrations) = registrations.unwrap_or((Mode::Cached, Counters::default()));
+        let registered_each_time = if let Mode::EachTime(reason) = mode { Some(reason) } else { None };
+        Ok(NodeCounters { windows, windows_refused, ops, sessions, registrations, registered_each_time })
     }
 }
 

@@ -215,6 +215,16 @@ impl Core {
                 }
             };
             let to = Remote { window, offset: part.offset };
+            if let Err(error) = fabric.check_remote(slot, to, len, true) {
+                // Nothing was said of it, so a message with it has taken no credit of the peer's.
+                if message.is_some()
+                    && let Some(link) = self.links.get_mut(&session)
+                {
+                    link.credits += 1;
+                }
+                self.part_ended(name, None, Some(OpError::Refused(error)));
+                continue;
+            }
             if let Err(error) = fabric.put(reactor, (slot, route), (to, header), Announced { len, checksum }, push) {
                 self.part_ended(name, None, Some(OpError::Io(error)));
             }

@@ -77,6 +77,11 @@ impl Core {
         if slots.len() > 1 {
             [put, get].into_iter().flatten().for_each(|key| fabric.windows().share(key, slots.clone()));
         }
+        if slots.len() == 1 {
+            for key in [put, get].into_iter().flatten() {
+                fabric.announce(slot, key);
+            }
+        }
         // Of one for a single use nobody but we can say whether it was used.
         for (key, write) in [(put, true), (get, false)].into_iter().filter(|_| !once) {
             key.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), write));
@@ -96,6 +101,9 @@ impl Core {
         for session in sessions {
             let Some(link) = self.links.get_mut(session) else { continue };
             link.windows.remove(&(keys.0.0, keys.1.0));
+            for key in [keys.0, keys.1] {
+                fabric.withdraw(link.fabric, key);
+            }
             let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(link.fabric, *key));
             recalled.extend(lent.map(|key| (link.fabric, key.0)));
         }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use byway_reactor::Frame;
 
 use super::domain::{PoolRegion, Region};
+use super::local::Kept;
 use super::verbs::Sge;
 
 const PAGE_BYTES: usize = 4096;
@@ -115,7 +116,7 @@ impl DerefMut for Memory {
 pub struct Segment {
     held: Held,
     range: Range<usize>,
-    /// Where a frame is registered; a region is so by itself.
+    /// Where a frame is registered that is not so by itself.
     pool: Option<Rc<PoolRegion>>,
 }
 
@@ -123,6 +124,9 @@ pub struct Segment {
 enum Held {
     Frame(Frame),
     SharedFrame(Rc<Frame>),
+    /// Of no pool, with its registration.
+    KeptFrame(Box<(Frame, Kept)>),
+    SharedKeptFrame(Box<(Rc<Frame>, Kept)>),
     Region(Region),
     SharedRegion(Rc<Region>),
 }
@@ -134,6 +138,22 @@ impl Segment {
             return Err(frame);
         }
         Ok(Self { held: Held::Frame(frame), range, pool: Some(Rc::clone(pool)) })
+    }
+
+    /// `range` of a frame of no pool, whose memory was registered: `kept` is of all of it. The frame comes back if it is shorter.
+    pub fn of_kept_frame(kept: Kept, frame: Frame, range: Range<usize>) -> Result<Self, Frame> {
+        if !fits(&range, frame.len()) {
+            return Err(frame);
+        }
+        Ok(Self { held: Held::KeptFrame(Box::new((frame, kept))), range, pool: None })
+    }
+
+    /// The same for a frame that others read meanwhile.
+    pub fn of_kept_shared_frame(kept: Kept, frame: Rc<Frame>, range: Range<usize>) -> Result<Self, Rc<Frame>> {
+        if !fits(&range, frame.len()) {
+            return Err(frame);
+        }
+        Ok(Self { held: Held::SharedKeptFrame(Box::new((frame, kept))), range, pool: None })
     }
 
     /// The same for a frame that others read meanwhile: for what is sent, not for what is received.
@@ -165,6 +185,8 @@ impl Segment {
         let all: &[u8] = match &self.held {
             Held::Frame(frame) => frame,
             Held::SharedFrame(frame) => frame,
+            Held::KeptFrame(kept) => &kept.0,
+            Held::SharedKeptFrame(kept) => &kept.0,
             Held::Region(region) => region,
             Held::SharedRegion(region) => region,
         };
@@ -175,8 +197,9 @@ impl Segment {
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let all: &mut [u8] = match &mut self.held {
             Held::Frame(frame) => frame,
+            Held::KeptFrame(kept) => &mut kept.0,
             Held::Region(region) => region,
-            Held::SharedFrame(_) | Held::SharedRegion(_) => return None,
+            Held::SharedFrame(_) | Held::SharedKeptFrame(_) | Held::SharedRegion(_) => return None,
         };
         Some(&mut all[self.range.clone()])
     }
@@ -196,6 +219,8 @@ impl Segment {
         match self.held {
             Held::Frame(frame) => Some(frame),
             Held::SharedFrame(frame) => Rc::into_inner(frame),
+            Held::KeptFrame(kept) => Some(kept.0),
+            Held::SharedKeptFrame(kept) => Rc::into_inner(kept.0),
             Held::Region(_) | Held::SharedRegion(_) => None,
         }
     }
@@ -205,18 +230,20 @@ impl Segment {
         match self.held {
             Held::Region(region) => Some(region),
             Held::SharedRegion(region) => Rc::into_inner(region),
-            Held::Frame(_) | Held::SharedFrame(_) => None,
+            Held::Frame(_) | Held::SharedFrame(_) | Held::KeptFrame(_) | Held::SharedKeptFrame(_) => None,
         }
     }
 
     fn is_exclusive(&self) -> bool {
-        matches!(self.held, Held::Frame(_) | Held::Region(_))
+        matches!(self.held, Held::Frame(_) | Held::KeptFrame(_) | Held::Region(_))
     }
 
     fn lkey(&self) -> u32 {
         match (&self.held, &self.pool) {
             (Held::Region(region), _) => region.lkey(),
             (Held::SharedRegion(region), _) => region.lkey(),
+            (Held::KeptFrame(kept), _) => kept.1.lkey(),
+            (Held::SharedKeptFrame(kept), _) => kept.1.lkey(),
             (_, Some(pool)) => pool.lkey(),
             // Not made: a frame comes with its pool. The device would refuse it.
             (_, None) => 0,

@@ -25,6 +25,7 @@ mod domain;
 mod endpoint;
 mod error;
 mod library;
+mod local;
 mod memory;
 mod operations;
 mod queue_pair;
@@ -39,6 +40,7 @@ pub use domain::{Domain, Exposed, PoolRegion, Region, Rights, Window, WindowAddr
 pub use endpoint::{Endpoint, Listener};
 pub use error::{Fault, PostError, RdmaError, Refused, WorkError};
 pub use library::Library;
+pub use local::{Kept, LocalMemory};
 pub use memory::{Buffer, Memory, Payload, Segment};
 pub use operations::{Completion, Kind};
 pub use queue_pair::{QueuePairOptions, Report, Work};

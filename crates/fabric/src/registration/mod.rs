@@ -44,6 +44,17 @@ pub use registrar::{Refused, Registrar};
 
 use crate::limits::{REGISTERED_BYTES_DEFAULT, REGISTERED_RANGES_DEFAULT};
 
+/// Whether memory stays registered after its use in this process.
+///
+/// # Errors
+/// Why not: each use registers then.
+pub fn availability() -> Result<(), Unavailable> {
+    if fork::is_child() {
+        return Err(Unavailable::ForkedChild);
+    }
+    monitor::get().map(|_| ())
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { ranges_max: REGISTERED_RANGES_DEFAULT, bytes_max: REGISTERED_BYTES_DEFAULT }

@@ -5,6 +5,7 @@ mod faults;
 mod kinds;
 mod messages;
 mod rig;
+mod secure;
 mod threads;
 mod transfers;
 mod windows;

@@ -13,6 +13,14 @@ crate::over_each_wire!(
     thousand_connections_idle,
 );
 
+crate::over_rdma!(
+    messages_come_whole_and_in_order,
+    who_takes_nothing_is_sent_nothing_more,
+    what_waits_can_be_cancelled,
+    the_end_of_a_session_is_told_once,
+    an_own_poll_serves,
+);
+
 fn messages_come_whole_and_in_order(rig: &Rig) {
     let pair = rig.pair();
     let server = std::thread::spawn(move || {

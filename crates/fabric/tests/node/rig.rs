@@ -1,5 +1,6 @@
 //! Two nodes over a wire and a backend, and somebody who turns one of them.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -15,6 +16,13 @@ pub enum Wire {
     Shm,
     /// With the memory of windows lent to the peer.
     Lent,
+    /// RDMA, where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
+    Rdma,
+}
+
+/// The address of an RDMA device, if there is one.
+pub fn rdma_device() -> Option<IpAddr> {
+    std::env::var("BYWAY_RDMA_ADDRESS").ok()?.parse().ok()
 }
 
 /// Whatever hangs, hangs for so long.
@@ -85,8 +93,10 @@ impl Rig {
             Wire::Tcp => parse_address("tcp://127.0.0.1:0").unwrap(),
             Wire::Unix => Address::Unix(path),
             Wire::Shm | Wire::Lent => Address::Shared(path),
+            Wire::Rdma => Address::Rdma(SocketAddr::new(rdma_device().expect("looked for before"), 0)),
         };
         match node.listen(&address).unwrap() {
+            Some(at) if self.wire == Wire::Rdma => Address::Rdma(at),
             Some(at) => Address::Tcp(at),
             None => address,
         }
@@ -138,7 +148,16 @@ impl Pair {
         let memory = self.memory(&self.server, len + 2 * CANARY);
         memory.write(0, &(0..memory.len()).map(pattern).collect::<Vec<_>>()).unwrap();
         let window = open(&memory, CANARY..CANARY + len);
+        self.hear();
         (memory, window)
+    }
+
+    /// Has the client hear what its server has said: over RDMA, of windows, which programs would name in a message behind that.
+    pub fn hear(&self) {
+        if self.wire == Wire::Rdma {
+            done(&self.server.send(self.to_client, b"heard?", &[]).unwrap());
+            assert_eq!(self.client.receive_from(self.to_server, soon()).unwrap().header, b"heard?");
+        }
     }
 }
 
@@ -163,6 +182,15 @@ pub fn canaries_are_whole(memory: &Memory) {
     }
 }
 
+/// Each test over RDMA and each backend: those that ask for nothing which it has not.
+#[macro_export]
+macro_rules! over_rdma {
+    ($($name:ident),* $(,)?) => {
+        $crate::over_each_wire!(@ rdma_epoll, Rdma, Epoll, $($name),*);
+        $crate::over_each_wire!(@ rdma_uring, Rdma, Uring, $($name),*);
+    };
+}
+
 /// Each test over each wire and backend.
 #[macro_export]
 macro_rules! over_each_wire {
@@ -185,7 +213,11 @@ macro_rules! over_each_wire {
                 if io == IoChoice::Uring && byway_reactor::Reactor::open_for_threads(io, 1).is_err() {
                     return eprintln!("SKIP: io_uring is not to be had");
                 }
-                super::$name(&$crate::rig::Rig::new($crate::rig::Wire::$wire, io));
+                let wire = $crate::rig::Wire::$wire;
+                if wire == $crate::rig::Wire::Rdma && $crate::rig::rdma_device().is_none() {
+                    return eprintln!("SKIP: BYWAY_RDMA_ADDRESS names no device");
+                }
+                super::$name(&$crate::rig::Rig::new(wire, io));
             })*
         }
     };

@@ -127,6 +127,12 @@ pub fn write(address: usize, stamp: u64) {
     unsafe { with_exposed_provenance_mut::<u64>(address).write_volatile(stamp) };
 }
 
+/// Reads what this process or another has written there.
+pub fn read(address: usize) -> u64 {
+    // SAFETY: as in `write`.
+    unsafe { with_exposed_provenance_mut::<u64>(address).read_volatile() }
+}
+
 fn unmap(address: usize, pages: usize) {
     // SAFETY: the mapping is ours, and nothing refers to it.
     unsafe { munmap(with_exposed_provenance_mut(address), pages * PAGE) }.unwrap();

@@ -19,6 +19,10 @@ const HELD_MAX: usize = 4;
 const BALLAST_PAGES_MAX: usize = 16;
 /// Steps from one fork of a thread to the next.
 const STEPS_PER_FORK: u64 = 400;
+/// Checks of the memory that was registered before a fork, while the child is there.
+const CHECKS_PER_FORK: usize = 4;
+/// What parent and child write to tell each other.
+const READY: u64 = 0x5eed;
 
 pub struct Worker<'a> {
     world: &'a World,
@@ -237,27 +241,67 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The child is not served; the parent finds nothing that a fork has made untrue.
+    /// Forks while registered memory is in use. The child is not served, does with its copy of the memory as it likes, and
+    /// stays until the parent, which writes to the same pages meanwhile, has found that its registrations still name them
+    /// and that those which do not survive a fork are gone.
     fn fork(&mut self) {
-        let page = Region::anonymous(1);
-        let plain = &self.world.plain;
-        let before = *plain.get(page.range()).unwrap();
-        // SAFETY: the child calls nothing that allocates or locks, and ends.
+        let (watched, page) = (Region::anonymous(4), Region::anonymous(1));
+        self.check(watched);
+        let held = self.world.cache.get(watched.part(0, 1)).unwrap();
+        let before = *self.world.plain.get(page.range()).unwrap();
+        let meeting = Region::of_file(1);
+        let parent = std::process::id();
+        // SAFETY: the child calls nothing that allocates or locks, unless it has found a fault, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let is_refused = matches!(self.world.cache.get(page.range()), Err(GetError::ForkedChild));
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(i32::from(!is_refused)) };
+            be_child(self.world, watched, meeting, parent);
         }
         assert!(child > 0);
         let pid = rustix::process::Pid::from_raw(child).unwrap();
-        let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap().unwrap();
+        let mut ended = None;
+        while ended.is_none() && memory::read(meeting.address) != READY {
+            std::thread::yield_now();
+            ended = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).unwrap();
+        }
+        if ended.is_none() {
+            // The first write to each page after the fork: whose is the copy?
+            for _ in 0..CHECKS_PER_FORK {
+                self.check(watched);
+            }
+            self.stamp += 1;
+            memory::write(watched.address, self.stamp);
+            if !self.world.cache.registrar().sees(&held, watched.address, self.stamp, &self.scratch) {
+                found_stale("memory in use while the process forked is registered as another's");
+            }
+            memory::write(meeting.address + 8, READY);
+            ended = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+        }
+        let status = ended.unwrap().1;
         if status.exit_status() != Some(0) {
             found_stale(&format!("a forked child was served: {status:?}"));
         }
-        if *plain.get(page.range()).unwrap() == before {
+        if *self.world.plain.get(page.range()).unwrap() == before {
             found_stale("a registration that does not survive a fork was found after it");
         }
-        page.unmap();
+        drop(held);
+        [watched, page, meeting].into_iter().for_each(Region::unmap);
     }
+}
+
+/// The child of a fork: asks both caches, changes its copy of the memory in each way that the parent would have to be told
+/// of, and waits for the parent's leave to go, or its end.
+fn be_child(world: &World, watched: Region, meeting: Region, parent: u32) -> ! {
+    let mut is_refused = matches!(world.cache.get(watched.range()), Err(GetError::ForkedChild));
+    is_refused &= matches!(world.plain.get(watched.range()), Err(GetError::ForkedChild));
+    for page in 0..watched.pages {
+        memory::write(watched.address + page * PAGE, READY);
+    }
+    watched.discard(1, 1);
+    watched.replace().without_first(2).unmap();
+    memory::write(meeting.address, READY);
+    while memory::read(meeting.address + 8) != READY && std::os::unix::process::parent_id() == parent {
+        std::thread::yield_now();
+    }
+    // SAFETY: ends the child.
+    unsafe { libc::_exit(i32::from(!is_refused)) };
 }

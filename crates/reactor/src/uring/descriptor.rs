@@ -37,12 +37,19 @@ impl Uring {
             Err(error) => return self.os.fail(Op::Readable { descriptor }, token, error),
         };
         let raw = fd.as_raw_fd();
-        let data = self.occupy(token, Kind::Readable { descriptor, _fd: fd });
+        let data = self.occupy(token, Kind::Readable { descriptor, fd });
         self.push(opcode::PollAdd::new(Fd(raw), libc::POLLIN as u32).build(), data);
     }
 
-    /// The poll has ended.
+    /// The poll has ended. One that nobody here cancelled is submitted again: the thread has ended that had submitted it.
     pub(super) fn wait_ended(&mut self, data: u64, descriptor: Descriptor, outcome: Result<usize, Errno>) {
+        let lost = outcome == Err(Errno::CANCELED);
+        if let Some(slot) = self.slot_mut(data).filter(|slot| lost && !slot.cancelled)
+            && let Kind::Readable { fd, .. } = &slot.kind
+        {
+            let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), libc::POLLIN as u32).build();
+            return self.push(poll, data);
+        }
         let Some(mut slot) = self.slots.remove(data as u32, (data >> 32) as u32) else { return };
         // One that was cancelled too late has an event, which the next wait finds as well.
         let result = if slot.cancelled { Err(Errno::CANCELED) } else { outcome.map(|_| ()) };

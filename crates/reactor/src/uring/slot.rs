@@ -80,7 +80,7 @@ pub(super) enum Kind {
     Readable {
         descriptor: Descriptor,
         /// Open as long as the kernel may look at it.
-        _fd: Rc<OwnedFd>,
+        fd: Rc<OwnedFd>,
     },
     Read {
         file: File,

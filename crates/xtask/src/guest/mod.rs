@@ -83,15 +83,15 @@ fn build_rdma_check() -> Result<PathBuf> {
     Ok(process::target_directory()?.join("debug/examples/rdma_check"))
 }
 
-/// Builds the conformance suite of the fabric and says where it is.
-fn build_fabric_conformance() -> Result<PathBuf> {
+/// Builds a suite of the fabric's tests and says where it is.
+fn build_fabric_suite(suite: &str) -> Result<PathBuf> {
     let told = process::output(process::cargo().args([
         "test",
         "--no-run",
         "--package",
         "byway-fabric",
         "--test",
-        "conformance",
+        suite,
         "--message-format",
         "json",
     ]))?;

@@ -2,7 +2,7 @@
 //!
 //! Three programs run in the guest. `crates/fabric/examples/rdma_check` tests the provider: it is both ends of its connections,
 //! and starts a second process for the checks in which a peer dies. It says which check fails. Then the fabric's
-//! conformance suite has its cases over RDMA, and byway itself serves volumes and copies them, as `rdma.sh` says.
+//! conformance suite and that of nodes have their cases over RDMA, and byway itself serves volumes and copies them, as `rdma.sh` says.
 
 use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
@@ -23,7 +23,8 @@ const COPIED_BEFORE_KILL: usize = 8 << 20;
 
 pub fn run(system: &System) -> Result<()> {
     let check = super::build_rdma_check()?;
-    let conformance = super::build_fabric_conformance()?;
+    let conformance = super::build_fabric_suite("conformance")?;
+    let node = super::build_fabric_suite("node")?;
     let byway = super::build_byway_for_tests()?;
     let settings = [("copied_before_kill", COPIED_BEFORE_KILL)];
     let mut initramfs = Initramfs::bare(system, &MODULES, &settings, include_str!("rdma.sh"))?;
@@ -32,6 +33,7 @@ pub fn run(system: &System) -> Result<()> {
     }
     initramfs.add_program("rdma_check", &check)?;
     initramfs.add_program("conformance", &conformance)?;
+    initramfs.add_program("node", &node)?;
     initramfs.add_program("byway", &byway)?;
     for library in LIBRARIES {
         // The path that Debian's libibverbs has for its providers; the loader looks there too.

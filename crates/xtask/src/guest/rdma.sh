@@ -27,6 +27,7 @@ export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/usr/lib/x86_64-linux-gnu
 rdma_check 10.1.1.1 || fail "rdma_check ended with status $?"
 
 BYWAY_RDMA_ADDRESS=10.1.1.1 conformance rdma --test-threads 1 2>&1 || fail "the fabric's conformance suite"
+BYWAY_RDMA_ADDRESS=10.1.1.1 node rdma --test-threads 1 2>&1 || fail "the suite of nodes"
 
 # byway over it: a volume in a file and one in memory.
 node=byway+rdma://10.1.1.1

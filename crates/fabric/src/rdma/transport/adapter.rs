@@ -4,6 +4,7 @@
 //! connection has gone. When the last one has gone the whole queue is given up: that also brings back the receives that a
 //! provider lost with the connections that broke in the middle of a message (soft-RoCE does).
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -15,6 +16,7 @@ use super::super::device::Device;
 use super::super::domain::{Domain, PoolRegion};
 use super::super::endpoint::Endpoint;
 use super::super::error::RdmaError;
+use super::super::local::LocalMemory;
 use super::super::memory::{Payload, Segment};
 use super::super::operations::{Completion, Kind};
 use super::super::queue_pair::QueuePairOptions;
@@ -37,6 +39,8 @@ pub(super) struct Adapter {
     receives: Option<SharedReceiveQueue>,
     pub(super) region: Rc<PoolRegion>,
     pool: FramePool,
+    /// Memory outside the pool, once there was any.
+    local: OnceCell<LocalMemory>,
     descriptor: Descriptor,
     /// Whose a queue pair is.
     queue_pairs: HashMap<u32, Slot>,
@@ -73,6 +77,7 @@ impl Adapter {
             receives,
             region,
             pool,
+            local: OnceCell::new(),
             descriptor,
             queue_pairs,
             receives_max,
@@ -85,6 +90,16 @@ impl Adapter {
     /// Segments of one operation.
     pub(super) fn segments_max(&self) -> usize {
         self.device.segments_max().min(RDMA_SEGMENTS_MAX) as usize
+    }
+
+    /// Memory outside the pool.
+    pub(super) fn local(&self) -> &LocalMemory {
+        self.local.get_or_init(|| LocalMemory::new(&self.domain))
+    }
+
+    /// What is known of memory outside the pool, if there was any.
+    pub(super) fn known_local(&self) -> Option<&LocalMemory> {
+        self.local.get()
     }
 
     /// Where windows of its connections are opened.

@@ -41,6 +41,7 @@ use super::endpoint::Listener;
 use super::error::{RdmaError, WorkError};
 use super::library::Library;
 use super::operations::Completion as Done;
+use crate::registration::{Counters, Mode};
 use crate::slots::{Slot, Slots};
 use crate::wire::{HEADER_BYTES, RefuseCode};
 
@@ -74,8 +75,17 @@ pub struct Got {
     pub token: u64,
     /// Filled, if it went well.
     pub frame: Frame,
-    /// How it went. After an error the connection ends too.
-    pub result: Result<(), WorkError>,
+    /// How it went.
+    pub result: Result<(), GetFailed>,
+}
+
+/// Why a get brought nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GetFailed {
+    /// The operation failed, and the connection ends with it.
+    Work(WorkError),
+    /// The memory that was to be filled, which is of no pool, cannot be registered. The connection goes on.
+    Memory(Errno),
 }
 
 /// What an operation of the device is.
@@ -319,6 +329,17 @@ impl Transport {
     /// None?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How memory outside the pool is registered, and what has come of it: of all devices together, and the mode of one that
+    /// registers each time if there is such a one. Nothing if there was no such memory.
+    pub fn registrations(&self) -> Option<(Mode, Counters)> {
+        let of_devices = self.adapters.iter().filter_map(|(_, adapter)| adapter.known_local());
+        of_devices.fold(None, |sum, local| {
+            let (mode, counters) = sum.unwrap_or((Mode::Cached, Counters::default()));
+            let mode = if mode == Mode::Cached { local.mode() } else { mode };
+            Some((mode, counters.plus(local.counters())))
+        })
     }
 
     /// The peer's address.

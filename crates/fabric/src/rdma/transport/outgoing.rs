@@ -1,15 +1,20 @@
 //! What is to be sent, and how it becomes operations of the device.
 //!
-//! The device reads from registered memory alone: frames of the pool go as they are, all else (headers, heads, zeroes,
-//! ranges of mapped files) is copied into frames first, which the reactor counts where it reads a file.
+//! The device reads from registered memory alone: frames of the pool go as they are, and so do frames over other memory,
+//! which is [registered](super::super::LocalMemory) when it is first used. All else (headers, heads, zeroes, ranges of mapped
+//! files) is copied into frames first, which the reactor counts where it reads a file; so is memory that the kernel does not
+//! let us register.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use byway_reactor::{Errno, Frame, FramePool, Gather, Part, Reactor};
 
-use super::super::domain::{PoolRegion, WindowAddress};
+use super::super::domain::WindowAddress;
+use super::super::error::RdmaError;
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::Work;
+use super::adapter::Adapter;
 use crate::limits::{RDMA_INLINE_BYTES, SMALL_BYTES_MAX};
 use crate::wire::HEADER_BYTES;
 
@@ -62,7 +67,7 @@ pub(super) enum Laid {
 /// What laying needs.
 pub(super) struct Layer<'a> {
     pub(super) reactor: &'a mut Reactor,
-    pub(super) region: &'a Rc<PoolRegion>,
+    pub(super) adapter: &'a Adapter,
     /// Segments of one operation.
     pub(super) segments_max: usize,
     /// Bytes that the device takes inline.
@@ -87,7 +92,8 @@ impl Layer<'_> {
         let mut frame = self.reactor.frames().alloc(len).ok_or(LayError::NoFrames)?;
         frame[..HEADER_BYTES].copy_from_slice(header);
         self.copy(payload, &mut frame[HEADER_BYTES..len])?;
-        let segment = Segment::of_frame(self.region, frame, 0..len).map_err(|_| LayError::Payload(Errno::FAULT))?;
+        let segment =
+            Segment::of_frame(&self.adapter.region, frame, 0..len).map_err(|_| LayError::Payload(Errno::FAULT))?;
         Ok(Laid::Registered(segment.into()))
     }
 
@@ -144,18 +150,20 @@ impl Layer<'_> {
         failed?;
         let frames: Vec<Rc<Frame>> = copies.frames.into_iter().map(Rc::new).collect();
         let segment = |piece| {
-            let made = match piece {
+            let adapter = self.adapter;
+            match piece {
                 Piece::Copy(index, start, len) => {
-                    let frame: &Rc<Frame> = &frames[index];
-                    Segment::of_shared_frame(self.region, Rc::clone(frame), start..start + len).ok()
+                    shared_segment(adapter, Rc::clone(&frames[index]), start..start + len)
                 }
-                Piece::Own(frame, start, len) => Segment::of_frame(self.region, frame, start..start + len).ok(),
-                Piece::Shared(frame, start, len) => {
-                    Segment::of_shared_frame(self.region, frame, start..start + len).ok()
+                Piece::Own(frame, start, len) => {
+                    own_segment(adapter, frame, start..start + len).or_else(|(frame, error)| {
+                        copied_segment(adapter, self.reactor.frames(), &frame[start..start + len], error)
+                    })
                 }
-            };
-            // A frame of another loop's pool.
-            made.ok_or(LayError::Payload(Errno::FAULT))
+                Piece::Shared(frame, start, len) => shared_segment(adapter, Rc::clone(&frame), start..start + len)
+                    .or_else(|error| copied_segment(adapter, self.reactor.frames(), &frame[start..start + len], error)),
+            }
+            .map_err(|error| LayError::Payload(errno_of(error)))
         };
         pieces.into_iter().map(segment).collect()
     }
@@ -182,6 +190,44 @@ impl Layer<'_> {
             }
         });
         failed
+    }
+}
+
+/// `range` of a frame, whose memory is registered if it is of no pool. The frame comes back if that is refused.
+pub(super) fn own_segment(adapter: &Adapter, frame: Frame, range: Range<usize>) -> Result<Segment, (Frame, RdmaError)> {
+    let frame = match Segment::of_frame(&adapter.region, frame, range.clone()) {
+        Ok(segment) => return Ok(segment),
+        Err(frame) => frame,
+    };
+    match adapter.local().register(&frame) {
+        Ok(kept) => Segment::of_kept_frame(kept, frame, range).map_err(|frame| (frame, RdmaError::Range)),
+        Err(error) => Err((frame, error)),
+    }
+}
+
+fn shared_segment(adapter: &Adapter, frame: Rc<Frame>, range: Range<usize>) -> Result<Segment, RdmaError> {
+    let frame = match Segment::of_shared_frame(&adapter.region, frame, range.clone()) {
+        Ok(segment) => return Ok(segment),
+        Err(frame) => frame,
+    };
+    let kept = adapter.local().register(&frame)?;
+    Segment::of_kept_shared_frame(kept, frame, range).map_err(|_| RdmaError::Range)
+}
+
+/// A copy of memory that cannot be registered, in the pool; `refused` if there is no room for it.
+fn copied_segment(adapter: &Adapter, pool: &FramePool, bytes: &[u8], refused: RdmaError) -> Result<Segment, RdmaError> {
+    tracing::debug!(%refused, bytes = bytes.len(), "a payload is copied, since its memory cannot be registered");
+    let mut copy = pool.alloc(bytes.len()).ok_or(refused)?;
+    copy[..bytes.len()].copy_from_slice(bytes);
+    Segment::of_frame(&adapter.region, copy, 0..bytes.len()).map_err(|_| refused)
+}
+
+/// The number that a program is told for memory that cannot be registered.
+pub(super) fn errno_of(error: RdmaError) -> Errno {
+    match error {
+        RdmaError::System { errno, .. } => errno,
+        RdmaError::MemoryLimit { .. } => Errno::NOMEM,
+        _ => Errno::FAULT,
     }
 }
 

@@ -7,8 +7,8 @@ use super::super::error::{PostError, WorkError};
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready};
-use super::outgoing::{Laid, LayError, Layer, Outgoing};
-use super::{Event, Got, Posted, Transport, What};
+use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
+use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::slots::Slot;
 
 /// How posting ended.
@@ -65,9 +65,13 @@ impl Transport {
             let Some(Get { from, into, token }) = state.gets.pop_front() else { return Ok(Stop::Done) };
             let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
             let bytes = into.len();
-            let segment = match Segment::of_frame(&adapter.region, into, 0..bytes) {
+            let segment = match own_segment(adapter, into, 0..bytes) {
                 Ok(segment) => segment,
-                Err(frame) => return Err(self.cannot_get(frame, token)),
+                Err((frame, error)) => {
+                    let result = Err(GetFailed::Memory(errno_of(error)));
+                    self.gots.push(Got { token, frame, result });
+                    continue;
+                }
             };
             let posted = self.posted.insert(Posted { connection, bytes, what: What::Get(token) });
             let into = Payload::from(segment);
@@ -88,7 +92,7 @@ impl Transport {
     /// Gives a frame back into which nothing can be read.
     fn cannot_get(&mut self, frame: Frame, token: u64) -> Down {
         let error = WorkError::LocalOperation;
-        self.gots.push(Got { token, frame, result: Err(error) });
+        self.gots.push(Got { token, frame, result: Err(GetFailed::Work(error)) });
         Down::Work(error)
     }
 
@@ -144,8 +148,7 @@ impl Transport {
         let Some(next) = state.queue.front_mut() else { return Ok(Some(Stop::Done)) };
         let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
         let inline_max = state.endpoint.as_ref().map_or(0, Endpoint::inline_bytes_max);
-        let region = &adapter.region;
-        let mut layer = Layer { reactor, region, segments_max: adapter.segments_max(), inline_max };
+        let mut layer = Layer { reactor, adapter, segments_max: adapter.segments_max(), inline_max };
         let heap = next.heap_bytes();
         let laid = match next {
             Outgoing::Message { .. } if !may_send => return Ok(Some(Stop::Done)),

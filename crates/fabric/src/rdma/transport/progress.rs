@@ -4,7 +4,7 @@ use super::super::error::WorkError;
 use super::super::memory::{Payload, Segment};
 use super::super::operations::{Completion as Done, Kind};
 use super::connection::{Down, Phase, Received};
-use super::{Event, Got, Transport, What};
+use super::{Event, GetFailed, Got, Transport, What};
 use crate::slots::Slot;
 use crate::wire::HEADER_BYTES;
 
@@ -75,7 +75,7 @@ impl Transport {
         if let What::Get(token) = posted.what
             && let Some(frame) = done.payload.into_segment().and_then(Segment::into_frame)
         {
-            self.gots.push(Got { token, frame, result: done.result.map(|_| ()) });
+            self.gots.push(Got { token, frame, result: done.result.map(|_| ()).map_err(GetFailed::Work) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
         if posted.what == What::Send {
@@ -102,7 +102,7 @@ impl Transport {
     pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
         let Some(mut state) = self.connections.remove(connection) else { return };
         for get in state.gets.drain(..) {
-            let result = Err(WorkError::Flushed);
+            let result = Err(GetFailed::Work(WorkError::Flushed));
             self.gots.push(Got { token: get.token, frame: get.into, result });
         }
         let adapter = state.adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?)));

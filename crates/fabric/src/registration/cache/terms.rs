@@ -39,6 +39,26 @@ pub struct Counters {
     pub detached: usize,
 }
 
+impl Counters {
+    /// Of both caches together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            evictions: self.evictions + other.evictions,
+            invalidations: self.invalidations + other.invalidations,
+            merges: self.merges + other.merges,
+            refused: self.refused + other.refused,
+            uncached: self.uncached + other.uncached,
+            ranges: self.ranges + other.ranges,
+            bytes: self.bytes + other.bytes,
+            in_use: self.in_use + other.in_use,
+            detached: self.detached + other.detached,
+        }
+    }
+}
+
 /// A use of a range, or a registration under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::registration) struct Ticket {
