@@ -19,13 +19,14 @@ use zerocopy::little_endian::{U32, U64};
 use super::lane::{Lane, Phase};
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, LINK};
+use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::transport::{Event as News, Received, Transport};
 use crate::rdma::{RdmaError, Window, WindowAddress};
 use crate::session::{self, CloseReason};
 use crate::slots::{Slot, Slots};
 use crate::tls::ServerTls;
 use crate::windows::{WindowError, WindowKey};
-use crate::wire::{FLAG_PLACED, Grant, Header, Kind, RefuseCode};
+use crate::wire::{FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind, RefuseCode};
 
 /// The connections over RDMA, and whose they are.
 pub(super) struct Links {
@@ -41,6 +42,11 @@ impl Links {
     fn new(class: u8) -> Self {
         let transport = Transport::new(Token::new(class, LINK, 0, 0));
         Self { transport, lanes: HashMap::new(), gets: Slots::default(), failed: Vec::new() }
+    }
+
+    /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.transport.is_flushed()
     }
 }
 
@@ -136,8 +142,9 @@ impl Fabric {
                     }
                     None => links.transport.done_with(link, received),
                 },
-                News::Sent(link) => {
+                News::Sent(link, went) => {
                     if let Some(slot) = lane_of(&link) {
+                        self.note_went(slot, went, reactor.now());
                         self.link_sent(reactor, slot, link, handler);
                     }
                 }
@@ -245,6 +252,11 @@ impl Fabric {
         if header.payload_len() != payload.len() && !(placed && payload.is_empty()) {
             return Err(CloseReason::Truncated);
         }
+        if let Some(state) = self.sessions.get_mut(session) {
+            // What was placed came by the device, just before.
+            let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
+            state.meter.received(bytes, reactor.now());
+        }
         self.dispatch(reactor, session, (kind, &header), payload, handler)
     }
 
@@ -324,6 +336,9 @@ impl Fabric {
             let Some((session, context)) = links.gets.remove(Slot::from_u64(got.token)) else { continue };
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
+                if got.result.is_ok() {
+                    state.meter.received(got.frame.len(), reactor.now());
+                }
             }
             self.watch(reactor, session);
             // Whatever the device says of it, the connection ends with it: its reason is the session's.
@@ -363,7 +378,12 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
-        let place = self.sessions.get(session).and_then(|state| state.grants.find(to, len)).ok_or(Errno::FAULT)?;
+        let state = self.sessions.get(session);
+        let place = state.and_then(|state| state.grants.find(to, len)).ok_or(Errno::FAULT)?;
+        // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
+        if let Some(slot) = state.and_then(|state| state.lanes.first().copied().flatten()) {
+            self.send_outbox(slot);
+        }
         let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
         let mut gather = links.transport.gather();
         push(&mut gather);
