@@ -128,6 +128,9 @@ pub const RDMA_REJECT_BYTES_MAX: usize = 148;
 /// RDMA connect requests of one listener that wait to be looked at; the kernel refuses more.
 pub const RDMA_BACKLOG: i32 = 1024;
 
+/// How long after an RDMA device was removed it is let go of, and how often a listener of it looks whether there is one again.
+pub const RDMA_REMOVAL_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long an RDMA address or route is looked for; then the connection fails.
 pub const RDMA_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -149,6 +152,11 @@ pub const RDMA_OPERATIONS_MAX: u32 = 4096;
 
 /// Operations of one RDMA connection; more wait.
 pub const RDMA_CONNECTION_OPERATIONS_MAX: u32 = 64;
+
+/// Gets of one RDMA connection that the device has at a time; more wait here. Devices have about so many reads under way
+/// between two queue pairs, and a queue pair keeps order: with more in it, messages would wait for all their bytes, and a peer
+/// that hears nothing for long takes us for dead.
+pub const RDMA_GETS_MAX: usize = 16;
 
 /// Pieces of memory of one RDMA operation, where the device takes so many; a payload of more goes in several.
 pub const RDMA_SEGMENTS_MAX: u32 = 16;

@@ -120,7 +120,7 @@ fn windows_that_are_not_in_the_arena_are_errors_of_the_call_alone() {
 /// Has the volume read and written through the stream, as if nothing had been lent.
 fn goes_through_the_stream(lender: &mut Lender, granted: u32) {
     lender.ask(Method::Read, 0, granted);
-    let (header, kind, payload) = lender.session.bulk.receive().expect("it is answered");
+    let (header, kind, payload) = lender.session.bulk().receive().expect("it is answered");
     assert_eq!((kind, header.flags & FLAG_PLACED, header.window.get()), (Kind::Reply, 0, WINDOW));
     assert!(payload.len() == LEN);
     lender.ask(Method::Write, 0, granted);
@@ -129,7 +129,7 @@ fn goes_through_the_stream(lender: &mut Lender, granted: u32) {
     assert_eq!((kind, header.window.get(), pull.len.get()), (Kind::Pull, WINDOW, LEN as u32));
     let mut data = Header::new(Kind::Data);
     data.window = pull.target;
-    lender.session.bulk.send(data, &pattern(LEN, 3));
+    lender.session.bulk().send(data, &pattern(LEN, 3));
     assert_eq!(lender.answer(), (0, false));
     lender.assert_untouched();
 }

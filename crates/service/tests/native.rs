@@ -1,4 +1,4 @@
-//! The native client and server over loopback and shared memory, on both of the kernel's backends.
+//! The native client and server over loopback, shared memory and RDMA, on both of the kernel's backends.
 
 mod harness;
 
@@ -15,7 +15,9 @@ use byway_service::block::client::{
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::wire::CallError;
 use byway_service::block::{BlockError, OpenHere, Store, StoreOptions, Volume, VolumeOptions as Served};
-use harness::{FRAMES, Path, Running, SERVER, client, each_wire, memory, pattern};
+use harness::{
+    FRAMES, Path, Running, SERVER, client, disk_folder, each_stream, each_wire, memory, pattern, rdma_device,
+};
 
 #[test]
 fn what_is_written_is_read_at_every_size() {
@@ -64,7 +66,8 @@ fn a_list_longer_than_one_answer_is_whole() {
 fn a_list_of_nobody_is_an_error() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    for nobody in [Address::Tcp(port), Address::Shared(folder.path().join("nobody"))] {
+    let rdma = rdma_device().map(|device| Address::Rdma(std::net::SocketAddr::new(device, 9)));
+    for nobody in [Address::Tcp(port), Address::Shared(folder.path().join("nobody"))].into_iter().chain(rdma) {
         let reactor = Reactor::open(byway_reactor::IoChoice::Auto, FRAMES).unwrap();
         let refused = list(reactor, nobody, Options::new(0x30), None).unwrap_err();
         assert!(matches!(refused, ConnectError::Session(_)), "{refused}");
@@ -99,7 +102,9 @@ fn drive(
 fn many_requests_of_all_sizes_are_in_flight_together() {
     const SLOT: u64 = 1 << 20;
     each_wire(|wire| {
-        for checksum in [PayloadChecksum::Off, PayloadChecksum::Required] {
+        // Over RDMA the device has checksums of its own.
+        let checksums = if wire.path == Path::Rdma { 1 } else { 2 };
+        for checksum in [PayloadChecksum::Off, PayloadChecksum::Required].into_iter().take(checksums) {
             let server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(64 << 20)]);
             let mut reactor = Reactor::open(wire.io, 64 << 20).unwrap();
             let mut options = VolumeOptions::new(0x30);
@@ -155,7 +160,7 @@ fn many_requests_of_all_sizes_are_in_flight_together() {
 
 #[test]
 fn writes_that_a_dead_server_had_acknowledged_are_written_to_the_next_one() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = disk_folder();
     let path = folder.path().join("disk");
     let empty = || {
         let file = std::fs::File::options().write(true).create(true).truncate(true).open(&path).unwrap();
@@ -211,7 +216,7 @@ fn a_volume_in_memory_that_came_back_empty_fails() {
 
 #[test]
 fn a_volume_over_another_file_under_the_old_name_is_not_written_to() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = disk_folder();
     let over = |name: &str| {
         let path = folder.path().join(name);
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -278,7 +283,7 @@ fn a_volume_in_memory_that_was_replaced_fails() {
 
 #[test]
 fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = disk_folder();
     let path = folder.path().join("disk");
     each_wire(|wire| {
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -314,7 +319,9 @@ fn without_a_server_everything_fails_after_the_limit() {
     each_wire(|wire| {
         let mut server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(1 << 20)]);
         let mut options = VolumeOptions::new(0x30);
-        options.bounds.lost_after = Duration::from_millis(300);
+        // In the guest it takes longer than that to connect over RDMA.
+        let lost_after = if wire.path == Path::Rdma { 5000 } else { 300 };
+        options.bounds.lost_after = Duration::from_millis(lost_after);
         let mut volume = client(wire, &server.address, options).unwrap();
         volume.write(0, &[7; 4096], false).unwrap();
         server.stop();
@@ -368,7 +375,7 @@ fn errors_reach_the_client_by_name() {
 
 #[test]
 fn a_long_read_that_fails_in_the_middle_ends_no_session() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = disk_folder();
     let path = folder.path().join("short");
     each_wire(|wire| {
         let bytes = pattern(1 << 20, 9);
@@ -454,7 +461,7 @@ fn the_same_over_tls_and_a_volume_that_requires_it_opens() {
     let (certificate, key) = (path("client.pem"), path("client.key"));
     let tls_client = TlsClient::new(&ca, Some((&certificate, &key)), "server").unwrap();
     let stranger = TlsClient::new(&ca, None, "server").unwrap();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let required = Served { tls_required: true, ..Served::default() };
         let volume = Arc::new(Volume::new("disk", Store::memory("disk", 32 << 20).unwrap(), required));
         let tls = ServerTls::Required(tls_server.clone());

@@ -14,11 +14,11 @@ use byway_fabric::wire::{HEADER_BYTES, Header, Kind, Pull, Refuse, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor};
 use byway_rpc::wire::CallBody;
-use byway_service::block::client::{BlockingVolume, Volume as Client, VolumeOptions};
+use byway_service::block::client::{BlockingVolume, ConnectError, Volume as Client, VolumeOptions};
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
 use harness::stream::Stream;
-use harness::{FRAMES, Running, SERVER, State, Wire, each_wire, memory, pattern};
+use harness::{FRAMES, Path, Running, SERVER, State, Wire, each_io, each_stream, memory, pattern};
 use zerocopy::{FromZeros, IntoBytes};
 
 const IDENTITY: Identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
@@ -128,7 +128,7 @@ impl Lane {
 #[test]
 fn a_lane_of_another_certificate_does_not_join_although_it_knows_the_nonce() {
     let files = Files::new();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let server = serve(wire, ServerTls::Optional(files.server(ClientCertificates::Optional)));
         let (client, other, nobody) = (files.client(Some("client")), files.client(Some("other")), files.client(None));
         let mut control = Lane::open(&server.address, Some(&client));
@@ -146,7 +146,7 @@ fn a_lane_of_another_certificate_does_not_join_although_it_knows_the_nonce() {
 #[test]
 fn where_tls_is_optional_both_kinds_of_client_are_served() {
     let files = Files::new();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let server = serve(wire, ServerTls::Optional(files.server(ClientCertificates::Off)));
         for tls in [None, Some(files.client(None))] {
             let reactor = Reactor::open(wire.io, FRAMES).unwrap();
@@ -206,7 +206,7 @@ fn call(lane: &mut Lane, sequence: u64, method: Method, len: u64, payload: &[u8]
 #[test]
 fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
     let files = Files::new();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let server = serve(wire, ServerTls::Required(files.server(ClientCertificates::Off)));
         let [mut control, mut bulk] = session(&server, &files.client(None));
         call(&mut control, 2, Method::Write, 65_536, &[]);
@@ -231,7 +231,7 @@ fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
 fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
     const CALLS: u64 = 1000;
     let files = Files::new();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let tls = ServerTls::Required(files.server(ClientCertificates::Off));
         let described = || Served { description: "d".repeat(1000), ..Served::default() };
         let other = |index| Arc::new(Volume::new(format!("v{index}"), Store::null(512), described()));
@@ -257,7 +257,7 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
 #[test]
 fn a_plain_client_where_tls_is_required_is_told_and_named() {
     let files = Files::new();
-    each_wire(|wire| {
+    each_stream(|wire| {
         let server = serve(wire, ServerTls::Required(files.server(ClientCertificates::Off)));
         let mut plain = Lane::open(&server.address, None);
         plain.push(&[0x41; HEADER_BYTES]);
@@ -275,5 +275,32 @@ fn a_plain_client_where_tls_is_required_is_told_and_named() {
             assert!(std::time::Instant::now() < deadline, "{closed:?}");
             std::thread::yield_now();
         }
+    });
+}
+
+#[test]
+fn over_rdma_whoever_wants_tls_gets_no_session_and_hears_so() {
+    let files = Files::new();
+    let path = Path::Rdma;
+    if !path.is_there() {
+        return;
+    }
+    each_io(|io| {
+        let open = |server: &Running, tls: Option<TlsClient>| {
+            let reactor = Reactor::open(io, FRAMES).unwrap();
+            let mut volume = Client::connect(&reactor, server.address.clone(), "disk", VolumeOptions::new(0x30));
+            if let Some(tls) = tls {
+                volume.set_tls(tls);
+            }
+            BlockingVolume::open(reactor, volume).map(|_| ()).unwrap_err()
+        };
+        // Neither end goes on in the clear because the other one would.
+        let plain = serve(Wire { io, path }, ServerTls::Off);
+        let refused = ConnectError::Session(CloseReason::WeRefused(RefuseCode::Auth));
+        assert_eq!(open(&plain, Some(files.client(None))), refused);
+        let secure = serve(Wire { io, path }, ServerTls::Required(files.server(ClientCertificates::Off)));
+        assert_eq!(open(&secure, None), ConnectError::Session(CloseReason::Refused(RefuseCode::Auth)));
+        assert_eq!(open(&secure, Some(files.client(None))), refused);
+        until(&secure, |state| state.last_closed == Some(CloseReason::WeRefused(RefuseCode::Auth)));
     });
 }

@@ -52,7 +52,7 @@ impl Side {
                 Event::Asked { connection, .. } => self.transport.accept(&mut self.reactor, connection),
                 Event::Connected(connection) => self.connected.push(connection),
                 Event::Message(connection, received) => self.messages.push_back((connection, received)),
-                Event::Sent(_) => {}
+                Event::Sent(..) => {}
                 Event::Down(connection, down) => self.downs.push((connection, down)),
             }
         }

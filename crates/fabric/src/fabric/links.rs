@@ -19,6 +19,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::lane::{Lane, Phase};
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, LINK};
+use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::transport::{Event as News, GetFailed, Received, Transport};
 use crate::rdma::{RdmaError, Window, WindowAddress};
 use crate::registration::{Counters, Mode};
@@ -26,7 +27,7 @@ use crate::session::{self, CloseReason};
 use crate::slots::{Slot, Slots};
 use crate::tls::ServerTls;
 use crate::windows::WindowKey;
-use crate::wire::{FLAG_PLACED, Grant, Header, Kind, RefuseCode, WindowNews};
+use crate::wire::{FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind, RefuseCode, WindowNews};
 
 /// The connections over RDMA, and whose they are.
 pub(super) struct Links {
@@ -56,6 +57,11 @@ impl Links {
     fn new(class: u8) -> Self {
         let transport = Transport::new(Token::new(class, LINK, 0, 0));
         Self { transport, lanes: HashMap::new(), gets: Slots::default(), failed: Vec::new() }
+    }
+
+    /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.transport.is_flushed()
     }
 }
 
@@ -152,8 +158,9 @@ impl Fabric {
                     }
                     None => links.transport.done_with(link, received),
                 },
-                News::Sent(link) => {
+                News::Sent(link, went) => {
                     if let Some(slot) = lane_of(&link) {
+                        self.note_went(slot, went, reactor.now());
                         self.link_sent(reactor, slot, link, handler);
                     }
                 }
@@ -261,6 +268,11 @@ impl Fabric {
         if header.payload_len() != payload.len() && !(placed && payload.is_empty()) {
             return Err(CloseReason::Truncated);
         }
+        if let Some(state) = self.sessions.get_mut(session) {
+            // What was placed came by the device, just before.
+            let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
+            state.meter.received(bytes, reactor.now());
+        }
         self.dispatch(reactor, session, (kind, &header), payload, handler)
     }
 
@@ -341,6 +353,9 @@ impl Fabric {
             let LinkGet { session, context, once } = get;
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
+                if got.result.is_ok() {
+                    state.meter.received(got.frame.len(), reactor.now());
+                }
             }
             self.watch(reactor, session);
             if let Some(window) = once {
@@ -386,6 +401,11 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
+        // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
+        let state = self.sessions.get(session).ok_or(Errno::NOTCONN)?;
+        if let Some(slot) = state.lanes.first().copied().flatten() {
+            self.send_outbox(slot);
+        }
         let state = self.sessions.get_mut(session).ok_or(Errno::NOTCONN)?;
         let place = state.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
         state.grants.use_up(to.window);

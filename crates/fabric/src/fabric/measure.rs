@@ -6,6 +6,7 @@ use byway_reactor::{Instant, PathState, Reactor};
 
 use super::{Fabric, Role};
 use crate::feedback::{Delays, Feedback, Stall};
+use crate::rdma::transport::Went;
 use crate::slots::Slot;
 
 impl Fabric {
@@ -57,6 +58,16 @@ impl Fabric {
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.sent(bytes, now);
             self.delays.note_sent(&mut state.meter, now.since(times.queued), now.since(times.begun));
+        }
+    }
+
+    /// The peer of a link has more of what was sent: see [`Went`].
+    pub(super) fn note_went(&mut self, slot: Slot, went: Option<Went>, now: Instant) {
+        let session = self.lanes.get(slot).and_then(|lane| lane.session);
+        let state = session.and_then(|session| self.sessions.get_mut(session));
+        if let (Some(state), Some(went)) = (state, went) {
+            state.meter.sent(went.bytes, now);
+            self.delays.note_sent(&mut state.meter, went.waited, went.took);
         }
     }
 

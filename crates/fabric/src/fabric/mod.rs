@@ -502,7 +502,7 @@ impl Fabric {
             }
             self.flush_links(reactor, handler);
             self.deliver(reactor, handler);
-            if self.dirty.is_empty() {
+            if self.dirty.is_empty() && self.links.as_ref().is_none_or(|links| links.is_flushed()) {
                 break;
             }
         }

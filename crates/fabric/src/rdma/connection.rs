@@ -15,6 +15,7 @@ use std::rc::Rc;
 use byway_reactor::Errno;
 
 use super::address::{from_storage, to_storage};
+use super::device::Device;
 use super::endpoint::{Endpoint, Listener};
 use super::error::RdmaError;
 use super::library::Library;
@@ -103,7 +104,7 @@ impl Channel {
     }
 
     /// An identifier whose events carry `context`. The caller destroys it.
-    pub(super) fn create_id(&self, context: *mut c_void) -> Result<NonNull<CmId>, RdmaError> {
+    fn create_id(&self, context: *mut c_void) -> Result<NonNull<CmId>, RdmaError> {
         let mut id = ptr::null_mut();
         let create = self.library.connection().rdma_create_id;
         // SAFETY: the channel is open, and the place for the result is valid for the call.
@@ -131,7 +132,7 @@ pub(super) struct Identifier {
 }
 
 impl Identifier {
-    fn new(channel: &Rc<Channel>, token: u64) -> Result<Self, RdmaError> {
+    pub(super) fn new(channel: &Rc<Channel>, token: u64) -> Result<Self, RdmaError> {
         let is_established = Rc::new(Cell::new(false));
         let known = Known { token, is_established: Rc::clone(&is_established) };
         let slot = channel.ids.borrow_mut().insert(known);
@@ -156,6 +157,10 @@ impl Identifier {
 
     pub(super) fn manager(&self) -> &'static verbs::ConnectionManager {
         self.channel.library.connection()
+    }
+
+    pub(super) fn library(&self) -> Library {
+        self.channel.library
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
@@ -218,6 +223,20 @@ impl EventChannel {
             return Err(RdmaError::last("rdma_listen"));
         }
         Ok(Listener::new(identifier))
+    }
+
+    /// Lets go of devices that were removed and that nobody uses any more, without which the kernel may wait.
+    pub fn forget_removed_devices(&self) {
+        self.0.library.forget_removed_devices();
+    }
+
+    /// Opens the device that has the local address `at`. The news that it is being removed carries `token`, see
+    /// [`Device::set_token`]; it goes only when its last handle, and all that was made from it, are dropped.
+    ///
+    /// # Errors
+    /// As for [`Device::open`].
+    pub fn open_device(&self, at: IpAddr, token: u64) -> Result<Device, RdmaError> {
+        Device::bind(Identifier::new(&self.0, token)?, at)
     }
 
     /// Starts to look for the way to `to`, from the local address `from` if one is given. Its events carry `token`.

@@ -2,16 +2,16 @@
 
 use std::ffi::CStr;
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use byway_reactor::Errno;
 
 use super::address;
-use super::connection::Channel;
+use super::connection::{Channel, Identifier};
 use super::error::RdmaError;
 use super::library::Library;
-use super::verbs::{self, CmId, Context, ContextOps, DeviceAttr, PortAttr};
+use super::verbs::{self, Context, ContextOps, DeviceAttr, PortAttr};
 
 /// A device of this machine, as the list has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,46 +148,43 @@ pub(super) struct DeviceInner {
     pub(super) ops: ContextOps,
     attributes: DeviceAttr,
     pub(super) message_bytes_max: u32,
-    anchor: NonNull<CmId>,
-    /// Dropped after the anchor, in `drop`.
-    _channel: Rc<Channel>,
+    anchor: Identifier,
 }
 
 impl Device {
-    /// The device that has the local address `at`.
+    /// The device that has the local address `at`. Nobody hears when it is removed, see
+    /// [`EventChannel::open_device`](super::EventChannel::open_device).
     ///
     /// # Errors
     /// [`RdmaError::NoDeviceAt`] if none has, [`RdmaError::KernelMissing`] without a connection manager.
     pub fn open(library: Library, at: IpAddr) -> Result<Self, RdmaError> {
-        let channel = Channel::open(library)?;
-        let anchor = channel.create_id(ptr::null_mut())?;
-        let bound = Self::bind(library, channel, anchor, at);
-        if bound.is_err() {
-            // SAFETY: the identifier was made above, has no queue pair, and nothing keeps it.
-            unsafe { (library.connection().rdma_destroy_id)(anchor.as_ptr()) };
-        }
-        bound
+        Self::bind(Identifier::new(&Channel::open(library)?, u64::MAX)?, at)
     }
 
-    /// On failure the caller destroys the identifier.
-    fn bind(library: Library, channel: Rc<Channel>, anchor: NonNull<CmId>, at: IpAddr) -> Result<Self, RdmaError> {
+    pub(super) fn bind(anchor: Identifier, at: IpAddr) -> Result<Self, RdmaError> {
+        let library = anchor.library();
         let mut address = address::to_storage(SocketAddr::new(at, 0));
         // SAFETY: the identifier is live and the address is valid for the call.
-        if unsafe { (library.connection().rdma_bind_addr)(anchor.as_ptr(), &raw mut address) } != 0 {
+        if unsafe { (anchor.manager().rdma_bind_addr)(anchor.raw.as_ptr(), &raw mut address) } != 0 {
             let error = RdmaError::last("rdma_bind_addr");
             let is_unknown = error.is(Errno::NODEV) || error.is(Errno::ADDRNOTAVAIL);
             return Err(if is_unknown { RdmaError::NoDeviceAt(at) } else { error });
         }
         // SAFETY: the identifier is live, and bound identifiers have the context of their device.
-        let (context, port) = unsafe { ((*anchor.as_ptr()).verbs, (*anchor.as_ptr()).port_num) };
+        let (context, port) = unsafe { ((*anchor.raw.as_ptr()).verbs, (*anchor.raw.as_ptr()).port_num) };
         let context = NonNull::new(context).ok_or(RdmaError::NoDeviceAt(at))?;
         let attributes = attributes(library, context)?;
         let message_bytes_max = port_attributes(library, context, port.max(1))?.max_msg_sz;
         // SAFETY: the context is open while the anchor is bound. The provider fills the table before it gives the
         // context out, and does not change it.
         let ops = unsafe { (*context.as_ptr()).ops };
-        let inner = DeviceInner { library, context, ops, attributes, message_bytes_max, anchor, _channel: channel };
+        let inner = DeviceInner { library, context, ops, attributes, message_bytes_max, anchor };
         Ok(Self(Rc::new(inner)))
+    }
+
+    /// Changes the label that the news of its removal carries.
+    pub fn set_token(&self, token: u64) {
+        self.0.anchor.set_token(token);
     }
 
     /// Whether both are the same device, perhaps found by different addresses.
@@ -227,13 +224,5 @@ impl Device {
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Device({} segments, messages of {} bytes)", self.segments_max(), self.message_bytes_max())
-    }
-}
-
-impl Drop for DeviceInner {
-    fn drop(&mut self) {
-        // SAFETY: whatever was made in the context holds an `Rc` of this, so nothing is left; the identifier has no queue
-        // pair, and its events are acknowledged as they are read.
-        unsafe { (self.library.connection().rdma_destroy_id)(self.anchor.as_ptr()) };
     }
 }

@@ -41,6 +41,18 @@ impl Library {
         Ok(Self(&loaded.0))
     }
 
+    /// librdmacm keeps devices open when nobody uses them, and notices only when it lists them that one was removed; the
+    /// kernel waits for that with the removal of a device that cannot be taken from those who have it open (soft-RoCE).
+    pub(super) fn forget_removed_devices(self) {
+        let mut count = 0;
+        // SAFETY: the place for the number is valid for the call; of the list nothing is kept.
+        let list = unsafe { (self.connection().rdma_get_devices)(&raw mut count) };
+        if !list.is_null() {
+            // SAFETY: the list is the one above, freed once.
+            unsafe { (self.connection().rdma_free_devices)(list) };
+        }
+    }
+
     pub(super) fn verbs(self) -> &'static Verbs {
         &self.0.verbs
     }

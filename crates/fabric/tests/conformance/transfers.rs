@@ -7,7 +7,7 @@ use byway_fabric::limits::PAYLOAD_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{Announced, Closed, Options, PayloadChecksum, Remote};
 
-use crate::rig::{End, Rig, SERVER, Wire, pattern};
+use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
 
 const WINDOW: usize = 200_000;
 
@@ -155,4 +155,88 @@ pub fn payloads_with_checksums_are_checked(rig: &mut Rig) {
         rig.client().take(|event| if let crate::rig::Event::Down(reason) = event { Some(*reason) } else { None })
     });
     assert_eq!(reason, byway_fabric::CloseReason::PayloadChecksum);
+}
+
+/// What a device is to send must lie in frames: the next put waits for those of the ones before it, and must get them.
+pub fn puts_of_more_than_the_pool_are_done_one_after_the_other(rig: &mut Rig) {
+    const LEN: usize = PAYLOAD_BYTES_MAX / 2;
+    let (server, client) = rig.session();
+    let window = rig.client().open_target(client, LEN);
+    let to = rig.offer(client, window);
+    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let free = reactor.frames().free_bytes();
+    let count = reactor.frames().bytes() / LEN + 8;
+    for number in 0..count {
+        let route = fabric.route_to(server, to.window);
+        let announced = Announced { len: LEN, checksum: None };
+        let mut header = Header::new(Kind::Data);
+        header.body[0] = number as u8;
+        let zeroes = |gather: &mut byway_reactor::Gather| gather.push_zeroes(LEN);
+        fabric.put(reactor, (server, route), (to, header), announced, zeroes).expect("nothing to be read");
+    }
+    for number in 0..count {
+        assert_eq!(rig.placed().body[0], number as u8);
+    }
+    assert!(rig.client().close_target(window) == [0; LEN]);
+    if matches!(rig.wire, Wire::Rdma(_)) {
+        rig.until("all frames", |rig| (rig.server().reactor.frames().free_bytes() == free).then_some(()));
+    }
+}
+
+/// Gets of a large write are many, and a peer that hears nothing while they are under way takes their owner for dead.
+pub fn a_message_does_not_wait_for_all_gets_before_it(rig: &mut Rig) {
+    const GETS: u64 = 256;
+    let (server, client) = rig.session();
+    let bytes = pattern(1, 16 << 10);
+    let source = rig.client().open_source(client, &bytes);
+    let from = rig.offer(client, source);
+    (0..GETS).for_each(|context| rig.get(server, from, bytes.len(), context));
+    rig.server().fabric.send(server, Header::new(Kind::Reply));
+    rig.until("the message", |rig| {
+        rig.client().take(|event| matches!(event, Event::Message { kind: Kind::Reply, .. }).then_some(()))
+    });
+    let mut before = 0;
+    let mut ended = Vec::new();
+    while let Some(got) = rig.server().take_got() {
+        before += 1;
+        ended.push(got);
+    }
+    ended.extend((before..GETS).map(|_| rig.got()));
+    for (_, frame, result) in ended {
+        assert_eq!(result, Ok(()));
+        assert!(frame[..] == bytes[..]);
+    }
+    if matches!(rig.wire, Wire::Rdma(_)) {
+        assert!(before < GETS / 2, "{before} gets had ended before the message behind them came");
+    }
+}
+
+/// Bytes of both directions, and delays, as far as an end can know them: nobody tells a client what is got from it.
+pub fn what_goes_and_comes_is_measured(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let window = rig.client().open_target(client, WINDOW);
+    let to = rig.offer(client, window);
+    let before = rig.server().fabric.delays().send.counts.iter().sum::<u64>();
+    rig.put(server, to, &pattern(1, WINDOW), 1);
+    rig.placed();
+    rig.client().close_target(window);
+    let source = rig.client().open_source(client, &pattern(2, WINDOW));
+    let from = rig.offer(client, source);
+    rig.get(server, from, WINDOW, 3);
+    assert_eq!(rig.got().2, Ok(()));
+    let feedback = |end: &End, session| end.fabric.feedback(&end.reactor, session).expect("it is up");
+    let wanted = WINDOW as u64;
+    // What was sent counts when the kernel, or the device, says so.
+    rig.until("the put is counted", |rig| {
+        let told = feedback(&rig.ends[SERVER], server);
+        (told.sent_bytes > wanted && told.received_bytes > wanted).then_some(())
+    });
+    let (at_server, at_client) = (feedback(&rig.ends[SERVER], server), feedback(&rig.ends[CLIENT], client));
+    for told in [at_server, at_client] {
+        assert!(told.sent_bytes > 0 && told.received_bytes > wanted, "{told:?}");
+        assert!(told.sent_bytes < 3 * wanted && told.received_bytes < 3 * wanted, "{told:?}");
+        assert!(told.send_delay.count > 0, "{told:?}");
+    }
+    assert!(at_server.send_rate > 0.0 && at_server.receive_rate > 0.0, "{at_server:?}");
+    assert!(rig.server().fabric.delays().send.counts.iter().sum::<u64>() > before);
 }

@@ -2,9 +2,11 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod link;
 pub mod session;
 pub mod stream;
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -31,9 +33,11 @@ pub struct Wire {
 pub enum Path {
     Tcp,
     SharedMemory,
+    /// Where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
+    Rdma,
 }
 
-pub const PATHS: [Path; 2] = [Path::Tcp, Path::SharedMemory];
+pub const PATHS: [Path; 3] = [Path::Tcp, Path::SharedMemory, Path::Rdma];
 
 impl From<IoChoice> for Wire {
     fn from(io: IoChoice) -> Self {
@@ -47,8 +51,29 @@ impl Path {
         match self {
             Self::Tcp => Address::Tcp("127.0.0.1:0".parse().unwrap()),
             Self::SharedMemory => Address::Shared(folder.join("socket")),
+            Self::Rdma => Address::Rdma(SocketAddr::new(rdma_device().expect("the test looked for one"), 0)),
         }
     }
+
+    /// Whether it can be taken here; said aloud if not.
+    pub fn is_there(self) -> bool {
+        let is_there = self != Self::Rdma || rdma_device().is_some();
+        if !is_there {
+            eprintln!("SKIP {self:?}: BYWAY_RDMA_ADDRESS names no device");
+        }
+        is_there
+    }
+}
+
+/// An address of an RDMA device, if there is one to test with.
+pub fn rdma_device() -> Option<IpAddr> {
+    std::env::var("BYWAY_RDMA_ADDRESS").ok()?.parse().ok()
+}
+
+/// A folder on a file system that does all that a store may ask for: that of the build, or `BYWAY_TEST_FOLDER`.
+pub fn disk_folder() -> tempfile::TempDir {
+    let folder = std::env::var("BYWAY_TEST_FOLDER").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").to_owned());
+    tempfile::tempdir_in(folder).unwrap()
 }
 
 /// A server of some volumes, on a thread of its own.
@@ -113,8 +138,12 @@ impl Running {
                 let mut engine = Engine::default();
                 let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
                 server.set_tls(tls);
-                let listener = server.listen(&mut reactor, &at).unwrap();
-                let address = reactor.local_address(listener).map_or(at, Address::Tcp);
+                let address = if let Address::Rdma(at) = at {
+                    Address::Rdma(server.listen_rdma(&mut reactor, at).unwrap())
+                } else {
+                    let listener = server.listen(&mut reactor, &at).unwrap();
+                    reactor.local_address(listener).map_or(at, Address::Tcp)
+                };
                 let mut offered = Vec::new();
                 for volume in volumes {
                     let id = engine.attach(&mut reactor, volume);
@@ -266,7 +295,16 @@ pub fn each_io(test: impl Fn(IoChoice)) {
 }
 
 pub fn each_wire(test: impl Fn(Wire)) {
-    for path in PATHS {
+    for path in PATHS.into_iter().filter(|path| path.is_there()) {
         each_io(|io| test(Wire { io, path }));
     }
+}
+
+/// Over streams of bytes alone, which TLS and payload checksums need.
+pub fn each_stream(test: impl Fn(Wire)) {
+    each_wire(|wire| {
+        if wire.path != Path::Rdma {
+            test(wire);
+        }
+    });
 }

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use byway_fabric::session::{Identity, hello, read_welcome};
-use byway_fabric::wire::{FLAG_PLACED, HEADER_BYTES, Header, Kind};
+use byway_fabric::wire::{FLAG_GRANT, FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind};
 use byway_fabric::{ClientId, CloseReason, PayloadChecksum, Terms};
-use byway_reactor::IoChoice;
+use byway_reactor::{Address, IoChoice};
 use byway_rpc::wire::{CallBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
 use byway_service::block::wire::{Arguments, Method};
@@ -37,8 +37,7 @@ impl Lane {
         header.seal(self.sequence_out);
         self.sequence_out += 1;
         // A server that has closed already may answer with a reset: what it says is looked at elsewhere.
-        let _ = self.stream.write_all(header.as_bytes());
-        let _ = self.stream.write_all(payload);
+        let _ = self.stream.write_all(&[header.as_bytes(), payload].concat());
     }
 
     /// The next message (without its payload, if that was placed), or `None` when the server has closed.
@@ -56,35 +55,45 @@ impl Lane {
 
 pub const TERMS: Terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 0 };
 
-/// A session by hand: control lane and one bulk lane.
+/// A session by hand: control lane and, but over RDMA, one bulk lane.
 pub struct Session {
     pub control: Lane,
-    pub bulk: Lane,
+    bulk: Option<Lane>,
 }
 
 impl Session {
     pub fn open(server: &Running, client: u8, checksum: PayloadChecksum) -> Self {
         let terms = Terms { checksum, ..TERMS };
         let identity = Identity { client: ClientId([client; 16]), number: 1, nonce: [client; 16] };
-        let mut lanes = [0, 1].map(|number| {
+        let open = |number| {
             let mut lane = Lane::open(server);
             lane.send(hello(&identity, &terms, number), &[]);
             let (header, kind, _) = lane.receive().unwrap();
             read_welcome(&header, kind, &identity, &terms).unwrap();
-            Some(lane)
-        });
-        Self { control: lanes[0].take().unwrap(), bulk: lanes[1].take().unwrap() }
+            lane
+        };
+        let control = open(0);
+        Self { control, bulk: (!matches!(server.address, Address::Rdma(_))).then(|| open(1)) }
+    }
+
+    /// One that has a lane for payloads which has not said `Hello`.
+    pub fn with(control: Lane, bulk: Lane) -> Self {
+        Self { control, bulk: Some(bulk) }
+    }
+
+    pub fn bulk(&mut self) -> &mut Lane {
+        self.bulk.as_mut().expect("a wire with bulk lanes")
     }
 
     pub fn call(&mut self, id: u64, method: Method, arguments: Arguments, window: (u64, u32), payload: &[u8]) {
-        let mut body = CallBody::new_zeroed();
-        body.call.set(id);
-        body.method.set(method as u16);
-        body.window_len.set(window.1);
-        body.arguments.copy_from_slice(arguments.as_bytes());
-        let mut header = Header::with_body(Kind::Call, &body);
-        header.window.set(window.0);
-        self.control.send(header, payload);
+        self.control.send(call_header(id, method, arguments, window), payload);
+    }
+
+    /// The same over RDMA, with a grant that says where the window lies.
+    pub fn call_granted(&mut self, method: Method, arguments: Arguments, window: (u64, u32), grant: Grant) {
+        let mut header = call_header(0, method, arguments, window);
+        header.flags |= FLAG_GRANT;
+        self.control.send(header, grant.as_bytes());
     }
 
     pub fn open_volume(&mut self) {
@@ -94,9 +103,20 @@ impl Session {
     }
 }
 
+fn call_header(id: u64, method: Method, arguments: Arguments, window: (u64, u32)) -> Header {
+    let mut body = CallBody::new_zeroed();
+    body.call.set(id);
+    body.method.set(method as u16);
+    body.window_len.set(window.1);
+    body.arguments.copy_from_slice(arguments.as_bytes());
+    let mut header = Header::with_body(Kind::Call, &body);
+    header.window.set(window.0);
+    header
+}
+
 /// Waits until the server has closed something for that reason.
 pub fn closed_for(server: &Running, reason: CloseReason) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while server.state.lock().unwrap().last_closed != Some(reason) {
         assert!(Instant::now() < deadline, "expected {reason:?}, but {:?}", server.state.lock().unwrap());
         std::thread::yield_now();
@@ -111,7 +131,7 @@ pub fn nobody_else_noticed(server: &Running) {
     volume.read(0, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 5));
     drop(volume);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while server.state.lock().unwrap().used_frame_bytes > 0 {
         assert!(Instant::now() < deadline, "memory is missing: {:?}", server.state.lock().unwrap());
         std::thread::yield_now();

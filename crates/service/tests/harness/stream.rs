@@ -5,20 +5,36 @@ use std::time::Duration;
 
 use byway_reactor::{Address, FramePool, Gather, IoChoice, Op, Outcome, Reactor, Scatter, Socket, Token, Wait};
 
+use super::link::Link;
+
+/// A connection over RDMA has 360 KiB of it, and connections have half.
+const POOL_BYTES: usize = 1 << 20;
 /// Nothing that a test waits for takes this long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Blocks, over a loop of its own; closed when dropped.
 pub struct Stream {
+    // First, since it holds frames of the loop.
+    way: Option<Way>,
     reactor: Reactor,
-    socket: Option<Socket>,
+}
+
+/// What the bytes go by.
+enum Way {
+    Socket(Socket),
+    /// Each write is a message.
+    Link(Box<Link>),
 }
 
 impl Stream {
     pub fn connect(to: &Address) -> Result<Self> {
-        let mut stream = Self { reactor: Reactor::open(IoChoice::Epoll, 1 << 20)?, socket: None };
-        let Outcome::Connected(connected) = stream.run(Op::Connect { to: to.clone() })? else { unreachable!() };
-        stream.socket = Some(connected?);
+        let mut stream = Self { way: None, reactor: Reactor::open(IoChoice::Epoll, POOL_BYTES)? };
+        stream.way = Some(if let Address::Rdma(to) = to {
+            Way::Link(Box::new(Link::connect(&mut stream.reactor, *to)?))
+        } else {
+            let Outcome::Connected(connected) = stream.run(Op::Connect { to: to.clone() })? else { unreachable!() };
+            Way::Socket(connected?)
+        });
         Ok(stream)
     }
 
@@ -27,8 +43,16 @@ impl Stream {
         self.reactor.lend_arena(self.socket(), arena).unwrap();
     }
 
+    /// A connection over RDMA sends what it may send now; the kernel does so by itself for sockets.
+    pub fn turn(&mut self) {
+        if let Some(Way::Link(link)) = &mut self.way {
+            link.turn(&mut self.reactor, Wait::Poll).unwrap();
+        }
+    }
+
     fn socket(&self) -> Socket {
-        self.socket.expect("it is connected")
+        let Some(Way::Socket(socket)) = &self.way else { panic!("no socket") };
+        *socket
     }
 
     fn run(&mut self, op: Op) -> Result<Outcome> {
@@ -49,6 +73,9 @@ impl Stream {
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        if let Some(Way::Link(link)) = &mut self.way {
+            return link.read(&mut self.reactor, bytes);
+        }
         let len = bytes.len().min(256 << 10);
         let frame = self.reactor.frames().alloc(len.max(1)).expect("nothing else is lent");
         let op = Op::Recv { socket: self.socket(), into: Scatter::one(frame, 0, len), min: len.min(1) };
@@ -61,6 +88,9 @@ impl Read for Stream {
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        if let Some(Way::Link(link)) = &mut self.way {
+            return link.write(&mut self.reactor, bytes);
+        }
         let mut gather = Gather::new();
         gather.push_head(bytes);
         let Outcome::Sent { result, .. } = self.run(Op::Send { socket: self.socket(), gather })? else {
@@ -76,7 +106,7 @@ impl Write for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket {
+        if let Some(Way::Socket(socket)) = self.way.take() {
             self.reactor.close(socket);
         }
     }

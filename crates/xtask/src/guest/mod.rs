@@ -37,7 +37,11 @@ pub enum Task {
     /// built to drop flushes must be caught.
     Power,
     /// Move data between two RDMA devices of software: messages, writes, reads, wrong keys, a killed peer.
-    Rdma,
+    Rdma {
+        /// Only this part of it.
+        #[arg(long)]
+        only: Option<rdma::Part>,
+    },
     /// Stage a disk's data in the memory of its own controller: right bytes both ways, counted, and what is missing named.
     P2p,
 }
@@ -49,7 +53,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Setup => println!("guest setup: {}", system.folder().display()),
         Task::Nbd => nbd::run(&system)?,
         Task::Power => power::run(&system)?,
-        Task::Rdma => rdma::run(&system)?,
+        Task::Rdma { only } => rdma::run(&system, *only)?,
         Task::P2p => p2p::run(&system)?,
     }
     println!("{} s", start.elapsed().as_secs());
@@ -60,7 +64,7 @@ pub fn run(task: &Task) -> Result<()> {
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Power)?;
-    run(&Task::Rdma)?;
+    run(&Task::Rdma { only: None })?;
     run(&Task::P2p)
 }
 
@@ -83,20 +87,12 @@ fn build_rdma_check() -> Result<PathBuf> {
     Ok(process::target_directory()?.join("debug/examples/rdma_check"))
 }
 
-/// Builds a suite of the fabric's tests and says where it is.
-fn build_fabric_suite(suite: &str) -> Result<PathBuf> {
-    let told = process::output(process::cargo().args([
-        "test",
-        "--no-run",
-        "--package",
-        "byway-fabric",
-        "--test",
-        suite,
-        "--message-format",
-        "json",
-    ]))?;
+/// Builds a suite of tests and says where it is.
+fn build_suite(package: &str, name: &str) -> Result<PathBuf> {
+    let build = ["test", "--no-run", "--message-format", "json", "--package", package, "--test", name];
+    let told = process::output(process::cargo().args(build))?;
     let path = told.rsplit_once(r#""executable":""#).and_then(|(_, rest)| Some(rest.split_once('"')?.0));
-    Ok(path.context("cargo says nothing of the suite")?.into())
+    Ok(path.with_context(|| format!("cargo says nothing of the suite {name}"))?.into())
 }
 
 /// Builds the program that tests memory of devices and says where it is; as above.

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use byway_reactor::{Errno, Frame};
+use byway_reactor::{Errno, Frame, Instant};
 
 use super::super::domain::WindowAddress;
 use super::super::endpoint::Endpoint;
 use super::super::error::{RdmaError, WorkError};
 use super::super::memory::Payload;
 use super::super::queue_pair::Work;
+use super::Times;
 use super::credit::{CreditError, Credits};
 use super::outgoing::{Laid, Outgoing};
 use crate::limits::RDMA_CREDITS_MAX;
@@ -132,15 +133,18 @@ pub(super) struct Connection {
     pub(super) gets: VecDeque<Get>,
     /// Of the front of the queue, what is laid and not posted; the last one is the next.
     pub(super) ready: Vec<Ready>,
-    pub(super) queue: VecDeque<Outgoing>,
+    /// Of what is laid; of the front of the queue, if nothing is.
+    pub(super) times: Option<Times>,
+    /// With when it was queued, once that is known.
+    pub(super) queue: VecDeque<(Outgoing, Option<Instant>)>,
     /// Bytes and heap memory of what is queued.
     pub(super) queued: usize,
     pub(super) queued_heap: usize,
     /// Sends and writes that are posted, and their bytes.
     pub(super) posted: usize,
     pub(super) posted_bytes: usize,
-    /// Writes are posted whose end nobody tells yet.
-    pub(super) holds_frames: bool,
+    /// Gets that are posted.
+    pub(super) posted_gets: usize,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -160,12 +164,13 @@ impl Connection {
             early: VecDeque::new(),
             gets: VecDeque::new(),
             ready: Vec::new(),
+            times: None,
             queue: VecDeque::new(),
             queued: 0,
             queued_heap: 0,
             posted: 0,
             posted_bytes: 0,
-            holds_frames: false,
+            posted_gets: 0,
             finishing: false,
             is_dirty: false,
         }
@@ -174,11 +179,48 @@ impl Connection {
     pub(super) fn queue(&mut self, outgoing: Outgoing) {
         self.queued += outgoing.bytes();
         self.queued_heap += outgoing.heap_bytes();
-        self.queue.push_back(outgoing);
+        self.queue.push_back((outgoing, None));
+    }
+
+    /// What was queued since the last time was queued now, and the first of all is the next from now on.
+    pub(super) fn stamp(&mut self, now: Instant) {
+        for (_, queued) in self.queue.iter_mut().rev().take_while(|(_, queued)| queued.is_none()) {
+            *queued = Some(now);
+        }
+        if self.ready.is_empty() {
+            self.begin_next(now);
+        }
+    }
+
+    /// Nothing is before the front of the queue any more.
+    pub(super) fn begin_next(&mut self, now: Instant) {
+        if let Some((_, queued)) = self.queue.front()
+            && self.times.is_none()
+        {
+            self.times = Some(Times { queued: queued.unwrap_or(now), next: now });
+        }
     }
 
     /// Nothing waits and nothing is posted?
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.ready.is_empty() && self.posted == 0
+    }
+}
+
+/// What it still had to do.
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer)
+            .field("phase", &self.phase)
+            .field("credits", &self.credits)
+            .field("gets", &self.gets.len())
+            .field("posted_gets", &self.posted_gets)
+            .field("queue", &self.queue.len())
+            .field("ready", &self.ready.len())
+            .field("posted", &self.posted)
+            .field("posted_bytes", &self.posted_bytes)
+            .field("is_dirty", &self.is_dirty)
+            .finish_non_exhaustive()
     }
 }

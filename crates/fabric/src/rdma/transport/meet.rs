@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use byway_reactor::{Reactor, Token};
+use byway_reactor::{Op, Reactor, Token};
 
 use super::super::connection::{Event as News, EventKind};
 use super::super::device::Device;
@@ -11,12 +11,14 @@ use super::super::error::RdmaError;
 use super::connection::{Connection, Down, Phase};
 use super::greeting::{self, GreetingError};
 use super::{Adapter, Event, Transport};
-use crate::limits::RDMA_DEVICES_MAX;
+use crate::limits::{RDMA_DEVICES_MAX, RDMA_REMOVAL_PAUSE};
 use crate::slots::Slot;
 use crate::wire::RefuseCode;
 
 /// What tells the tokens of listeners from those of connections.
 pub(super) const LISTENER: u64 = 1 << 63;
+/// What tells the tokens of devices from those of connections.
+const ADAPTER: u64 = 1 << 62;
 
 impl Transport {
     /// Takes the connection manager's news.
@@ -47,8 +49,16 @@ impl Transport {
             }),
             EventKind::NobodyListens => Err(Down::NobodyListens),
             EventKind::Failed(errno) => Err(Down::Unreachable(errno)),
+            EventKind::DeviceRemoved if news.token & LISTENER != 0 => {
+                return self.listener_lost(reactor, (news.token & !LISTENER) as usize);
+            }
+            EventKind::DeviceRemoved if news.token & ADAPTER != 0 => {
+                return self.removed(reactor, Slot::from_u64(news.token & !ADAPTER));
+            }
             EventKind::DeviceRemoved => {
-                self.removed(reactor, connection);
+                if let Some(number) = self.connections.get(connection).and_then(|state| state.adapter) {
+                    self.removed(reactor, number);
+                }
                 Err(Down::Removed)
             }
             EventKind::Other(number) => return tracing::debug!(number, "news of the connection manager"),
@@ -92,7 +102,11 @@ impl Transport {
     }
 
     pub(super) fn refuse_for(&mut self, connection: Slot, code: RefuseCode, down: Down) {
-        tracing::debug!(%down, "an RDMA connection is refused");
+        match down {
+            // For the operator to mend, whom the peer's error does not reach.
+            Down::Setup(error) => tracing::warn!(%error, "an RDMA connection is refused"),
+            down => tracing::debug!(%down, "an RDMA connection is refused"),
+        }
         if let Some(endpoint) = self.connections.get(connection).and_then(|state| state.endpoint.as_ref()) {
             // It fails where the peer has gone, which then need not be told.
             let _ = endpoint.reject(greeting::refusal(code).as_ref());
@@ -120,8 +134,8 @@ impl Transport {
         let Some(state) = self.connections.get(connection) else { return Ok(()) };
         let local = state.endpoint.as_ref().and_then(Endpoint::local_address);
         let local = local.ok_or(Down::Setup(RdmaError::State("the local address")))?;
-        let library = self.manager.as_ref().ok_or(Down::Setup(RdmaError::State("the connection manager")))?.library;
-        let device = Device::open(library, local.ip()).map_err(Down::Setup)?;
+        let manager = self.manager.as_ref().ok_or(Down::Setup(RdmaError::State("the connection manager")))?;
+        let device = manager.channel.open_device(local.ip(), u64::MAX).map_err(Down::Setup)?;
         let found = self.adapters.iter().find(|(_, adapter)| adapter.device.is_same(&device)).map(|(number, _)| number);
         let number = match found {
             Some(number) => number,
@@ -139,6 +153,9 @@ impl Transport {
         }
         let adapter = Adapter::open(device, reactor).map_err(Down::Setup)?;
         let number = self.adapters.insert(adapter);
+        if let Some(adapter) = self.adapters.get(number) {
+            adapter.device.set_token(ADAPTER | number.to_u64());
+        }
         let token = self.tokens[1];
         let token = Token::new(token.class(), token.tag(), number.index, number.generation);
         if let Some(adapter) = self.adapters.get(number) {
@@ -177,9 +194,9 @@ impl Transport {
         Ok(())
     }
 
-    /// A connection's device is being removed: what comes next opens what is there then.
-    fn removed(&mut self, reactor: &mut Reactor, connection: Slot) {
-        let Some(number) = self.connections.get(connection).and_then(|state| state.adapter) else { return };
+    /// A device is being removed, which waits until we have let go of it: what comes next opens what is there then.
+    fn removed(&mut self, reactor: &mut Reactor, number: Slot) {
+        self.collect(Some(number));
         let of_device = |(_, state): &(Slot, &Connection)| state.adapter == Some(number);
         let all: Vec<Slot> = self.connections.iter().filter(of_device).map(|(slot, _)| slot).collect();
         for slot in all {
@@ -188,6 +205,41 @@ impl Transport {
         self.look();
         if let Some(adapter) = self.adapters.remove(number) {
             adapter.forget(reactor);
+            tracing::warn!(device = ?adapter.device, "an RDMA device was removed");
+            self.wait_after_removal(reactor);
+        }
+    }
+
+    /// A listener's device is being removed: it listens again when there is one at its address.
+    fn listener_lost(&mut self, reactor: &mut Reactor, number: usize) {
+        if let Some(listening) = self.listeners.get_mut(number) {
+            listening.listener = None;
+            tracing::warn!(address = %listening.at, "the RDMA device of a listener was removed");
+            self.wait_after_removal(reactor);
+        }
+    }
+
+    fn wait_after_removal(&mut self, reactor: &mut Reactor) {
+        if !std::mem::replace(&mut self.waits_after_removal, true) {
+            reactor.submit(Op::Timer { at: reactor.now() + RDMA_REMOVAL_PAUSE }, self.tokens[0]);
+        }
+    }
+
+    /// A device was removed a while ago, and who had memory open to it has closed it: lets go of the device, and listens
+    /// again where there is one now.
+    pub(super) fn after_removal(&mut self, reactor: &mut Reactor) {
+        let Some(manager) = self.manager.as_ref().filter(|_| std::mem::take(&mut self.waits_after_removal)) else {
+            return;
+        };
+        manager.channel.forget_removed_devices();
+        for (number, listening) in self.listeners.iter_mut().enumerate().filter(|(_, at)| at.listener.is_none()) {
+            listening.listener = manager.channel.listen(listening.at, LISTENER | number as u64).ok();
+            if listening.listener.is_some() {
+                tracing::info!(address = %listening.at, "listening again: there is an RDMA device");
+            }
+        }
+        if self.listeners.iter().any(|listening| listening.listener.is_none()) {
+            self.wait_after_removal(reactor);
         }
     }
 }

@@ -27,8 +27,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::time::Duration;
 
-use byway_reactor::{Completion, Descriptor, Errno, Frame, Gather, Op, Outcome, Reactor, Token};
+use byway_reactor::{Completion, Descriptor, Errno, Frame, Gather, Instant, Op, Outcome, Reactor, Token};
 
 use self::adapter::Adapter;
 use self::connection::{Connection, Phase};
@@ -62,10 +63,36 @@ pub enum Event {
     Connected(Slot),
     /// A message came; its memory goes back by [`Transport::done_with`].
     Message(Slot, Received),
-    /// Some of what was queued was handed to the device, or has arrived.
-    Sent(Slot),
+    /// Some of what was queued was handed to the device, or has arrived: what, if it is known.
+    Sent(Slot, Option<Went>),
     /// The connection ended; nothing of it comes any more.
     Down(Slot, Down),
+}
+
+/// A message, or a write of a put, that the peer has, and how long that took. A short message that nobody waits for counts
+/// as there when it was handed over to the device, with its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Went {
+    /// How many.
+    pub bytes: usize,
+    /// Since it was queued.
+    pub waited: Duration,
+    /// Of that, since nothing of its connection was before it: it waited for credits of the peer, for frames of ours, for
+    /// room in the device's queues, and went.
+    pub took: Duration,
+}
+
+/// When something was queued, and when it became the next of its connection.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    queued: Instant,
+    next: Instant,
+}
+
+impl Times {
+    fn went(self, bytes: usize, now: Instant) -> Went {
+        Went { bytes, waited: now.since(self.queued), took: now.since(self.next) }
+    }
 }
 
 /// The end of a get.
@@ -95,10 +122,10 @@ struct Posted {
     what: What,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum What {
-    /// A message or a write.
-    Send,
+    /// A message or a write; with its times, unless it was told when it was handed over.
+    Send(Option<Times>),
     /// Credits alone.
     Credits,
     Get(u64),
@@ -106,9 +133,14 @@ enum What {
 
 /// The connection manager's side: there once somebody listens or connects.
 struct Manager {
-    library: Library,
     channel: EventChannel,
     descriptor: Descriptor,
+}
+
+/// Where somebody listens: with no listener while there is no device.
+struct Listening {
+    at: SocketAddr,
+    listener: Option<Listener>,
 }
 
 /// See the module.
@@ -117,7 +149,9 @@ pub struct Transport {
     tokens: [Token; 2],
     manager: Option<Manager>,
     adapters: Slots<Adapter>,
-    listeners: Vec<Listener>,
+    listeners: Vec<Listening>,
+    /// A timer runs that began when a device was removed.
+    waits_after_removal: bool,
     connections: Slots<Connection>,
     posted: Slots<Posted>,
     /// What has completed and was not looked at, with its device.
@@ -131,6 +165,8 @@ pub struct Transport {
     /// Those that could not, for want of frames or room in the device's queues.
     waiting: Vec<Slot>,
     spare: Vec<Gather>,
+    /// The time of the turn.
+    clock: Instant,
 }
 
 impl Transport {
@@ -141,6 +177,7 @@ impl Transport {
             manager: None,
             adapters: Slots::default(),
             listeners: Vec::new(),
+            waits_after_removal: false,
             connections: Slots::default(),
             posted: Slots::default(),
             inbox: VecDeque::new(),
@@ -150,6 +187,7 @@ impl Transport {
             dirty: Vec::new(),
             waiting: Vec::new(),
             spare: Vec::new(),
+            clock: Instant::ZERO,
         }
     }
 
@@ -164,7 +202,7 @@ impl Transport {
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::OPNOTSUPP),
             })?;
             reactor.submit(Op::Readable { descriptor }, self.tokens[0]);
-            self.manager = Some(Manager { library, channel, descriptor });
+            self.manager = Some(Manager { channel, descriptor });
         }
         self.manager.as_ref().ok_or(RdmaError::State("the connection manager"))
     }
@@ -176,9 +214,9 @@ impl Transport {
     pub fn listen(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
         let number = self.listeners.len() as u64;
         let listener = self.manager(reactor)?.channel.listen(address, meet::LISTENER | number)?;
-        let local = listener.local_address().unwrap_or(address);
-        self.listeners.push(listener);
-        Ok(local)
+        let at = listener.local_address().unwrap_or(address);
+        self.listeners.push(Listening { at, listener: Some(listener) });
+        Ok(at)
     }
 
     /// Stops listening.
@@ -306,6 +344,11 @@ impl Transport {
         }
     }
 
+    /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
+    pub fn is_flushed(&self) -> bool {
+        self.dirty.is_empty()
+    }
+
     /// Whether anything waits or is under way to the peer.
     pub fn is_idle(&self, connection: Slot) -> bool {
         self.connections.get(connection).is_none_or(Connection::is_idle)
@@ -355,10 +398,13 @@ impl Transport {
 
     /// Takes a completion of one of its two tags.
     pub fn handle(&mut self, reactor: &mut Reactor, completion: &Completion) {
-        // One that was cancelled is of a device or channel that is gone.
-        if !matches!(completion.outcome, Outcome::Readable(Ok(()))) {
-            return;
+        match completion.outcome {
+            Outcome::Readable(Ok(())) => {}
+            Outcome::TimedOut(_) => return self.after_removal(reactor),
+            // One that was cancelled is of a device or channel that is gone.
+            _ => return,
         }
+        self.clock = reactor.now();
         if completion.token.tag() == self.tokens[0].tag() {
             self.meet(reactor);
             if let Some(manager) = &self.manager {

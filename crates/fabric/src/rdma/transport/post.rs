@@ -9,6 +9,7 @@ use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
 use super::{Event, GetFailed, Got, Posted, Transport, What};
+use crate::limits::RDMA_GETS_MAX;
 use crate::slots::Slot;
 
 /// How posting ended.
@@ -23,6 +24,7 @@ enum Stop {
 impl Transport {
     /// Posts what waits. To be called once after all that was reaped has been handled.
     pub fn flush(&mut self, reactor: &mut Reactor) {
+        self.clock = reactor.now();
         for connection in std::mem::take(&mut self.waiting) {
             self.mark(connection);
         }
@@ -42,8 +44,9 @@ impl Transport {
     }
 
     fn post(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Stop, Down> {
-        if self.connections.get(connection).is_none_or(|state| state.phase != Phase::Up) {
-            return Ok(Stop::Done);
+        match self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up) {
+            Some(state) => state.stamp(self.clock),
+            None => return Ok(Stop::Done),
         }
         let gets = self.post_gets(connection)?;
         let queue = self.post_queue(reactor, connection)?;
@@ -59,7 +62,7 @@ impl Transport {
             let Some(endpoint) = state.endpoint.as_ref().filter(|_| !state.gets.is_empty()) else {
                 return Ok(Stop::Done);
             };
-            if !has_room(endpoint)? {
+            if state.posted_gets >= RDMA_GETS_MAX || !has_room(endpoint)? {
                 return Ok(Stop::Later);
             }
             let Some(Get { from, into, token }) = state.gets.pop_front() else { return Ok(Stop::Done) };
@@ -73,6 +76,7 @@ impl Transport {
                     continue;
                 }
             };
+            state.posted_gets += 1;
             let posted = self.posted.insert(Posted { connection, bytes, what: What::Get(token) });
             let into = Payload::from(segment);
             if let Err(refused) = endpoint.post(Work::Read { into, from }, posted.to_u64(), Report::Now) {
@@ -111,21 +115,24 @@ impl Transport {
             }
             let Some(ready) = state.ready.pop() else { return Ok(Stop::Done) };
             let bytes = ready.len();
-            let number = self.posted.insert(Posted { connection, bytes, what: What::Send }).to_u64();
             state.posted += 1;
             state.posted_bytes += bytes;
             state.queued -= bytes;
-            // Inline bytes hold no memory, so nobody waits for their end, unless it is the last, or the end of writes before it
-            // comes with it, whose frames are wanted back.
-            let is_write = matches!(ready, Ready::Write(_));
-            let is_awaited = state.finishing || (state.holds_frames && !is_write);
-            state.holds_frames = is_write || (state.holds_frames && !is_awaited);
+            // The last write of a put is reported, so that its frames come back, and with them those of the writes before it: what
+            // is behind it may wait for them. Inline bytes hold no memory, so nobody waits for their end, unless it is the last.
+            let ends_put = matches!(ready, Ready::Write(_)) && state.ready.is_empty();
+            let is_awaited = state.finishing || ends_put;
             let quiet = if is_awaited { Report::Now } else { Report::WithNext };
+            // Nobody may ask for long how an inline message ended: it is told as gone now.
+            let is_told =
+                !is_awaited && matches!(&ready, Ready::Message(laid) if matches!(**laid, Laid::Inline { .. }));
+            let times = if state.ready.is_empty() { state.times.take() } else { state.times };
+            let what = What::Send(times.filter(|_| !is_told));
+            let number = self.posted.insert(Posted { connection, bytes, what }).to_u64();
             let posted = match ready {
                 Ready::Write(work) => endpoint.post(work, number, quiet).map_err(|refused| refused.error),
                 Ready::Message(laid) => {
                     let immediate = state.credits.send();
-                    state.holds_frames &= matches!(*laid, Laid::Inline { .. });
                     match *laid {
                         Laid::Inline { bytes, len } => {
                             endpoint.send_inline_with(&bytes[..len], immediate, number, quiet)
@@ -138,6 +145,9 @@ impl Transport {
                 }
             };
             posted.map_err(cannot_post)?;
+            if let Some(times) = times.filter(|_| is_told) {
+                self.events.push_back(Event::Sent(connection, Some(times.went(bytes, self.clock))));
+            }
         }
     }
 
@@ -145,7 +155,8 @@ impl Transport {
     fn lay_next(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Option<Stop>, Down> {
         let Some(state) = self.connections.get_mut(connection) else { return Ok(Some(Stop::Done)) };
         let may_send = state.credits.may_send();
-        let Some(next) = state.queue.front_mut() else { return Ok(Some(Stop::Done)) };
+        state.begin_next(self.clock);
+        let Some((next, _)) = state.queue.front_mut() else { return Ok(Some(Stop::Done)) };
         let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
         let inline_max = state.endpoint.as_ref().map_or(0, Endpoint::inline_bytes_max);
         let mut layer = Layer { reactor, adapter, segments_max: adapter.segments_max(), inline_max };
@@ -166,10 +177,10 @@ impl Transport {
         }
         state.queued_heap -= heap;
         // There is room for more behind it.
-        if !matches!(self.events.back(), Some(Event::Sent(told)) if *told == connection) {
-            self.events.push_back(Event::Sent(connection));
+        if !matches!(self.events.back(), Some(Event::Sent(told, _)) if *told == connection) {
+            self.events.push_back(Event::Sent(connection, None));
         }
-        if let Some(Outgoing::Message { payload, .. } | Outgoing::Put { payload, .. }) = state.queue.pop_front() {
+        if let Some((Outgoing::Message { payload, .. } | Outgoing::Put { payload, .. }, _)) = state.queue.pop_front() {
             self.keep(payload);
         }
         Ok(None)

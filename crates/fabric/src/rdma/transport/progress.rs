@@ -78,17 +78,34 @@ impl Transport {
             self.gots.push(Got { token, frame, result: done.result.map(|_| ()).map_err(GetFailed::Work) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
-        if posted.what == What::Send {
+        if let What::Get(_) = posted.what {
+            state.posted_gets -= 1;
+        }
+        if let What::Send(times) = posted.what {
             state.posted -= 1;
             state.posted_bytes -= posted.bytes;
             let last = self.events.back();
-            if done.result.is_ok() && !matches!(last, Some(Event::Sent(told)) if *told == connection) {
-                self.events.push_back(Event::Sent(connection));
+            let is_news = times.is_some() || !matches!(last, Some(Event::Sent(told, _)) if *told == connection);
+            if done.result.is_ok() && is_news {
+                let went = times.map(|times| times.went(posted.bytes, self.clock));
+                self.events.push_back(Event::Sent(connection, went));
             }
         }
         if let Err(error) = done.result {
+            let error = self.first_cause(connection, error);
             self.end(connection, Some(Down::Work(error)));
         }
+    }
+
+    /// What failed first, if `error` says only that something did: devices give back in order what was posted, also what was
+    /// before the operation that failed.
+    fn first_cause(&mut self, connection: Slot, error: WorkError) -> WorkError {
+        if error != WorkError::Flushed {
+            return error;
+        }
+        self.collect(self.connections.get(connection).and_then(|state| state.adapter));
+        let of_it = self.inbox.iter().filter(|(_, of, _)| *of == Some(connection));
+        of_it.filter_map(|(_, _, done)| done.result.err()).find(|cause| *cause != error).unwrap_or(error)
     }
 
     /// Gives the memory of a message to the device that it came by; to the pool, if that is gone.
@@ -101,6 +118,8 @@ impl Transport {
     /// Ends a connection, and tells so unless the owner did it. What is posted completes now.
     pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
         let Some(mut state) = self.connections.remove(connection) else { return };
+        let waits = self.waiting.contains(&connection);
+        tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
         for get in state.gets.drain(..) {
             let result = Err(GetFailed::Work(WorkError::Flushed));
             self.gots.push(Got { token: get.token, frame: get.into, result });

@@ -80,6 +80,8 @@ functions! {
     fn rdma_disconnect(*mut CmId) -> c_int;
     fn rdma_get_cm_event(*mut EventChannel, *mut *mut CmEvent) -> c_int;
     fn rdma_ack_cm_event(*mut CmEvent) -> c_int;
+    fn rdma_get_devices(*mut c_int) -> *mut *mut Context;
+    fn rdma_free_devices(*mut *mut Context);
 }
 
 /// Both libraries' symbols.
