@@ -304,7 +304,7 @@ impl Liveness {
 
     /// Something came.
     pub fn heard(&mut self, now: Instant) {
-        self.since = now;
+        self.since = self.since.max(now);
         self.probed = false;
     }
 

@@ -455,6 +455,13 @@ mod tests {
     }
 
     #[test]
+    fn news_of_a_window_has_these_bytes() {
+        let news = WindowNews::new(WindowNews::OPENED, WindowNews::GET | WindowNews::ONCE);
+        assert_eq!((&news.as_bytes()[..2], &news.as_bytes()[2..]), (&[1, 6][..], &[0; 78][..]));
+        assert_eq!((WindowNews::CLOSED, WindowNews::USED, WindowNews::PUT, Kind::Window as u8), (2, 3, 1, 19));
+    }
+
+    #[test]
     fn a_hello_has_these_bytes() {
         let hello = Hello {
             magic: MAGIC,
@@ -481,7 +488,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_sealed_header_opens_and_any_flipped_bit_shows(
-            kind in 1u8..=18, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
+            kind in 1u8..=19, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
         ) {
             let mut header = Header::with_body(Kind::from_number(kind).unwrap(), &body);
             header.seal(sequence);

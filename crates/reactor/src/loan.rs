@@ -26,9 +26,12 @@ pub(crate) struct SharedFile {
     bytes: u64,
     /// Nobody had it before us.
     is_ours: bool,
+    /// Whoever is lent it for reading cannot open it anew for writing, as `/proc` allows whom the file's mode allows it.
+    is_guarded: bool,
     lent: AtomicIsize,
     was_written: AtomicBool,
     taken_back: AtomicBool,
+    pinned: AtomicBool,
 }
 
 /// One peer's view of a mapping; it ends when dropped.
@@ -44,17 +47,32 @@ impl SharedFile {
     pub(crate) fn made(fd: OwnedFd, bytes: usize) -> Result<Self, Errno> {
         // Who has a descriptor for reading shall not open it for writing, unless it is the same user.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
-        Ok(Self::new(fd, (0, bytes as u64), true))
+        Ok(Self::new(fd, (0, bytes as u64), (true, true)))
     }
 
     /// Of a file of the caller's.
     pub(crate) fn of_caller(fd: BorrowedFd<'_>, place: (u64, u64)) -> Result<Self, Errno> {
-        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, false))
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
+        let others = Mode::WGRP | Mode::WOTH;
+        let is_guarded = !mode.intersects(others) || rustix::fs::fchmod(fd, mode - others).is_ok();
+        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, (false, is_guarded)))
     }
 
-    fn new(fd: OwnedFd, (from, bytes): (u64, u64), is_ours: bool) -> Self {
+    fn new(fd: OwnedFd, (from, bytes): (u64, u64), (is_ours, is_guarded): (bool, bool)) -> Self {
         let (lent, was_written, taken_back) = (AtomicIsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        Self { fd, from, bytes, is_ours, lent, was_written, taken_back }
+        Self { fd, from, bytes, is_ours, is_guarded, lent, was_written, taken_back, pinned: AtomicBool::new(false) }
+    }
+
+    /// See [`Mapping::pin`](crate::Mapping::pin). It counts as a reader that stays.
+    pub(crate) fn pin(&self) -> bool {
+        if self.pinned.load(Ordering::Acquire) {
+            return true;
+        }
+        let next = |lent: isize| (lent >= 0).then_some(lent + 1);
+        let pinned = self.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok();
+        // Two threads at once count two readers, which does no harm.
+        self.pinned.fetch_or(pinned, Ordering::AcqRel);
+        pinned
     }
 
     pub(crate) fn is_exposed(&self) -> bool {
@@ -64,7 +82,7 @@ impl SharedFile {
 
 impl Loan {
     pub(crate) fn begin(region: &Arc<Region>, file: &Arc<SharedFile>, write: bool) -> Option<Self> {
-        if (write && !file.is_ours) || file.taken_back.load(Ordering::Acquire) {
+        if (write && !file.is_ours) || !file.is_guarded || file.taken_back.load(Ordering::Acquire) {
             return None;
         }
         let next = |lent: isize| match (write, lent) {
@@ -73,7 +91,9 @@ impl Loan {
             _ => None,
         };
         file.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
-        Some(Self { region: Arc::clone(region), file: Arc::clone(file), write })
+        let loan = Self { region: Arc::clone(region), file: Arc::clone(file), write };
+        // It may have been taken back from the one before meanwhile.
+        (!file.taken_back.load(Ordering::Acquire)).then_some(loan)
     }
 
     /// Whether the peer may write.
@@ -171,6 +191,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_device_has_is_not_lent_for_writing_nor_the_other_way_round() {
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let writer = mapping.lend(true).unwrap();
+        assert!(!mapping.pin(), "its pages may be taken back");
+        drop(writer);
+        assert!(mapping.pin() && mapping.counted().pin());
+        assert!(mapping.lend(true).is_none(), "the device would be left with pages that nobody looks at");
+        drop(mapping.lend(false).unwrap());
+        assert!(mapping.lend(true).is_none());
+        assert!(Mapping::new(BYTES).unwrap().pin(), "private memory is never lent");
+    }
+
+    #[test]
     fn what_is_lent_for_reading_cannot_be_mapped_for_writing() {
         let mapping = Mapping::shared(BYTES).unwrap();
         let fd = mapping.lend(false).unwrap().descriptor().unwrap();
@@ -218,6 +251,8 @@ mod tests {
         assert_eq!(of(&fixed, 0, 1).unwrap_err(), FileMemoryError::Io(Errno::PERM));
         let mapping = of(&fd, 4096, 10).unwrap();
         assert!(mapping.is_exposed() && mapping.lend(true).is_none(), "whoever has the file would be left behind");
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(&fd).unwrap().st_mode);
+        assert!(!mode.intersects(Mode::WGRP | Mode::WOTH), "a reader of another user may not open it for writing");
         let loan = mapping.lend(false).unwrap();
         assert_eq!((loan.offset(), loan.bytes()), (4096, BYTES as u64));
         // The caller's view and ours are one.

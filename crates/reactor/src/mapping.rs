@@ -91,6 +91,12 @@ impl Mapping {
         Loan::begin(&self.inner.region, file, write)
     }
 
+    /// A device may hold on to the pages from now on: so they are not lent for writing any more, since pages that were lent so
+    /// are replaced when they are taken back, and the device would go on with the old ones. False if they are lent so now.
+    pub fn pin(&self) -> bool {
+        self.inner.file.as_ref().is_none_or(|file| file.pin())
+    }
+
     /// Whether somebody else may write there, whom nothing here knows of: whoever has a caller's file, or a peer that was lent it
     /// for writing once. References to the bytes are then not to be made.
     pub fn is_exposed(&self) -> bool {

@@ -52,8 +52,9 @@ pub struct Reactor {
     aside: Vec<Completion>,
     /// Turns since the kernel was asked.
     link_turns: u32,
-    /// When the last completions were reaped.
+    /// When the last completions were reaped, and when the kernel was asked: as of the turn before.
     turned_at: Instant,
+    asked_at: Instant,
 }
 
 pub(crate) enum Backend {
@@ -120,6 +121,8 @@ mod threads;
 /// Turns that the links over shared memory may have between two in which the kernel is asked: a busy link is not to keep a socket
 /// waiting.
 const LINK_TURNS_MAX: u32 = 16;
+/// The same as a time: turns can be long.
+const LINK_TIME_MAX: Duration = Duration::from_micros(100);
 
 /// A look that took longer than this gave the CPU away.
 const SPIN_LOST_NANOS: u128 = 15_000;
@@ -187,6 +190,7 @@ impl Reactor {
             aside: Vec::new(),
             link_turns: 0,
             turned_at: Instant::ZERO,
+            asked_at: Instant::ZERO,
         }
     }
 
@@ -271,23 +275,27 @@ impl Reactor {
         self.turned_at
     }
 
-    /// Looks at the busy links over shared memory alone, if the kernel seems to have nothing: true if that will do, as they had
-    /// something, or as nobody wants to wait.
-    fn look_at_links(&mut self, into: &mut Vec<Completion>, wait: Wait) -> bool {
+    /// Looks at the busy links over shared memory alone, if the kernel seems to have nothing and was asked not long ago: true if
+    /// they had something.
+    fn look_at_links(&mut self, into: &mut Vec<Completion>) -> bool {
         let before = into.len();
-        let alone = self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet();
-        if alone {
+        let lately = self.turned_at.since(self.asked_at) < LINK_TIME_MAX;
+        if lately && self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
             let (shared, mut floor) = floor!(self);
             shared.turn_links(&mut floor, into);
         }
-        let enough = alone && (into.len() > before || wait == Wait::Poll);
-        self.link_turns = if enough { self.link_turns + 1 } else { 0 };
-        enough
+        let found = into.len() > before;
+        if found {
+            self.link_turns += 1;
+        } else {
+            (self.link_turns, self.asked_at) = (0, self.turned_at);
+        }
+        found
     }
 
     fn reap_some(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         into.append(&mut self.aside);
-        if self.look_at_links(into, wait) {
+        if self.look_at_links(into) {
             return Ok(());
         }
         self.look(into, Wait::Poll)?;

@@ -8,7 +8,7 @@
 //! session ends, a peer that ended it itself copies nothing any more (nor one that is dead). From one that we gave up, which may
 //! have been stopped in the middle of a copy, memory that it could write is taken back ([`Loan::take_back`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use byway_reactor::{Errno, Loan, Mapping, Reactor, Socket};
 use zerocopy::FromZeros;
@@ -27,6 +27,8 @@ pub(super) struct Loans {
     lent: Vec<Lent>,
     /// By window, the number of what it lies in.
     windows: HashMap<u64, u32>,
+    /// Those that the peer was told to forget, and has not said that it has.
+    recalled: HashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -43,6 +45,17 @@ impl Loans {
         self.lent.is_empty()
     }
 
+    /// Whether the peer owes us word that it forgets a window.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.recalled.is_empty()
+    }
+
+    /// Whether a window lies in what the peer may write.
+    pub(super) fn is_written(&self, window: WindowKey) -> bool {
+        let number = self.windows.get(&window.0);
+        number.is_some_and(|number| self.lent.iter().any(|lent| lent.number == *number && lent.loan.is_writable()))
+    }
+
     /// Memory that was lent already, in a way that will do.
     fn find(&mut self, mapping: &Mapping, write: bool) -> Option<&mut Lent> {
         self.lent.iter_mut().find(|lent| lent.loan.is_of(mapping) && (lent.loan.is_writable() || !write))
@@ -50,6 +63,7 @@ impl Loans {
 
     /// A window that the peer knows of no longer. False if it never did.
     fn forget(&mut self, window: WindowKey) -> bool {
+        self.recalled.remove(&window.0);
         let Some(number) = self.windows.remove(&window.0) else { return false };
         if let Some(lent) = self.lent.iter_mut().find(|lent| lent.number == number) {
             lent.windows -= 1;
@@ -120,9 +134,13 @@ impl Fabric {
 
     /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
     /// never knew. The window itself is to be closed too.
-    pub fn recall(&mut self, session: Slot, window: WindowKey) -> bool {
-        let told = self.sessions.get(session).is_some_and(|state| state.loans.windows.contains_key(&window.0));
+    pub fn recall(&mut self, reactor: &Reactor, session: Slot, window: WindowKey) -> bool {
+        let Some(state) = self.sessions.get_mut(session) else { return false };
+        let told = state.loans.windows.contains_key(&window.0);
         if told {
+            // A peer that does not answer is not waited for for ever.
+            state.loans.recalled.insert(window.0);
+            self.watch(reactor, session);
             let mut header = Header::new(Kind::Recall);
             header.window.set(window.0);
             self.send(session, header);
@@ -180,7 +198,9 @@ impl Fabric {
         handler: &mut H,
     ) {
         let window = WindowKey(header.window.get());
-        if self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window)) {
+        let forgotten = self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window));
+        self.watch(reactor, session);
+        if forgotten {
             handler.recalled(self, reactor, session, window);
         }
     }
@@ -188,7 +208,7 @@ impl Fabric {
     /// A session has ended: what its peer may still be writing is taken from it.
     pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
         let Some(state) = self.sessions.get_mut(session) else { return };
-        let Loans { lent, windows } = std::mem::take(&mut state.loans);
+        let Loans { lent, windows, .. } = std::mem::take(&mut state.loans);
         for lent in lent.iter().filter(|_| !state.peer_let_go) {
             if let Err(error) = lent.loan.take_back() {
                 // No memory for a page, or no mapping: then this process is at its end in other ways too.

@@ -91,6 +91,7 @@ impl Fabric {
         let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
         let step = if session.is_some_and(|state| state.tls.is_some()) {
             // Whoever wants TLS gets it or nothing.
+            tracing::warn!(%to, "a session with TLS was asked for over RDMA, which has none: use tcp");
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {
             self.links()
@@ -358,7 +359,9 @@ impl Fabric {
                 }
             }
             self.watch(reactor, session);
-            if let Some(window) = once {
+            // What was not read is not used up.
+            let was_read = !matches!(got.result, Err(GetFailed::Memory(_)));
+            if let Some(window) = once.filter(|_| was_read) {
                 self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
             }
             let result = got.result.map_err(|failed| match failed {

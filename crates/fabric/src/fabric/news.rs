@@ -27,7 +27,7 @@ impl Fabric {
     }
 
     /// Tells the peer of a session that a window is about to be closed, if it must be told. What it has under way there
-    /// ends its session; what it begins later is refused on its side.
+    /// ends its session, and so does what it begins before it has heard of this; later it is refused on its side.
     pub fn withdraw(&mut self, session: Slot, window: WindowKey) {
         if self.windows.exposed_rights(window).is_some() {
             self.tell_of_window(session, window, WindowNews::new(WindowNews::CLOSED, 0), None);

@@ -164,12 +164,25 @@ impl Fabric {
         }
         let (window, len) = (WindowKey(header.window.get()), header.payload_len());
         match self.windows.lend(session, window, header.window_offset.get(), len) {
-            Ok((frame, _)) => self.payload_placed(reactor, session, header, frame, handler),
+            Ok((frame, _)) if self.may_have_placed(session, window, &frame) => {
+                self.payload_placed(reactor, session, header, frame, handler)
+            }
+            Ok((frame, _)) => {
+                // It cannot reach that memory: nothing was written, and what lies there is not the peer's.
+                let _ = self.windows.give_back(window, frame);
+                Err(CloseReason::Unexpected(kind))
+            }
             Err(error) => {
                 self.nack(session, header, error);
                 Ok(())
             }
         }
+    }
+
+    /// Whether the peer of a session can write the memory of a window by itself.
+    fn may_have_placed(&self, session: Slot, window: WindowKey, frame: &Frame) -> bool {
+        let Some(state) = self.sessions.get(session) else { return false };
+        state.loans.is_written(window) || state.lent.as_ref().is_some_and(|arena| arena.owns(frame))
     }
 
     /// A session has ended: what its server may still be writing is taken from it.

@@ -254,9 +254,12 @@ impl Fabric {
         if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
             return self.forget_lane_if_done(slot);
         }
-        // Over shared memory answers cost no call that others could share: they go before anything else is done.
-        self.send_now(reactor, slot, handler);
+        // Over shared memory answers cost no call that others could share: they go before anything else is done. Not if the rest
+        // was held back for them: what is left here is then looked at again when they have gone.
         let left = filled - at;
+        if !self.is_held(session) {
+            self.send_now(reactor, slot, handler);
+        }
         if self.is_held(session) {
             frame.copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {

@@ -265,7 +265,7 @@ impl Fabric {
     /// Watches a peer that owes something.
     pub(super) fn watch(&mut self, reactor: &Reactor, session: Slot) {
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
-        let owes = state.owes || state.gets > 0;
+        let owes = state.owes || state.gets > 0 || state.loans.is_awaited();
         if state.liveness.owes() != owes {
             state.liveness.set_owes(owes, reactor.now());
             if owes {

@@ -294,7 +294,7 @@ impl Core {
                 self.complete(op, opened.map(Outcome::Opened));
             }
             Command::CloseWindow { op, sessions, descriptor, mapping } => {
-                self.close_window(fabric, (op, &sessions), descriptor, mapping);
+                self.close_window((fabric, reactor), (op, &sessions), descriptor, mapping);
             }
             Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
             Command::GiveCredit { session } => self.give_credit(fabric, session),

@@ -284,7 +284,9 @@ impl Node {
     /// caller's.
     ///
     /// Peers on this host to whom a window for gets is opened over `shm://` are lent the whole file for reading (one of up to
-    /// 1 GiB and of whole pages); puts go through the connection.
+    /// 1 GiB and of whole pages); puts go through the connection. The file's mode is taken its right for others to write, so that
+    /// such a peer cannot open it anew for that. A device of RDMA keeps the pages that it has: whoever punches holes
+    /// into the file must have closed the windows there before.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -308,8 +310,9 @@ impl Node {
         self.open_range(&[session], memory.segment(range), rights, false)
     }
 
-    /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put or one
-    /// get (or one of each): a second is refused.
+    /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put of one
+    /// range or one get of one segment (or one of each): a second is refused, and so are all pieces but one of those that have
+    /// several.
     ///
     /// # Errors
     /// As for [`Node::open_window`]; `TooLong`.

@@ -4,7 +4,7 @@
 //! a get of the fabric for each part. Either ends when all its parts have, *and* when no frame over the program's memory is left:
 //! the peer's word may come before the kernel has let go of what was sent.
 
-use byway_reactor::{Frame, Mapping, Reactor};
+use byway_reactor::{Errno, Frame, Mapping, Reactor};
 use zerocopy::little_endian::U32;
 
 use super::command::Header;
@@ -97,6 +97,11 @@ fn frame(segments: &[Held], piece: &Piece) -> Frame {
     // SAFETY: the program's side makes no references to a mapping in use, which it is by its segment and then by this frame; and
     // all frames over a program's memory are of this loop.
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
+}
+
+/// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
+fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
+    fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
 }
 
 impl Core {
@@ -192,6 +197,12 @@ impl Core {
             drop(segments);
             return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
+        if !can_be_reached(fabric, link.fabric, &segments) {
+            // Nothing was said of it, so a message with it has taken no credit of the peer's.
+            link.credits += u32::from(message.is_some());
+            drop(segments);
+            return self.complete(op, Err(OpError::Io(Errno::BUSY)));
+        }
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
         let number = link.put_count;
         link.put_count += 1;
@@ -295,6 +306,10 @@ impl Core {
             drop(segments);
             return self.complete(op, Err(OpError::Ended(reason)));
         };
+        if !can_be_reached(fabric, slot, &segments) {
+            drop(segments);
+            return self.complete(op, Err(OpError::Io(Errno::BUSY)));
+        }
         // A frame of the fabric's has one piece.
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
         let left = parts.iter().map(|part| part.pieces.len() as u32).sum();

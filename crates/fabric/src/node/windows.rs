@@ -50,6 +50,10 @@ impl Core {
             slots.push(link.fabric);
         }
         let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
+        if !fabric.checks_windows(slot) && !mapping.pin() {
+            // Lent to another peer for writing: what its device would have may be replaced.
+            return Err(OpError::Io(Errno::BUSY));
+        }
         if slots.len() > 1 && slots.iter().any(|slot| !fabric.checks_windows(*slot)) {
             return Err(OpError::Io(Errno::OPNOTSUPP));
         }
@@ -91,7 +95,7 @@ impl Core {
 
     pub(super) fn close_window(
         &mut self,
-        fabric: &mut Fabric,
+        (fabric, reactor): (&mut Fabric, &Reactor),
         (op, sessions): (Slot, &[Session]),
         descriptor: Descriptor,
         mapping: Mapping,
@@ -104,7 +108,7 @@ impl Core {
             for key in [keys.0, keys.1] {
                 fabric.withdraw(link.fabric, key);
             }
-            let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(link.fabric, *key));
+            let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(reactor, link.fabric, *key));
             recalled.extend(lent.map(|key| (link.fabric, key.0)));
         }
         let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));

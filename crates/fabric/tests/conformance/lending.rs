@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use byway_fabric::wire::{Header, Kind, Lend};
+use byway_fabric::wire::{FLAG_PLACED, Header, Kind, Lend};
 use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
 use zerocopy::FromZeros;
@@ -114,7 +114,8 @@ pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
             assert!(bytes.iter().all(|byte| *byte == 0x22));
         }
         for window in [read, written] {
-            let told = rig.ends[owner].fabric.recall(ours.1, window);
+            let End { reactor, fabric, .. } = &mut rig.ends[owner];
+            let told = fabric.recall(reactor, ours.1, window);
             assert_eq!(told, lends(rig));
             drop(rig.ends[owner].fabric.windows().close(window));
             if told {
@@ -215,4 +216,25 @@ pub fn what_a_lost_peer_could_write_is_taken_from_it(rig: &mut Rig) {
         assert!(bytes_of(&memory)[AT..AT + LEN] == pattern(4, LEN), "and it is as it was");
         rig.ends.iter_mut().for_each(|end| end.log.events.clear());
     }
+}
+
+/// A peer that was lent memory to read, and says that it has placed bytes in other memory, which it cannot reach.
+pub fn what_a_peer_cannot_have_placed_is_not_believed(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let memory = filled(&pattern(1, LEN));
+    let _ = open(rig, (CLIENT, client), &memory, false);
+    heard(rig, (CLIENT, client));
+    let End { reactor, fabric, .. } = &mut rig.ends[CLIENT];
+    let frame = reactor.frames().alloc(100).expect("a frame");
+    let window = fabric.open_target(client, (frame, 0, 100), 0).expect("there is room");
+    let mut header = Header::new(Kind::Data);
+    header.flags |= FLAG_PLACED;
+    header.window.set(window.0);
+    let announced = Announced { len: 100, checksum: None };
+    rig.server().fabric.send_with(server, header, announced, |_| ());
+    let down = |event: &Event| if let Event::Down(reason) = event { Some(*reason) } else { None };
+    let reason = rig.until("the liar's session ends", |rig| rig.client().take(down));
+    assert_eq!(reason, CloseReason::Unexpected(Kind::Data));
+    let placed = |event: &Event| matches!(event, Event::Placed { .. }).then_some(());
+    assert!(rig.client().take(placed).is_none(), "what lay there is not the peer's");
 }

@@ -46,6 +46,7 @@ suites! {
     [
         messages::messages_come_in_order_with_their_payloads,
         messages::many_sessions_are_served_together,
+        messages::messages_that_were_held_back_for_answers_are_all_answered,
         transfers::a_put_is_placed_where_it_belongs_and_nowhere_else,
         transfers::a_get_brings_what_lies_there,
         transfers::puts_and_gets_of_all_sizes_are_under_way_together,
@@ -63,6 +64,7 @@ suites! {
         faults::memory_that_a_lost_server_could_write_is_taken_from_it,
         lending::a_window_is_reached_by_the_peer_itself_where_it_can_be,
         lending::what_a_peer_says_of_its_memory_is_checked,
+        lending::what_a_peer_cannot_have_placed_is_not_believed,
         lending::what_a_lost_peer_could_write_is_taken_from_it,
     ]
 }

@@ -1,10 +1,11 @@
 //! Messages: their order, their payloads, many sessions.
 
-use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::wire::{Header, Kind};
+use byway_fabric::limits::{SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX};
+use byway_fabric::wire::{HEADER_BYTES, Header, Kind};
 use byway_fabric::{Announced, Slot};
+use byway_reactor::Wait;
 
-use crate::rig::{CLIENT, Event, Rig, SERVER, pattern};
+use crate::rig::{CLIENT, End, Event, Rig, SERVER, pattern};
 
 fn lens() -> Vec<usize> {
     let edges = [0, 1, 16, 127, 128, 4095, 4096, 4097, SMALL_BYTES_MAX - 1, SMALL_BYTES_MAX];
@@ -58,4 +59,41 @@ pub fn many_sessions_are_served_together(rig: &mut Rig) {
         assert!(rig.client().close_target(*window) == pattern(at as u64, 32_768), "session {at}");
     }
     assert_eq!((rig.server().fabric.session_count(), rig.client().fabric.session_count()), (SESSIONS, SESSIONS));
+}
+
+/// A put that the client does not take yet has almost all the heap that a session may have, and messages come whose answers are too
+/// much for it: those are sent where they can be, and then there is room again in the middle of what was received.
+pub fn messages_that_were_held_back_for_answers_are_all_answered(rig: &mut Rig) {
+    const MESSAGES: usize = 40;
+    // Room for four answers.
+    const HEADS: usize = SESSION_HEAP_BYTES_MAX - HEADER_BYTES - 4 * HEADER_BYTES;
+    // More than a ring of shared memory has room for.
+    const LEN: usize = HEADS + (512 << 10);
+    let (server, client) = rig.session();
+    let window = rig.client().open_target(client, LEN);
+    let to = rig.offer(client, window);
+    rig.server().log.answers = true;
+    for _ in 0..MESSAGES {
+        rig.client().fabric.send(client, Header::new(Kind::Message));
+    }
+    rig.client().turn(Wait::Poll);
+    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let (route, announced) = (fabric.route(server), Announced { len: LEN, checksum: None });
+    let head = vec![9; HEADS];
+    let data = (to, Header::new(Kind::Data));
+    let put = fabric.put(reactor, (server, route), data, announced, |gather| {
+        gather.push_head(&head);
+        gather.push_zeroes(LEN - HEADS);
+    });
+    put.expect("heads can be read");
+    for _ in 0..20 {
+        rig.server().turn(Wait::Poll);
+    }
+    let notice = |event: &Event| matches!(event, Event::Message { kind: Kind::Notice, .. }).then_some(());
+    for answer in 0..MESSAGES {
+        rig.until(&format!("answer {answer}"), |rig| rig.client().take(notice));
+    }
+    rig.placed();
+    let came = rig.client().close_target(window);
+    assert!(came[..HEADS] == head && came[HEADS..].iter().all(|byte| *byte == 0));
 }

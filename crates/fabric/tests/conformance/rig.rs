@@ -62,6 +62,8 @@ pub struct End {
 #[derive(Default)]
 pub struct Log {
     pub events: VecDeque<Event>,
+    /// It answers each message with a notice.
+    pub answers: bool,
 }
 
 impl Handler for Log {
@@ -71,12 +73,15 @@ impl Handler for Log {
 
     fn message(
         &mut self,
-        _fabric: &mut Fabric,
+        fabric: &mut Fabric,
         _reactor: &mut Reactor,
-        _session: Slot,
+        session: Slot,
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) {
+        if self.answers {
+            fabric.send(session, Header::new(Kind::Notice));
+        }
         self.events.push_back(Event::Message { kind, header: *header, payload: payload.to_vec() });
     }
 
@@ -115,7 +120,7 @@ impl End {
     }
 
     /// Handles what is ready; says whether something was.
-    fn turn(&mut self, wait: Wait) -> bool {
+    pub fn turn(&mut self, wait: Wait) -> bool {
         let Self { reactor, fabric, log, completions } = self;
         fabric.feed_starved(reactor, log);
         fabric.flush(reactor, log);

@@ -49,8 +49,9 @@ impl Reactor {
     /// # Errors
     /// The kernel's: the loop is then unusable.
     pub fn reap_known(&mut self, into: &mut Vec<Completion>) -> std::io::Result<()> {
-        into.append(&mut self.aside);
         let before = into.len();
+        into.append(&mut self.aside);
+        let reaped = into.len();
         match &mut self.backend {
             Backend::Epoll(epoll) => into.extend(epoll.os().ready.drain(..)),
             // Without submissions this reads the ring alone.
@@ -59,7 +60,10 @@ impl Reactor {
         }
         if !self.shared.is_unused() {
             let (shared, mut floor) = floor!(self);
-            shared.turn(&mut floor, into, before);
+            shared.turn(&mut floor, into, reaped);
+        }
+        if into.len() > before {
+            self.turned_at = self.now();
         }
         Ok(())
     }

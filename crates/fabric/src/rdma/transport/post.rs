@@ -144,7 +144,10 @@ impl Transport {
                     }
                 }
             };
-            posted.map_err(cannot_post)?;
+            if let Err(error) = posted {
+                self.posted.remove(Slot::from_u64(number));
+                return Err(cannot_post(error));
+            }
             if let Some(times) = times.filter(|_| is_told) {
                 self.events.push_back(Event::Sent(connection, Some(times.went(bytes, self.clock))));
             }
@@ -198,7 +201,10 @@ impl Transport {
         let posted = self.posted.insert(Posted { connection, bytes: 0, what: What::Credits });
         let work = Work::SendWith { payload: Payload::Empty, immediate: state.credits.give_back() };
         let sent = endpoint.post(work, posted.to_u64(), Report::WithNext);
-        sent.map(|()| Stop::Done).map_err(|refused| cannot_post(refused.error))
+        sent.map(|()| Stop::Done).map_err(|refused| {
+            self.posted.remove(posted);
+            cannot_post(refused.error)
+        })
     }
 }
 
