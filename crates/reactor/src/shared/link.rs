@@ -162,7 +162,7 @@ impl Link {
     pub(super) fn send_now(&mut self, os: &mut Os, gather: &Gather) -> bool {
         let n = gather.len();
         let free = self.send.is_none() && !self.ends.ended && !self.ends.peer_gone;
-        if !free || n > SHARED_STEP_BYTES || self.ends.writer.room().unwrap_or(0) < n {
+        if !free || n > SHARED_STEP_BYTES || self.ends.writer.room(n).unwrap_or(0) < n {
             return false;
         }
         // What cannot be read is found out again by who sends it then.
@@ -181,8 +181,14 @@ impl Link {
 
     /// Goes on with both directions; says what has ended.
     pub(super) fn turn(&mut self, os: &mut Os, ready: &mut Vec<Completion>) {
-        ready.extend(self.receive_more(os));
-        ready.extend(self.send_more(os));
+        if let Some(completion) = self.receive_more(os) {
+            ready.push(completion);
+        }
+        if self.send.is_some()
+            && let Some(completion) = self.send_more(os)
+        {
+            ready.push(completion);
+        }
     }
 
     /// Whether a turn would move something.
@@ -190,7 +196,7 @@ impl Link {
         let reads = self.receive.is_some()
             && self.ends.reader.here().map_or(true, |(n, ended)| n > 0 || ended != Ended::No || self.ends.peer_gone);
         let writes =
-            self.send.is_some() && (self.ends.peer_gone || self.ends.writer.room().map_or(true, |room| room > 0));
+            self.send.is_some() && (self.ends.peer_gone || self.ends.writer.room(1).map_or(true, |room| room > 0));
         reads || writes
     }
 
@@ -228,6 +234,10 @@ impl Link {
             self.ends.ring(bell);
             self.idle_turns = 0;
             os.counters.received_bytes += n as u64;
+            // All that was seen is taken: to look again costs more than another turn would where nothing has come meanwhile.
+            if n == here && receive.got >= receive.min {
+                break Ok(receive.got);
+            }
         };
         let Receive { token, into, .. } = self.receive.take()?;
         os.counters.receive_calls += u64::from(*result.as_ref().unwrap_or(&0) > 0);
@@ -244,8 +254,9 @@ impl Link {
             if self.ends.peer_gone {
                 break Err(Errno::PIPE);
             }
-            let n = match self.ends.writer.room() {
-                Ok(room) => room.min(left).min(SHARED_STEP_BYTES),
+            let step = left.min(SHARED_STEP_BYTES);
+            let n = match self.ends.writer.room(step) {
+                Ok(room) => room.min(step),
                 Err(error) => break Err(error),
             };
             if n == 0 {

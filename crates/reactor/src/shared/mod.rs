@@ -183,11 +183,14 @@ impl Shared {
 
     /// Goes on with the links that are looked at.
     pub(crate) fn turn_links(&mut self, floor: &mut Floor<'_>, into: &mut Vec<Completion>) {
+        if !self.ready.is_empty() {
+            into.append(&mut self.ready);
+        }
         if let Some(os) = floor.backend.os() {
             let links = &mut self.links;
             self.hot.retain(|socket| {
                 let Some(link) = links.get_mut(*socket) else { return false };
-                link.turn(os, &mut self.ready);
+                link.turn(os, into);
                 link.idle_turns += 1;
                 if link.idle_turns <= IDLE_TURNS_MAX && link.is_busy() {
                     return true;
@@ -197,7 +200,6 @@ impl Shared {
                 link.hot
             });
         }
-        into.append(&mut self.ready);
     }
 
     /// Before the loop sleeps: asks all peers to ring. False if there is something to do already.

@@ -5,10 +5,11 @@
 //! (64 bits do not wrap in a lifetime); a byte's place is its number modulo the size of the ring.
 //!
 //! Waking: an end that goes to sleep sets its flag, and looks once more. The other end publishes, and looks at the flag.
-//! Both with a full fence in between, so that one of the two sees the other (Dekker).
+//! All four accesses are of one total order (`SeqCst`), so that one of the two sees the other (Dekker). That is an exchange
+//! where a fence would be several times dearer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -76,15 +77,15 @@ impl Words {
         if used > self.memory.ring_bytes() as u64 { Err(Errno::PROTO) } else { Ok(used as usize) }
     }
 
+    /// To be called after what the sleeper waits for was stored.
     fn wake(&self, sleeper: usize) -> Bell {
-        fence(Ordering::SeqCst);
         let flag = self.word32(sleeper);
-        if flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0 { Bell::Ring } else { Bell::Quiet }
+        if flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::SeqCst) != 0 { Bell::Ring } else { Bell::Quiet }
     }
 
+    /// To be called before what is waited for is looked at once more.
     fn set_sleeps(&self, sleeper: usize) {
-        self.word32(sleeper).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.word32(sleeper).store(1, Ordering::SeqCst);
     }
 }
 
@@ -103,14 +104,19 @@ impl Writer {
         Self { words: Words { memory: Arc::clone(memory), number }, tail: 0, head: 0 }
     }
 
-    /// Bytes that the ring has room for.
+    /// Bytes that the ring has room for: `wanted` at least, or as many as there are. The reader's counter, for which its
+    /// cache must be asked, is looked at only if what was last seen of it is not enough.
     ///
     /// # Errors
     /// `EPROTO` if the peer has written nonsense.
-    pub(super) fn room(&mut self) -> Result<usize, Errno> {
-        self.head = self.words.word64(HEAD).load(Ordering::Acquire);
-        let used = self.words.between(self.head, self.tail)?;
-        Ok(self.words.memory.ring_bytes() - used)
+    pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Errno> {
+        let size = self.words.memory.ring_bytes();
+        let known = size - self.words.between(self.head, self.tail)?;
+        if known >= wanted {
+            return Ok(known);
+        }
+        self.head = self.words.word64(HEAD).load(Ordering::SeqCst);
+        Ok(size - self.words.between(self.head, self.tail)?)
     }
 
     /// Where the next bytes go, `ahead` of what was published: an address, and how many lie there in one piece.
@@ -121,7 +127,7 @@ impl Writer {
     /// The reader may have `n` more bytes, that were written at [`Writer::place`] and for which there was room.
     pub(super) fn publish(&mut self, n: usize) -> Bell {
         self.tail += n as u64;
-        self.words.word64(TAIL).store(self.tail, Ordering::Release);
+        self.words.word64(TAIL).store(self.tail, Ordering::SeqCst);
         self.words.wake(READER_SLEEPS)
     }
 
@@ -132,7 +138,7 @@ impl Writer {
 
     /// Nothing more will be written.
     pub(super) fn end(&self, how: Ended) -> Bell {
-        self.words.word32(ENDED).fetch_max(how as u32, Ordering::AcqRel);
+        self.words.word32(ENDED).fetch_max(how as u32, Ordering::SeqCst);
         self.words.wake(READER_SLEEPS)
     }
 }
@@ -156,12 +162,12 @@ impl Reader {
     /// # Errors
     /// `EPROTO` if the peer has written nonsense.
     pub(super) fn here(&self) -> Result<(usize, Ended), Errno> {
-        let ended = match self.words.word32(ENDED).load(Ordering::Acquire) {
+        let ended = match self.words.word32(ENDED).load(Ordering::SeqCst) {
             0 => Ended::No,
             1 => Ended::Done,
             _ => Ended::Reset,
         };
-        let tail = self.words.word64(TAIL).load(Ordering::Acquire);
+        let tail = self.words.word64(TAIL).load(Ordering::SeqCst);
         Ok((self.words.between(self.head, tail)?, ended))
     }
 
@@ -174,7 +180,7 @@ impl Reader {
     /// `n` bytes that were here are no longer needed.
     pub(super) fn consume(&mut self, n: usize) -> Bell {
         self.head += n as u64;
-        self.words.word64(HEAD).store(self.head, Ordering::Release);
+        self.words.word64(HEAD).store(self.head, Ordering::SeqCst);
         self.words.wake(WRITER_SLEEPS)
     }
 
