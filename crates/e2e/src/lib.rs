@@ -6,11 +6,13 @@
 
 mod certificates;
 mod foreign;
+mod networks;
 mod script;
 mod server;
 
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
+pub use networks::{FAR, NEAR, Networks, Side};
 pub use script::Script;
 pub use server::{LIBNBD_PRELUDE, LIMIT, Server, binary, libnbd_python, run, run_well, until};
 

@@ -44,9 +44,17 @@ impl Server {
     /// # Panics
     /// If it does not get ready; the message holds its log.
     pub fn start(folder: &Path, doors: usize, arguments: &[&str]) -> Self {
+        Self::start_by(Command::new(binary()), folder, doors, arguments)
+    }
+
+    /// The same with a command that runs the binary: in another namespace, say.
+    ///
+    /// # Panics
+    /// See [`Server::start`].
+    pub fn start_by(mut command: Command, folder: &Path, doors: usize, arguments: &[&str]) -> Self {
         let log = folder.join(format!("byway-{}.log", std::process::id()));
         let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
-        let mut child = Command::new(binary())
+        let mut child = command
             .arg("serve")
             .args(arguments)
             .stdin(Stdio::null())
