@@ -114,6 +114,9 @@ pub struct ServeArguments {
     #[arg(long, value_name = "WHERE", value_parser = parse_stage)]
     pub stage: Option<Stage>,
     /// A configuration file; flags win over its keys, and lists are added to its lists
+    ///
+    /// TOML. Keys are called as the flags are, with _ for -; but `volumes` is a list of SPECs, a volume can also be a table
+    /// [volume.NAME], and what begins with --tls is in the table [tls]. dist/byway.toml in the sources shows all.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The certificate chain of this node, PEM

@@ -369,6 +369,10 @@ impl Configuration {
         for Guarded { origin, address } in listeners {
             let judged = admissible(address, self.authentication(), &self.allow, self.insecure);
             judged.map_err(|refusal| match origin {
+                // A name is told beside what it resolves to; an address is in the refusal already.
+                Origin::Configured(listener) if listener.to_string() == address.to_string() => {
+                    value("a listener".to_owned(), refusal)
+                }
                 Origin::Configured(listener) => value(listener.to_string(), refusal),
                 Origin::Inherited => value(
                     format!("the passed socket {address}"),

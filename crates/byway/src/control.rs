@@ -152,7 +152,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, reload: &impl Fn(ReloadRe
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody answers.
-    #[error("{}: {source}; is the node running, with --ctl and this path, and are you its owner?", path.display())]
+    #[error("{}: {source}; is the node running, with --ctl and this path (another one: --socket PATH), and are you its owner?", path.display())]
     Connect {
         /// Where.
         path: PathBuf,

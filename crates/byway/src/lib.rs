@@ -31,6 +31,7 @@ pub mod reload;
 pub mod remote;
 pub mod serve;
 pub mod spec;
+mod statistics;
 pub mod supervisor;
 pub mod tls;
 pub mod units;

@@ -51,7 +51,7 @@ pub enum ServeError {
     #[error("{0}")]
     Nothing(&'static str),
     /// The user of `--user`.
-    #[error("--user {name}: {source}; name a user of this machine other than root, and start as root")]
+    #[error("--user {name}: {why}; name a user of this machine other than root, and start as root", why = user_error(source))]
     User {
         /// Who.
         name: String,
@@ -312,6 +312,14 @@ fn addresses(listeners: Vec<Guarded>) -> Vec<Address> {
 
 fn listen_error(at: SocketAddr, source: std::io::Error) -> StartError {
     StartError::Listen { address: Address::Tcp(at), source }
+}
+
+/// The lookup's own error says `entity not found`.
+fn user_error(source: &std::io::Error) -> String {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => "there is no such user".to_owned(),
+        _ => source.to_string(),
+    }
 }
 
 fn found_user(name: &str) -> Result<User, ServeError> {

@@ -40,6 +40,9 @@ fn what_cannot_be_served_is_refused_by_name() {
     with("no equals sign", "=");
     with("bad/name=mem:1M", "use only");
     refuses(&["--volume", "m=mem:1M"], "nowhere to listen");
+    let one = ["--volume", "m=mem:1M", at[0], at[1]];
+    refuses(&[&one[..], &["--user", "nobody-of-that-name"]].concat(), "there is no such user");
+    refuses(&[&one[..], &["--ctl", "/nowhere/ctl"]].concat(), "make the folder");
     refuses(&["--volume", "m=mem:1M", "--nbd", "tcp://0.0.0.0:0"], "can be reached by other machines");
     let path = file(folder.path(), "once", 1 << 20);
     let first = serve(folder.path(), &format!("v={path}"));

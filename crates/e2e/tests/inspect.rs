@@ -50,6 +50,17 @@ fn ls_shows_the_volumes_over_each_wire() {
 }
 
 #[test]
+fn where_nobody_serves_it_is_said_what_to_check() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    for scheme in ["byway+unix", "nbd+unix", "byway+shm"] {
+        let uri = format!("{scheme}:///?socket={}/nobody", folder.path().display());
+        let said = run(&binary(), &["ls", &uri]);
+        let stderr = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(!said.status.success() && stderr.contains("check the address"), "{stderr}");
+    }
+}
+
+#[test]
 fn info_says_how_much_is_data() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let server = node(folder.path());

@@ -1,4 +1,5 @@
-//! Messages there and back: `echo listen tcp://127.0.0.1:4711`, then `echo say tcp://127.0.0.1:4711 hello`.
+//! Messages there and back: `echo listen tcp://127.0.0.1:4711`, then `echo say tcp://127.0.0.1:4711 hello`; `echo` is
+//! `cargo run --release -p byway-fabric --example echo --`.
 
 use byway_fabric::node::{Deadline, Node, NodeOptions, Outcome, parse_address};
 
@@ -30,11 +31,21 @@ fn say(address: &str, words: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn main() -> Result<(), Error> {
+fn run() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address] => listen(address),
         ["say", address, words] => say(address, words),
         _ => Err("usage: echo listen ADDRESS | echo say ADDRESS WORDS".into()),
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Memory of another process: `remote_memory lend tcp://127.0.0.1:4711 1048576`, then `remote_memory use tcp://127.0.0.1:4711`.
+//! Memory of another process: `remote_memory lend tcp://127.0.0.1:4711 1048576`, then `remote_memory use tcp://127.0.0.1:4711`;
+//! `remote_memory` is `cargo run --release -p byway-fabric --example remote_memory --`.
 //!
 //! Who lends opens a window and waits: the other reads and writes it without a word of the lender's program.
 
@@ -45,11 +46,21 @@ fn use_it(address: &str) -> Result<(), Error> {
     if good { Ok(()) } else { Err("the bytes came back different".into()) }
 }
 
-fn main() -> Result<(), Error> {
+fn run() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["lend", address, bytes] => lend(address, bytes.parse()?),
         ["use", address] => use_it(address),
         _ => Err("usage: remote_memory lend ADDRESS BYTES | remote_memory use ADDRESS".into()),
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
     }
 }

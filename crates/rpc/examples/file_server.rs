@@ -1,11 +1,13 @@
-//! A file server: `file_server serve tcp://127.0.0.1:4711 FOLDER`, then `file_server fetch tcp://127.0.0.1:4711 NAME`.
+//! A file server: `file_server serve tcp://127.0.0.1:4711 FOLDER`, then `file_server fetch tcp://127.0.0.1:4711 NAME`;
+//! `file_server` is `cargo run --release -p byway-rpc --example file_server --`.
 //!
-//! One call brings a whole file: it names a window of the caller's memory, into which the server puts the bytes before it answers.
+//! One call asks for a file's length, and one more for each MiB of it: that names a window of the caller's memory, into which the
+//! server puts the bytes before it answers.
 
 use std::io::{Read, Write};
 use std::path::{Component, Path};
 
-use byway_fabric::node::{Deadline, NodeOptions, Rights, Segment, parse_address};
+use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Segment, parse_address};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
 
 type Error = Box<dyn std::error::Error>;
@@ -54,7 +56,11 @@ fn fetch(address: &str, name: &str) -> Result<(), Error> {
     let session = rpc.node().connect(&parse_address(address)?, soon())?;
     let number = |reply: Reply| reply.result.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or("no number");
     let call = Call { method: LENGTH, payload: name.as_bytes(), ..Call::default() };
-    let len = number(Reply::of(rpc.call(session, &call, soon())?.wait(soon())??)?)?;
+    let answer = rpc.call(session, &call, soon())?.wait(soon())?;
+    if answer == Err(OpError::Status(NOT_FOUND)) {
+        return Err(format!("the server has no file {name}").into());
+    }
+    let len = number(Reply::of(answer?)?)?;
     let memory = rpc.node().register(CHUNK_BYTES)?;
     let mut at = 0;
     while at < len {
@@ -66,17 +72,30 @@ fn fetch(address: &str, name: &str) -> Result<(), Error> {
         let got = number(Reply::of(rpc.call(session, &call, soon())?.wait(soon())??)?)?;
         window.close()?.wait(soon())??;
         std::io::stdout().write_all(&memory.bytes()?[..usize::try_from(got)?])?;
-        at += got.max(1);
+        if got == 0 {
+            return Err("the file has become shorter meanwhile".into());
+        }
+        at += got;
     }
     rpc.node().close(session)?;
     Ok(())
 }
 
-fn main() -> Result<(), Error> {
+fn run() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address, folder] => serve(address, Path::new(folder)),
         ["fetch", address, name] => fetch(address, name),
         _ => Err("usage: file_server serve ADDRESS FOLDER | file_server fetch ADDRESS NAME".into()),
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
     }
 }

@@ -25,6 +25,8 @@ fn file_server() {
     for name in ["missing", "../file", "/etc/passwd"] {
         let fetched = fetch(name);
         assert!(!fetched.status.success() && fetched.stdout.is_empty(), "{name}");
+        let said = String::from_utf8_lossy(&fetched.stderr);
+        assert!(said.contains(&format!("no file {name}")), "{said}");
     }
     server.kill().unwrap();
     server.wait().unwrap();

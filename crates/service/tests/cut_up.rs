@@ -1,6 +1,7 @@
 //! A large write goes on in a pool that idle connections have cut up, while others are under way.
 
 mod pair;
+mod serving;
 
 use std::time::Duration;
 
@@ -15,11 +16,11 @@ fn a_large_write_is_pulled_in_smaller_pieces_while_another_is_under_way() {
     let mut pair = Pair::new(1, 8 << 20, STORE_TIME, STORE_TIME * 10);
     assert!(pair.pass(Duration::from_secs(1)).is_empty());
     // One page of four stays taken.
-    let mut taken: Vec<Frame> = std::iter::from_fn(|| pair.at_server.frames().alloc(4096)).collect();
+    let mut taken: Vec<Frame> = std::iter::from_fn(|| pair.serving.reactor.frames().alloc(4096)).collect();
     taken.sort_by_key(|frame| frame.as_ptr());
     let mut at = 0_usize;
     taken.retain(|_| (at.is_multiple_of(4), at += 1).0);
-    assert!(pair.at_server.frames().alloc(16 << 10).is_none());
+    assert!(pair.serving.reactor.frames().alloc(16 << 10).is_none());
     pair.write(0, 20 << 10, 1);
     assert!(pair.pass(Duration::from_secs(1)).is_empty(), "it is at the store");
     pair.write(256 << 10, 256 << 10, 2);

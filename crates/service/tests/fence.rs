@@ -1,6 +1,7 @@
 //! A client whose old session still has I/O at a slow store waits for its end, and does not take the server for lost.
 
 mod pair;
+mod serving;
 
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ fn heard(seed: u64) -> Vec<Notice> {
     let mut pair = Pair::new(seed, 1 << 20, STORE_TIME, HANDSHAKE_TIME_MAX * 2);
     pair.write(0, 4096, 1);
     assert_eq!(pair.pass(Duration::from_secs(1)).len(), 0);
-    assert_eq!(pair.server.calls_in_flight(), 1, "the write is at the store");
-    assert!(pair.world.reset_random_connection());
+    assert_eq!(pair.serving.server.calls_in_flight(), 1, "the write is at the store");
+    assert!(pair.serving.world.reset_random_connection());
     let (mut notices, mut answers) = (Vec::new(), Vec::new());
     for _ in 0..STORE_TIME.as_secs() * 2 {
         answers.extend(pair.pass(Duration::from_secs(1)));

@@ -9,6 +9,7 @@ mod decisions;
 mod layers;
 mod links;
 mod machines;
+mod map;
 mod sizes;
 mod tokens;
 mod tree;
@@ -46,7 +47,7 @@ impl fmt::Display for Finding {
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     tree::check_syntax,
     layers::check,
     unsafety::check,
@@ -55,6 +56,7 @@ const RULES: [Rule; 9] = [
     bounds::check,
     banned::check,
     links::check,
+    map::check,
     decisions::check,
 ];
 

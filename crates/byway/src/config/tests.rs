@@ -49,6 +49,49 @@ fn a_file_and_flags_are_merged() {
     assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
 }
 
+/// Every key is in the sample: a new one does not compile here until it is.
+#[test]
+fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
+    let sample = include_str!("../../../../dist/byway.toml");
+    let got = load(&[], Some(sample)).unwrap();
+    assert_eq!((got.volumes.len(), got.listen.len(), got.nbd.len()), (1, 1, 1));
+    // What is explained has a space behind its mark; what is not set has none, or begins a text.
+    let is_key = |rest: &&str| !rest.starts_with(' ') || rest.trim_start().starts_with('"');
+    let shown: Vec<&str> = sample.lines().map(|line| line.strip_prefix('#').filter(is_key).unwrap_or(line)).collect();
+    let all = shown.join("\n");
+    let got = load(&[], Some(&all)).unwrap();
+    assert_eq!(got.volumes.len(), 4);
+    let form: FileForm = toml::from_str(&all).unwrap();
+    let FileForm {
+        listen,
+        nbd,
+        http,
+        ctl,
+        io,
+        frames,
+        mapped,
+        stage,
+        threads,
+        volumes,
+        mut volume,
+        tls,
+        allow,
+        insecure,
+        user,
+        slow_us,
+    } = form;
+    assert!(![listen, nbd, volumes, allow].iter().any(Vec::is_empty) && !insecure);
+    assert!([http, io, frames, mapped, stage, user].iter().all(Option::is_some));
+    assert!(ctl.is_some() && threads.is_some());
+    let Tls { certificate: _, key: _, client_ca, clients, mode } = tls.unwrap();
+    assert_eq!((client_ca.is_some(), clients, mode), (true, Some(ClientAuthentication::Required), TlsMode::default()));
+    assert_eq!(slow_us, Some(DEFAULT_SLOW_US));
+    let VolumeForm { store: _, read_only, direct, stage, tls_required, rate, shared, description } =
+        volume.remove("data").unwrap();
+    assert_eq!((read_only, direct, tls_required, shared), (false, true, false, false));
+    assert!([stage, rate, description].iter().all(Option::is_some));
+}
+
 #[test]
 fn the_nodes_stage_is_for_direct_volumes_that_do_not_say_theirs() {
     let file = "volumes = ['a=/a,direct', 'b=/b', 'c=/c,direct,stage=memory']\nstage = 'device'";

@@ -68,6 +68,14 @@ pub struct CopyArguments {
     pub json: bool,
 }
 
+fn resume_hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "; the folder of the destination must be there",
+        io::ErrorKind::PermissionDenied => "; name one that you may write, with --resume",
+        _ => "",
+    }
+}
+
 /// Why `byway copy` failed. Says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyCommandError {
@@ -81,7 +89,7 @@ pub enum CopyCommandError {
     #[error("copy: {0} is both source and destination; name another destination")]
     Same(String),
     /// The resume file cannot be used.
-    #[error("copy: {}: {source}", path.display())]
+    #[error("copy: the resume file {}: {source}{hint}", path.display(), hint = resume_hint(source))]
     Resume {
         /// Its path.
         path: PathBuf,

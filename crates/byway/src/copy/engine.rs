@@ -1,4 +1,8 @@
-//! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records.
+//! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records. `resuming.rs`
+//! knows what an earlier run has done, `verification.rs` reads the destination back.
+
+mod resuming;
+mod verification;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -255,29 +259,10 @@ impl Engine<'_> {
             return Err(failure);
         }
         if self.options.verify {
-            let checks = self.records.iter().map(|(&offset, &record)| match record.crc {
-                Some(_) => Work::Check { offset, record },
-                None => Work::FindData { offset, len: record.len },
-            });
-            self.work.extend(checks);
-            self.drain()?;
-            if let Some(failure) = self.failure.take() {
-                return Err(failure);
-            }
-            self.repent()?;
-            self.copied.verified = true;
+            self.verify()?;
         }
         self.copied.crc32c = whole_crc(&self.records);
         Ok(self.copied)
-    }
-
-    /// Ends the copy if anything differs, and sees to it that the next run copies that again.
-    fn repent(&mut self) -> Result<(), CopyError> {
-        let Some(&(offset, _)) = self.differing.iter().min() else { return Ok(()) };
-        if let Some(log) = &mut self.resume {
-            log.forget(&self.differing).map_err(CopyError::Resume)?;
-        }
-        Err(CopyError::Differs { offset, len: self.differing.iter().map(|(_, len)| len).sum() })
     }
 
     /// Starts work and takes answers until there is neither.
@@ -429,14 +414,7 @@ impl Engine<'_> {
             }
             (Slot::Checking { offset, record }, Answer::Read(result)) => {
                 let frame = result.map_err(|error| CopyError::Destination { offset, error })?;
-                let same = match record.crc {
-                    Some(crc) => crc32c::crc32c(&frame) == crc,
-                    None => frame.iter().all(|&byte| byte == 0),
-                };
-                if !same {
-                    self.differing.push((offset, record.len));
-                }
-                self.done_bytes += record.len;
+                self.check(offset, record, &frame);
             }
             (Slot::Finding { offset, len }, Answer::Extents(extents)) => {
                 let extents = extents.map_err(|error| CopyError::Destination { offset, error })?;
@@ -467,68 +445,6 @@ impl Engine<'_> {
         (chunk - offset % chunk).min(end - offset)
     }
 
-    fn add_piece(&mut self, offset: u64, len: u64, hole: bool) -> Result<(), CopyError> {
-        let is_done = self.records.get(&offset).is_some_and(|done| done.len == len && done.crc.is_none() == hole);
-        let last = self.records.range(..offset + len).next_back();
-        let overlaps = last.is_some_and(|(at, record)| at + record.len > offset);
-        if overlaps && !is_done && !self.source.shows_changes() {
-            self.forget_from(offset, len)?;
-        }
-        if is_done && (hole || self.source.shows_changes()) {
-            self.resumed(offset, Record { len, crc: self.records.get(&offset).and_then(|done| done.crc) });
-        } else if !hole {
-            let before = self.records.get(&offset).filter(|_| is_done).and_then(|done| done.crc);
-            self.work.push_back(Work::Read { offset, len, before });
-        } else if self.destination.is_blank() {
-            self.copied.zero_bytes += len;
-            self.record(offset, Record { len, crc: None });
-        } else {
-            self.work.push_back(Work::Zero { offset, len });
-        }
-        Ok(())
-    }
-
-    /// Has what was read written, unless an earlier run has written just that.
-    fn compare(&mut self, offset: u64, frame: Frame, before: Option<u32>) -> Result<(), CopyError> {
-        let len = frame.len() as u64;
-        let Some(before) = before else {
-            self.work.push_front(Work::Write { offset, frame });
-            return Ok(());
-        };
-        if crc32c::crc32c(&frame) != before {
-            // A record must not outlive what it tells of: the source may be again what it was when the next run comes.
-            self.forget_from(offset, len)?;
-            self.work.push_front(Work::Write { offset, frame });
-            return Ok(());
-        }
-        self.resumed(offset, Record { len, crc: Some(before) });
-        Ok(())
-    }
-
-    /// Counts a piece that an earlier run had done, and records it again if that was dropped.
-    fn resumed(&mut self, offset: u64, record: Record) {
-        self.copied.resumed_bytes += record.len;
-        if self.forgotten.contains(&offset) {
-            self.record(offset, record);
-        } else {
-            self.done_bytes += record.len;
-        }
-    }
-
-    /// Drops the records of a checkpoint's worth of bytes from a changed piece on: one flush of the file for many changed
-    /// pieces. Those behind it that turn out to be the same are recorded again.
-    fn forget_from(&mut self, offset: u64, len: u64) -> Result<(), CopyError> {
-        if self.forgotten.contains(&offset) {
-            return Ok(());
-        }
-        let end = (offset + len.max(CHECKPOINT_BYTES)).min(self.copied.bytes);
-        if let Some(log) = &mut self.resume {
-            log.forget(&[(offset, end - offset)]).map_err(CopyError::Resume)?;
-        }
-        self.forgotten = offset..end;
-        Ok(())
-    }
-
     /// Has a range written with zeroes, piece by piece.
     fn fill(&mut self, mut offset: u64, len: u64) {
         let end = offset + len;
@@ -551,26 +467,6 @@ impl Engine<'_> {
         if self.resume.is_some() && due && !self.flushing && self.failure.is_none() {
             self.flushing = true;
             self.work.push_front(Work::Flush);
-        }
-    }
-
-    /// Has what the destination says is data within a range of zeroes read and checked.
-    fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
-        let end = offset + len;
-        for run in align_extents(offset, extents, self.block_bytes, end) {
-            let run_end = offset + run.len;
-            while offset < run_end {
-                let len = if run.hole { run_end - offset } else { self.chunk_at(offset, run_end) };
-                if run.hole {
-                    self.done_bytes += len;
-                } else {
-                    self.work.push_back(Work::Check { offset, record: Record { len, crc: None } });
-                }
-                offset += len;
-            }
-        }
-        if offset < end {
-            self.work.push_back(Work::FindData { offset, len: end - offset });
         }
     }
 }

@@ -78,14 +78,9 @@ pub enum DemoError {
         /// Why not.
         source: std::io::Error,
     },
-    /// It cannot be shared.
-    #[error("demo: {}: {source}", path.display())]
-    Open {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: OpenError,
-    },
+    /// It cannot be shared. Names the path.
+    #[error("demo: {0}")]
+    Open(#[from] OpenError),
     /// The node.
     #[error("demo: {0}")]
     Start(#[from] StartError),
@@ -164,7 +159,7 @@ pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
 fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoError> {
     let mut spec = VolumeSpec::new(VolumeName::new("demo")?, StoreSpec::Path(path.to_owned()));
     spec.read_only = true;
-    let volume = open_volume(&spec, &OpenHere).map_err(|source| DemoError::Open { path: path.to_owned(), source })?;
+    let volume = open_volume(&spec, &OpenHere)?;
     let loopback = Address::Tcp(([127, 0, 0, 1], 0).into());
     let options = NodeOptions {
         io,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::session::{RunError, Session};
+use crate::statistics::median;
 
 /// One figure of a paper, done here.
 #[derive(Clone, Copy)]
@@ -263,13 +264,6 @@ impl Gathered {
     pub(super) fn series(self) -> Vec<Series> {
         self.0
     }
-}
-
-/// The middle value; of an even number the upper of the two. 0 of none.
-pub(super) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]

@@ -91,6 +91,7 @@ fn listen_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => ": another program listens there; choose another port or stop it",
         std::io::ErrorKind::PermissionDenied => ": ports under 1024 need CAP_NET_BIND_SERVICE; choose another",
+        std::io::ErrorKind::NotFound => ": make the folder that it is to be in first",
         std::io::ErrorKind::AlreadyExists => ": a file that is no socket is there; choose another path",
         _ => "",
     }

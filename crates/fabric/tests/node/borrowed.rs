@@ -19,9 +19,7 @@ fn borrowed_bytes_come_and_go(rig: &Rig) {
         let pair = rig.pair_of(&NodeOptions { checksum, ..rig.options() });
         let _turner = Turner::of(&pair.server);
         for len in [1, 4096, 70_001, (3 << 20) + 17] {
-            let (memory, window) = pair.window(len, |memory, range| {
-                pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
-            });
+            let (memory, window) = pair.open(len, Rights::BOTH);
             let remote = window.descriptor();
             // Not at the start of a page, and something beside it.
             let mut mine = vec![0xee; len + 9];
@@ -77,9 +75,7 @@ fn who_gives_up_has_his_memory_for_himself(rig: &Rig) {
 fn many_threads_borrow_at_once(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
-    let (memory, window) = pair.window(8 * 50_000, |memory, range| {
-        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
-    });
+    let (memory, window) = pair.open(8 * 50_000, Rights::BOTH);
     let (client, to_server, remote) = (&pair.client, pair.to_server, window.descriptor());
     std::thread::scope(|scope| {
         for thread in 0..8u8 {

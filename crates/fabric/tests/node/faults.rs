@@ -18,8 +18,7 @@ crate::over_rdma!(
 
 fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
     let pair = rig.pair_of(&NodeOptions { messages: 1, ..rig.options() });
-    let (memory, window) = pair
-        .window(4 << 20, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(4 << 20, Rights::BOTH);
     let remote = window.descriptor();
     let mut mine = pair.client.register(8 << 20).unwrap();
     // Nobody turns the server: nothing of this ends.
@@ -64,9 +63,7 @@ fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
 fn a_peer_that_dies_leaves_nothing_open(rig: &Rig) {
     for round in 0..10 {
         let pair = rig.pair();
-        let (mut memory, window) = pair.window(1 << 20, |memory, range| {
-            pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
-        });
+        let (mut memory, window) = pair.open(1 << 20, Rights::BOTH);
         let mine = pair.client.register(1 << 20).unwrap();
         let puts: Vec<_> = (0..round)
             .map(|_| pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), 0).unwrap())
@@ -101,8 +98,7 @@ fn is_told_so(pair: &crate::rig::Pair, window: byway_fabric::node::Window, op: b
 
 fn a_child_is_told_so_and_leaves_the_parents_sessions_alone(rig: &Rig) {
     let pair = rig.pair();
-    let (memory, window) =
-        pair.window(4096, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let (memory, window) = pair.open(4096, Rights::PUT);
     let op = pair.client.start_receive(None).unwrap();
     // SAFETY: no other thread runs, and the child ends by `_exit`.
     match unsafe { libc::fork() } {

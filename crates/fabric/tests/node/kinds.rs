@@ -7,7 +7,7 @@ use byway_fabric::windows::WindowError;
 use byway_reactor::IoChoice;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon};
+use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon, window_is_all};
 
 crate::over_each_wire!(
     a_callers_file_is_memory_and_its_own_views_see_it,
@@ -81,8 +81,7 @@ fn a_callers_file_is_memory_and_its_own_views_see_it(rig: &Rig) {
 fn what_is_closed_is_not_reached_any_more(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
-    let (memory, window) = pair
-        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(8192, Rights::BOTH);
     let remote = window.descriptor();
     let mine = pair.client.register(8192).unwrap();
     done(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(0..8192)]).unwrap());
@@ -91,7 +90,7 @@ fn what_is_closed_is_not_reached_any_more(rig: &Rig) {
     let refused = Err(OpError::Refused(WindowError::Key));
     assert_eq!(end(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(0..8192)]).unwrap()), refused);
     assert_eq!(end(&pair.client.put(pair.to_server, &[mine.segment(0..8192)], &remote, 0).unwrap()), refused);
-    assert!(copy_of(&memory)[CANARY..CANARY + 8192].iter().all(|byte| *byte == 0xdd));
+    window_is_all(&memory, 0xdd);
     assert!((0..8192).all(|at| mine.bytes().unwrap()[at] == pattern(CANARY + at)), "the get before");
     // Another window in the same memory, and the first one's neighbour, are none of its business.
     let again = pair.server.open_window(pair.to_client, &memory, CANARY..CANARY + 100, Rights::GET).unwrap();
@@ -103,8 +102,7 @@ fn what_is_closed_is_not_reached_any_more(rig: &Rig) {
 
 fn a_peer_that_dies_leaves_memory_as_it_is(rig: &Rig) {
     let pair = rig.pair();
-    let (memory, window) = pair
-        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(8192, Rights::BOTH);
     let turner = Turner::of(&pair.server);
     let mine = pair.client.register(8192).unwrap();
     mine.write(0, &[4; 8192]).unwrap();
@@ -114,8 +112,7 @@ fn a_peer_that_dies_leaves_memory_as_it_is(rig: &Rig) {
     let ended = pair.server.start_receive(None).unwrap();
     assert!(matches!(end(&ended), Ok(Outcome::Ended(session, _)) if session == pair.to_client));
     done(&window.close().unwrap());
-    assert!(copy_of(&memory)[CANARY..CANARY + 8192].iter().all(|byte| *byte == 4));
-    canaries_are_whole(&memory);
+    window_is_all(&memory, 4);
     // It ended the session itself, so nothing was taken from it, and another peer can be lent the memory.
     assert_eq!(memory.is_exposed(), is_lent(rig));
     let next = rig.node();
@@ -133,8 +130,7 @@ fn a_peer_that_is_given_up_loses_what_it_could_write(rig: &Rig) {
     let keep_alive = std::time::Duration::from_millis(300);
     let options = byway_fabric::node::NodeOptions { keep_alive, ..rig.options() };
     let pair = rig.pair_of(&options);
-    let (memory, window) = pair
-        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(8192, Rights::BOTH);
     let turner = Turner::of(&pair.server);
     let mine = pair.client.register(8192).unwrap();
     mine.write(0, &[4; 8192]).unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use byway_fabric::node::{
-    Address, Completed, Deadline, Memory, Node, NodeOptions, Op, Outcome, Session, Window, parse_address,
+    Address, Completed, Deadline, Memory, Node, NodeOptions, Op, Outcome, Rights, Session, Window, parse_address,
 };
 use byway_reactor::IoChoice;
 
@@ -152,6 +152,11 @@ impl Pair {
         (memory, window)
     }
 
+    /// Such a window that stays open.
+    pub fn open(&self, len: usize, rights: Rights) -> (Memory, Window) {
+        self.window(len, |memory, range| self.server.open_window(self.to_client, memory, range, rights).unwrap())
+    }
+
     /// Has the client hear what its server has said: over RDMA, of windows, which programs would name in a message behind that.
     pub fn hear(&self) {
         if self.wire == Wire::Rdma {
@@ -180,6 +185,15 @@ pub fn canaries_are_whole(memory: &Memory) {
     for at in (0..CANARY).chain(end..bytes.len()) {
         assert_eq!(bytes[at], pattern(at), "canary at {at}");
     }
+}
+
+/// A window between its canaries has nothing but this byte in it.
+#[track_caller]
+pub fn window_is_all(memory: &Memory, byte: u8) {
+    canaries_are_whole(memory);
+    let bytes = copy_of(memory);
+    let other = bytes[CANARY..bytes.len() - CANARY].iter().position(|found| *found != byte);
+    assert_eq!(other, None, "of {} bytes, the first that is not {byte:#x}", bytes.len() - 2 * CANARY);
 }
 
 /// Each test over RDMA and each backend: those that ask for nothing which it has not.

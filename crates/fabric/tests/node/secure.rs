@@ -6,7 +6,7 @@ use byway_fabric::CloseReason;
 use byway_fabric::node::{Node, NodeError, NodeOptions, OpError, Rights};
 use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer};
 
-use crate::rig::{CANARY, Pair, Rig, Turner, canaries_are_whole, copy_of, done, pattern, soon};
+use crate::rig::{CANARY, Pair, Rig, Turner, done, pattern, soon, window_is_all};
 
 crate::over_each_wire!(
     everything_goes_over_a_session_with_tls,
@@ -75,15 +75,13 @@ fn everything_goes_over_a_session_with_tls(rig: &Rig) {
     let pair = Pair { wire: rig.wire, server, client, to_client, to_server };
     let turner = Turner::of(&pair.server);
     let len = (2 << 20) + 17;
-    let (memory, window) =
-        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(len, Rights::BOTH);
     let mut mine = pair.client.register(len).unwrap();
     done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &[mine.segment(0..len)]).unwrap());
     assert!((0..len).all(|at| mine.bytes().unwrap()[at] == pattern(CANARY + at)));
     mine.bytes_mut().unwrap().fill(0xa5);
     done(&pair.client.put(pair.to_server, &[mine.segment(0..len)], &window.descriptor(), 0).unwrap());
-    assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == 0xa5));
-    canaries_are_whole(&memory);
+    window_is_all(&memory, 0xa5);
     done(&pair.client.send(pair.to_server, b"secret", &[3; 9000]).unwrap());
     drop(turner);
     let message = pair.server.receive(soon()).unwrap();

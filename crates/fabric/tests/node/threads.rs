@@ -31,8 +31,7 @@ fn each_completion_of_a_group_is_seen_once(rig: &Rig) {
     const OPS: usize = 4000;
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
-    let (memory, window) =
-        pair.window(4096, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::GET).unwrap());
+    let (memory, window) = pair.open(4096, Rights::GET);
     let group = pair.client.group(64).unwrap();
     let mine = pair.client.register(4096 * THREADS).unwrap();
     let (begun, seen) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
@@ -172,9 +171,7 @@ fn many_threads_transfer_at_once(rig: &Rig) {
     const BYTES: usize = 100_000;
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
-    let (memory, window) = pair.window(THREADS * BYTES, |memory, range| {
-        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
-    });
+    let (memory, window) = pair.open(THREADS * BYTES, Rights::BOTH);
     let remote = window.descriptor();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

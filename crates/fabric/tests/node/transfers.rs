@@ -5,7 +5,7 @@ use byway_fabric::registration::Counters;
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
 
-use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon};
+use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon, window_is_all};
 
 crate::over_each_wire!(
     bytes_of_any_length_arrive,
@@ -34,8 +34,7 @@ crate::over_rdma!(
 fn a_programs_memory_is_registered_once(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
-    let (memory, window) = pair
-        .window(1 << 20, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(1 << 20, Rights::BOTH);
     let registrations = || pair.client.counters().unwrap().registrations;
     let transfer = |mine: &byway_fabric::node::Memory| {
         mine.write(0, &[7; 1 << 20]).unwrap();
@@ -59,8 +58,7 @@ fn a_programs_memory_is_registered_once(rig: &Rig) {
     let other = pair.client.register(1 << 20).unwrap();
     transfer(&other);
     assert_eq!(registrations().misses, 2);
-    assert!(copy_of(&memory)[CANARY..CANARY + (1 << 20)].iter().all(|byte| *byte == 7));
-    canaries_are_whole(&memory);
+    window_is_all(&memory, 7);
     drop(turner);
 }
 
@@ -68,16 +66,14 @@ fn a_programs_memory_is_registered_once(rig: &Rig) {
 fn memory_that_cannot_be_locked_is_copied_or_refused(rig: &Rig) {
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
-    let (memory, window) = pair
-        .window(1 << 20, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(1 << 20, Rights::BOTH);
     // A device locks pages for one process; memory that is not there can no more be registered than memory over the limit.
     let mine = pair.client.register(1 << 20).unwrap();
     mine.write(0, &[9; 1 << 20]).unwrap();
     // SAFETY: memory of ours, to which nothing refers; it stays readable, and nobody writes to it.
     unsafe { rustix::mm::mprotect(mine.as_ptr().cast(), 1 << 20, rustix::mm::MprotectFlags::READ) }.unwrap();
     done(&pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), 0).unwrap());
-    assert!(copy_of(&memory)[CANARY..CANARY + (1 << 20)].iter().all(|byte| *byte == 9));
-    canaries_are_whole(&memory);
+    window_is_all(&memory, 9);
     let get = pair.client.get(pair.to_server, &window.descriptor(), 0, &[mine.segment(0..1 << 20)]).unwrap();
     assert!(matches!(end(&get), Err(OpError::Io(_))));
     assert!(pair.client.counters().unwrap().registrations.refused > 0);
@@ -88,8 +84,7 @@ fn bytes_of_any_length_arrive(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
     for len in [1, 100, 4096, 70_000, 1 << 20, (3 << 20) + 17] {
-        let (memory, window) = pair
-            .window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+        let (memory, window) = pair.open(len, Rights::BOTH);
         let remote = window.descriptor();
         let mut mine = pair.client.register(len + 10).unwrap();
         done(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(10..len + 10)]).unwrap());
@@ -97,8 +92,7 @@ fn bytes_of_any_length_arrive(rig: &Rig) {
         mine.bytes_mut().unwrap().fill(0xa5);
         done(&pair.client.put(pair.to_server, &[mine.segment(0..len)], &remote, 0).unwrap());
         mine.bytes_mut().expect("the put has ended");
-        assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == 0xa5), "{len}");
-        canaries_are_whole(&memory);
+        window_is_all(&memory, 0xa5);
         pair.close(window);
         assert!(!memory.is_in_use());
     }
@@ -109,9 +103,7 @@ fn bytes_of_any_length_arrive(rig: &Rig) {
 fn sixty_four_segments_of_several_memories_are_one_transfer(rig: &Rig) {
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
-    let (memory, window) = pair.window(64 * 50_000, |memory, range| {
-        pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap()
-    });
+    let (memory, window) = pair.open(64 * 50_000, Rights::BOTH);
     let mine = [pair.client.register(4 << 20).unwrap(), pair.client.register(4 << 20).unwrap()];
     let segments: Vec<_> = (0..64).map(|n| mine[n % 2].segment(n * 50_001..n * 50_001 + 50_000)).collect();
     done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &segments).unwrap());
@@ -134,8 +126,7 @@ fn sixty_four_segments_of_several_memories_are_one_transfer(rig: &Rig) {
 fn a_message_follows_its_bytes(rig: &Rig) {
     let pair = rig.pair();
     let len = (2 << 20) + 5;
-    let (memory, window) =
-        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let (memory, window) = pair.open(len, Rights::PUT);
     let client = std::thread::spawn(move || {
         let mine = pair.client.register(len).unwrap();
         for round in 0..5u8 {
@@ -149,7 +140,7 @@ fn a_message_follows_its_bytes(rig: &Rig) {
     });
     for round in 0..5u8 {
         assert_eq!(pair.server.receive(soon()).unwrap().header, [round, 7]);
-        assert!(copy_of(&memory)[CANARY..CANARY + len].iter().all(|byte| *byte == round));
+        window_is_all(&memory, round);
         pair.server.send(pair.to_client, b"seen", &[]).unwrap();
     }
     canaries_are_whole(&memory);
@@ -167,8 +158,7 @@ fn forged(of: Descriptor, change: impl FnOnce(&mut [u8; 32])) -> Descriptor {
 fn what_is_not_open_is_refused_counted_and_untouched(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
-    let (memory, window) =
-        pair.window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let (memory, window) = pair.open(8192, Rights::PUT);
     let before = copy_of(&memory);
     let put = window.descriptor();
     let mine = pair.client.register(1 << 20).unwrap();
@@ -234,8 +224,7 @@ fn a_window_for_one_use_is_gone_after_it(rig: &Rig) {
     assert_eq!(puts[0], Ok(Outcome::Done));
     assert_eq!(puts[1], Err(OpError::Refused(WindowError::Key)));
     assert_eq!(end(&get()), Err(OpError::Refused(WindowError::Key)));
-    assert!(copy_of(&memory)[CANARY..CANARY + 5000].iter().all(|byte| *byte == 9));
-    canaries_are_whole(&memory);
+    window_is_all(&memory, 9);
     drop(window);
     let long = pair.server.register(2 << 20).unwrap();
     assert!(pair.server.open_window_once(pair.to_client, &long, 0..2 << 20, Rights::PUT).is_err());
@@ -277,8 +266,7 @@ fn checksums_are_kept_over_a_programs_memory(rig: &Rig) {
     let pair = rig.pair_of(&NodeOptions { checksum: PayloadChecksum::Required, ..rig.options() });
     let turner = Turner::of(&pair.server);
     let len = (1 << 20) + 100;
-    let (memory, window) =
-        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(len, Rights::BOTH);
     let mine = pair.client.register(len).unwrap();
     let halves = [mine.segment(100..len), mine.segment(0..100)];
     done(&pair.client.get(pair.to_server, &window.descriptor(), 0, &halves).unwrap());
@@ -294,8 +282,7 @@ fn checksums_are_kept_over_a_programs_memory(rig: &Rig) {
 fn a_flush_comes_after_the_puts_before_it(rig: &Rig) {
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
-    let (memory, window) = pair
-        .window(4 << 20, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let (memory, window) = pair.open(4 << 20, Rights::PUT);
     let mine = pair.client.register(1 << 20).unwrap();
     mine.write(0, &[5; 1 << 20]).unwrap();
     for part in 0..4 {
@@ -303,7 +290,7 @@ fn a_flush_comes_after_the_puts_before_it(rig: &Rig) {
         pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), part << 20).unwrap();
     }
     done(&pair.client.flush(pair.to_server).unwrap());
-    assert!(copy_of(&memory)[CANARY..CANARY + (4 << 20)].iter().all(|byte| *byte == 5));
+    window_is_all(&memory, 5);
     assert!(!mine.is_in_use());
     done(&pair.client.flush(pair.to_server).unwrap());
 }

@@ -3,7 +3,7 @@
 use byway_fabric::node::{Node, NodeError, OpError, Outcome, Rights, Session, SubmitError};
 use byway_fabric::windows::WindowError;
 
-use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern};
+use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern, window_is_all};
 
 crate::over_each_wire!(
     a_window_for_one_of_several_is_the_first_ones,
@@ -53,7 +53,7 @@ fn a_window_for_one_of_several_is_the_first_ones(rig: &Rig) {
             assert!(late, "{index}: {result:?}");
         }
         let wrote = askers[winner].2 + 1;
-        assert!(copy_of(&memory)[CANARY..CANARY + 5000].iter().all(|byte| *byte == wrote), "and nothing of the others");
+        window_is_all(&memory, wrote);
         // Somebody whom it was not opened for, and the first once more.
         for (node, session) in [(&others[2].0, others[2].2), (askers[winner].0, askers[winner].1)] {
             let mine = node.register(10).unwrap();
@@ -109,8 +109,7 @@ fn scattered_ranges_are_one_operation(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
     let len = 4 << 20;
-    let (memory, window) =
-        pair.window(len, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let (memory, window) = pair.open(len, Rights::BOTH);
     let remote = window.descriptor();
     // Frames here and there, and one of more than a message takes; into memory that is cut up otherwise.
     let mut ranges: Vec<std::ops::Range<u64>> =
@@ -154,8 +153,7 @@ fn scattered_ranges_are_one_operation(rig: &Rig) {
 
 fn a_message_follows_a_put_into_one_range(rig: &Rig) {
     let pair = rig.pair();
-    let (memory, window) =
-        pair.window(9000, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let (memory, window) = pair.open(9000, Rights::PUT);
     let client = std::thread::spawn(move || {
         let mine = pair.client.register(100).unwrap();
         mine.write(0, &[6; 100]).unwrap();

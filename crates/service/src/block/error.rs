@@ -123,7 +123,7 @@ pub enum OpenError {
 
 fn open_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
-        std::io::ErrorKind::NotFound => ": create it first, or correct the path",
+        std::io::ErrorKind::NotFound => ": create it first (truncate -s 10G PATH makes a file), or correct the path",
         std::io::ErrorKind::PermissionDenied => ": run as a user who may open it, or serve it read-only (`,ro`)",
         std::io::ErrorKind::InvalidInput => ": serve a regular file or a block device",
         _ => "",

@@ -1,28 +1,20 @@
 //! A server of a simulated file and a client of it, in a simulated world.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use byway_fabric::{Options, Registry};
-use byway_reactor::sim::World;
-use byway_reactor::{Address, FileOptions, Frame, OpenFile, Reactor, Wait};
+use byway_fabric::Options;
+use byway_reactor::{Frame, Reactor, Wait};
+use byway_service::block::VolumeOptions as Served;
 use byway_service::block::client::{Done, Request, Volume as Client, VolumeOptions};
-use byway_service::block::server::Server;
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
-use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeOptions as Served};
 
-const SERVER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const CLIENT_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 1, 1));
-const SERVER_CLASS: u8 = 0x20;
+use crate::serving::{AT, SERVER_CLASS, Serving, client_ip};
+
 const CLIENT_CLASS: u8 = 0x30;
 
 pub struct Pair {
-    pub world: World,
-    pub server: Server,
-    engine: Engine,
-    pub at_server: Reactor,
+    pub serving: Serving,
     pub client: Client,
     at_client: Reactor,
 }
@@ -30,28 +22,20 @@ pub struct Pair {
 impl Pair {
     /// The store takes `store_time` for the first write that reaches it.
     pub fn new(seed: u64, frames: usize, store_time: Duration, lost_after: Duration) -> Self {
-        let world = World::new(seed);
-        let mut at_server = world.node(SERVER_IP, frames);
-        let at_client = world.node(CLIENT_IP, 1 << 20);
         let slow = FaultRule {
             operation: FaultOperation::Write,
             effect: FaultEffect::Delay(store_time),
             range: None,
             count_max: Some(1),
         };
-        let file = OpenFile::simulated(world.disk(SERVER_IP).file("disk", 1 << 20), FileOptions::default());
-        let served = Served { faults: FaultRules(vec![slow]), ..Served::default() };
-        let mut engine = Engine::default();
-        let mut server = Server::new(&at_server, Arc::new(Registry::new(1)), Options::new(SERVER_CLASS));
-        let address = Address::Tcp(SocketAddr::new(SERVER_IP, 4711));
-        server.listen(&mut at_server, &address).unwrap();
-        let volume = Arc::new(Volume::new("disk", Store::open_file(Arc::new(file)), served));
-        server.offer(engine.attach(&mut at_server, volume));
+        let mut serving = Serving::new(seed, frames, Options::new(SERVER_CLASS));
+        serving.offer_file(Served { faults: FaultRules(vec![slow]), ..Served::default() });
+        let at_client = serving.world.node(client_ip(1), 1 << 20);
         let mut options = VolumeOptions::new(CLIENT_CLASS);
         options.fabric.seed = Some(seed);
         options.bounds.lost_after = lost_after;
-        let client = Client::connect(&at_client, address, "disk", options);
-        Self { world, server, engine, at_server, client, at_client }
+        let client = Client::connect(&at_client, AT, "disk", options);
+        Self { serving, client, at_client }
     }
 
     pub fn write(&mut self, offset: u64, len: usize, tag: u64) {
@@ -61,36 +45,19 @@ impl Pair {
 
     /// Lets the time pass; gives the answers that came.
     pub fn pass(&mut self, time: Duration) -> Vec<Done<Frame>> {
-        let (world, until) = (self.world.clone(), self.world.now() + time);
-        world.run_until(until, || while self.turn() {});
+        let Self { serving, client, at_client } = self;
+        serving.pass(time, || {
+            let mut completions = Vec::new();
+            client.flush(at_client);
+            at_client.reap(&mut completions, Wait::Poll).unwrap();
+            let busy = !completions.is_empty();
+            for completion in completions {
+                client.handle(at_client, completion);
+            }
+            busy
+        });
         let mut answers = Vec::new();
         self.client.reap(&mut answers);
         answers
-    }
-
-    /// Handles what is ready; says whether something was.
-    fn turn(&mut self) -> bool {
-        let Self { server, engine, at_server, client, at_client, .. } = self;
-        let (mut completions, mut done) = (Vec::new(), Vec::new());
-        server.flush(at_server, engine);
-        client.flush(at_client);
-        at_server.reap(&mut completions, Wait::Poll).unwrap();
-        let mut busy = !completions.is_empty();
-        for completion in completions.drain(..) {
-            match completion.token.class() {
-                SERVER_CLASS => server.handle(at_server, engine, completion),
-                ENGINE_CLASS => engine.complete(at_server, completion, &mut done),
-                _ => server.woken(at_server, engine),
-            }
-            for done in done.drain(..) {
-                server.done(at_server, engine, done);
-            }
-        }
-        at_client.reap(&mut completions, Wait::Poll).unwrap();
-        busy |= !completions.is_empty();
-        for completion in completions.drain(..) {
-            client.handle(at_client, completion);
-        }
-        busy
     }
 }

@@ -34,7 +34,8 @@ impl<'a> Initramfs<'a> {
         Ok(initramfs)
     }
 
-    /// A root with busybox, `modules` (and what they need) and `script`, which starts with `settings` as shell variables.
+    /// A root with busybox, `modules` (and what they need) and `script`, which starts with `settings` as shell variables and
+    /// the functions of `prelude.sh`.
     pub fn bare(system: &'a System, modules: &[&str], settings: &[(&str, usize)], script: &str) -> Result<Self> {
         let mut initramfs = Self { system, archive: Archive::default() };
         for folder in ["dev", "mnt", "proc", "run", "sys", "tmp", "usr/bin"] {
@@ -42,7 +43,7 @@ impl<'a> Initramfs<'a> {
         }
         initramfs.archive.add_file("init", include_bytes!("init.sh").to_vec());
         let mut lines: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        lines.push(script.to_owned());
+        lines.extend([include_str!("prelude.sh").to_owned(), script.to_owned()]);
         initramfs.archive.add_file("job/script", lines.join("\n").into_bytes());
         initramfs.archive.add_file("bin/busybox", read(&system.program("busybox")?)?);
         initramfs.archive.add_link("bin/sh", "busybox");

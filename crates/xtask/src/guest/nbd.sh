@@ -1,23 +1,5 @@
 # Runs in the guest: ext4 on the kernel's NBD client, with a server that is killed meanwhile.
 # Settings: files, synced_before_kill.
-fail() {
-    echo "FAILED: $*"
-    echo "--- server:"
-    cat /run/server.log
-    echo "--- kernel:"
-    dmesg | tail -n 20
-    exit 1
-}
-
-# Waits until a command succeeds, at most 60 s.
-wait_until() {
-    looks=0
-    until "$@" >/dev/null 2>&1; do
-        looks=$((looks + 1))
-        [ "$looks" -lt 600 ] || fail "waited in vain for: $*"
-        sleep 0.1
-    done
-}
 
 serve() {
     : >/run/ready

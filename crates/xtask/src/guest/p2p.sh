@@ -1,23 +1,5 @@
 # Runs in the guest: staging in the memory of an NVMe controller, and what is said where there is none.
 # Settings: disk_mib.
-fail() {
-    echo "FAILED: $*"
-    echo "--- server:"
-    cat /run/server.log
-    echo "--- kernel:"
-    dmesg | grep -v drop_caches | tail -n 20
-    exit 1
-}
-
-# Waits until a command succeeds, at most 60 s.
-wait_until() {
-    looks=0
-    until "$@" >/dev/null 2>&1; do
-        looks=$((looks + 1))
-        [ "$looks" -lt 600 ] || fail "waited in vain for: $*"
-        sleep 0.1
-    done
-}
 
 # The disk of the controller with that serial number.
 disk() {

@@ -1,9 +1,4 @@
 # Runs in the guest after the power came back: gives the host what is in the volume's file.
-fail() {
-    echo "FAILED: $*"
-    dmesg | tail -n 20
-    exit 1
-}
 
 mount -t ext4 /dev/vda /mnt || fail "cannot mount"
 dmesg | grep -q 'EXT4-fs (vda): recovery complete' || fail "no journal was replayed: was the power cut?"

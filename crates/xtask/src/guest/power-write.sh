@@ -1,22 +1,6 @@
 # Runs in the guest: writes numbered groups of blocks through byway until the power is cut.
 # /job/groups holds all groups, one after another; group N goes to place N modulo places.
 # Settings: groups, places, group_blocks, acknowledged_at_cut.
-fail() {
-    echo "FAILED: $*"
-    cat /run/server.log
-    dmesg | tail -n 20
-    exit 1
-}
-
-# Waits until a command succeeds, at most 60 s.
-wait_until() {
-    looks=0
-    until "$@" >/dev/null 2>&1; do
-        looks=$((looks + 1))
-        [ "$looks" -lt 600 ] || fail "waited in vain for: $*"
-        sleep 0.1
-    done
-}
 
 mount -t ext4 /dev/vda /mnt || fail "cannot mount"
 # Written and synced beforehand, so that no allocation is pending that would make the file system

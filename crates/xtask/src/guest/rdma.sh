@@ -1,24 +1,6 @@
 # Runs in the guest: the RDMA provider's checks on soft-RoCE over a network device that goes nowhere, the suites of the fabric
 # and the service, then byway over it.
 # Settings: copied_before_kill; part, the number of the only one that runs, or 0 for all.
-fail() {
-    echo "FAILED: $*"
-    [ ! -e /run/server.log ] || { echo "--- server:"; tail -n 30 /run/server.log; }
-    [ ! -e /run/copy.log ] || { echo "--- client:"; tail -n 10 /run/copy.log; }
-    echo "--- kernel:"
-    dmesg | tail -n 20
-    exit 1
-}
-
-# Waits until a command succeeds, at most 60 s.
-wait_until() {
-    looks=0
-    until "$@" >/dev/null 2>&1; do
-        looks=$((looks + 1))
-        [ "$looks" -lt 600 ] || fail "waited in vain for: $*"
-        sleep 0.1
-    done
-}
 
 runs() { [ "$part" = 0 ] || [ "$part" = "$1" ]; }
 

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::FabricBenchArguments;
 use super::part::{Mode, Tally};
+use crate::statistics::median;
 use crate::units::show_size;
 
 /// What the paper measured where payloads were sent unasked: clients, and MB/s (Goglin, figure 9).
@@ -56,12 +57,7 @@ impl Point {
 
     /// The medians of points that differ by nothing but the round.
     fn median(points: &[&Self]) -> Self {
-        let number = |figure: fn(&Self) -> f64| {
-            let mut all: Vec<f64> = points.iter().map(|point| figure(point)).collect();
-            all.sort_unstable_by(f64::total_cmp);
-            let middle = all.len() / 2;
-            if all.len() % 2 == 1 { all[middle] } else { f64::midpoint(all[middle - 1], all[middle]) }
-        };
+        let number = |figure: fn(&Self) -> f64| median(&points.iter().map(|point| figure(point)).collect::<Vec<_>>());
         Self {
             megabytes_per_second: number(|point| point.megabytes_per_second),
             fairness: number(|point| point.fairness),

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use byway_fabric::CloseReason;
+use byway_fabric::tls::TlsError;
 use byway_reactor::{Address, Completion, Extent, Frame, Reactor, Wait};
 
 use super::super::engine::ZeroFlags;
@@ -15,7 +16,7 @@ use crate::limits::PIECE_BYTES_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// No session with the server.
-    #[error("no session with the server: {0}")]
+    #[error("no session with the server: {0}{advice}", advice = advice(*.0))]
     Session(CloseReason),
     /// The server would not open it.
     #[error("the server would not open the volume: {0}")]
@@ -23,6 +24,21 @@ pub enum ConnectError {
     /// Too long.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+}
+
+/// What to do where the reason itself does not say it.
+fn advice(reason: CloseReason) -> &'static str {
+    match reason {
+        CloseReason::Io(_) => "; check the address and that a server runs there",
+        CloseReason::PeerClosed | CloseReason::Refused(_) => "; the server's log may say why",
+        CloseReason::Tls(TlsError::GaveUp | TlsError::Refused(_)) => {
+            "; see whether the server wants a certificate (--tls-certificate, --tls-key), and its log"
+        }
+        CloseReason::Tls(TlsError::UnknownAuthority) => {
+            "; give the certificate of the authority that signed the server's (--tls-ca)"
+        }
+        _ => "",
+    }
 }
 
 /// A volume and the loop that drives it.

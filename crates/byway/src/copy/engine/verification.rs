@@ -1,0 +1,67 @@
+//! Reads the destination back once the copy is there, and compares it: data by the checksums in the records, holes by
+//! asking where there is data. What is found to differ is forgotten in the resume file, so that the next run copies it again.
+
+use byway_reactor::Extent;
+
+use super::super::pieces::align_extents;
+use super::super::resume::Record;
+use super::{CopyError, Engine, Work};
+
+impl Engine<'_> {
+    /// Has everything that is recorded checked; what has failed or differs ends the copy.
+    pub(super) fn verify(&mut self) -> Result<(), CopyError> {
+        let checks = self.records.iter().map(|(&offset, &record)| match record.crc {
+            Some(_) => Work::Check { offset, record },
+            None => Work::FindData { offset, len: record.len },
+        });
+        self.work.extend(checks);
+        self.drain()?;
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        self.repent()?;
+        self.copied.verified = true;
+        Ok(())
+    }
+
+    /// Ends the copy if anything differs, and sees to it that the next run copies that again.
+    fn repent(&mut self) -> Result<(), CopyError> {
+        let Some(&(offset, _)) = self.differing.iter().min() else { return Ok(()) };
+        if let Some(log) = &mut self.resume {
+            log.forget(&self.differing).map_err(CopyError::Resume)?;
+        }
+        Err(CopyError::Differs { offset, len: self.differing.iter().map(|(_, len)| len).sum() })
+    }
+
+    /// Compares what was read back with what was recorded of it.
+    pub(super) fn check(&mut self, offset: u64, record: Record, read: &[u8]) {
+        let same = match record.crc {
+            Some(crc) => crc32c::crc32c(read) == crc,
+            None => read.iter().all(|&byte| byte == 0),
+        };
+        if !same {
+            self.differing.push((offset, record.len));
+        }
+        self.done_bytes += record.len;
+    }
+
+    /// Has what the destination says is data within a range of zeroes read and checked.
+    pub(super) fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
+        let end = offset + len;
+        for run in align_extents(offset, extents, self.block_bytes, end) {
+            let run_end = offset + run.len;
+            while offset < run_end {
+                let len = if run.hole { run_end - offset } else { self.chunk_at(offset, run_end) };
+                if run.hole {
+                    self.done_bytes += len;
+                } else {
+                    self.work.push_back(Work::Check { offset, record: Record { len, crc: None } });
+                }
+                offset += len;
+            }
+        }
+        if offset < end {
+            self.work.push_back(Work::FindData { offset, len: end - offset });
+        }
+    }
+}
