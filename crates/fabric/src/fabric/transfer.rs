@@ -98,17 +98,30 @@ impl Fabric {
         payload: Announced,
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
-        header.window.set(to.window.0);
-        header.window_offset.set(to.offset);
         match self.place(reactor, session, (to, payload.len), push) {
-            Err(push) => self.push(session, route.0, header, payload, push),
+            Err(push) => self.put_by_route((session, route), (to, header), payload, push),
             Ok(placed) => {
                 placed?;
+                header.window.set(to.window.0);
+                header.window_offset.set(to.offset);
                 header.flags |= FLAG_PLACED;
                 self.push(session, 0, header, payload, |_| ());
             }
         }
         Ok(())
+    }
+
+    /// As [`Fabric::put`] over lanes, and through them even if the place can be reached: behind the puts that go by that route.
+    pub fn put_by_route(
+        &mut self,
+        (session, route): (Slot, Route),
+        (to, mut header): (Remote, Header),
+        payload: Announced,
+        push: impl FnOnce(&mut Gather),
+    ) {
+        header.window.set(to.window.0);
+        header.window_offset.set(to.offset);
+        self.push(session, route.0, header, payload, push);
     }
 
     /// Gets as many bytes from a place in the peer's memory as `into` has room for. [`Handler::got`] gives the frame back,

@@ -64,6 +64,9 @@ pub(super) struct Link {
     /// Puts in flight, by their place in the order of all, and how many there were.
     pub(super) puts: BTreeSet<u64>,
     pub(super) put_count: u64,
+    /// Puts in flight that go through the stream, by the key of their window: what is put there meanwhile goes behind them, even
+    /// if the window's place is known by now.
+    pub(super) streamed: HashMap<u64, u32>,
     /// Flushes, each with the number of puts before it.
     pub(super) flushes: VecDeque<(u64, Slot)>,
     pub(super) windows: HashSet<(u64, u64)>,
@@ -312,6 +315,7 @@ impl Core {
             waiting: VecDeque::new(),
             puts: BTreeSet::new(),
             put_count: 0,
+            streamed: HashMap::new(),
             flushes: VecDeque::new(),
             windows: HashSet::new(),
             ended: None,
@@ -372,3 +376,6 @@ fn listen(fabric: &mut Fabric, reactor: &mut Reactor, address: &Address) -> Resu
     let listening = fabric.listen(reactor, address).map(|listener| reactor.local_address(listener));
     listening.map_err(|error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,9 @@
 //! a get of the fabric for each part. Either ends when all its parts have, *and* when no frame over the program's memory is left:
 //! the peer's word may come before the kernel has let go of what was sent.
 
-use byway_reactor::{Errno, Frame, Mapping, Reactor};
+use std::collections::hash_map::Entry;
+
+use byway_reactor::{Errno, Frame, Gather, Mapping, Reactor};
 use zerocopy::little_endian::U32;
 
 use super::command::Header;
@@ -27,6 +29,9 @@ pub(super) struct Put {
     session: Session,
     /// Its place among the puts of its session.
     number: u64,
+    /// The key of the window, if it goes through the stream.
+    streamed: Option<u64>,
+    /// Parts that have not ended; one more until all have begun.
     left: u32,
     error: Option<OpError>,
     mappings: Vec<Mapping>,
@@ -97,6 +102,13 @@ fn frame(segments: &[Held], piece: &Piece) -> Frame {
     // SAFETY: the program's side makes no references to a mapping in use, which it is by its segment and then by this frame; and
     // all frames over a program's memory are of this loop.
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
+}
+
+fn push_frames(gather: &mut Gather, frames: Vec<Frame>) {
+    for frame in frames {
+        let len = frame.len();
+        gather.push_frame(frame, 0, len);
+    }
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
@@ -204,27 +216,26 @@ impl Core {
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
         }
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
+        let slot = link.fabric;
         let number = link.put_count;
         link.put_count += 1;
         link.puts.insert(number);
-        let slot = link.fabric;
-        let put = Put { op, session, number, left: parts.len() as u32, error: None, mappings: Vec::new() };
-        let name = self.puts.insert(put);
+        let by_route = |part: &Part| fabric.goes_by_route(slot, Remote { window, offset: part.offset }, part.len());
+        let is_behind = fabric.checks_windows(slot) && link.streamed.contains_key(&window.0);
+        let streamed = (is_behind || parts.iter().any(by_route)).then_some(window.0);
+        if let Some(window) = streamed {
+            *link.streamed.entry(window).or_default() += 1;
+        }
+        // It ends when its memory is noted here, and not before: else who waits could find it in use.
+        let left = parts.len() as u32 + 1;
+        let name = self.puts.insert(Put { op, session, number, streamed, left, error: None, mappings: Vec::new() });
         let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
         let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
         for (index, part) in parts.iter().enumerate() {
             let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
             let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
             let len = part.len();
-            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
-            let push = |gather: &mut byway_reactor::Gather| {
-                for frame in frames {
-                    let len = frame.len();
-                    gather.push_frame(frame, 0, len);
-                }
-            };
             let to = Remote { window, offset: part.offset };
             if let Err(error) = fabric.check_remote(slot, to, len, true) {
                 // Nothing was said of it, so a message with it has taken no credit of the peer's.
@@ -236,15 +247,20 @@ impl Core {
                 self.part_ended(name, None, Some(OpError::Refused(error)));
                 continue;
             }
-            if let Err(error) = fabric.put(reactor, (slot, route), (to, header), Announced { len, checksum }, push) {
+            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
+            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+            let announced = Announced { len, checksum };
+            let push = |gather: &mut Gather| push_frames(gather, frames);
+            if is_behind {
+                fabric.put_by_route((slot, route), (to, header), announced, push);
+            } else if let Err(error) = fabric.put(reactor, (slot, route), (to, header), announced, push) {
                 self.part_ended(name, None, Some(OpError::Io(error)));
             }
         }
-        let mappings = segments.into_iter().map(|segment| segment.mapping).collect();
-        match self.puts.get_mut(name) {
-            Some(put) => put.mappings = mappings,
-            None => drop(mappings),
+        if let Some(put) = self.puts.get_mut(name) {
+            put.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
         }
+        self.part_ended(name, None, None);
     }
 
     /// A part of a put has ended, as the peer of `session` says.
@@ -263,11 +279,17 @@ impl Core {
     }
 
     fn end_put(&mut self, put: Put, error: Option<OpError>) {
-        let Put { op, session, number, mappings, .. } = put;
+        let Put { op, session, number, streamed, mappings, .. } = put;
         let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
         self.linger(op, mappings, result);
         let Some(link) = self.links.get_mut(&session) else { return };
         link.puts.remove(&number);
+        if let Some(Entry::Occupied(mut count)) = streamed.map(|window| link.streamed.entry(window)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         let first = link.puts.first().copied().unwrap_or(u64::MAX);
         let mut done = Vec::new();
         while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {
