@@ -205,7 +205,9 @@ impl Engine {
             match completion.token.class() {
                 _ if completion.token == Token::WAKE => {}
                 FABRIC_CLASS => self.fabric.handle(&mut self.reactor, completion, &mut self.core),
-                _ => self.timed_out(completion.token),
+                NODE_CLASS => self.timed_out(completion.token),
+                // The reactor's own, of a stream over shared memory that is gone.
+                _ => {}
             }
         }
         self.reaped = reaped;
