@@ -9,8 +9,8 @@ use byway_reactor::{Errno, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::Lane;
-use super::{Fabric, Handler, Role};
-use crate::limits::{LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use super::{Event, Fabric, Handler, Role};
+use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
@@ -58,6 +58,11 @@ pub enum GetError {
     /// The peer's memory cannot be read: it has taken it away.
     #[error("the peer's memory cannot be read: {0}")]
     Io(Errno),
+}
+
+/// Whether a message is sent because the peer has sent one. (What is pulled is too.)
+fn is_answer(header: &Header) -> bool {
+    [Kind::Pong, Kind::Nack, Kind::Placed, Kind::Recalled].iter().any(|kind| header.kind == *kind as u8)
 }
 
 impl Fabric {
@@ -169,6 +174,7 @@ impl Fabric {
         push: impl FnOnce(&mut Gather),
     ) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
+        let is_answer = self.answering || is_answer(&header);
         if state.role == Role::Server {
             header.instance.set(state.agreed.instance);
         }
@@ -186,8 +192,22 @@ impl Fabric {
             }
             let placed = header.flags & FLAG_PLACED != 0;
             debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
+            // Over RDMA what waits to be sent lies with the transport, and is not told apart.
+            if is_answer && lane.link.is_none() && lane.note_answer() {
+                self.look_at_answers(session);
+            }
         }
         self.count_heap(slot);
+    }
+
+    /// Ends the session of a peer that asks and asks, and takes too few of the answers.
+    fn look_at_answers(&mut self, session: Slot) {
+        let Some(state) = self.sessions.get(session) else { return };
+        let slots = state.lanes.iter().flatten();
+        let waiting: usize = slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, Lane::answers)).sum();
+        if waiting > ANSWERS_MAX {
+            self.events.push(Event::Failed(session, CloseReason::AsksTooMuch));
+        }
     }
 
     /// The peer wants a piece of a window.
@@ -207,7 +227,10 @@ impl Fabric {
                 let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
                 let data = (target, Header::new(Kind::Data));
                 let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
-                self.put(reactor, (session, route), data, Announced { len, checksum }, push).map_err(CloseReason::Io)
+                self.answering = true;
+                let put = self.put(reactor, (session, route), data, Announced { len, checksum }, push);
+                self.answering = false;
+                put.map_err(CloseReason::Io)
             }
             Err(error) => {
                 self.nack(session, header, error);

@@ -18,7 +18,7 @@ use super::wire::{Class, CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::limits::{ASKED_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::wire::{Header as WireHeader, Kind};
@@ -31,6 +31,7 @@ pub(super) struct Put {
     number: u64,
     /// The key of the window, if it goes through the stream.
     streamed: Option<u64>,
+    parts: usize,
     /// Parts that have not ended; one more until all have begun.
     left: u32,
     error: Option<OpError>,
@@ -40,6 +41,8 @@ pub(super) struct Put {
 /// A get in flight.
 pub(super) struct Get {
     op: Slot,
+    session: Session,
+    parts: usize,
     left: u32,
     error: Option<OpError>,
     mappings: Vec<Mapping>,
@@ -158,6 +161,9 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
+            if link.asked >= ASKED_MAX && !link.waiting.is_empty() {
+                return self.note_crowded(session);
+            }
             let Some(waiting) = link.waiting.pop_front() else { return };
             link.credits -= 1;
             self.send_now(fabric, reactor, session, waiting);
@@ -227,8 +233,10 @@ impl Core {
             *link.streamed.entry(window).or_default() += 1;
         }
         // It ends when its memory is noted here, and not before: else who waits could find it in use.
-        let left = parts.len() as u32 + 1;
-        let name = self.puts.insert(Put { op, session, number, streamed, left, error: None, mappings: Vec::new() });
+        link.asked += parts.len();
+        let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
+        let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
+        let name = self.puts.insert(put);
         let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
         let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
@@ -279,11 +287,12 @@ impl Core {
     }
 
     fn end_put(&mut self, put: Put, error: Option<OpError>) {
-        let Put { op, session, number, streamed, mappings, .. } = put;
+        let Put { op, session, number, streamed, parts, mappings, .. } = put;
         let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
         self.linger(op, mappings, result);
         let Some(link) = self.links.get_mut(&session) else { return };
         link.puts.remove(&number);
+        link.asked -= parts;
         if let Some(Entry::Occupied(mut count)) = streamed.map(|window| link.streamed.entry(window)) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -322,20 +331,22 @@ impl Core {
         segments: Vec<Held>,
         Places { window, ranges }: Places,
     ) {
-        let link = self.links.get(&session);
-        let Some(slot) = link.filter(|link| link.ended.is_none()).map(|link| link.fabric) else {
-            let reason = link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed);
+        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
+        let Some(link) = self.links.get_mut(&session).filter(|_| ended.is_none()) else {
             drop(segments);
-            return self.complete(op, Err(OpError::Ended(reason)));
+            return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
+        let slot = link.fabric;
         if !can_be_reached(fabric, slot, &segments) {
             drop(segments);
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
         }
         // A frame of the fabric's has one piece.
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
-        let left = parts.iter().map(|part| part.pieces.len() as u32).sum();
-        let name = self.gets.insert(Get { op, left, error: None, mappings: Vec::new() });
+        let count = parts.iter().map(|part| part.pieces.len()).sum();
+        link.asked += count;
+        let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Vec::new() };
+        let name = self.gets.insert(get);
         let mut refused = Vec::new();
         for Part { mut offset, pieces } in parts {
             for piece in &pieces {
@@ -375,8 +386,11 @@ impl Core {
         state.error = state.error.or(error);
         state.left -= 1;
         if state.left == 0
-            && let Some(Get { op, error, mappings, .. }) = self.gets.remove(get)
+            && let Some(Get { op, session, parts, error, mappings, .. }) = self.gets.remove(get)
         {
+            if let Some(link) = self.links.get_mut(&session) {
+                link.asked -= parts;
+            }
             self.linger(op, mappings, error.map_or(Ok(Outcome::Done), Err));
         }
     }
