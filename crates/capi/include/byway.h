@@ -296,7 +296,7 @@ int byway_wait(const struct byway_op *op,
                struct byway_completion *completion);
 
 // Waits for one of `count` operations, all of one node, as `byway_wait` does. Writes its place to `*index`, if one has ended, well or
-// not.
+// not. Without a place for that (`BYWAY_E_INVALID`) nothing is taken.
 //
 // # Safety
 // `ops` has `count` operations; `index` can be written; `completion` is null or can be written.
@@ -344,11 +344,12 @@ void byway_message_free(struct byway_message *message);
 int byway_group_new(const struct byway_node *node, uintptr_t capacity, struct byway_group **group);
 
 // Adds an operation, which is freed by that if it went well; `context` is what its completion will be called. If it has ended
-// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for: then the operation is
-// the caller's still.
+// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for, or the result was taken:
+// then the operation is the caller's still, as it was, whoever waits for it meanwhile. But nobody may use it when this succeeds,
+// since that frees it.
 //
 // # Safety
-// `group` is a group; `op` is an operation of the same node, and not used after 0.
+// `group` is a group; `op` is an operation of the same node; if this answers 0 it is in no other call, and not used after.
 int byway_group_add(const struct byway_group *group,
                     struct byway_op *op,
                     uint64_t context);
@@ -449,10 +450,12 @@ int byway_answer(struct byway_request *request,
                  uintptr_t payload_bytes);
 
 // Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
-// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session.
+// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session. If it fails the request
+// is as it was, whoever looks at it meanwhile. But nobody may use it when this succeeds, since that frees it.
 //
 // # Safety
-// `request` is a request, and not used after 0; `call` is one, whose pointers have so many bytes as it says.
+// `request` is a request; if this answers 0 it is in no other call, and not used after. `call` is one, whose pointers have so many
+// bytes as it says.
 int byway_delegate(struct byway_request *request,
                    uint64_t third,
                    const struct byway_call *call);

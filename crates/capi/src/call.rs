@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use byway_fabric::node::{DESCRIPTOR_BYTES, Descriptor, Session};
 use byway_rpc::node::{Call, Request, Rpc};
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, borrow, give, guard, slice};
+use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
 use crate::node::{byway_node, deadline, fits};
-use crate::operation::{byway_op, started};
+use crate::operation::{byway_op, start};
 
 /// What a caller asks. What it has none of may be null with a length of 0.
 #[repr(C)]
@@ -32,15 +32,9 @@ pub struct byway_call {
 /// A call that came. It is answered once: by `byway_answer` or `byway_delegate`, else by being freed, as abandoned.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct byway_request {
-    request: Option<Request>,
+    request: Request,
     /// The descriptors of its windows, one behind the other.
     windows: Vec<u8>,
-}
-
-impl byway_request {
-    fn there(&self) -> Result<&Request, Code> {
-        self.request.as_ref().ok_or(Code(BYWAY_E_TAKEN))
-    }
 }
 
 /// # Safety
@@ -77,7 +71,8 @@ pub unsafe extern "C" fn byway_call_start(
             (slice(call.arguments, call.arguments_bytes)?, windows(call)?, slice(call.payload, call.payload_bytes)?)
         };
         let call = Call { method: call.method, arguments, windows: &windows, payload };
-        started(op, rpc(node)?.call(Session::from_u64(session), &call, deadline(timeout_ms))?)
+        // SAFETY: by the caller's word.
+        unsafe { start(op, || Ok(rpc(node)?.call(Session::from_u64(session), &call, deadline(timeout_ms))?)) }
     })
 }
 
@@ -92,15 +87,12 @@ pub unsafe extern "C" fn byway_next_call(
     request: *mut *mut byway_request,
 ) -> c_int {
     guard(|| {
-        if request.is_null() {
-            return Err(Code(BYWAY_E_INVALID));
-        }
         // SAFETY: by the caller's word.
-        let came = rpc(unsafe { borrow(node)? })?.next_call(deadline(timeout_ms))?;
+        let (node, place) = unsafe { (borrow(node)?, Place::at(request)?) };
+        let came = rpc(node)?.next_call(deadline(timeout_ms))?;
         let windows = came.windows.iter().flat_map(|window| window.to_bytes()).collect();
-        let came = Box::new(byway_request { request: Some(came), windows });
-        // SAFETY: not null, and by the caller's word.
-        unsafe { give(request, Box::into_raw(came)) }.map(|()| 0)
+        place.give(Box::into_raw(Box::new(byway_request { request: came, windows })));
+        Ok(0)
     })
 }
 
@@ -111,7 +103,7 @@ pub unsafe extern "C" fn byway_next_call(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_request_method(request: *const byway_request) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| Ok(c_int::from(unsafe { borrow(request)? }.there()?.method)))
+    guard(|| Ok(c_int::from(unsafe { borrow(request)? }.request.method)))
 }
 
 /// Over which session a call came: 0 if `request` is null. The windows of the call are this session's, unless it was handed on.
@@ -121,8 +113,7 @@ pub unsafe extern "C" fn byway_request_method(request: *const byway_request) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_request_session(request: *const byway_request) -> u64 {
     // SAFETY: by the caller's word.
-    let request = unsafe { request.as_ref() }.and_then(|request| request.there().ok());
-    request.map_or(0, |request| request.session.to_u64())
+    unsafe { request.as_ref() }.map_or(0, |request| request.request.session.to_u64())
 }
 
 /// # Safety
@@ -130,12 +121,11 @@ pub unsafe extern "C" fn byway_request_session(request: *const byway_request) ->
 unsafe fn part(
     request: *const byway_request,
     bytes: *mut *const u8,
-    of: impl FnOnce(&byway_request) -> Result<&[u8], Code>,
+    of: impl FnOnce(&byway_request) -> &[u8],
 ) -> Result<usize, Code> {
     // SAFETY: by the caller's word.
-    let part = of(unsafe { borrow(request)? })?;
-    // SAFETY: by the caller's word.
-    unsafe { give(bytes, part.as_ptr())? };
+    let (part, place) = unsafe { (of(borrow(request)?), Place::at(bytes)?) };
+    place.give(part.as_ptr());
     Ok(part.len())
 }
 
@@ -146,7 +136,7 @@ unsafe fn part(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_request_arguments(request: *const byway_request, bytes: *mut *const u8) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| Ok(&request.there()?.arguments))? })))
+    guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| &request.request.arguments)? })))
 }
 
 /// Where a call's payload begins; answers how many bytes it has. Valid as its arguments are.
@@ -156,7 +146,7 @@ pub unsafe extern "C" fn byway_request_arguments(request: *const byway_request, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_request_payload(request: *const byway_request, bytes: *mut *const u8) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| Ok(&request.there()?.payload))? })))
+    guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| &request.request.payload)? })))
 }
 
 /// Where the descriptors of a call's windows begin, 32 bytes each; answers how many windows there are. Valid as its arguments are.
@@ -167,7 +157,7 @@ pub unsafe extern "C" fn byway_request_payload(request: *const byway_request, by
 pub unsafe extern "C" fn byway_request_windows(request: *const byway_request, bytes: *mut *const u8) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let bytes = unsafe { part(request, bytes, |request| Ok(&request.windows))? };
+        let bytes = unsafe { part(request, bytes, |request| &request.windows)? };
         fits(c_int::try_from(bytes / DESCRIPTOR_BYTES))
     })
 }
@@ -179,7 +169,7 @@ pub unsafe extern "C" fn byway_request_windows(request: *const byway_request, by
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_request_is_cancelled(request: *const byway_request) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| Ok(c_int::from(unsafe { borrow(request)? }.there()?.token.is_cancelled())))
+    guard(|| Ok(c_int::from(unsafe { borrow(request)? }.request.token.is_cancelled())))
 }
 
 /// Answers a call and frees the request, whatever comes of it: `status` 0 if it went well, a result of at most 64 bytes, a payload of at
@@ -201,20 +191,21 @@ pub unsafe extern "C" fn byway_answer(
             return Err(Code(BYWAY_E_INVALID));
         }
         // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
-        let mut request = unsafe { Box::from_raw(request) };
+        let request = unsafe { Box::from_raw(request) };
         // SAFETY: by the caller's word.
         let (result, payload) = unsafe { (slice(result, result_bytes)?, slice(payload, payload_bytes)?) };
-        let request = request.request.take().ok_or(Code(BYWAY_E_TAKEN))?;
-        request.token.reply(status, result, payload)?;
+        request.request.token.reply(status, result, payload)?;
         Ok(0)
     })
 }
 
 /// Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
-/// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session.
+/// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session. If it fails the request
+/// is as it was, whoever looks at it meanwhile. But nobody may use it when this succeeds, since that frees it.
 ///
 /// # Safety
-/// `request` is a request, and not used after 0; `call` is one, whose pointers have so many bytes as it says.
+/// `request` is a request; if this answers 0 it is in no other call, and not used after. `call` is one, whose pointers have so many
+/// bytes as it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_delegate(request: *mut byway_request, third: u64, call: *const byway_call) -> c_int {
     guard(|| {
@@ -225,29 +216,11 @@ pub unsafe extern "C" fn byway_delegate(request: *mut byway_request, third: u64,
             (slice(call.arguments, call.arguments_bytes)?, windows(call)?, slice(call.payload, call.payload_bytes)?)
         };
         // SAFETY: by the caller's word.
-        let handle = unsafe { request.as_mut() }.ok_or(Code(BYWAY_E_INVALID))?;
-        let Request { session, method, delegated, arguments: were, windows: opened, payload: rest, token } =
-            handle.request.take().ok_or(Code(BYWAY_E_TAKEN))?;
-        match token.delegate(Session::from_u64(third), call.method, arguments, (&windows, payload)) {
-            Ok(()) => {
-                // SAFETY: made by `Box::into_raw`, and not used after, by the caller's word.
-                drop(unsafe { Box::from_raw(request) });
-                Ok(0)
-            }
-            Err(failed) => {
-                let (token, reason) = *failed;
-                handle.request = Some(Request {
-                    session,
-                    method,
-                    delegated,
-                    arguments: were,
-                    windows: opened,
-                    payload: rest,
-                    token,
-                });
-                Err(reason.into())
-            }
-        }
+        let token = &unsafe { borrow(request)? }.request.token;
+        token.hand_on(Session::from_u64(third), call.method, arguments, (&windows, payload))?;
+        // SAFETY: made by `Box::into_raw`, in no other call and not used after, by the caller's word.
+        drop(unsafe { Box::from_raw(request) });
+        Ok(0)
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 
 use byway_fabric::node::{NodeError, OpError, SubmitError, WaitError};
 
@@ -142,17 +143,24 @@ pub(crate) unsafe fn borrow<'a, T>(handle: *const T) -> Result<&'a T, Code> {
     unsafe { handle.as_ref() }.ok_or(Code(BYWAY_E_INVALID))
 }
 
-/// Gives a value to C.
-///
-/// # Safety
-/// `into` is null or can be written.
-pub(crate) unsafe fn give<T>(into: *mut T, value: T) -> Result<(), Code> {
-    if into.is_null() {
-        return Err(Code(BYWAY_E_INVALID));
+/// Where a result goes. Looked for before anything is begun or taken, so that nothing is lost for want of it.
+pub(crate) struct Place<T>(NonNull<T>);
+
+impl<T> Place<T> {
+    /// # Errors
+    /// It is null, or no place for such a value.
+    ///
+    /// # Safety
+    /// `at` is null or can be written, for as long as this lives.
+    pub(crate) unsafe fn at(at: *mut T) -> Result<Self, Code> {
+        NonNull::new(at).filter(|at| at.is_aligned()).map(Self).ok_or(Code(BYWAY_E_INVALID))
     }
-    // SAFETY: not null, and can be written by the caller's word.
-    unsafe { into.write(value) };
-    Ok(())
+
+    /// Gives a value to C.
+    pub(crate) fn give(self, value: T) {
+        // SAFETY: not null, aligned, and can be written, by the word of who made this.
+        unsafe { self.0.write(value) };
+    }
 }
 
 /// Bytes of C's.

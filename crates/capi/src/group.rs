@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 
 use byway_fabric::node::Group;
 
-use crate::error::{BYWAY_E_INVALID, Code, borrow, give, guard};
+use crate::error::{Place, borrow, guard};
 use crate::node::{byway_node, deadline};
-use crate::operation::{byway_completion, byway_op, ended};
+use crate::operation::{byway_completion, byway_op, completion_at, ended};
 
 /// Completions of the operations that were added to it.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -25,39 +25,28 @@ pub unsafe extern "C" fn byway_group_new(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let made = unsafe { borrow(node)? }.node().group(capacity)?;
-        // SAFETY: by the caller's word.
-        unsafe { give(group, Box::into_raw(Box::new(byway_group(made)))) }.map(|()| 0)
+        let (node, place) = unsafe { (borrow(node)?, Place::at(group)?) };
+        place.give(Box::into_raw(Box::new(byway_group(node.node().group(capacity)?))));
+        Ok(0)
     })
 }
 
 /// Adds an operation, which is freed by that if it went well; `context` is what its completion will be called. If it has ended
-/// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for: then the operation is
-/// the caller's still.
+/// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for, or the result was taken:
+/// then the operation is the caller's still, as it was, whoever waits for it meanwhile. But nobody may use it when this succeeds,
+/// since that frees it.
 ///
 /// # Safety
-/// `group` is a group; `op` is an operation of the same node, and not used after 0.
+/// `group` is a group; `op` is an operation of the same node; if this answers 0 it is in no other call, and not used after.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_group_add(group: *const byway_group, op: *mut byway_op, context: u64) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (group, handle) = unsafe { (borrow(group)?, op.as_mut()) };
-        let begun = handle.and_then(|op| op.0.take()).ok_or(Code(BYWAY_E_INVALID))?;
-        match group.0.add(begun, context) {
-            Ok(_) => {
-                // SAFETY: made by `Box::into_raw`, and not used after, by the caller's word.
-                drop(unsafe { Box::from_raw(op) });
-                Ok(0)
-            }
-            Err(full) => {
-                let reason = full.reason;
-                // SAFETY: it was not freed.
-                if let Some(handle) = unsafe { op.as_mut() } {
-                    handle.0 = Some(full.op);
-                }
-                Err(reason.into())
-            }
-        }
+        let (group, handle) = unsafe { (borrow(group)?, borrow(op)?) };
+        group.0.adopt(&handle.0, context)?;
+        // SAFETY: made by `Box::into_raw`, in no other call and not used after, by the caller's word.
+        drop(unsafe { Box::from_raw(op) });
+        Ok(0)
     })
 }
 
@@ -76,14 +65,13 @@ pub unsafe extern "C" fn byway_group_wait(
     completion: *mut byway_completion,
 ) -> c_int {
     guard(|| {
-        if context.is_null() || result.is_null() {
-            return Err(Code(BYWAY_E_INVALID));
-        }
         // SAFETY: by the caller's word.
-        let came = unsafe { borrow(group)? }.0.wait(deadline(timeout_ms))?;
-        let how = ended(came.result, completion).map_or_else(|code| code.0, |()| 0);
-        // SAFETY: not null, and by the caller's word.
-        unsafe { (give(context, came.context)?, give(result, how)?) };
+        let (group, places) = unsafe { (borrow(group)?, (Place::at(context)?, Place::at(result)?)) };
+        // SAFETY: by the caller's word.
+        let completion = unsafe { completion_at(completion)? };
+        let came = group.0.wait(deadline(timeout_ms))?;
+        places.0.give(came.context);
+        places.1.give(ended(came.result, completion).map_or_else(|code| code.0, |()| 0));
         Ok(1)
     })
 }

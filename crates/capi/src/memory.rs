@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use byway_fabric::node::{DESCRIPTOR_BYTES, Memory, Rights, Session, Window};
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, borrow, give, guard};
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, Place, borrow, guard};
 use crate::node::{byway_node, deadline};
 
 /// Memory that operations and windows can use.
@@ -34,9 +34,9 @@ pub unsafe extern "C" fn byway_register(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let made = unsafe { borrow(node)? }.node().register(bytes)?;
-        // SAFETY: by the caller's word.
-        unsafe { give(memory, Box::into_raw(Box::new(byway_memory(made)))) }.map(|()| 0)
+        let (node, place) = unsafe { (borrow(node)?, Place::at(memory)?) };
+        place.give(Box::into_raw(Box::new(byway_memory(node.node().register(bytes)?))));
+        Ok(0)
     })
 }
 
@@ -95,7 +95,9 @@ pub unsafe extern "C" fn byway_window_open(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, memory) = unsafe { (borrow(node)?, borrow(memory)?) };
-        if rights & !(BYWAY_PUT | BYWAY_GET | BYWAY_ONCE) != 0 || window.is_null() {
+        // SAFETY: room for 32 bytes, and can be written, by the caller's word; an array of bytes has no alignment.
+        let (bytes, place) = unsafe { (Place::at(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>())?, Place::at(window)?) };
+        if rights & !(BYWAY_PUT | BYWAY_GET | BYWAY_ONCE) != 0 {
             return Err(Code(BYWAY_E_INVALID));
         }
         let wanted = Rights { put: rights & BYWAY_PUT != 0, get: rights & BYWAY_GET != 0 };
@@ -105,10 +107,9 @@ pub unsafe extern "C" fn byway_window_open(
         } else {
             node.node().open_window_once(session, &memory.0, range, wanted)?
         };
-        // SAFETY: room for 32 bytes, by the caller's word; an array of bytes has no alignment.
-        unsafe { give(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>(), opened.descriptor().to_bytes())? };
-        // SAFETY: not null, and by the caller's word.
-        unsafe { give(window, Box::into_raw(Box::new(byway_window(Some(opened))))) }.map(|()| 0)
+        bytes.give(opened.descriptor().to_bytes());
+        place.give(Box::into_raw(Box::new(byway_window(Some(opened)))));
+        Ok(0)
     })
 }
 

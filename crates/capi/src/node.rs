@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Session, parse_address};
 use byway_rpc::node::Rpc;
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, borrow, give, guard};
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, Place, borrow, guard};
 
 /// A node.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -58,9 +58,10 @@ unsafe fn address(text: *const c_char) -> Result<Address, Code> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
     guard(|| {
-        let opened = Box::into_raw(Box::new(byway_node(Kind::Plain(Node::open(&NodeOptions::default())?))));
         // SAFETY: by the caller's word.
-        unsafe { give(node, opened) }.map(|()| 0)
+        let place = unsafe { Place::at(node)? };
+        place.give(Box::into_raw(Box::new(byway_node(Kind::Plain(Node::open(&NodeOptions::default())?)))));
+        Ok(0)
     })
 }
 
@@ -71,9 +72,10 @@ pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_node_open_for_calls(node: *mut *mut byway_node) -> c_int {
     guard(|| {
-        let opened = Box::into_raw(Box::new(byway_node(Kind::Calls(Rpc::open(&NodeOptions::default())?))));
         // SAFETY: by the caller's word.
-        unsafe { give(node, opened) }.map(|()| 0)
+        let place = unsafe { Place::at(node)? };
+        place.give(Box::into_raw(Box::new(byway_node(Kind::Calls(Rpc::open(&NodeOptions::default())?)))));
+        Ok(0)
     })
 }
 
@@ -119,10 +121,9 @@ pub unsafe extern "C" fn byway_connect(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, to) = unsafe { (borrow(node)?, address(to)?) };
-        let connected = node.node().connect(&to, deadline(timeout_ms))?;
-        // SAFETY: by the caller's word.
-        unsafe { give(session, connected.to_u64()) }.map(|()| 0)
+        let (node, to, place) = unsafe { (borrow(node)?, address(to)?, Place::at(session)?) };
+        place.give(node.node().connect(&to, deadline(timeout_ms))?.to_u64());
+        Ok(0)
     })
 }
 
@@ -134,9 +135,9 @@ pub unsafe extern "C" fn byway_connect(
 pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, session: *mut u64) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let accepted = unsafe { borrow(node)? }.node().accept(deadline(timeout_ms))?;
-        // SAFETY: by the caller's word.
-        unsafe { give(session, accepted.to_u64()) }.map(|()| 0)
+        let (node, place) = unsafe { (borrow(node)?, Place::at(session)?) };
+        place.give(node.node().accept(deadline(timeout_ms))?.to_u64());
+        Ok(0)
     })
 }
 

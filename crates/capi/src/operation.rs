@@ -4,20 +4,13 @@ use std::ffi::c_int;
 
 use byway_fabric::node::{Completed, Descriptor, Message, Op, OpError, Outcome, Segment, Session};
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, borrow, give, guard, slice};
+use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
 use crate::memory::byway_memory;
 use crate::node::{byway_node, deadline, fits};
 
 /// An operation.
 #[expect(non_camel_case_types, reason = "C's name")]
-pub struct byway_op(pub(crate) Option<Op>);
-
-impl byway_op {
-    /// It is taken out only to be added to a group, which frees the handle.
-    fn there(&self) -> Result<&Op, Code> {
-        self.0.as_ref().ok_or(Code(BYWAY_E_TAKEN))
-    }
-}
+pub struct byway_op(pub(crate) Op);
 
 /// A message that came.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -46,10 +39,15 @@ pub struct byway_completion {
     pub status: u16,
 }
 
-pub(crate) fn started(op: *mut *mut byway_op, begun: Op) -> Result<c_int, Code> {
-    let begun = Box::into_raw(Box::new(byway_op(Some(begun))));
-    // SAFETY: null, or can be written, by the word of each function's caller.
-    unsafe { give(op, begun) }.map(|()| 0)
+/// Begins an operation, if there is a place for its handle.
+///
+/// # Safety
+/// `op` is null or can be written.
+pub(crate) unsafe fn start(op: *mut *mut byway_op, begin: impl FnOnce() -> Result<Op, Code>) -> Result<c_int, Code> {
+    // SAFETY: by the caller's word.
+    let place = unsafe { Place::at(op)? };
+    place.give(Box::into_raw(Box::new(byway_op(begin()?))));
+    Ok(0)
 }
 
 /// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when it is on its way.
@@ -70,7 +68,8 @@ pub unsafe extern "C" fn byway_send(
         // SAFETY: by the caller's word.
         let (node, header, payload) =
             unsafe { (borrow(node)?, slice(header, header_bytes)?, slice(payload, payload_bytes)?) };
-        started(op, node.node().send(Session::from_u64(session), header, payload)?)
+        // SAFETY: by the caller's word.
+        unsafe { start(op, || Ok(node.node().send(Session::from_u64(session), header, payload)?)) }
     })
 }
 
@@ -83,7 +82,7 @@ pub unsafe extern "C" fn byway_receive(node: *const byway_node, session: u64, op
     guard(|| {
         let from = (session != 0).then(|| Session::from_u64(session));
         // SAFETY: by the caller's word.
-        started(op, unsafe { borrow(node)? }.node().start_receive(from)?)
+        unsafe { start(op, || Ok(borrow(node)?.node().start_receive(from)?)) }
     })
 }
 
@@ -124,7 +123,8 @@ pub unsafe extern "C" fn byway_put(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, list, to) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(to)?) };
-        started(op, node.node().put(Session::from_u64(session), &list, &to, offset)?)
+        // SAFETY: by the caller's word.
+        unsafe { start(op, || Ok(node.node().put(Session::from_u64(session), &list, &to, offset)?)) }
     })
 }
 
@@ -145,7 +145,8 @@ pub unsafe extern "C" fn byway_get(
     guard(|| {
         // SAFETY: by the caller's word.
         let (node, list, from) = unsafe { (borrow(node)?, segments(list, count)?, descriptor(from)?) };
-        started(op, node.node().get(Session::from_u64(session), &from, offset, &list)?)
+        // SAFETY: by the caller's word.
+        unsafe { start(op, || Ok(node.node().get(Session::from_u64(session), &from, offset, &list)?)) }
     })
 }
 
@@ -156,42 +157,44 @@ pub unsafe extern "C" fn byway_get(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_flush(node: *const byway_node, session: u64, op: *mut *mut byway_op) -> c_int {
     // SAFETY: by the caller's word.
-    guard(|| started(op, unsafe { borrow(node)? }.node().flush(Session::from_u64(session))?))
+    guard(|| unsafe { start(op, || Ok(borrow(node)?.node().flush(Session::from_u64(session))?)) })
 }
 
-fn completed(outcome: Outcome, completion: *mut byway_completion) -> Result<(), Code> {
+/// Where a completion goes, if the caller wants it.
+///
+/// # Safety
+/// `at` is null or can be written, for as long as the place lives.
+pub(crate) unsafe fn completion_at(at: *mut byway_completion) -> Result<Option<Place<byway_completion>>, Code> {
+    // SAFETY: by the caller's word.
+    if at.is_null() { Ok(None) } else { unsafe { Place::at(at) }.map(Some) }
+}
+
+fn completed(outcome: Outcome) -> byway_completion {
     let none = std::ptr::null_mut();
-    let value = match outcome {
+    match outcome {
         Outcome::Message(message) => {
             let session = message.session.to_u64();
-            if completion.is_null() {
-                return Ok(());
-            }
             byway_completion { message: Box::into_raw(Box::new(byway_message(message))), session, status: 0 }
         }
         Outcome::Ended(session, _) => byway_completion { message: none, session: session.to_u64(), status: 0 },
         _ => byway_completion { message: none, session: 0, status: 0 },
-    };
-    if completion.is_null() {
-        return Ok(());
     }
-    // SAFETY: not null, and can be written, by the word of each function's caller.
-    unsafe { give(completion, value) }
 }
 
 /// How an operation ended, and what it brought.
-pub(crate) fn ended(result: Completed, completion: *mut byway_completion) -> Result<(), Code> {
-    let error = match result {
-        Ok(outcome) => return completed(outcome, completion),
-        Err(error) => error,
-    };
-    let status = if let OpError::Status(status) = error { status } else { 0 };
-    if !completion.is_null() {
-        let none = byway_completion { message: std::ptr::null_mut(), session: 0, status };
-        // SAFETY: not null, and can be written, by the word of each function's caller.
-        unsafe { give(completion, none)? };
+pub(crate) fn ended(result: Completed, completion: Option<Place<byway_completion>>) -> Result<(), Code> {
+    let Some(completion) = completion else { return Ok(result.map(drop)?) };
+    match result {
+        Ok(outcome) => {
+            completion.give(completed(outcome));
+            Ok(())
+        }
+        Err(error) => {
+            let status = if let OpError::Status(status) = error { status } else { 0 };
+            completion.give(byway_completion { message: std::ptr::null_mut(), session: 0, status });
+            Err(error.into())
+        }
     }
-    Err(error.into())
 }
 
 /// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
@@ -203,13 +206,13 @@ pub(crate) fn ended(result: Completed, completion: *mut byway_completion) -> Res
 pub unsafe extern "C" fn byway_wait(op: *const byway_op, timeout_ms: i64, completion: *mut byway_completion) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let result = unsafe { borrow(op)? }.there()?.wait(deadline(timeout_ms))?;
-        ended(result, completion).map(|()| 0)
+        let (op, completion) = unsafe { (borrow(op)?, completion_at(completion)?) };
+        ended(op.0.wait(deadline(timeout_ms))?, completion).map(|()| 0)
     })
 }
 
 /// Waits for one of `count` operations, all of one node, as `byway_wait` does. Writes its place to `*index`, if one has ended, well or
-/// not.
+/// not. Without a place for that (`BYWAY_E_INVALID`) nothing is taken.
 ///
 /// # Safety
 /// `ops` has `count` operations; `index` can be written; `completion` is null or can be written.
@@ -223,14 +226,15 @@ pub unsafe extern "C" fn byway_wait_any(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let handles = unsafe { slice(ops, count)? };
+        let (handles, place) = unsafe { (slice(ops, count)?, Place::at(index)?) };
         // SAFETY: by the caller's word.
-        let of = |op: &*const byway_op| unsafe { borrow(*op) }?.there();
+        let completion = unsafe { completion_at(completion)? };
+        // SAFETY: by the caller's word.
+        let of = |op: &*const byway_op| Ok(&unsafe { borrow(*op) }?.0);
         let ops = handles.iter().map(of).collect::<Result<Vec<&Op>, Code>>()?;
         let first = ops.first().ok_or(Code(BYWAY_E_INVALID))?;
-        let (place, result) = first.node().wait_any(&ops, deadline(timeout_ms))?;
-        // SAFETY: by the caller's word.
-        unsafe { give(index, place)? };
+        let (ended_at, result) = first.node().wait_any(&ops, deadline(timeout_ms))?;
+        place.give(ended_at);
         ended(result, completion).map(|()| 0)
     })
 }
@@ -243,7 +247,7 @@ pub unsafe extern "C" fn byway_wait_any(
 pub unsafe extern "C" fn byway_cancel(op: *const byway_op) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        unsafe { borrow(op)? }.there()?.cancel()?;
+        unsafe { borrow(op)? }.0.cancel()?;
         Ok(0)
     })
 }
@@ -268,9 +272,8 @@ pub unsafe extern "C" fn byway_op_free(op: *mut byway_op) {
 unsafe fn part(message: *const byway_message, bytes: *mut *const u8, of: fn(&Message) -> &[u8]) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let part = of(&unsafe { borrow(message)? }.0);
-        // SAFETY: by the caller's word.
-        unsafe { give(bytes, part.as_ptr())? };
+        let (part, place) = unsafe { (of(&borrow(message)?.0), Place::at(bytes)?) };
+        place.give(part.as_ptr());
         fits(c_int::try_from(part.len()))
     })
 }

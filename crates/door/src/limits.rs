@@ -29,6 +29,14 @@ pub const OPTIONS_MAX: u32 = 4096;
 /// cannot make the server keep more than this and one option's replies.
 pub const HANDSHAKE_OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
+/// Heap memory of the replies that wait for all clients of a loop that are in their handshake. Above, lists that are longer than
+/// [`CROWDED_OUTPUT_BYTES_MAX`] are refused with `NBD_REP_ERR_POLICY`, and handshakes pause once so much of theirs waits. One
+/// list may go beyond; a node of 1,024 volumes has one of at most 8 MiB.
+pub const GREETINGS_HEAP_BYTES_MAX: usize = 16 << 20;
+
+/// See [`GREETINGS_HEAP_BYTES_MAX`].
+pub const CROWDED_OUTPUT_BYTES_MAX: usize = 4 << 10;
+
 /// Largest payload of one request, in bytes, and the maximum that exports advertise by default
 /// (proto.md, "Size constraints": 2^25 is what every peer may expect). A longer read is answered
 /// with an error; a write of up to the greater of this and the export's own maximum is drained and

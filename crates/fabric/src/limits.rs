@@ -69,7 +69,16 @@ pub const LOOP_HEAP_BYTES_MAX: usize = 4 << 20;
 /// See [`LOOP_HEAP_BYTES_MAX`].
 pub const SESSION_HEAP_BYTES_MIN: usize = 4 << 10;
 
-/// How long a client may take nothing while it, or all clients together, are above those bounds. Then its session ends
+/// Answers of one session that wait for its peer to take them: of pings, of puts, pieces of windows that it wanted. With more its
+/// session ends with [`CloseReason::AsksTooMuch`](crate::CloseReason::AsksTooMuch). Each takes about 200 bytes, 6 MiB in all. A
+/// server holds clients back long before.
+pub const ANSWERS_MAX: usize = 1 << 15;
+
+/// Parts of puts and gets that a node has under way over one session before further ones wait, so that an honest peer never has
+/// [`ANSWERS_MAX`] answers waiting for it. An operation that has begun is not cut short.
+pub const ASKED_MAX: usize = 1 << 13;
+
+/// How long a peer may take nothing while it (a client or a server), or all clients together, are above those bounds. Then its session ends
 /// with [`CloseReason::TakesNothing`](crate::CloseReason::TakesNothing), and its memory is free.
 pub const TAKE_TIME_MAX: Duration = Duration::from_mins(1);
 
@@ -184,6 +193,9 @@ pub const NODE_OPS_MAX: usize = 1 << 16;
 /// Segments of one put or get, and ranges of the peer's window; more are refused.
 pub const SEGMENTS_MAX: usize = 64;
 
+/// Bytes of one put or get; more are refused.
+pub const OPERATION_BYTES_MAX: usize = 16 << 30;
+
 /// Sessions whose peers one window is open to; more are refused.
 pub const WINDOW_SESSIONS_MAX: usize = 64;
 
@@ -211,5 +223,7 @@ pub const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Completions that a group holds at most, those of operations in flight included; the program chooses less.
 pub const GROUP_OPS_MAX: usize = NODE_OPS_MAX;
 
+// An operation has at most a part for each MiB, one more for each range and one more for each segment.
+const _: () = assert!(ASKED_MAX + OPERATION_BYTES_MAX / PAYLOAD_BYTES_MAX + 2 * SEGMENTS_MAX < ANSWERS_MAX);
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -56,6 +56,9 @@ pub enum CloseReason {
     /// The peer takes no answers, and they have filled the memory that there is for them.
     #[error("the peer has taken no answers for too long, and there is no memory for more")]
     TakesNothing,
+    /// The peer asks and asks, and takes too few of the answers.
+    #[error("the peer has asked for more than it takes: too many answers wait for it")]
+    AsksTooMuch,
     /// More calls than the server allows.
     #[error("the peer has more calls in flight than it was granted")]
     Credit,

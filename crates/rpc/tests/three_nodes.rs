@@ -118,6 +118,54 @@ fn answer(third: &Rpc, n: usize) {
     }
 }
 
+/// A directory that knows nodes reaches them over whichever session there is.
+#[test]
+fn a_call_is_handed_on_to_a_node_by_its_name() {
+    let three = three();
+    let Three { caller, server, third, to_server, to_third, folder } = &three;
+    let until = |what: &str, look: &dyn Fn() -> bool| {
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while !look() {
+            assert!(std::time::Instant::now() < deadline, "it never comes to this: {what}");
+            for rpc in [caller, server, third] {
+                rpc.node().progress().unwrap();
+            }
+        }
+    };
+    // Each says its name before anything else.
+    let heard = |name: &Rpc| {
+        until("a name", &|| server.session_with(&name.id()).is_some());
+        server.session_with(&name.id()).unwrap()
+    };
+    assert_eq!(heard(third), *to_third);
+    let to_caller = heard(caller);
+    assert_eq!((server.node_of(to_caller), server.node_of(*to_third)), (Some(caller.id()), Some(third.id())));
+    assert_eq!((server.session_with(&server.id()), server.session_with(&[7; 16])), (None, None));
+    // A second session changes nothing, until the first has ended.
+    let (_, second) = connect(third, server, &Address::Unix(folder.path().join("second")));
+    server.node().send(second, b"heard?", &[]).unwrap();
+    third.node().receive(soon()).unwrap();
+    third.node().send(third.session_with(&server.id()).unwrap(), b"the first", &[]).unwrap();
+    assert_eq!(server.node().receive(soon()).unwrap().session, *to_third);
+    until("the second session's name", &|| server.node_of(second).is_some());
+    assert_eq!(server.session_with(&third.id()), Some(*to_third));
+    server.node().close(*to_third).unwrap();
+    until("the first session's end", &|| server.node_of(*to_third).is_none());
+    assert_eq!(server.session_with(&third.id()), Some(second));
+    std::thread::scope(|scope| {
+        scope.spawn(|| answer(third, 1));
+        scope.spawn(|| {
+            let request = server.next_call(soon()).unwrap();
+            let by_name = server.session_with(&third.id()).unwrap();
+            request.token.delegate(by_name, 5, &request.arguments, (&[], &[])).unwrap();
+        });
+        // Which passes the answer on.
+        let _turner = Turner::of(server.node());
+        let call = Call { method: 5, arguments: b"by name", ..Call::default() };
+        assert_eq!(reply(&caller.call(*to_server, &call, soon()).unwrap()).result, b"by name");
+    });
+}
+
 /// A directory hands a fetch on, and also fetches itself, which it should not: the page is the first one's (0023).
 #[test]
 fn a_page_comes_from_whoever_is_the_first_and_from_nobody_else() {

@@ -19,7 +19,9 @@ use super::request::{Headers, Rules};
 use super::wire::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Greeting, NBD_MAGIC, OPT_EXPORT_NAME, OPTION_MAGIC, OptionHeader,
 };
-use crate::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTIONS_MAX};
+use crate::limits::{
+    CROWDED_OUTPUT_BYTES_MAX, HANDSHAKE_OUTPUT_BYTES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTIONS_MAX,
+};
 
 /// Whether connections are encrypted (proto.md, "TLS support").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -157,6 +159,8 @@ pub struct Handshake {
     /// Something was refused for want of TLS.
     pub(super) refused_plain: bool,
     pub(super) shutting_down: bool,
+    /// Replies to many clients wait.
+    pub(super) crowded: bool,
 }
 
 impl Handshake {
@@ -179,6 +183,7 @@ impl Handshake {
             tls: false,
             refused_plain: false,
             shutting_down: false,
+            crowded: false,
         }
     }
 
@@ -203,6 +208,12 @@ impl Handshake {
         self.shutting_down = true;
     }
 
+    /// Says whether the replies that wait for all clients are so many that long ones are refused and others go out before more is
+    /// read ([`GREETINGS_HEAP_BYTES_MAX`](crate::limits::GREETINGS_HEAP_BYTES_MAX)).
+    pub fn set_crowded(&mut self, crowded: bool) {
+        self.crowded = crowded;
+    }
+
     /// Bytes that the machine keeps; at most [`OPTION_BYTES_MAX`].
     pub fn kept_bytes(&self) -> usize {
         self.partial.len()
@@ -217,8 +228,9 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<(usize, Step), HandshakeError> {
         let mut taken = 0;
+        let output_max = if self.crowded { CROWDED_OUTPUT_BYTES_MAX } else { HANDSHAKE_OUTPUT_BYTES_MAX };
         loop {
-            if out.len() >= HANDSHAKE_OUTPUT_BYTES_MAX {
+            if out.len() >= output_max {
                 return Ok((taken, Step::Flush));
             }
             let step = match self.phase {

@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::export::Exports;
+use super::export::{Export, Exports};
 use super::flags::TransmissionFlags;
 use super::handshake::{Handshake, Negotiated, Refusal, TlsMode};
 use super::reply::cut;
@@ -15,7 +15,7 @@ use super::wire::{
     OptionReplyHeader, REP_ACK, REP_ERR_EXT_HEADER_REQD, REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_SHUTDOWN,
     REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNKNOWN, REP_ERR_UNSUP, REP_INFO, REP_META_CONTEXT, REP_SERVER,
 };
-use crate::limits::NAME_BYTES_MAX;
+use crate::limits::{CROWDED_OUTPUT_BYTES_MAX, NAME_BYTES_MAX};
 
 /// The id of `base:allocation` in replies; any number would do.
 const ALLOCATION_ID: u32 = 1;
@@ -103,10 +103,12 @@ fn no_body(body: &[u8]) -> Result<(), Denial> {
 
 fn list(handshake: &Handshake, body: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Answer {
     no_body(body)?;
-    for export in exports.list() {
-        if export.tls_required && !handshake.tls {
-            continue;
-        }
+    let exports: Vec<_> = exports.list().into_iter().filter(|export| handshake.tls || !export.tls_required).collect();
+    let bytes = |export: &Export| cut(&export.name).len() + cut(&export.description).len();
+    if handshake.crowded && exports.iter().map(bytes).sum::<usize>() > CROWDED_OUTPUT_BYTES_MAX {
+        return Err(Denial(REP_ERR_POLICY, "too many clients have not read their lists; try again"));
+    }
+    for export in exports {
         let (name, description) = (cut(&export.name), cut(&export.description));
         reply_header(out, OPT_LIST, REP_SERVER, 4 + name.len() + description.len());
         out.extend_from_slice(U32::new(name.len() as u32).as_bytes());

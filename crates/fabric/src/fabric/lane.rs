@@ -12,6 +12,9 @@ use crate::slots::Slot;
 use crate::tls::{PeerIdentity, TlsServer};
 use crate::wire::Header;
 
+/// After so many answers it is looked which of them have gone.
+const ANSWERS_LOOK: usize = 256;
+
 /// How far a lane has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -102,6 +105,10 @@ pub(super) struct Lane {
     queued_at: Option<Instant>,
     /// What the fabric has counted of this lane's heap memory.
     pub(super) counted_heap: usize,
+    /// Bytes that were ever pushed.
+    pushed: u64,
+    /// Where in those the answers end that may not have gone.
+    answers: VecDeque<u64>,
     dirty: bool,
     sequence_out: u64,
 }
@@ -138,6 +145,8 @@ impl Lane {
             send_times: SendTimes::default(),
             queued_at: None,
             counted_heap: 0,
+            pushed: 0,
+            answers: VecDeque::new(),
             dirty: false,
             sequence_out: 0,
         }
@@ -169,9 +178,24 @@ impl Lane {
             self.outbox.push((header, gather));
             return !std::mem::replace(&mut self.dirty, true);
         }
+        let before = self.pending.len();
         self.pending.push_head(header.as_bytes());
         payload(&mut self.pending);
+        self.pushed += (self.pending.len() - before) as u64;
         self.sending.is_none() && !std::mem::replace(&mut self.dirty, true)
+    }
+
+    /// Counts the last message as an answer to what the peer has asked for. True now and then: when it is time to look how many wait.
+    pub(super) fn note_answer(&mut self) -> bool {
+        self.answers.push_back(self.pushed);
+        self.answers.len().is_multiple_of(ANSWERS_LOOK)
+    }
+
+    /// Answers that have not been taken by the connection, as far as is known.
+    pub(super) fn answers(&mut self) -> usize {
+        let gone = self.pushed.saturating_sub(self.queued() as u64);
+        while self.answers.pop_front_if(|end| *end <= gone).is_some() {}
+        self.answers.len()
     }
 
     /// Whether the queue can hold a message of that payload: a check on callers.

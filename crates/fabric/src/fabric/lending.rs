@@ -56,6 +56,16 @@ impl Loans {
         number.is_some_and(|number| self.lent.iter().any(|lent| lent.number == *number && lent.loan.is_writable()))
     }
 
+    /// Takes what a peer may still be writing from it.
+    fn take_back(&self) {
+        for lent in &self.lent {
+            if let Err(error) = lent.loan.take_back() {
+                // No memory for a page, or no mapping: then this process is at its end in other ways too.
+                tracing::error!(%error, "memory that a lost peer may write cannot be taken back");
+            }
+        }
+    }
+
     /// Memory that was lent already, in a way that will do.
     fn find(&mut self, mapping: &Mapping, write: bool) -> Option<&mut Lent> {
         self.lent.iter_mut().find(|lent| lent.loan.is_of(mapping) && (lent.loan.is_writable() || !write))
@@ -208,13 +218,11 @@ impl Fabric {
     /// A session has ended: what its peer may still be writing is taken from it.
     pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
         let Some(state) = self.sessions.get_mut(session) else { return };
-        let Loans { lent, windows, .. } = std::mem::take(&mut state.loans);
-        for lent in lent.iter().filter(|_| !state.peer_let_go) {
-            if let Err(error) = lent.loan.take_back() {
-                // No memory for a page, or no mapping: then this process is at its end in other ways too.
-                tracing::error!(%error, "memory that a lost peer may write cannot be taken back");
-            }
+        let loans = std::mem::take(&mut state.loans);
+        if !state.peer_let_go {
+            loans.take_back();
         }
+        let Loans { lent, windows, .. } = loans;
         drop(lent);
         for window in windows.into_keys() {
             handler.recalled(self, reactor, session, WindowKey(window));
@@ -225,6 +233,15 @@ impl Fabric {
     fn control_socket(&self, session: Slot) -> Option<Socket> {
         let lane = self.sessions.get(session)?.lanes.first().copied().flatten()?;
         self.lanes.get(lane)?.socket
+    }
+}
+
+impl Drop for Fabric {
+    /// Whose sessions end with it, without a word of their peers: what those can write is taken from them.
+    fn drop(&mut self) {
+        for (_, state) in self.sessions.iter().filter(|(_, state)| !state.peer_let_go) {
+            state.loans.take_back();
+        }
     }
 }
 

@@ -260,6 +260,8 @@ pub struct Fabric {
     draining: bool,
     /// Heap memory of what waits to be sent, on all lanes.
     queued_heap: usize,
+    /// What is put now is what the peer has asked for.
+    answering: bool,
     last_closed: Option<CloseReason>,
     counters: FabricCounters,
     /// Which addresses may connect; `None`: all.
@@ -297,6 +299,7 @@ impl Fabric {
             ticking: false,
             draining: false,
             queued_heap: 0,
+            answering: false,
             last_closed: None,
             counters: FabricCounters::default(),
             admits: None,

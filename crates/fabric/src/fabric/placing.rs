@@ -101,6 +101,11 @@ impl Fabric {
         Some((state.peer_arena?, state.grants.find(at, len, right).ok()?))
     }
 
+    /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
+    pub fn goes_by_route(&self, session: Slot, to: Remote, len: usize) -> bool {
+        self.link_of(session).is_none() && self.place_of(session, (to, len), WindowNews::PUT).is_none()
+    }
+
     /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
     pub(super) fn place<P: FnOnce(&mut Gather)>(
         &mut self,

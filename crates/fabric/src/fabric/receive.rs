@@ -109,24 +109,25 @@ impl Fabric {
         if self.queued_heap <= SESSION_HEAP_BYTES_MAX {
             return false;
         }
-        let heap = self.sessions.get(session).map_or(0, |state| self.heap_for_client(state));
+        // A client never stops listening: both ends could else wait for each other. It ends sessions that ask too much.
+        let client = self.sessions.get(session).filter(|state| state.role == Role::Server);
+        let heap = client.map_or(0, |state| self.heap_for(state));
         heap > SESSION_HEAP_BYTES_MAX || (self.queued_heap > LOOP_HEAP_BYTES_MAX && heap > SESSION_HEAP_BYTES_MIN)
     }
 
-    /// Heap memory of the answers that wait for a server's client.
-    fn heap_for_client(&self, state: &Session) -> usize {
-        let slots = state.lanes.iter().flatten().filter(|_| state.role == Role::Server);
+    /// Heap memory of what waits for a session's peer.
+    fn heap_for(&self, state: &Session) -> usize {
         let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
-        slots.filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
+        state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
     }
 
-    /// Whether the answers that wait are so many that clients are watched for taking them.
+    /// Whether what waits is so much that peers are watched for taking it.
     pub(super) fn watches_intake(&self) -> bool {
         self.queued_heap > SESSION_HEAP_BYTES_MAX
     }
 
-    /// Ends the sessions of clients that take nothing, while memory is short because of them or at all: those that have
-    /// less than it takes to be held back are too many then.
+    /// Ends the sessions of peers that take nothing, while memory is short because of them, or of a server's clients at all: those
+    /// that have less than it takes to be held back are too many then.
     pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
         if !self.watches_intake() {
             return;
@@ -134,8 +135,9 @@ impl Fabric {
         let now = reactor.now();
         let up = |(_, state): &(Slot, &Session)| state.up && !state.down;
         let short = |(slot, state): (Slot, &Session)| {
-            let heap = self.heap_for_client(state);
-            (slot, heap > SESSION_HEAP_BYTES_MAX || (heap > 0 && self.is_full()))
+            let heap = self.heap_for(state);
+            let is_one_of_many = state.role == Role::Server && heap > 0 && self.is_full();
+            (slot, heap > SESSION_HEAP_BYTES_MAX || is_one_of_many)
         };
         let looked: Vec<(Slot, bool)> = self.sessions.iter().filter(up).map(short).collect();
         for (slot, short) in looked {

@@ -9,8 +9,8 @@ use byway_reactor::{Errno, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::Lane;
-use super::{Fabric, Handler, Role};
-use crate::limits::{LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use super::{Event, Fabric, Handler, Role};
+use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
@@ -60,6 +60,11 @@ pub enum GetError {
     Io(Errno),
 }
 
+/// Whether a message is sent because the peer has sent one. (What is pulled is too.)
+fn is_answer(header: &Header) -> bool {
+    [Kind::Pong, Kind::Nack, Kind::Placed, Kind::Recalled].iter().any(|kind| header.kind == *kind as u8)
+}
+
 impl Fabric {
     /// Sends a message without a payload.
     pub fn send(&mut self, session: Slot, header: Header) {
@@ -98,17 +103,30 @@ impl Fabric {
         payload: Announced,
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
-        header.window.set(to.window.0);
-        header.window_offset.set(to.offset);
         match self.place(reactor, session, (to, payload.len), push) {
-            Err(push) => self.push(session, route.0, header, payload, push),
+            Err(push) => self.put_by_route((session, route), (to, header), payload, push),
             Ok(placed) => {
                 placed?;
+                header.window.set(to.window.0);
+                header.window_offset.set(to.offset);
                 header.flags |= FLAG_PLACED;
                 self.push(session, 0, header, payload, |_| ());
             }
         }
         Ok(())
+    }
+
+    /// As [`Fabric::put`] over lanes, and through them even if the place can be reached: behind the puts that go by that route.
+    pub fn put_by_route(
+        &mut self,
+        (session, route): (Slot, Route),
+        (to, mut header): (Remote, Header),
+        payload: Announced,
+        push: impl FnOnce(&mut Gather),
+    ) {
+        header.window.set(to.window.0);
+        header.window_offset.set(to.offset);
+        self.push(session, route.0, header, payload, push);
     }
 
     /// Gets as many bytes from a place in the peer's memory as `into` has room for. [`Handler::got`] gives the frame back,
@@ -156,6 +174,7 @@ impl Fabric {
         push: impl FnOnce(&mut Gather),
     ) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
+        let is_answer = self.answering || is_answer(&header);
         if state.role == Role::Server {
             header.instance.set(state.agreed.instance);
         }
@@ -173,8 +192,22 @@ impl Fabric {
             }
             let placed = header.flags & FLAG_PLACED != 0;
             debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
+            // Over RDMA what waits to be sent lies with the transport, and is not told apart.
+            if is_answer && lane.link.is_none() && lane.note_answer() {
+                self.look_at_answers(session);
+            }
         }
         self.count_heap(slot);
+    }
+
+    /// Ends the session of a peer that asks and asks, and takes too few of the answers.
+    fn look_at_answers(&mut self, session: Slot) {
+        let Some(state) = self.sessions.get(session) else { return };
+        let slots = state.lanes.iter().flatten();
+        let waiting: usize = slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, Lane::answers)).sum();
+        if waiting > ANSWERS_MAX {
+            self.events.push(Event::Failed(session, CloseReason::AsksTooMuch));
+        }
     }
 
     /// The peer wants a piece of a window.
@@ -194,7 +227,10 @@ impl Fabric {
                 let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
                 let data = (target, Header::new(Kind::Data));
                 let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
-                self.put(reactor, (session, route), data, Announced { len, checksum }, push).map_err(CloseReason::Io)
+                self.answering = true;
+                let put = self.put(reactor, (session, route), data, Announced { len, checksum }, push);
+                self.answering = false;
+                put.map_err(CloseReason::Io)
             }
             Err(error) => {
                 self.nack(session, header, error);

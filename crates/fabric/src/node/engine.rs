@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
 use super::command::{Command, Header};
+use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
 use super::memory::Places;
@@ -61,9 +62,15 @@ pub(super) struct Link {
     /// Messages that the peer may send.
     pub(super) granted: u32,
     pub(super) waiting: VecDeque<Waiting>,
+    /// Parts of puts and gets that have not ended, of operations that have not.
+    pub(super) asked: usize,
+    pub(super) deferred: Deferred,
     /// Puts in flight, by their place in the order of all, and how many there were.
     pub(super) puts: BTreeSet<u64>,
     pub(super) put_count: u64,
+    /// Puts in flight that go through the stream, by the key of their window: what is put there meanwhile goes behind them, even
+    /// if the window's place is known by now.
+    pub(super) streamed: HashMap<u64, u32>,
     /// Flushes, each with the number of puts before it.
     pub(super) flushes: VecDeque<(u64, Slot)>,
     pub(super) windows: HashSet<(u64, u64)>,
@@ -100,6 +107,8 @@ pub(super) struct Core {
     pub(super) puts: Slots<Put>,
     pub(super) gets: Slots<Get>,
     pub(super) lingering: Vec<Linger>,
+    /// Sessions of which something is deferred.
+    pub(super) crowded: Vec<Session>,
     pub(super) closings: Closings,
     pub(super) layer: Option<Box<dyn Layer>>,
     pub(super) credits: u16,
@@ -128,6 +137,7 @@ impl Engine {
             puts: Slots::default(),
             gets: Slots::default(),
             lingering: Vec::new(),
+            crowded: Vec::new(),
             closings: Closings::default(),
             layer,
             credits: options.messages.max(1),
@@ -170,7 +180,17 @@ impl Engine {
                 self.core.run(&mut self.fabric, &mut self.reactor, command);
             }
         }
-        self.fabric.flush(&mut self.reactor, &mut self.core);
+        self.flush();
+    }
+
+    /// Sends what has gathered, and begins what may now begin.
+    fn flush(&mut self) {
+        loop {
+            self.fabric.flush(&mut self.reactor, &mut self.core);
+            if self.core.crowded.is_empty() || !self.core.run_deferred(&mut self.fabric, &mut self.reactor) {
+                break;
+            }
+        }
         self.core.end_lingering();
     }
 
@@ -202,13 +222,14 @@ impl Engine {
             match completion.token.class() {
                 _ if completion.token == Token::WAKE => {}
                 FABRIC_CLASS => self.fabric.handle(&mut self.reactor, completion, &mut self.core),
-                _ => self.timed_out(completion.token),
+                NODE_CLASS => self.timed_out(completion.token),
+                // The reactor's own, of a stream over shared memory that is gone.
+                _ => {}
             }
         }
         self.reaped = reaped;
         self.fabric.feed_starved(&mut self.reactor, &mut self.core);
-        self.fabric.flush(&mut self.reactor, &mut self.core);
-        self.core.end_lingering();
+        self.flush();
         result.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
@@ -263,7 +284,8 @@ impl Core {
         reactor.submit(Op::Timer { at }, token);
     }
 
-    fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
+    /// Does what was asked for.
+    pub(super) fn run_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         match command {
             Command::Listen { op, address } => {
                 let result = listen(fabric, reactor, &address).map(Outcome::Listening);
@@ -310,8 +332,11 @@ impl Core {
             credits: 0,
             granted: u32::from(self.credits),
             waiting: VecDeque::new(),
+            asked: 0,
+            deferred: Deferred::default(),
             puts: BTreeSet::new(),
             put_count: 0,
+            streamed: HashMap::new(),
             flushes: VecDeque::new(),
             windows: HashSet::new(),
             ended: None,
@@ -343,6 +368,8 @@ impl Core {
         if !link.is_ready() {
             return fabric.close(reactor, link.fabric, CloseReason::Closed);
         }
+        self.end_deferred(fabric, reactor, session);
+        let Some(link) = self.links.get(&session) else { return };
         // The peer closes when it has read that: closed by us, its other lanes could end before it has read all of this one.
         fabric.send(link.fabric, session::refuse(Kind::Goodbye, code));
         let at = reactor.now() + CLOSE_TIME_MAX;
@@ -353,8 +380,11 @@ impl Core {
         match kind {
             OpKind::Send(session) => {
                 let Some(link) = self.links.get_mut(&session) else { return };
-                let Some(place) = link.waiting.iter().position(|waiting| waiting.op() == Some(op.0)) else { return };
-                link.waiting.remove(place);
+                let place = link.waiting.iter().position(|waiting| waiting.op() == Some(op.0));
+                let is_waiting = place.and_then(|place| link.waiting.remove(place)).is_some();
+                if !is_waiting && !self.cancel_deferred(session, op) {
+                    return;
+                }
                 self.shared().waits_no_longer(session);
                 self.complete(op.0, Err(OpError::Cancelled));
             }
@@ -372,3 +402,6 @@ fn listen(fabric: &mut Fabric, reactor: &mut Reactor, address: &Address) -> Resu
     let listening = fabric.listen(reactor, address).map(|listener| reactor.local_address(listener));
     listening.map_err(|error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,6 +112,7 @@ impl Handler for Core {
         for one in waiting {
             self.end_waiting(session, one, reason);
         }
+        self.end_deferred(fabric, reactor, session);
         if ready {
             self.with_layer(fabric, reactor, |layer, turn| layer.ended(turn, session, reason));
         }

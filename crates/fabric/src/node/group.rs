@@ -140,17 +140,24 @@ impl Group {
     /// # Errors
     /// The operation: the group holds as many as it was made for, or this is the child of a fork, or the result was taken.
     pub fn add(&self, op: Op, context: u64) -> Result<OpId, GroupFull> {
-        let mut shared = match self.node.inner.lock() {
-            Ok(shared) => shared,
-            Err(reason) => return Err(GroupFull { op, reason }),
-        };
+        // The handle's end finds that the operation is the group's.
+        self.adopt(&op, context).map_err(|reason| GroupFull { op, reason })
+    }
+
+    /// As [`Group::add`], with the handle left to the caller: of no more use if it went well (who waits for it is told `Taken`), and
+    /// as it was if not.
+    ///
+    /// # Errors
+    /// `Busy`: the group holds as many as it was made for, or the result was taken, or is another group's. `Forked`.
+    pub fn adopt(&self, op: &Op, context: u64) -> Result<OpId, SubmitError> {
+        let mut shared = self.node.inner.lock()?;
         let shared = &mut *shared;
         let (slot, id) = (op.slot, op.id());
         let (Some(group), Some(state)) = (self.groups_state(&mut shared.groups), shared.ops.get_mut(slot)) else {
-            return Err(GroupFull { op, reason: SubmitError::Busy });
+            return Err(SubmitError::Busy);
         };
-        if group.members >= group.capacity {
-            return Err(GroupFull { op, reason: SubmitError::Busy });
+        if group.members >= group.capacity || state.group.is_some() {
+            return Err(SubmitError::Busy);
         }
         group.members += 1;
         state.group = Some((self.slot, context));
@@ -161,7 +168,6 @@ impl Group {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, result);
         }
-        // The handle's end finds that the operation is the group's.
         Ok(id)
     }
 

@@ -52,6 +52,7 @@
 mod address;
 mod borrowed;
 mod command;
+mod deferred;
 mod engine;
 mod error;
 mod events;

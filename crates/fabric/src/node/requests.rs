@@ -10,7 +10,7 @@ use super::op::{Op, OpId, Outcome};
 use super::shared::{OpKind, Phase};
 use super::wire::Class;
 use super::{Deadline, Message, Node, NodeCounters, Session};
-use crate::limits::{SEGMENTS_MAX, SMALL_BYTES_MAX};
+use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
 use crate::registration::{Counters, Mode};
 use crate::tls::TlsClient;
 use byway_reactor::{Address, Mapping};
@@ -412,7 +412,7 @@ fn hold(segments: &[Segment<'_>]) -> Result<(Vec<Held>, usize), SubmitError> {
     }
     let held = segments.iter().map(Segment::hold).collect::<Result<Vec<_>, _>>()?;
     let len = held.iter().map(|segment| segment.len).sum();
-    Ok((held, len))
+    if len > OPERATION_BYTES_MAX { Err(SubmitError::TooLong) } else { Ok((held, len)) }
 }
 
 impl From<SubmitError> for WaitError {

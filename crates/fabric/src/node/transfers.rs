@@ -4,7 +4,9 @@
 //! a get of the fabric for each part. Either ends when all its parts have, *and* when no frame over the program's memory is left:
 //! the peer's word may come before the kernel has let go of what was sent.
 
-use byway_reactor::{Errno, Frame, Mapping, Reactor};
+use std::collections::hash_map::Entry;
+
+use byway_reactor::{Errno, Frame, Gather, Mapping, Reactor};
 use zerocopy::little_endian::U32;
 
 use super::command::Header;
@@ -16,7 +18,7 @@ use super::wire::{Class, CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::limits::{ASKED_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::wire::{Header as WireHeader, Kind};
@@ -27,6 +29,10 @@ pub(super) struct Put {
     session: Session,
     /// Its place among the puts of its session.
     number: u64,
+    /// The key of the window, if it goes through the stream.
+    streamed: Option<u64>,
+    parts: usize,
+    /// Parts that have not ended; one more until all have begun.
     left: u32,
     error: Option<OpError>,
     mappings: Vec<Mapping>,
@@ -35,6 +41,8 @@ pub(super) struct Put {
 /// A get in flight.
 pub(super) struct Get {
     op: Slot,
+    session: Session,
+    parts: usize,
     left: u32,
     error: Option<OpError>,
     mappings: Vec<Mapping>,
@@ -99,6 +107,13 @@ fn frame(segments: &[Held], piece: &Piece) -> Frame {
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
 }
 
+fn push_frames(gather: &mut Gather, frames: Vec<Frame>) {
+    for frame in frames {
+        let len = frame.len();
+        gather.push_frame(frame, 0, len);
+    }
+}
+
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
 fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
     fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
@@ -146,6 +161,9 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
+            if link.asked >= ASKED_MAX && !link.waiting.is_empty() {
+                return self.note_crowded(session);
+            }
             let Some(waiting) = link.waiting.pop_front() else { return };
             link.credits -= 1;
             self.send_now(fabric, reactor, session, waiting);
@@ -204,11 +222,20 @@ impl Core {
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
         }
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
+        let slot = link.fabric;
         let number = link.put_count;
         link.put_count += 1;
         link.puts.insert(number);
-        let slot = link.fabric;
-        let put = Put { op, session, number, left: parts.len() as u32, error: None, mappings: Vec::new() };
+        let by_route = |part: &Part| fabric.goes_by_route(slot, Remote { window, offset: part.offset }, part.len());
+        let is_behind = fabric.checks_windows(slot) && link.streamed.contains_key(&window.0);
+        let streamed = (is_behind || parts.iter().any(by_route)).then_some(window.0);
+        if let Some(window) = streamed {
+            *link.streamed.entry(window).or_default() += 1;
+        }
+        // It ends when its memory is noted here, and not before: else who waits could find it in use.
+        link.asked += parts.len();
+        let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
+        let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
         let name = self.puts.insert(put);
         let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
         let route = fabric.route_to(slot, window);
@@ -216,15 +243,7 @@ impl Core {
         for (index, part) in parts.iter().enumerate() {
             let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
             let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
             let len = part.len();
-            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
-            let push = |gather: &mut byway_reactor::Gather| {
-                for frame in frames {
-                    let len = frame.len();
-                    gather.push_frame(frame, 0, len);
-                }
-            };
             let to = Remote { window, offset: part.offset };
             if let Err(error) = fabric.check_remote(slot, to, len, true) {
                 // Nothing was said of it, so a message with it has taken no credit of the peer's.
@@ -236,15 +255,20 @@ impl Core {
                 self.part_ended(name, None, Some(OpError::Refused(error)));
                 continue;
             }
-            if let Err(error) = fabric.put(reactor, (slot, route), (to, header), Announced { len, checksum }, push) {
+            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
+            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+            let announced = Announced { len, checksum };
+            let push = |gather: &mut Gather| push_frames(gather, frames);
+            if is_behind {
+                fabric.put_by_route((slot, route), (to, header), announced, push);
+            } else if let Err(error) = fabric.put(reactor, (slot, route), (to, header), announced, push) {
                 self.part_ended(name, None, Some(OpError::Io(error)));
             }
         }
-        let mappings = segments.into_iter().map(|segment| segment.mapping).collect();
-        match self.puts.get_mut(name) {
-            Some(put) => put.mappings = mappings,
-            None => drop(mappings),
+        if let Some(put) = self.puts.get_mut(name) {
+            put.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
         }
+        self.part_ended(name, None, None);
     }
 
     /// A part of a put has ended, as the peer of `session` says.
@@ -263,11 +287,18 @@ impl Core {
     }
 
     fn end_put(&mut self, put: Put, error: Option<OpError>) {
-        let Put { op, session, number, mappings, .. } = put;
+        let Put { op, session, number, streamed, parts, mappings, .. } = put;
         let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
         self.linger(op, mappings, result);
         let Some(link) = self.links.get_mut(&session) else { return };
         link.puts.remove(&number);
+        link.asked -= parts;
+        if let Some(Entry::Occupied(mut count)) = streamed.map(|window| link.streamed.entry(window)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         let first = link.puts.first().copied().unwrap_or(u64::MAX);
         let mut done = Vec::new();
         while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {
@@ -300,20 +331,22 @@ impl Core {
         segments: Vec<Held>,
         Places { window, ranges }: Places,
     ) {
-        let link = self.links.get(&session);
-        let Some(slot) = link.filter(|link| link.ended.is_none()).map(|link| link.fabric) else {
-            let reason = link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed);
+        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
+        let Some(link) = self.links.get_mut(&session).filter(|_| ended.is_none()) else {
             drop(segments);
-            return self.complete(op, Err(OpError::Ended(reason)));
+            return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
+        let slot = link.fabric;
         if !can_be_reached(fabric, slot, &segments) {
             drop(segments);
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
         }
         // A frame of the fabric's has one piece.
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
-        let left = parts.iter().map(|part| part.pieces.len() as u32).sum();
-        let name = self.gets.insert(Get { op, left, error: None, mappings: Vec::new() });
+        let count = parts.iter().map(|part| part.pieces.len()).sum();
+        link.asked += count;
+        let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Vec::new() };
+        let name = self.gets.insert(get);
         let mut refused = Vec::new();
         for Part { mut offset, pieces } in parts {
             for piece in &pieces {
@@ -353,8 +386,11 @@ impl Core {
         state.error = state.error.or(error);
         state.left -= 1;
         if state.left == 0
-            && let Some(Get { op, error, mappings, .. }) = self.gets.remove(get)
+            && let Some(Get { op, session, parts, error, mappings, .. }) = self.gets.remove(get)
         {
+            if let Some(link) = self.links.get_mut(&session) {
+                link.asked -= parts;
+            }
             self.linger(op, mappings, error.map_or(Ok(Outcome::Done), Err));
         }
     }

@@ -2,6 +2,7 @@
 //! memory with an arena and without, and the simulation; and what holds over RDMA too, where there is a device.
 
 mod faults;
+mod greedy;
 mod lending;
 mod messages;
 mod rig;

@@ -276,6 +276,13 @@ impl Rig {
         true
     }
 
+    /// Lets so much simulated time pass, in which one end alone is turned.
+    pub fn pass(&mut self, time: Duration, end: usize) {
+        let world = self.world.clone().expect("a simulation");
+        let end = &mut self.ends[end];
+        world.run_until(world.now() + time, || while end.turn(Wait::Poll) {});
+    }
+
     /// Turns until `done` gives something.
     pub fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Option<T>) -> T {
         let deadline = std::time::Instant::now() + DEADLINE;

@@ -246,3 +246,78 @@ fn a_peer_on_the_same_host_is_not_asked_for_what_it_has_lent() {
         }
     }
 }
+
+/// The backends that there are, each with a rig whose memory is lent.
+fn lent_rigs() -> Vec<Rig> {
+    let is_there = |io: &IoChoice| *io == IoChoice::Epoll || byway_reactor::Reactor::open_for_threads(*io, 1).is_ok();
+    [IoChoice::Epoll, IoChoice::Uring].into_iter().filter(is_there).map(|io| Rig::new(Wire::Lent, io)).collect()
+}
+
+/// The descriptor comes by another way than the session, and is used before what the owner says there was heard.
+#[test]
+fn a_put_that_began_before_its_window_was_lent_is_not_overtaken() {
+    const LEN: usize = 24 << 20;
+    for rig in lent_rigs() {
+        let pair = rig.pair();
+        let memory = pair.server.register_shared(LEN).unwrap();
+        let mine: Vec<Memory> = (1..=3).map(|_| pair.client.register(LEN).unwrap()).collect();
+        mine.iter().zip(1..).for_each(|(mine, value)| mine.write(0, &vec![value; LEN]).unwrap());
+        // Word of the window lies behind all this.
+        for _ in 0..50 {
+            done(&pair.server.send(pair.to_client, b"first", &[0; 16 << 10]).unwrap());
+        }
+        let window = pair.server.open_window(pair.to_client, &memory, 0..LEN, Rights::PUT).unwrap();
+        done(&pair.server.send(pair.to_client, b"lent", &[]).unwrap());
+        let put = |mine: &Memory| pair.client.put(pair.to_server, &[mine.segment(0..LEN)], &window.descriptor(), 0);
+        let before = put(&mine[0]).unwrap();
+        assert_eq!(byte(&memory, LEN - 1), 0, "through the connection, which nobody reads now");
+        loop {
+            match pair.client.start_receive(None).unwrap().test() {
+                Ok(came) if is_header(&came, b"lent") => break,
+                Ok(_) => {}
+                Err(_) => drop(pair.server.progress().unwrap()),
+            }
+        }
+        assert!(byte(&memory, LEN - 1) == 0 && before.test().is_err(), "it is on its way");
+        let after = put(&mine[1]).unwrap();
+        let turner = Turner::of(&pair.server);
+        done(&before);
+        done(&after);
+        drop(turner);
+        assert!(copy_of(&memory).iter().all(|byte| *byte == 2), "the last one's bytes");
+        // With none of those on its way, puts are copied at once again.
+        let last = put(&mine[2]).unwrap();
+        assert_eq!(byte(&memory, LEN - 1), 3);
+        let turner = Turner::of(&pair.server);
+        done(&last);
+        drop(turner);
+        pair.close(window);
+    }
+}
+
+fn byte(memory: &Memory, at: usize) -> u8 {
+    let mut byte = [0];
+    memory.read(at, &mut byte).unwrap();
+    byte[0]
+}
+
+fn is_header(came: &byway_fabric::node::Completed, header: &[u8]) -> bool {
+    matches!(came, Ok(Outcome::Message(message)) if message.header == header)
+}
+
+/// The client is stopped, as far as its server knows, and can copy as long as it has the place.
+#[test]
+fn a_node_that_is_dropped_takes_back_what_a_peer_can_write() {
+    for rig in lent_rigs() {
+        let pair = rig.pair();
+        let memory = pair.server.register_shared(8192).unwrap();
+        let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::PUT).unwrap();
+        let closing = window.close().unwrap();
+        assert!(closing.test().is_err(), "the client has not said that it forgets it");
+        memory.write(0, &[5; 8192]).unwrap();
+        assert!(memory.is_exposed());
+        drop((closing, pair.server));
+        assert!(!memory.is_exposed() && !memory.is_in_use());
+        assert_eq!(memory.bytes().unwrap()[..], [5; 8192], "it is as it was");
+    }
+}

@@ -1,6 +1,7 @@
 //! Puts, gets, flushes and windows, and what of a program's memory may be touched when.
 
-use byway_fabric::node::{Descriptor, NodeOptions, OpError, Outcome, Rights, SubmitError};
+use byway_fabric::limits::ASKED_MAX;
+use byway_fabric::node::{Descriptor, Memory, NodeOptions, OpError, Outcome, Rights, SubmitError};
 use byway_fabric::registration::Counters;
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
@@ -16,6 +17,8 @@ crate::over_each_wire!(
     memory_in_use_is_not_lent_to_its_program,
     checksums_are_kept_over_a_programs_memory,
     a_flush_comes_after_the_puts_before_it,
+    much_is_asked_for_in_turn,
+    what_waits_ends_with_its_session,
 );
 
 crate::over_rdma!(
@@ -293,4 +296,79 @@ fn a_flush_comes_after_the_puts_before_it(rig: &Rig) {
     window_is_all(&memory, 5);
     assert!(!mine.is_in_use());
     done(&pair.client.flush(pair.to_server).unwrap());
+}
+
+/// So much that a peer would have too many answers waiting if it were asked for at once.
+fn much_is_asked_for_in_turn(rig: &Rig) {
+    let pair = rig.pair();
+    let (memory, window) = pair
+        .window(8192, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::BOTH).unwrap());
+    let remote = window.descriptor();
+    let mine = pair.client.register(64).unwrap();
+    let ranges: Vec<_> = (0..64u64).map(|at| at * 128..at * 128 + 1).collect();
+    let get = || pair.client.get_ranges(pair.to_server, &remote, &ranges, &[mine.segment(0..64)]).unwrap();
+    let gets: Vec<_> = (0..300).map(|_| get()).collect();
+    // All in order behind them.
+    let values: Vec<_> = (1..=100u8)
+        .map(|value| {
+            let value_of = pair.client.register(64).unwrap();
+            value_of.write(0, &[value; 64]).unwrap();
+            value_of
+        })
+        .collect();
+    let put = |from: &Memory| pair.client.put_ranges(pair.to_server, &[from.segment(0..64)], &remote, &ranges).unwrap();
+    let puts: Vec<_> = values.iter().map(put).collect();
+    let flush = pair.client.flush(pair.to_server).unwrap();
+    let first = pair.client.send(pair.to_server, b"not this", &[]).unwrap();
+    let second = pair.client.send(pair.to_server, b"this", &[]).unwrap();
+    first.cancel().unwrap();
+    let windows = pair.client.counters().unwrap().windows;
+    assert!(windows <= ASKED_MAX + 64, "{windows} parts at a time");
+    let turner = Turner::of(&pair.server);
+    gets.iter().chain(&puts).for_each(done);
+    done(&flush);
+    done(&second);
+    drop(turner);
+    let waited = rig.wire != Wire::Lent;
+    assert_eq!(end(&first), if waited { Err(OpError::Cancelled) } else { Ok(Outcome::Done) });
+    let heard = pair.server.receive(soon()).unwrap().header;
+    assert_eq!(heard, if waited { &b"this"[..] } else { b"not this" });
+    assert!((0..64).all(|at| copy_of(&memory)[CANARY + at * 128] == 100), "the last one's");
+    canaries_are_whole(&memory);
+    pair.close(window);
+}
+
+/// Whoever ends it, and whether its peer is there or not.
+fn what_waits_ends_with_its_session(rig: &Rig) {
+    for closes in [true, false] {
+        let pair = rig.pair();
+        // Private, so that the peer is asked.
+        let memory = pair.server.register(8192).unwrap();
+        let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::BOTH).unwrap();
+        let mine = pair.client.register(64).unwrap();
+        let ranges: Vec<_> = (0..64u64).map(|at| at * 128..at * 128 + 1).collect();
+        let get = || pair.client.get_ranges(pair.to_server, &window.descriptor(), &ranges, &[mine.segment(0..64)]);
+        let mut ops: Vec<_> = (0..200).map(|_| get().unwrap()).collect();
+        ops.push(
+            pair.client.put_ranges(pair.to_server, &[mine.segment(0..64)], &window.descriptor(), &ranges).unwrap(),
+        );
+        let to = (&window.descriptor(), 0);
+        ops.push(pair.client.put_with_message(pair.to_server, &[mine.segment(0..64)], to, b"put").unwrap());
+        let flush = pair.client.flush(pair.to_server).unwrap();
+        let message = pair.client.send(pair.to_server, b"goodbye", &[]).unwrap();
+        if closes {
+            pair.client.close(pair.to_server).unwrap();
+            done(&message);
+            done(&flush);
+            let _client = Turner::of(&pair.client);
+            assert_eq!(pair.server.receive(soon()).unwrap().header, b"goodbye");
+        } else {
+            pair.server.close(pair.to_client).unwrap();
+        }
+        let _turner = Turner::of(&pair.server);
+        let ends: Vec<_> = ops.iter().map(end).collect();
+        assert!(ends[150..].iter().all(|end| matches!(end, Err(OpError::Ended(_)))), "{:?}", ends[150]);
+        assert!(!mine.is_in_use());
+        assert_eq!(pair.client.counters().unwrap().windows, 0);
+    }
 }

@@ -148,6 +148,9 @@ impl Layer for RpcLayer {
             && tables.peers.get(&name) == Some(&session)
         {
             tables.peers.remove(&name);
+            // Another one that it has with us, the oldest.
+            let other = tables.names.iter().filter(|(_, other)| **other == name).map(|(session, _)| *session).min();
+            other.map(|other| tables.peers.insert(name, other));
         }
         tables.queue.retain(|waiting| waiting.session != session);
         let ended = tables.pending.session_ended(session);

@@ -161,6 +161,23 @@ impl Rpc {
         &self.node
     }
 
+    /// What this node is called by its peers: random, for as long as it lives.
+    pub fn id(&self) -> NodeId {
+        self.tables().id
+    }
+
+    /// What the node at the other end of a session calls itself: it tells with its first message. Anybody can claim any name, so
+    /// it says nothing of who may do what.
+    pub fn node_of(&self, session: Session) -> Option<NodeId> {
+        self.tables().names.get(&session).copied()
+    }
+
+    /// A session with a node: the first one that it said its name on, and another when that has ended. For a directory that knows who
+    /// has something and [hands a call on](Token::delegate).
+    pub fn session_with(&self, node: &NodeId) -> Option<Session> {
+        self.tables().peers.get(node).copied()
+    }
+
     fn tables(&self) -> MutexGuard<'_, Tables> {
         lock(&self.tables)
     }

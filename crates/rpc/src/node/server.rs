@@ -1,5 +1,7 @@
 //! Calls that came: taken by threads, answered, or handed on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use byway_fabric::Slot;
 use byway_fabric::node::{Class, Deadline, Descriptor, NodeError, OpError, Outcome, Session, SubmitError, WaitError};
 use byway_reactor::Instant;
@@ -35,7 +37,8 @@ pub struct Token {
     session: Session,
     head: Head,
     deadline: Instant,
-    used: bool,
+    /// It was answered or handed on, or is just being handed on.
+    used: AtomicBool,
 }
 
 impl std::fmt::Debug for Token {
@@ -102,7 +105,7 @@ impl Rpc {
     fn request(&self, waiting: Waiting) -> Result<Request, NodeError> {
         let Waiting { session, head, payload, deadline } = waiting;
         self.node.layer_taken(session)?;
-        let token = Token { rpc: self.clone(), session, head, deadline, used: false };
+        let token = Token { rpc: self.clone(), session, head, deadline, used: AtomicBool::new(false) };
         let (windows, arguments, rest) = unpack(&head, &payload).ok_or(OpError::WrongAnswer)?;
         Ok(Request {
             session,
@@ -134,7 +137,7 @@ impl Token {
 
     fn answer(&mut self, status: u16, result: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
         let payload = pack(&[], result, payload)?;
-        self.used = true;
+        *self.used.get_mut() = true;
         let token = self.head.token;
         let delegated = self.head.kind == Kind::Delegate as u8;
         let (to, kind) = {
@@ -159,32 +162,58 @@ impl Token {
     /// # Errors
     /// The token and why not: `TooLong`, `Busy`, the session is gone.
     pub fn delegate(
-        mut self,
+        self,
         third: Session,
         method: u16,
         arguments: &[u8],
         (windows, payload): (&[Descriptor], &[u8]),
     ) -> Result<(), Box<(Self, SubmitError)>> {
-        let payload = match pack(windows, arguments, payload) {
-            Ok(payload) => payload,
-            Err(error) => return Err(Box::new((self, error))),
-        };
+        self.hand_on(third, method, arguments, (windows, payload)).map_err(|error| Box::new((self, error)))
+    }
+
+    /// As [`Token::delegate`], with the token left to the caller: used up if it went well, and as it was if not.
+    ///
+    /// # Errors
+    /// As there; `Busy` too if it was handed on already, or another thread is about to.
+    pub fn hand_on(
+        &self,
+        third: Session,
+        method: u16,
+        arguments: &[u8],
+        (windows, payload): (&[Descriptor], &[u8]),
+    ) -> Result<(), SubmitError> {
+        let payload = pack(windows, arguments, payload)?;
+        if self.used.swap(true, Ordering::AcqRel) {
+            return Err(SubmitError::Busy);
+        }
+        let handed = self.hand((third, method), (windows.len(), arguments.len()), &payload);
+        if handed.is_err() {
+            self.used.store(false, Ordering::Release);
+        }
+        handed
+    }
+
+    fn hand(
+        &self,
+        (third, method): (Session, u16),
+        (windows, arguments): (usize, usize),
+        payload: &[u8],
+    ) -> Result<(), SubmitError> {
         let token = self.head.token;
         let mut handed = head(Kind::Delegate, token);
         handed.method = U16::new(method);
-        handed.windows = windows.len() as u8;
-        handed.inline = arguments.len() as u8;
+        handed.windows = windows as u8;
+        handed.inline = arguments as u8;
         if self.deadline < Instant::FAR {
             let left = self.deadline.since(self.rpc.node.now()).as_millis();
             handed.left_ms = U32::new(u32::try_from(left).unwrap_or(u32::MAX).max(1));
         }
         // Before the third can answer; of a call that was handed on to us, we are in the middle.
         self.rpc.tables().relays.add(token, self.session);
-        if let Err(error) = self.rpc.node.layer_send(third, Class::Layer, handed.as_bytes(), &payload) {
+        if let Err(error) = self.rpc.node.layer_send(third, Class::Layer, handed.as_bytes(), payload) {
             self.rpc.tables().relays.take(&token);
-            return Err(Box::new((self, error)));
+            return Err(error);
         }
-        self.used = true;
         {
             let mut tables = self.rpc.tables();
             tables.held.remove(&token);
@@ -205,7 +234,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        if !self.used && self.rpc.node.counters().is_ok() {
+        if !*self.used.get_mut() && self.rpc.node.counters().is_ok() {
             // A caller that is gone needs no answer.
             let _ = self.answer(ABANDONED, &[], &[]);
         }

@@ -69,6 +69,7 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
         | CloseReason::Unexpected(_)
         | CloseReason::Rdma(_)
         | CloseReason::TakesNothing
+        | CloseReason::AsksTooMuch
         | CloseReason::Credit => true,
     };
     if wrong {

@@ -27,6 +27,9 @@ pub(super) struct Greeting {
     secure: Option<Box<Secure>>,
     receiving: bool,
     sending: bool,
+    /// Heap memory of the send in flight, and what the door has counted of ours.
+    sending_heap: usize,
+    counted_heap: usize,
     /// Operations started and not yet reported.
     started: u32,
     /// What the machine decided; done when the output has gone.
@@ -53,6 +56,8 @@ impl Greeting {
             secure: None,
             receiving: false,
             sending: false,
+            sending_heap: 0,
+            counted_heap: 0,
             started: 0,
             chosen: None,
             end: None,
@@ -87,7 +92,19 @@ impl Greeting {
 
     pub(super) fn sent(&mut self, gather: Gather) {
         self.sending = false;
+        self.sending_heap = 0;
         drop(gather);
+    }
+
+    /// Says whether replies to many clients wait: see [`Handshake::set_crowded`].
+    pub(super) fn set_crowded(&mut self, crowded: bool) {
+        self.machine.set_crowded(crowded);
+    }
+
+    /// Counts this connection's heap memory anew in that of all.
+    pub(super) fn count_heap(&mut self, all: usize) -> usize {
+        let now = if self.over.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
+        all - std::mem::replace(&mut self.counted_heap, now) + now
     }
 
     /// Operations started since the last call.
@@ -219,6 +236,7 @@ impl Greeting {
         }
         if !gather.is_empty() {
             self.sending = true;
+            self.sending_heap = gather.heap_bytes();
             self.started += 1;
             floor.reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
         }

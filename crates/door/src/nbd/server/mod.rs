@@ -21,7 +21,7 @@ pub use self::connection::End;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
 use self::greeting::Greeting;
 use super::handshake::{HandshakeConfig, TlsMode};
-use crate::limits::{CONNECTIONS_MAX, HANDSHAKE_SECONDS_MAX};
+use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS_MAX};
 
 /// The class of the door's tokens and tags.
 pub const NBD_CLASS: u8 = 0x40;
@@ -77,6 +77,8 @@ pub struct NbdDoor {
     draining: bool,
     /// Heap memory of the replies that wait.
     queued_heap: usize,
+    /// Of those to clients in their handshake.
+    greetings_heap: usize,
     /// Frames that payloads of writes are received into, in bytes.
     payload_bytes: usize,
     counters: NbdCounters,
@@ -114,6 +116,7 @@ impl NbdDoor {
             stalled: VecDeque::new(),
             draining: false,
             queued_heap: 0,
+            greetings_heap: 0,
             payload_bytes: 0,
             counters: NbdCounters::default(),
             last_end: None,
@@ -127,7 +130,7 @@ impl NbdDoor {
 
     /// Heap memory of the replies that wait to be sent.
     pub fn queued_heap_bytes(&self) -> usize {
-        self.queued_heap
+        self.queued_heap + self.greetings_heap
     }
 
     /// What the door has seen.
@@ -270,7 +273,9 @@ impl NbdDoor {
         if let Phase::Greeting(greeting) = &mut client.phase
             && !client.closed
         {
+            greeting.set_crowded(self.greetings_heap > GREETINGS_HEAP_BYTES_MAX);
             let served = greeting.advance(floor, index);
+            self.greetings_heap = greeting.count_heap(self.greetings_heap);
             client.operations += greeting.started_operations();
             if let Some(connection) = served {
                 client.phase = Phase::Serving(Box::new(connection));
@@ -323,10 +328,13 @@ impl NbdDoor {
             } else {
                 tracing::debug!(reason = %end, "NBD connection ended");
             }
-            if let Phase::Serving(connection) = &mut client.phase {
-                connection.abandon(&mut self.pending);
-                self.queued_heap = connection.count_heap(self.queued_heap);
-                self.payload_bytes = connection.count_payload(self.payload_bytes);
+            match &mut client.phase {
+                Phase::Greeting(greeting) => self.greetings_heap = greeting.count_heap(self.greetings_heap),
+                Phase::Serving(connection) => {
+                    connection.abandon(&mut self.pending);
+                    self.queued_heap = connection.count_heap(self.queued_heap);
+                    self.payload_bytes = connection.count_payload(self.payload_bytes);
+                }
             }
         }
         let at_store = matches!(&client.phase, Phase::Serving(connection) if connection.has_requests());
@@ -369,3 +377,6 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! An engine whose peer is a fabric of the test's, which may say what no node would.
+
+use std::time::{Duration, Instant as Clock};
+
+use byway_reactor::{Frame, IoChoice, Mapping};
+use zerocopy::FromZeros;
+use zerocopy::little_endian::U32;
+
+use super::*;
+use crate::node::memory::Held;
+use crate::node::wire::CreditBody;
+use crate::node::{Node, Op as NodeOp};
+use crate::wire::{Header as WireHeader, Lend};
+use crate::{GetError, Handler, WindowKey};
+
+/// The other end of a node's session.
+struct Peer {
+    reactor: Reactor,
+    fabric: Fabric,
+    session: Slot,
+    log: Log,
+}
+
+#[derive(Default)]
+struct Log {
+    is_up: bool,
+}
+
+impl Handler for Log {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+        let body = CreditBody { messages: U32::new(64), reserved: [0; 76] };
+        fabric.send(session, WireHeader::with_body(Kind::Credit, &body));
+        self.is_up = true;
+    }
+
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &WireHeader), _: &[u8]) {}
+
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &WireHeader)) {}
+
+    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Frame, u64), _: Result<(), GetError>) {}
+
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+        panic!("the session ended: {reason}");
+    }
+
+    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {}
+}
+
+impl Peer {
+    fn of(node: &Node, at: Address) -> (Self, Session) {
+        let accept: NodeOp = node.start_accept().unwrap();
+        let mut reactor = Reactor::open(IoChoice::Epoll, 4 << 20).unwrap();
+        let mut options = Options::new(7);
+        options.terms.bulk_lanes = 1;
+        let mut fabric = Fabric::new(options);
+        let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
+        let session = fabric.connect(&mut reactor, at, identity);
+        let mut peer = Self { reactor, fabric, session, log: Log::default() };
+        let accepted = peer.until(|| accept.test().ok());
+        let Ok(Outcome::Session(session)) = accepted else { panic!("{accepted:?}") };
+        (peer, session)
+    }
+
+    fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Clock::now() + Duration::from_secs(20);
+        loop {
+            assert!(Clock::now() < deadline, "it never comes to this");
+            let Self { reactor, fabric, log, .. } = self;
+            fabric.flush(reactor, log);
+            let mut completions = Vec::new();
+            reactor.reap(&mut completions, Wait::Poll).unwrap();
+            for completion in completions {
+                fabric.handle(reactor, completion, log);
+            }
+            fabric.flush(reactor, log);
+            if let Some(found) = look().filter(|_| self.log.is_up) {
+                return found;
+            }
+        }
+    }
+}
+
+/// What the loop itself finds wrong ends before the command is done with, while a thread may wait for it that will look at its
+/// memory at once: a `put_from`, which ends its session if somebody uses the memory still.
+#[test]
+fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Shared(folder.path().join("s"));
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    node.listen(&at).unwrap();
+    let (mut peer, session) = Peer::of(&node, at);
+    // What it has lent for reading it says can be written.
+    let (theirs, lie) = (Mapping::shared(4096).unwrap(), WindowKey(77 << 20 | 5));
+    assert!(peer.fabric.lend_window(
+        &mut peer.reactor,
+        (peer.session, WindowKey(77 << 20 | 4)),
+        &theirs,
+        (0, 4096),
+        false
+    ));
+    let mut lend = Lend::new_zeroed();
+    lend.rights.set(Lend::PUT);
+    lend.len.set(4096);
+    let mut header = WireHeader::with_body(Kind::Lend, &lend);
+    header.window.set(lie.0);
+    peer.fabric.send(peer.session, header);
+    let to = crate::fabric::Remote { window: lie, offset: 0 };
+    peer.until(|| {
+        node.progress().unwrap();
+        let engine = node.inner.try_engine().unwrap();
+        let slot = engine.core.links[&session].fabric;
+        (!engine.fabric.goes_by_route(slot, to, 4096)).then_some(())
+    });
+    let op = node.inner.lock().unwrap().begin(OpKind::Plain).unwrap();
+    let mine = Mapping::new(4096).unwrap();
+    let held = Held { mapping: mine.counted(), start: 0, len: 4096 };
+    let used = held.mapping.hold();
+    let mut engine = node.inner.try_engine().unwrap();
+    let Engine { reactor, fabric, core, .. } = &mut *engine;
+    let places = Places { window: lie, ranges: vec![(0, 4096)] };
+    core.start_put(fabric, reactor, (op, session), (vec![held], places), None);
+    let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
+    assert_eq!(result(), None, "the memory is in use");
+    drop(used);
+    core.end_lingering();
+    assert_eq!((result(), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
+}

@@ -1,0 +1,93 @@
+//! Peers that ask and take nothing, in simulated time: what waits for them is bounded at either end.
+
+use std::time::Duration;
+
+use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
+use byway_fabric::wire::{Header, Kind, Pull};
+use byway_fabric::{Announced, CloseReason, Options, Remote, Slot};
+use byway_reactor::Wait;
+use zerocopy::FromZeros;
+
+use crate::rig::{CLIENT, Event, Rig, Wire, pattern};
+
+fn simulated() -> Rig {
+    let mut options = Options::new(7);
+    options.seed = Some(1);
+    Rig::new(Wire::Sim, options).expect("a simulation")
+}
+
+fn down(rig: &mut Rig) -> Option<CloseReason> {
+    rig.client().take(|event| if let Event::Down(reason) = event { Some(*reason) } else { None })
+}
+
+/// The server sends so many of these, and is never turned again.
+fn ask(rig: &mut Rig, server: Slot, header: Header, count: usize) {
+    for _ in 0..count {
+        rig.server().fabric.send(server, header);
+    }
+    rig.server().turn(Wait::Poll);
+}
+
+fn questions(from: Remote) -> Vec<Header> {
+    let mut pull = Pull::new_zeroed();
+    pull.len.set(100);
+    let mut good = Header::with_body(Kind::Pull, &pull);
+    good.window.set(from.window.0);
+    vec![good, Header::with_body(Kind::Pull, &pull), Header::new(Kind::Ping), Header::new(Kind::Recall)]
+}
+
+#[test]
+fn a_server_that_asks_again_and_again_and_takes_nothing_is_given_up() {
+    for which in 0..4 {
+        let mut rig = simulated();
+        let (server, client) = rig.session();
+        let window = rig.client().open_source(client, &pattern(1, 100));
+        let question = questions(rig.offer(client, window))[which];
+        ask(&mut rig, server, question, ANSWERS_MAX + 20_000);
+        let mut most = 0;
+        let reason = (0..1000).find_map(|_| {
+            rig.pass(Duration::from_millis(10), CLIENT);
+            most = most.max(rig.client().fabric.queued_heap_bytes());
+            down(&mut rig)
+        });
+        assert_eq!(reason, Some(CloseReason::AsksTooMuch), "question {which}; {most} bytes waited");
+        assert!(most < 8 << 20, "{most} bytes waited");
+        rig.pass(Duration::from_millis(10), CLIENT);
+        assert_eq!(rig.client().fabric.queued_heap_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_server_that_asks_for_much_and_takes_it_is_served_for_ever() {
+    let mut rig = simulated();
+    let (server, client) = rig.session();
+    let window = rig.client().open_source(client, &pattern(1, 100));
+    let question = questions(rig.offer(client, window))[0];
+    // So many at a time that the queue at the client is never empty, and all of them together more than may wait.
+    for round in 1..=20 {
+        ask(&mut rig, server, question, ANSWERS_MAX / 10);
+        rig.until("its answers", |rig| {
+            // What comes is thrown away by the server, which has no such window.
+            (rig.server().fabric.windows().refused() > (round * ANSWERS_MAX / 10 - 500) as u64).then_some(())
+        });
+    }
+    assert_eq!(down(&mut rig), None);
+}
+
+#[test]
+fn a_server_that_takes_nothing_of_what_a_client_says_is_given_up_after_a_minute() {
+    for (count, ends) in [(SESSION_HEAP_BYTES_MAX / 4096 + 200, true), (10, false)] {
+        let mut rig = simulated();
+        let (_, client) = rig.session();
+        let payload = pattern(2, 4096);
+        for _ in 0..count {
+            let announced = Announced { len: payload.len(), checksum: None };
+            let push = |gather: &mut byway_reactor::Gather| gather.push_head(&payload);
+            rig.client().fabric.send_with(client, Header::new(Kind::Notice), announced, push);
+        }
+        rig.pass(TAKE_TIME_MAX / 2, CLIENT);
+        assert_eq!(down(&mut rig), None);
+        rig.pass(TAKE_TIME_MAX, CLIENT);
+        assert_eq!(down(&mut rig), ends.then_some(CloseReason::TakesNothing));
+    }
+}
