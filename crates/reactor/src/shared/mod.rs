@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     connects: Vec<(Token, bool)>,
     connecting: Vec<Connecting>,
     ready: Vec<Completion>,
+    /// There was an accept, a connect or a link.
+    used: bool,
 }
 
 /// A stream that was given up by a loop, to be taken over by another (see [`Reactor::release`](crate::Reactor::release)).
@@ -77,13 +79,9 @@ pub(crate) struct Floor<'a> {
 }
 
 impl Shared {
-    /// Whether there is anything here: else the reactor need not ask.
+    /// Whether there never was anything here: else the reactor has to ask. Our own operations outlive the last link.
     pub(crate) fn is_unused(&self) -> bool {
-        self.links.is_empty()
-            && self.accepts.is_empty()
-            && self.connects.is_empty()
-            && self.connecting.is_empty()
-            && self.ready.is_empty()
+        !self.used
     }
 
     /// Connections of this listener get links.
@@ -109,11 +107,13 @@ impl Shared {
             Op::Accept { listener } => {
                 if self.listeners.contains(&listener) && !self.accepts.contains(&token) {
                     self.accepts.push(token);
+                    self.used = true;
                 }
                 Some(Op::Accept { listener })
             }
             Op::Connect { to: Address::Shared(path) } => {
                 self.connects.push((token, false));
+                self.used = true;
                 Some(Op::Connect { to: Address::Unix(path) })
             }
             op => Some(op),
@@ -265,6 +265,7 @@ impl Shared {
         let frame = floor.frames.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
         let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
         floor.backend.submit(op, own_token(BELL, socket));
+        self.used = true;
         self.links.insert(socket, Link::new(ends));
         Ok(())
     }

@@ -45,6 +45,7 @@ suites! {
         streams::a_half_close_leaves_the_other_direction,
         streams::a_broken_stream_is_no_end_of_it,
         streams::a_close_gives_all_memory_back,
+        streams::nothing_ends_that_nobody_began,
         streams::a_cancelled_receive_loses_no_bytes,
         streams::many_connections_are_accepted,
         streams::a_connect_is_refused_without_a_listener,

@@ -150,6 +150,22 @@ pub fn a_close_gives_all_memory_back(rig: &mut Rig) {
     rig.assert_pools_full();
 }
 
+/// What a loop has in flight for itself is nobody else's to hear of, also when the last stream that it was for is gone.
+pub fn nothing_ends_that_nobody_began(rig: &mut Rig) {
+    for close_first in [0, 1] {
+        let (client, server) = rig.connect();
+        let sockets = [client, server];
+        rig.loops[close_first].close(sockets[close_first]);
+        rig.settle();
+        rig.loops[1 - close_first].close(sockets[1 - close_first]);
+        rig.settle();
+        for node in [0, 1] {
+            let reaped = rig.reaped(node);
+            assert!(reaped.is_empty(), "on loop {node}: {reaped:?}");
+        }
+    }
+}
+
 pub fn a_cancelled_receive_loses_no_bytes(rig: &mut Rig) {
     let (client, server) = rig.connect();
     let bytes = pattern(4, 1000);
