@@ -6,7 +6,7 @@ use super::super::endpoint::Endpoint;
 use super::super::error::{PostError, WorkError};
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
-use super::connection::{Down, Get, Phase, Ready};
+use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
 use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::limits::RDMA_GETS_MAX;
@@ -72,7 +72,7 @@ impl Transport {
                 Ok(segment) => segment,
                 Err((frame, error)) => {
                     let result = Err(GetFailed::Memory(errno_of(error)));
-                    self.gots.push(Got { token, frame, result });
+                    self.gots.push(Got { token, frame: Some(frame), result });
                     continue;
                 }
             };
@@ -96,7 +96,7 @@ impl Transport {
     /// Gives a frame back into which nothing can be read.
     fn cannot_get(&mut self, frame: Frame, token: u64) -> Down {
         let error = WorkError::LocalOperation;
-        self.gots.push(Got { token, frame, result: Err(GetFailed::Work(error)) });
+        self.gots.push(Got { token, frame: Some(frame), result: Err(GetFailed::Work(error)) });
         Down::Work(error)
     }
 
@@ -113,14 +113,18 @@ impl Transport {
             if !has_room(endpoint)? {
                 return Ok(Stop::Later);
             }
-            let Some(ready) = state.ready.pop() else { return Ok(Stop::Done) };
+            let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
+            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region) else {
+                return Ok(Stop::Later);
+            };
             let bytes = ready.len();
             state.posted += 1;
             state.posted_bytes += bytes;
             state.queued -= bytes;
             // The last write of a put is reported, so that its frames come back, and with them those of the writes before it: what
-            // is behind it may wait for them. Inline bytes hold no memory, so nobody waits for their end, unless it is the last.
-            let ends_put = matches!(ready, Ready::Write(_)) && state.ready.is_empty();
+            // is behind it may wait for them; so may what is still to be copied. Inline bytes hold no memory, so nobody waits for
+            // their end, unless it is the last.
+            let ends_put = matches!(ready, Ready::Write(_)) && awaits_write(&state.ready);
             let is_awaited = state.finishing || ends_put;
             let quiet = if is_awaited { Report::Now } else { Report::WithNext };
             // Nobody may ask for long how an inline message ended: it is told as gone now.
@@ -167,11 +171,9 @@ impl Transport {
         let laid = match next {
             Outgoing::Message { .. } if !may_send => return Ok(Some(Stop::Done)),
             Outgoing::Message { header, payload } => {
-                layer.message(header, payload).map(|laid| vec![Ready::Message(Box::new(laid))])
+                layer.message(header, payload).map(|laid| vec![Step::Ready(Ready::Message(Box::new(laid)))])
             }
-            Outgoing::Put { to, payload } => {
-                layer.put(*to, payload).map(|works| works.into_iter().map(Ready::Write).collect())
-            }
+            Outgoing::Put { to, payload } => layer.put(*to, payload),
         };
         match laid {
             Ok(ready) => state.ready = ready,

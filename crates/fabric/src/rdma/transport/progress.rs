@@ -72,10 +72,10 @@ impl Transport {
     fn went(&mut self, done: Done) {
         let Some(posted) = self.posted.remove(Slot::from_u64(done.token)) else { return };
         let connection = posted.connection;
-        if let What::Get(token) = posted.what
-            && let Some(frame) = done.payload.into_segment().and_then(Segment::into_frame)
-        {
-            self.gots.push(Got { token, frame, result: done.result.map(|_| ()).map_err(GetFailed::Work) });
+        if let What::Get(token) = posted.what {
+            let frame = done.payload.into_segment().and_then(Segment::into_frame);
+            let result = if frame.is_some() { done.result.map_err(GetFailed::Work) } else { Err(GetFailed::GivenUp) };
+            self.gots.push(Got { token, frame, result: result.map(|_| ()) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
         if let What::Get(_) = posted.what {
@@ -122,7 +122,7 @@ impl Transport {
         tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
         for get in state.gets.drain(..) {
             let result = Err(GetFailed::Work(WorkError::Flushed));
-            self.gots.push(Got { token: get.token, frame: get.into, result });
+            self.gots.push(Got { token: get.token, frame: Some(get.into), result });
         }
         let adapter = state.adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?)));
         if let Some((number, adapter)) = adapter {
