@@ -223,7 +223,7 @@ mod tests {
         // SAFETY: nobody makes references to the memory.
         let (frame, alive) = unsafe { (Frame::over(&lost, 0, 100), Frame::over(&other, 0, 100)) };
         frame.note_given_up();
-        std::mem::forget(frame);
+        let _ = std::mem::ManuallyDrop::new(frame);
         drop(alive);
         assert!(lost.is_given_up() && lost.uses() > 0);
         assert!(!other.is_given_up() && other.uses() == 0);

@@ -235,6 +235,27 @@ pub fn slow(pair: Pair) -> Outcome<String> {
     Ok(format!("stopped after {CREDITS} messages, and went on"))
 }
 
+/// A silent peer is probed by its device, which answers; one of whom something was heard is not.
+pub fn probe(pair: Pair) -> Outcome<String> {
+    let mut sides = sides(pair)?;
+    let (client, server) = sides.connect()?;
+    let probes = 40;
+    for number in 0..probes {
+        sides.server.transport.probe(server);
+        ensure(!sides.server.transport.is_probed(server), || "probed a peer that was heard".into())?;
+        sides.server.transport.probe(server);
+        ensure(sides.server.transport.is_probed(server), || "did not probe a silent peer".into())?;
+        sides.wait_for("the answer", |sides| (!sides.server.transport.is_probed(server)).then_some(()))?;
+        ensure(sides.client.messages.is_empty(), || "the client heard of it".into())?;
+        sides.client.say(client, number, Gather::new());
+        let said = sides.wait_for("a message", |sides| sides.server.take_message())?;
+        ensure(said.0 == number, || "another message".into())?;
+    }
+    ensure(sides.server.downs.is_empty() && sides.client.downs.is_empty(), || "an end".into())?;
+    sides.end(&[(client, server)])?;
+    Ok(format!("{probes} probes"))
+}
+
 /// A wrong key and a closed window: refused by the device, the connection ends, nothing was touched.
 pub fn keys(pair: Pair) -> Outcome<String> {
     let mut sides = sides(pair)?;

@@ -11,12 +11,13 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Completion, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, Phase};
 use super::reach::Reach;
-use super::{Fabric, Handler, LINK, LINK_FAILED};
+use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
 use crate::rdma::transport::{Event as News, Received, Transport};
@@ -31,6 +32,8 @@ pub(super) struct Links {
     pub(super) transport: Transport,
     lanes: HashMap<Slot, Slot>,
     pub(super) reach: Reach,
+    /// A timer runs at whose end the silent peers of a server are probed.
+    is_watching: bool,
     /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
     failed: Vec<(Slot, CloseReason)>,
 }
@@ -45,7 +48,7 @@ impl Links {
 impl Links {
     fn new(class: u8) -> Self {
         let transport = Transport::new(Token::new(class, LINK, 0, 0));
-        Self { transport, lanes: HashMap::new(), reach: Reach::default(), failed: Vec::new() }
+        Self { transport, lanes: HashMap::new(), reach: Reach::default(), is_watching: false, failed: Vec::new() }
     }
 
     /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
@@ -125,9 +128,42 @@ impl Fabric {
                     self.lane_failed(reactor, slot, reason);
                 }
             }
+            LINK_IDLE => {
+                links.is_watching = false;
+                self.probe_clients();
+                self.watch_clients(reactor);
+            }
             _ => links.transport.handle(reactor, completion),
         }
         self.hear_links(reactor, handler);
+    }
+
+    /// Probes the clients that have been silent since the last time: one that is gone without a word, its power or the link to
+    /// it, would keep its session's frames for ever. As over TCP it is known after twice the keep-alive, and the retries of the
+    /// device.
+    fn probe_clients(&mut self) {
+        let Some(links) = &mut self.links else { return };
+        let is_client = |slot: &Slot| {
+            let session = self.lanes.get(*slot).and_then(|lane| self.sessions.get(lane.session?));
+            session.is_some_and(|state| state.role == Role::Server && !state.down)
+        };
+        let of_clients: Vec<Slot> =
+            links.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(link, _)| *link).collect();
+        for link in of_clients {
+            links.transport.probe(link);
+        }
+    }
+
+    /// Has the clients looked at once in a keep-alive, as long as there are any.
+    fn watch_clients(&mut self, reactor: &mut Reactor) {
+        let Some(links) = self.links.as_mut().filter(|links| !links.is_watching && !links.lanes.is_empty()) else {
+            return;
+        };
+        if self.server.is_some() && !seeded::is(Bug::NoKeepAlive) {
+            links.is_watching = true;
+            let at = reactor.now() + self.options.keep_alive;
+            reactor.submit(Op::Timer { at }, Token::new(self.options.class, LINK_IDLE, 0, 0));
+        }
     }
 
     /// Hears what has happened on the links.
@@ -200,6 +236,7 @@ impl Fabric {
         self.handshakes += 1;
         links.lanes.insert(link, slot);
         links.transport.accept(reactor, link);
+        self.watch_clients(reactor);
     }
 
     /// Messages can go both ways: a client says `Hello`.
@@ -336,5 +373,34 @@ impl Fabric {
             links.transport.close(link);
         }
         self.take_gots(reactor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_reactor::{Address, IoChoice, Wait};
+
+    use super::*;
+    use crate::fabric::Options;
+    use crate::session::{ClientId, Identity};
+
+    #[test]
+    fn a_connect_that_fails_at_once_is_told_by_a_timer_that_is_none_of_the_transports() {
+        let mut reactor = Reactor::open(IoChoice::Auto, 1 << 20).unwrap();
+        let mut fabric = Fabric::new(Options::new(7));
+        let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
+        // An address of documentation: no device has it.
+        fabric.connect(&mut reactor, Address::Rdma("192.0.2.1:9".parse().unwrap()), identity);
+        if fabric.links.as_ref().is_none_or(|links| links.failed.is_empty()) {
+            return eprintln!("SKIP: there is a connection manager, which looks for the address");
+        }
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            reactor.reap(&mut completions, Wait::Block).unwrap();
+        }
+        // The timer at those ends the pause after the removal of a device.
+        let of_transport = [LINK, LINK + 1];
+        assert!(completions.iter().all(|completion| !of_transport.contains(&completion.token.tag())));
+        assert_eq!(completions[0].token.tag(), LINK_FAILED);
     }
 }

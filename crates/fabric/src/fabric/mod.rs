@@ -50,6 +50,7 @@ const TIMER: u8 = 5;
 /// And the one after it.
 const LINK: u8 = 6;
 const LINK_FAILED: u8 = 8;
+const LINK_IDLE: u8 = 9;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]

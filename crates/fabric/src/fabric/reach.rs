@@ -80,13 +80,10 @@ impl Fabric {
         (frame, start, len): (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Result<WindowKey, OpenError> {
-        match self.expose(session, Memory::Source(Rc::clone(&frame), start, len), context) {
-            Ok(opened) => opened.map_err(|(error, _)| error),
-            Err(_) => {
-                let opened = self.windows.open_source(&mut self.random, session, (frame, start, len), context);
-                opened.ok_or(OpenError::Full)
-            }
+        if let Ok(opened) = self.expose(session, Memory::Source(Rc::clone(&frame), start, len), context) {
+            return opened.map_err(|(error, _)| error);
         }
+        self.windows.open_source(&mut self.random, session, (frame, start, len), context).ok_or(OpenError::Full)
     }
 
     /// Passes on the gets that have ended.

@@ -178,6 +178,10 @@ pub(super) struct Connection {
     pub(super) posted_bytes: usize,
     /// Gets that are posted.
     pub(super) posted_gets: usize,
+    /// A probe is posted.
+    pub(super) is_probed: bool,
+    /// Something has come, or ended, since it was last asked.
+    pub(super) was_heard: bool,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -204,6 +208,8 @@ impl Connection {
             posted: 0,
             posted_bytes: 0,
             posted_gets: 0,
+            is_probed: false,
+            was_heard: true,
             finishing: false,
             is_dirty: false,
         }

@@ -130,6 +130,8 @@ enum What {
     Send(Option<Times>),
     /// Credits alone.
     Credits,
+    /// A write of no bytes.
+    Probe,
     Get(u64),
 }
 
@@ -352,6 +354,21 @@ impl Transport {
     /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
     pub fn is_flushed(&self) -> bool {
         self.dirty.is_empty()
+    }
+
+    /// Asks the device of the peer for a sign of life, unless there was one since the last call, or something is under way by
+    /// whose end it would be known. Its program does not hear of it. [`Event::Down`] follows if there is no answer after the
+    /// retries of the device, some seconds.
+    pub fn probe(&mut self, connection: Slot) {
+        if let Err(down) = self.post_probe(connection) {
+            self.end(connection, Some(down));
+            self.look();
+        }
+    }
+
+    /// Whether a probe is under way.
+    pub fn is_probed(&self, connection: Slot) -> bool {
+        self.connections.get(connection).is_some_and(|state| state.is_probed)
     }
 
     /// Whether anything waits or is under way to the peer.

@@ -2,6 +2,7 @@
 
 use byway_reactor::{Frame, Reactor};
 
+use super::super::domain::WindowAddress;
 use super::super::endpoint::Endpoint;
 use super::super::error::{PostError, WorkError};
 use super::super::memory::{Payload, Segment};
@@ -205,6 +206,30 @@ impl Transport {
         let sent = endpoint.post(work, posted.to_u64(), Report::WithNext);
         sent.map(|()| Stop::Done).map_err(|refused| {
             self.posted.remove(posted);
+            cannot_post(refused.error)
+        })
+    }
+}
+
+impl Transport {
+    /// Posts a write of no bytes to no window, if the connection was silent: it needs neither a key (InfiniBand specification,
+    /// volume 1, 9.7.4.1.1, C9-88) nor a receive or credit of the peer's, and ends when the peer's device has answered.
+    pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
+        let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
+        let Some(state) = up else { return Ok(()) };
+        let was_heard = std::mem::take(&mut state.was_heard);
+        if was_heard || state.is_probed || state.posted + state.posted_gets > 0 {
+            return Ok(());
+        }
+        let Some(endpoint) = &state.endpoint else { return Ok(()) };
+        if !has_room(endpoint)? {
+            return Ok(());
+        }
+        state.is_probed = true;
+        let number = self.posted.insert(Posted { connection, bytes: 0, what: What::Probe });
+        let work = Work::Write { payload: Payload::Empty, to: WindowAddress { address: 0, rkey: 0 } };
+        endpoint.post(work, number.to_u64(), Report::Now).map_err(|refused| {
+            self.posted.remove(number);
             cannot_post(refused.error)
         })
     }
