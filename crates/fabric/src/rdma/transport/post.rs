@@ -212,8 +212,8 @@ impl Transport {
 }
 
 impl Transport {
-    /// Posts a write of no bytes to no window, if the connection was silent: it needs neither a key (InfiniBand specification,
-    /// volume 1, 9.7.4.1.1, C9-88) nor a receive or credit of the peer's, and ends when the peer's device has answered.
+    /// Posts a write of no bytes to no window, if the connection was silent: of it no key is looked at (InfiniBand specification,
+    /// volume 1, C9-88), it takes no receive or credit of the peer's, and ends when the peer's device has answered.
     pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
         let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
         let Some(state) = up else { return Ok(()) };
