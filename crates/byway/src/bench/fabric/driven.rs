@@ -269,7 +269,8 @@ impl Writers {
     fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, client: usize) {
         let (session, block_bytes) = (self.sessions[client].0, self.clients.block_bytes());
         let begun = self.clients.begin(client, reactor.now()).and_then(|(frame, sequence)| {
-            let window = fabric.open_source(session, (frame, 0, block_bytes), 0).ok_or(FabricBenchError::Memory)?;
+            let window =
+                fabric.open_source(session, (frame, 0, block_bytes), 0).map_err(|_| FabricBenchError::Memory)?;
             Ok((window, sequence))
         });
         let (window, sequence) = match begun {
