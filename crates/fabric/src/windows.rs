@@ -362,8 +362,9 @@ impl Windows {
         read
     }
 
-    /// Closes a window that is open to be read once it was.
-    pub fn read_once(&mut self, key: WindowKey) {
+    /// A window is for one use. One to be read is closed once it was; of one to be filled the owner closes it, and a peer that
+    /// reaches it by its device is told, so that it does not begin a second use, at which the device would end the session.
+    pub fn use_once(&mut self, key: WindowKey) {
         if let Some(window) = self.find(key) {
             window.once = true;
         }

@@ -71,8 +71,8 @@ impl Core {
             put.map(|key| fabric.windows().close(key));
         }
         let get = get?;
-        if let (true, Some(key)) = (once, get) {
-            fabric.windows().read_once(key);
+        for key in [put, get].into_iter().flatten().filter(|_| once) {
+            fabric.windows().use_once(key);
         }
         let keys = (put.map_or(0, |key| key.0), get.map_or(0, |key| key.0));
         for session in sessions {
