@@ -356,8 +356,8 @@ impl Transport {
         self.dirty.is_empty()
     }
 
-    /// Asks the device of the peer for a sign of life, unless there was one since the last call, or something is under way by
-    /// whose end it would be known. Its program does not hear of it. [`Event::Down`] follows if there is no answer after the
+    /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
+    /// it. [`Event::Down`] follows if there is no answer after the
     /// retries of the device, some seconds.
     pub fn probe(&mut self, connection: Slot) {
         if let Err(down) = self.post_probe(connection) {

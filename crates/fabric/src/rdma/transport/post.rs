@@ -218,7 +218,8 @@ impl Transport {
         let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
         let Some(state) = up else { return Ok(()) };
         let was_heard = std::mem::take(&mut state.was_heard);
-        if was_heard || state.is_probed || state.posted + state.posted_gets > 0 {
+        // What is posted may be what is not reported by itself, of which nobody would hear: it is no reason not to ask.
+        if was_heard || state.is_probed {
             return Ok(());
         }
         let Some(endpoint) = &state.endpoint else { return Ok(()) };
