@@ -28,4 +28,4 @@ pub use feedback::{Feedback, Stall};
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
 pub use slots::{Slot, Slots};
-pub use windows::{Closed, WindowError, WindowKey, Windows};
+pub use windows::{Closed, OpenError, WindowError, WindowKey, Windows};

@@ -13,7 +13,7 @@ use byway_reactor::Frame;
 
 use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
-use crate::rdma::{Exposed, Memory as DeviceMemory, Window as ExposedWindow, WindowAddress};
+use crate::rdma::{Exposed, Memory as DeviceMemory, RdmaError, Window as ExposedWindow, WindowAddress};
 use crate::slots::Slot;
 
 const SLOT_BITS: u32 = 20;
@@ -58,6 +58,17 @@ impl WindowError {
     }
 }
 
+/// Why a window was not opened. Nothing has come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// All windows are open ([`WINDOWS_MAX`], over RDMA [`GRANTS_MAX`]); close some.
+    #[error("too many windows are open; close some")]
+    Full,
+    /// The device cannot have the memory: mostly [`RdmaError::MemoryLimit`], which says what the operator is to raise.
+    #[error("{0}")]
+    Rdma(RdmaError),
+}
+
 /// What became of a window that was closed.
 #[derive(Debug)]
 pub enum Closed {
@@ -95,6 +106,11 @@ enum Memory {
     Source(Rc<Frame>),
     /// Opened to the peer's device, which checks by itself what is asked of it.
     Exposed(Box<ExposedWindow>),
+}
+
+/// Whether a slot is one of those whose places are told.
+const fn can_be_told(index: u32) -> bool {
+    (index as usize) < GRANTS_MAX
 }
 
 /// Whose peers may use a window.
@@ -184,8 +200,12 @@ impl Windows {
         self.open(random, session, (start, len), context, Memory::Source(frame))
     }
 
-    /// Opens a window that the peer of `session` reaches by its device. `None` if no slot is free whose place can be told:
-    /// see [`GRANTS_MAX`].
+    /// Whether a slot is free whose place can be told to a peer that reaches windows by its device: see [`GRANTS_MAX`].
+    pub fn has_room_exposed(&self) -> bool {
+        !self.is_full() && (self.slots.len() < GRANTS_MAX || self.free.iter().any(|index| can_be_told(*index)))
+    }
+
+    /// Opens a window that the peer of `session` reaches by its device. `None` unless [`Windows::has_room_exposed`].
     pub fn open_exposed(
         &mut self,
         random: &mut Random,
@@ -193,8 +213,7 @@ impl Windows {
         window: ExposedWindow,
         context: u64,
     ) -> Option<WindowKey> {
-        let can_be_told = |index: &u32| (*index as usize) < GRANTS_MAX;
-        let place = self.free.iter().rposition(can_be_told);
+        let place = self.free.iter().rposition(|index| can_be_told(*index));
         if place.is_none() && self.slots.len() >= GRANTS_MAX {
             return None;
         }
@@ -343,8 +362,9 @@ impl Windows {
         read
     }
 
-    /// Closes a window that is open to be read once it was.
-    pub fn read_once(&mut self, key: WindowKey) {
+    /// A window is for one use. One to be read is closed once it was; of one to be filled the owner closes it, and a peer that
+    /// reaches it by its device is told, so that it does not begin a second use, at which the device would end the session.
+    pub fn use_once(&mut self, key: WindowKey) {
         if let Some(window) = self.find(key) {
             window.once = true;
         }

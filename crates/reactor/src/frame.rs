@@ -284,6 +284,14 @@ impl Frame {
         matches!(&self.home, Home::Pool { pool, .. } if pool.device)
     }
 
+    /// Says that the frame will never be dropped, since somebody may touch its bytes whom nothing can stop: a device that does
+    /// not answer. Who waits until nobody uses a mapping that it lies in hears of it ([`Mapping::is_given_up`]).
+    pub fn note_given_up(&self) {
+        if let Home::Mapping { mapping, .. } = &self.home {
+            mapping.note_given_up();
+        }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         match &self.home {
             Home::Pool { pool, .. } => pool.region.at(self.offset()),

@@ -283,6 +283,15 @@ impl Gather {
         self.segments.iter().filter(outside).map(Segment::len).sum()
     }
 
+    /// Whether `is_fine` says so of each frame.
+    pub fn all_frames(&self, mut is_fine: impl FnMut(&Frame) -> bool) -> bool {
+        self.segments.iter().all(|segment| match segment {
+            Segment::Frame { frame: Held::Own(frame), .. } => is_fine(frame),
+            Segment::Frame { frame: Held::Shared(frame), .. } => is_fine(frame),
+            Segment::Head { .. } | Segment::Map { .. } | Segment::Zero { .. } => true,
+        })
+    }
+
     /// Takes all pieces out, in order.
     pub fn take_parts(&mut self, mut each: impl FnMut(Part<'_>)) {
         for segment in self.segments.drain(..) {

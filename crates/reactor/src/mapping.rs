@@ -7,7 +7,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::loan::{Loan, SharedFile};
 use crate::region::{FileMemoryError, Region};
@@ -24,8 +24,9 @@ struct Inner {
     /// What it lies in, if others can be given a view of it.
     file: Option<Arc<SharedFile>>,
     uses: AtomicUsize,
+    is_given_up: AtomicBool,
     /// Of what it is a part, and a use.
-    _whole: Option<Use>,
+    whole: Option<Use>,
 }
 
 /// A reason why the memory of a mapping may be touched by somebody else than its owner. Counted until dropped.
@@ -80,7 +81,12 @@ impl Mapping {
 
     fn over(region: Region, file: Option<SharedFile>) -> Self {
         let (region, file) = (Arc::new(region), file.map(Arc::new));
-        Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: None }) }
+        Self::with(region, file, None)
+    }
+
+    fn with(region: Arc<Region>, file: Option<Arc<SharedFile>>, whole: Option<Use>) -> Self {
+        let (uses, is_given_up) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { region, file, uses, is_given_up, whole }) }
     }
 
     /// A view of the memory for a peer, to be sent to it ([`Reactor::lend_memory`](crate::Reactor::lend_memory)). For writing one
@@ -107,8 +113,7 @@ impl Mapping {
     /// one use of this.
     #[must_use]
     pub fn counted(&self) -> Self {
-        let (region, file) = (Arc::clone(&self.inner.region), self.inner.file.clone());
-        Self { inner: Arc::new(Inner { region, file, uses: AtomicUsize::new(0), _whole: Some(self.hold()) }) }
+        Self::with(Arc::clone(&self.inner.region), self.inner.file.clone(), Some(self.hold()))
     }
 
     /// Bytes: whole pages, but of what is borrowed.
@@ -137,6 +142,20 @@ impl Mapping {
         self.inner.uses.load(Ordering::Acquire)
     }
 
+    /// Whether some use of it will never end, see [`Frame::note_given_up`](crate::Frame::note_given_up): who waits for
+    /// [`Mapping::uses`] to be zero would wait for ever.
+    pub fn is_given_up(&self) -> bool {
+        self.inner.is_given_up.load(Ordering::Acquire)
+    }
+
+    /// Of this, and of what it is a part of.
+    fn give_up(&self) {
+        self.inner.is_given_up.store(true, Ordering::Release);
+        if let Some(whole) = &self.inner.whole {
+            whole.mapping.give_up();
+        }
+    }
+
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         self.inner.region.at(offset)
     }
@@ -150,6 +169,10 @@ impl Use {
 
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         self.mapping.at(offset)
+    }
+
+    pub(crate) fn note_given_up(&self) {
+        self.mapping.give_up();
     }
 }
 
@@ -191,5 +214,20 @@ mod tests {
         assert_eq!(kept.mapping().uses(), 1);
         // SAFETY: byte 104 is in the mapping, which `kept` keeps.
         assert_eq!(unsafe { base.add(104).read() }, 7);
+    }
+
+    #[test]
+    fn a_frame_that_is_given_up_is_told_to_who_waits_for_it_and_to_nobody_else() {
+        let memory = Mapping::new(8192).unwrap();
+        let (lost, other) = (memory.counted(), memory.counted());
+        // SAFETY: nobody makes references to the memory.
+        let (frame, alive) = unsafe { (Frame::over(&lost, 0, 100), Frame::over(&other, 0, 100)) };
+        frame.note_given_up();
+        let _ = std::mem::ManuallyDrop::new(frame);
+        drop(alive);
+        assert!(lost.is_given_up() && lost.uses() > 0);
+        assert!(!other.is_given_up() && other.uses() == 0);
+        drop((lost, other));
+        assert!(memory.is_given_up() && memory.uses() > 0, "it is never free again");
     }
 }

@@ -174,7 +174,7 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         let bytes = pattern(number as u64, len);
         let free = sides.server.reactor.frames().free_bytes();
         let target = sides.client.frame(&vec![0xa5; len + 2 * FENCE])?;
-        let window = sides.client.transport.open_target(client, (target, FENCE, len))?;
+        let window = sides.client.transport.open_target(client, (target, FENCE, len)).map_err(|(error, _)| error)?;
         let mut gather = sides.server.transport.gather();
         for piece in bytes.chunks(len.div_ceil(40)) {
             if piece.len() % 2 == 0 {
@@ -201,7 +201,9 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         sides.server.transport.get(server, window.address(), into, 7).map_err(|_| "not up")?;
         let got = sides.wait_for("a get", |sides| sides.server.gots.pop())?;
         ensure(got.result.is_ok() && got.token == 7, || format!("a get of {len} bytes: {:?}", got.result))?;
-        ensure(got.frame[..] == bytes[..], || format!("a get of {len} bytes brought others"))?;
+        ensure(got.frame.is_some_and(|frame| frame[..] == bytes[..]), || {
+            format!("a get of {len} bytes brought others")
+        })?;
         drop(window);
     }
     sides.end(&[(client, server)])?;
@@ -233,13 +235,37 @@ pub fn slow(pair: Pair) -> Outcome<String> {
     Ok(format!("stopped after {CREDITS} messages, and went on"))
 }
 
+/// A silent peer is probed by its device, which answers; one of whom something was heard is not.
+pub fn probe(pair: Pair) -> Outcome<String> {
+    let mut sides = sides(pair)?;
+    let (client, server) = sides.connect()?;
+    let probes = 40;
+    for number in 0..probes {
+        // Short, so that nobody would hear of its end.
+        sides.server.say(server, number, Gather::new());
+        sides.wait_for("a message", |sides| sides.client.take_message())?;
+        sides.client.say(client, number, Gather::new());
+        let said = sides.wait_for("a message", |sides| sides.server.take_message())?;
+        ensure(said.0 == number, || "another message".into())?;
+        sides.server.transport.probe(server);
+        ensure(!sides.server.transport.is_probed(server), || "probed a peer that was heard".into())?;
+        sides.server.transport.probe(server);
+        ensure(sides.server.transport.is_probed(server), || "did not probe a silent peer".into())?;
+        sides.wait_for("the answer", |sides| (!sides.server.transport.is_probed(server)).then_some(()))?;
+        ensure(sides.client.messages.is_empty(), || "the client heard of it".into())?;
+    }
+    ensure(sides.server.downs.is_empty() && sides.client.downs.is_empty(), || "an end".into())?;
+    sides.end(&[(client, server)])?;
+    Ok(format!("{probes} probes"))
+}
+
 /// A wrong key and a closed window: refused by the device, the connection ends, nothing was touched.
 pub fn keys(pair: Pair) -> Outcome<String> {
     let mut sides = sides(pair)?;
     for attempt in ["a put with a wrong key", "a put past the end", "a get from a closed window"] {
         let (client, server) = sides.connect()?;
         let target = sides.client.frame(&[0xa5; 10_000])?;
-        let window = sides.client.transport.open_target(client, (target, 1000, 8000))?;
+        let window = sides.client.transport.open_target(client, (target, 1000, 8000)).map_err(|(error, _)| error)?;
         let right = window.address();
         let mut gather = Gather::new();
         gather.push_head(&[0xee; 100]);
@@ -271,7 +297,9 @@ pub fn keys(pair: Pair) -> Outcome<String> {
         } else {
             let got = sides.server.gots.pop().ok_or("the get did not end")?;
             ensure(got.result == Err(GetFailed::Work(WorkError::RemoteAccess)), || format!("{:?}", got.result))?;
-            ensure(got.frame.iter().all(|byte| *byte == 0xdd), || "a refused get brought bytes".into())?;
+            ensure(got.frame.is_some_and(|frame| frame.iter().all(|byte| *byte == 0xdd)), || {
+                "a refused get brought bytes".into()
+            })?;
         }
     }
     sides.end(&[])?;

@@ -21,7 +21,7 @@ use node::{Outcome, Pair, ensure};
 /// A check: what it says when all is well.
 type Check = fn(Pair) -> Outcome<String>;
 
-const CHECKS: [(&str, Check); 23] = [
+const CHECKS: [(&str, Check); 24] = [
     ("messages", messages::messages),
     ("sleep", messages::sleep),
     ("unreported", messages::unreported),
@@ -43,6 +43,7 @@ const CHECKS: [(&str, Check); 23] = [
     ("driven-messages", driven::messages),
     ("driven-transfers", driven::transfers),
     ("driven-slow", driven::slow),
+    ("driven-probe", driven::probe),
     ("driven-keys", driven::keys),
     ("driven-rude", driven::rude),
 ];

@@ -101,10 +101,9 @@ impl Asking {
         let frame = self.frame(len)?;
         let fabric = &mut self.end.fabric;
         let window = match ask {
-            Ask::Source => fabric.open_source(self.session, (Rc::new(frame), 0, len), 0),
-            _ => fabric.open_target(self.session, (frame, 0, len), 0),
+            Ask::Source => fabric.open_source(self.session, (Rc::new(frame), 0, len), 0)?,
+            _ => fabric.open_target(self.session, (frame, 0, len), 0).map_err(|(error, _)| error)?,
         };
-        let window = window.ok_or("no windows")?;
         let mut header = Body { ask: ask as u8, ..Body::default() }.header(Kind::Call);
         header.window.set(window.0);
         let seen = self.came.answers;

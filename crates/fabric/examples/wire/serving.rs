@@ -180,12 +180,10 @@ impl Handler for Serving {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        (frame, context): (Frame, u64),
+        (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
-        if result.is_err() {
-            return;
-        }
+        let (Some(frame), Ok(())) = (frame, result) else { return };
         match context & 0xff << 56 {
             ECHO => {
                 if let Some(target) = self.target {

@@ -85,10 +85,14 @@ impl Grants {
         self.take(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
     }
 
+    /// Whether a window is for one use.
+    pub(super) fn is_once(&self, window: WindowKey) -> bool {
+        self.granted(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
+    }
+
     /// Forgets a window that is for one use; whether it was.
     pub(super) fn use_up(&mut self, window: WindowKey) -> bool {
-        let granted = self.granted(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0);
-        granted && self.forget(window)
+        self.is_once(window) && self.forget(window)
     }
 
     fn granted(&self, window: WindowKey) -> Option<Granted> {

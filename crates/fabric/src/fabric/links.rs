@@ -10,30 +10,30 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::rc::Rc;
 
-use byway_reactor::{Completion, Errno, Frame, Gather, Op, Reactor, Token};
+use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Completion, Op, Reactor, Token};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
 
 use super::lane::{Lane, Phase};
-use super::transfer::Remote;
-use super::{Event, Fabric, GetError, Handler, LINK};
+use super::reach::Reach;
+use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
-use crate::rdma::transport::{Event as News, GetFailed, Received, Transport};
-use crate::rdma::{RdmaError, Window, WindowAddress};
+use crate::rdma::RdmaError;
+use crate::rdma::transport::{Event as News, Received, Transport};
 use crate::registration::{Counters, Mode};
 use crate::session::{self, CloseReason};
-use crate::slots::{Slot, Slots};
+use crate::slots::Slot;
 use crate::tls::ServerTls;
-use crate::windows::WindowKey;
-use crate::wire::{FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind, RefuseCode, WindowNews};
+use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header, RefuseCode};
 
 /// The connections over RDMA, and whose they are.
 pub(super) struct Links {
-    transport: Transport,
+    pub(super) transport: Transport,
     lanes: HashMap<Slot, Slot>,
-    gets: Slots<LinkGet>,
+    pub(super) reach: Reach,
+    /// A timer runs at whose end the silent peers of a server are probed.
+    is_watching: bool,
     /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
     failed: Vec<(Slot, CloseReason)>,
 }
@@ -45,18 +45,10 @@ impl Links {
     }
 }
 
-/// A get that is under way.
-struct LinkGet {
-    session: Slot,
-    context: u64,
-    /// The window, if it was for one use: its owner is told that it was used.
-    once: Option<WindowKey>,
-}
-
 impl Links {
     fn new(class: u8) -> Self {
         let transport = Transport::new(Token::new(class, LINK, 0, 0));
-        Self { transport, lanes: HashMap::new(), gets: Slots::default(), failed: Vec::new() }
+        Self { transport, lanes: HashMap::new(), reach: Reach::default(), is_watching: false, failed: Vec::new() }
     }
 
     /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
@@ -111,7 +103,7 @@ impl Fabric {
                     lane.connecting = false;
                 }
                 self.links().failed.push((slot, reason));
-                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, LINK, 0, 0));
+                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, LINK_FAILED, 0, 0));
             }
         }
     }
@@ -130,11 +122,48 @@ impl Fabric {
         handler: &mut H,
     ) {
         let Some(links) = &mut self.links else { return };
-        links.transport.handle(reactor, completion);
-        for (slot, reason) in std::mem::take(&mut links.failed) {
-            self.lane_failed(reactor, slot, reason);
+        match completion.token.tag() {
+            LINK_FAILED => {
+                for (slot, reason) in std::mem::take(&mut links.failed) {
+                    self.lane_failed(reactor, slot, reason);
+                }
+            }
+            LINK_IDLE => {
+                links.is_watching = false;
+                self.probe_clients();
+                self.watch_clients(reactor);
+            }
+            _ => links.transport.handle(reactor, completion),
         }
         self.hear_links(reactor, handler);
+    }
+
+    /// Probes the clients that have been silent since the last time: one that is gone without a word, its power or the link to
+    /// it, would keep its session's frames for ever. As over TCP it is known after twice the keep-alive, and the retries of the
+    /// device.
+    fn probe_clients(&mut self) {
+        let Some(links) = &mut self.links else { return };
+        let is_client = |slot: &Slot| {
+            let session = self.lanes.get(*slot).and_then(|lane| self.sessions.get(lane.session?));
+            session.is_some_and(|state| state.role == Role::Server && !state.down)
+        };
+        let of_clients: Vec<Slot> =
+            links.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(link, _)| *link).collect();
+        for link in of_clients {
+            links.transport.probe(link);
+        }
+    }
+
+    /// Has the clients looked at once in a keep-alive, as long as there are any.
+    fn watch_clients(&mut self, reactor: &mut Reactor) {
+        let Some(links) = self.links.as_mut().filter(|links| !links.is_watching && !links.lanes.is_empty()) else {
+            return;
+        };
+        if self.server.is_some() && !seeded::is(Bug::NoKeepAlive) {
+            links.is_watching = true;
+            let at = reactor.now() + self.options.keep_alive;
+            reactor.submit(Op::Timer { at }, Token::new(self.options.class, LINK_IDLE, 0, 0));
+        }
     }
 
     /// Hears what has happened on the links.
@@ -207,6 +236,7 @@ impl Fabric {
         self.handshakes += 1;
         links.lanes.insert(link, slot);
         links.transport.accept(reactor, link);
+        self.watch_clients(reactor);
     }
 
     /// Messages can go both ways: a client says `Hello`.
@@ -344,137 +374,33 @@ impl Fabric {
         }
         self.take_gots(reactor);
     }
-
-    /// Passes on the gets that have ended.
-    fn take_gots(&mut self, reactor: &Reactor) {
-        let Some(links) = &mut self.links else { return };
-        for got in links.transport.take_gots() {
-            let Some(links) = &mut self.links else { return };
-            let Some(get) = links.gets.remove(Slot::from_u64(got.token)) else { continue };
-            let LinkGet { session, context, once } = get;
-            if let Some(state) = self.sessions.get_mut(session) {
-                state.gets -= 1;
-                if got.result.is_ok() {
-                    state.meter.received(got.frame.len(), reactor.now());
-                }
-            }
-            self.watch(reactor, session);
-            // What was not read is not used up.
-            let was_read = !matches!(got.result, Err(GetFailed::Memory(_)));
-            if let Some(window) = once.filter(|_| was_read) {
-                self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
-            }
-            let result = got.result.map_err(|failed| match failed {
-                // Whatever the device says of it, the connection ends with it: its reason is the session's.
-                GetFailed::Work(_) => GetError::Ended,
-                GetFailed::Memory(errno) => GetError::Io(errno),
-            });
-            self.events.push(Event::Got(session, (got.frame, context), result));
-        }
-    }
-
-    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind.
-    pub(super) fn expose(&mut self, session: Slot, memory: Memory, context: u64) -> Result<Option<WindowKey>, Memory> {
-        let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
-        let opened: Result<Window, RdmaError> = match memory {
-            Memory::Target(frame, start, len) => links.transport.open_target(link, (frame, start, len)),
-            Memory::Source(frame, start, len) => links.transport.open_source(link, (frame, start, len)),
-        };
-        match opened {
-            Ok(window) => Ok(self.windows.open_exposed(&mut self.random, session, window, context)),
-            Err(error) => {
-                // Waiting would not help.
-                let reason = CloseReason::from(crate::rdma::transport::Down::Setup(error));
-                self.events.push(Event::Failed(session, reason));
-                Ok(None)
-            }
-        }
-    }
-
-    /// Where a window of ours lies, for the peer of a session over RDMA.
-    pub(super) fn exposed_grant(&mut self, window: WindowKey) -> Option<Grant> {
-        let (WindowAddress { address, rkey }, len) = self.windows.exposed(window)?;
-        Some(Grant { address: U64::new(address), len: U32::new(len as u32), key: U32::new(rkey) })
-    }
-
-    /// Puts what `push` appends where it belongs, by the device.
-    pub(super) fn write_by_link(
-        &mut self,
-        (session, link): (Slot, Slot),
-        (to, len): (Remote, usize),
-        push: impl FnOnce(&mut Gather),
-    ) -> Result<(), Errno> {
-        // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
-        let state = self.sessions.get(session).ok_or(Errno::NOTCONN)?;
-        if let Some(slot) = state.lanes.first().copied().flatten() {
-            self.send_outbox(slot);
-        }
-        let state = self.sessions.get_mut(session).ok_or(Errno::NOTCONN)?;
-        let place = state.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
-        state.grants.use_up(to.window);
-        let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
-        let mut gather = links.transport.gather();
-        push(&mut gather);
-        debug_assert!(gather.len() == len, "as many bytes as announced");
-        links.transport.put(link, WindowAddress { address: place.address, rkey: place.key }, gather);
-        Ok(())
-    }
-
-    /// Gets by the device.
-    pub(super) fn read_by_link(
-        &mut self,
-        reactor: &Reactor,
-        (session, link): (Slot, Slot),
-        from: Remote,
-        into: Frame,
-        context: u64,
-    ) -> Result<(), Frame> {
-        let (Some(state), Some(links)) = (self.sessions.get_mut(session), &mut self.links) else { return Err(into) };
-        let place = match state.grants.find(from, into.len(), WindowNews::GET) {
-            Ok(place) => place,
-            Err(error) => {
-                self.events.push(Event::Got(session, (into, context), Err(GetError::Refused(error))));
-                return Ok(());
-            }
-        };
-        let once = state.grants.use_up(from.window).then_some(from.window);
-        let number = links.gets.insert(LinkGet { session, context, once });
-        let address = WindowAddress { address: place.address, rkey: place.key };
-        if let Err(into) = links.transport.get(link, address, into, number.to_u64()) {
-            links.gets.remove(number);
-            return Err(into);
-        }
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.gets += 1;
-        }
-        self.watch(reactor, session);
-        Ok(())
-    }
-
-    /// The peer says that its device has placed a payload in a window of ours.
-    pub(super) fn written_by_link<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        session: Slot,
-        (kind, header): (Kind, &Header),
-        handler: &mut H,
-    ) -> Result<(), CloseReason> {
-        if !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
-            return Err(CloseReason::Unexpected(kind));
-        }
-        let (window, len) = (WindowKey(header.window.get()), header.payload_len());
-        match self.windows.check_placed(session, window, header.window_offset.get(), len) {
-            Ok(()) => handler.placed(self, reactor, session, (kind, header)),
-            Err(error) => self.nack(session, header, error),
-        }
-        Ok(())
-    }
 }
 
-/// Memory that is to be opened.
-pub(super) enum Memory {
-    /// For the peer to fill.
-    Target(Frame, usize, usize),
-    /// For the peer to read.
-    Source(Rc<Frame>, usize, usize),
+#[cfg(test)]
+mod tests {
+    use byway_reactor::{Address, IoChoice, Wait};
+
+    use super::*;
+    use crate::fabric::Options;
+    use crate::session::{ClientId, Identity};
+
+    #[test]
+    fn a_connect_that_fails_at_once_is_told_by_a_timer_that_is_none_of_the_transports() {
+        let mut reactor = Reactor::open(IoChoice::Auto, 1 << 20).unwrap();
+        let mut fabric = Fabric::new(Options::new(7));
+        let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
+        // An address of documentation: no device has it.
+        fabric.connect(&mut reactor, Address::Rdma("192.0.2.1:9".parse().unwrap()), identity);
+        if fabric.links.as_ref().is_none_or(|links| links.failed.is_empty()) {
+            return eprintln!("SKIP: there is a connection manager, which looks for the address");
+        }
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            reactor.reap(&mut completions, Wait::Block).unwrap();
+        }
+        // The timer at those ends the pause after the removal of a device.
+        let of_transport = [LINK, LINK + 1];
+        assert!(completions.iter().all(|completion| !of_transport.contains(&completion.token.tag())));
+        assert_eq!(completions[0].token.tag(), LINK_FAILED);
+    }
 }

@@ -13,12 +13,12 @@ mod links;
 mod measure;
 mod news;
 mod placing;
+mod reach;
 mod receive;
 mod secure;
 mod transfer;
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ const ACCEPT: u8 = 4;
 const TIMER: u8 = 5;
 /// And the one after it.
 const LINK: u8 = 6;
+const LINK_FAILED: u8 = 8;
+const LINK_IDLE: u8 = 9;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]
@@ -104,14 +106,15 @@ pub trait Handler {
     /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
 
-    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. Each get ends
-    /// exactly once, before its session is drained. For those who get nothing there is nothing to do.
+    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. There is no frame
+    /// with [`GetError::GivenUp`], and with no other. Each get ends exactly once, before its session is drained. For those who
+    /// get nothing there is nothing to do.
     fn got(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        memory: (Frame, u64),
+        memory: (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
         let _ = (fabric, reactor, session, memory, result);
@@ -233,7 +236,7 @@ enum Event {
     Up(Slot),
     Down(Slot, CloseReason),
     Drained(Slot),
-    Got(Slot, (Frame, u64), Result<(), GetError>),
+    Got(Slot, (Option<Frame>, u64), Result<(), GetError>),
     /// A session cannot go on.
     Failed(Slot, CloseReason),
 }
@@ -342,40 +345,6 @@ impl Fabric {
     /// Random numbers.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
-    }
-
-    /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
-    pub fn open_target(
-        &mut self,
-        session: Slot,
-        memory: (Frame, usize, usize),
-        context: u64,
-    ) -> Option<crate::WindowKey> {
-        let (frame, start, len) = memory;
-        match self.expose(session, links::Memory::Target(frame, start, len), context) {
-            Ok(opened) => opened,
-            Err(links::Memory::Target(frame, start, len)) => {
-                self.windows.open_target(&mut self.random, session, (frame, start, len), context)
-            }
-            Err(links::Memory::Source(..)) => None,
-        }
-    }
-
-    /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
-    pub fn open_source(
-        &mut self,
-        session: Slot,
-        memory: (Rc<Frame>, usize, usize),
-        context: u64,
-    ) -> Option<crate::WindowKey> {
-        let (frame, start, len) = memory;
-        match self.expose(session, links::Memory::Source(frame, start, len), context) {
-            Ok(opened) => opened,
-            Err(links::Memory::Source(frame, start, len)) => {
-                self.windows.open_source(&mut self.random, session, (frame, start, len), context)
-            }
-            Err(links::Memory::Target(..)) => None,
-        }
     }
 
     /// What was agreed for a session.

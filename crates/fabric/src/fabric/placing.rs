@@ -135,12 +135,12 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: Slot,
-        from: Remote,
+        (from, once): (Remote, Option<Slot>),
         mut into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
         if let Some(link) = self.link_of(session) {
-            return self.read_by_link(reactor, (session, link), from, into, context);
+            return self.read_by_link(reactor, (session, link), (from, once), into, context);
         }
         let len = into.len();
         let Some((socket, place)) = self.place_of(session, (from, len), WindowNews::GET) else { return Err(into) };
@@ -148,7 +148,7 @@ impl Fabric {
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);
         }
-        self.events.push(Event::Got(session, (into, context), result));
+        self.events.push(Event::Got(session, (Some(into), context), result));
         Ok(())
     }
 

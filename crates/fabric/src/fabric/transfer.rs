@@ -55,9 +55,12 @@ pub enum GetError {
     /// The session ended before they came.
     #[error("the session ended")]
     Ended,
-    /// The peer's memory cannot be read: it has taken it away.
-    #[error("the peer's memory cannot be read: {0}")]
+    /// The peer's memory cannot be read: it has taken it away. Or, over RDMA, ours cannot be registered.
+    #[error("the memory cannot be read or filled: {0}")]
     Io(Errno),
+    /// The device was lost, and may still write to the memory: that is never used again. The session has ended.
+    #[error("the device was lost before it had let go of the memory, which is given up")]
+    GivenUp,
 }
 
 /// Whether a message is sent because the peer has sent one. (What is pulled is too.)
@@ -142,10 +145,44 @@ impl Fabric {
         into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
+        let once = self.begin_use(session, from.window);
+        let begun = self.get_piece(reactor, session, (from, once), (into, context));
+        self.end_use(once);
+        begun
+    }
+
+    /// Gets in several pieces, each into a frame of its own from its own offset, which are one use of the window where that is
+    /// for one and a device reads it; over lanes each is a use. Each piece ends as a get with `context`. Gives back what could
+    /// not be begun, for the reasons of [`Fabric::get`].
+    pub fn get_pieces(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        window: WindowKey,
+        pieces: impl IntoIterator<Item = (u64, Frame)>,
+        context: u64,
+    ) -> Vec<Frame> {
+        let once = self.begin_use(session, window);
+        let begin = |(offset, into)| {
+            let from = (Remote { window, offset }, once);
+            self.get_piece(reactor, session, from, (into, context)).err()
+        };
+        let refused = pieces.into_iter().filter_map(begin).collect();
+        self.end_use(once);
+        refused
+    }
+
+    fn get_piece(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (from, once): (Remote, Option<Slot>),
+        (into, context): (Frame, u64),
+    ) -> Result<(), Frame> {
         if self.sessions.get(session).is_none_or(|state| state.down) {
             return Err(into);
         }
-        let into = match self.fetch(reactor, session, from, into, context) {
+        let into = match self.fetch(reactor, session, (from, once), into, context) {
             Ok(()) => return Ok(()),
             Err(into) => into,
         };
@@ -276,7 +313,7 @@ impl Fabric {
             state.gets -= 1;
         }
         self.watch(reactor, session);
-        handler.got(self, reactor, session, (frame, context), result);
+        handler.got(self, reactor, session, (Some(frame), context), result);
     }
 
     /// The lanes of a session are gone: what was asked for will not come.

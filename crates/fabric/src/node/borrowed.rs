@@ -24,6 +24,8 @@ struct Borrowed<'a> {
     node: &'a Node,
     session: Session,
     mapping: Mapping,
+    /// By the operation.
+    is_written: bool,
 }
 
 impl Node {
@@ -44,7 +46,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         let len = into.len();
         let place = from.readable()?.place(from.get_key(), offset, len)?;
-        let Some(held) = Borrowed::new(self, session, into.as_mut_ptr(), len)? else { return Ok(()) };
+        let Some(held) = Borrowed::new(self, session, (into.as_mut_ptr(), len), true)? else { return Ok(()) };
         held.wait(|node, held| node.start_get(session, place, vec![held]), deadline.into())
     }
 
@@ -62,14 +64,21 @@ impl Node {
     ) -> Result<(), NodeError> {
         let place = to.writable()?.place(to.put_key(), offset, from.len())?;
         // What is put is only read.
-        let Some(held) = Borrowed::new(self, session, from.as_ptr().cast_mut(), from.len())? else { return Ok(()) };
+        let Some(held) = Borrowed::new(self, session, (from.as_ptr().cast_mut(), from.len()), false)? else {
+            return Ok(());
+        };
         held.wait(|node, held| node.start_put(session, vec![held], place), deadline.into())
     }
 }
 
 impl<'a> Borrowed<'a> {
     /// Of no bytes there is nothing to do.
-    fn new(node: &'a Node, session: Session, start: *mut u8, len: usize) -> Result<Option<Self>, SubmitError> {
+    fn new(
+        node: &'a Node,
+        session: Session,
+        (start, len): (*mut u8, usize),
+        is_written: bool,
+    ) -> Result<Option<Self>, SubmitError> {
         if len > MEMORY_BYTES_MAX {
             return Err(SubmitError::TooLong);
         }
@@ -77,7 +86,7 @@ impl<'a> Borrowed<'a> {
         // SAFETY: the bytes are borrowed until the caller returns, mutably if they are written; and this is dropped before, which
         // waits until nobody uses them. Nothing here makes a reference to them meanwhile.
         let mapping = unsafe { Mapping::over_borrowed(start, len) };
-        Ok(Some(Self { node, session, mapping }))
+        Ok(Some(Self { node, session, mapping, is_written }))
     }
 
     fn wait(
@@ -106,6 +115,13 @@ impl Drop for Borrowed<'_> {
         // A child of a fork has the bytes for itself.
         let Ok(()) = self.node.cut(self.session) else { return };
         loop {
+            if self.mapping.is_given_up() {
+                // A device was lost that may still read there, which harms nobody here, or write.
+                if self.is_written {
+                    std::process::abort();
+                }
+                return;
+            }
             let nobody = |_: &mut super::shared::Shared| (self.mapping.uses() == 0).then_some(());
             match self.node.turn_until(Deadline::after(LOOK_AGAIN), nobody) {
                 Ok(()) | Err(WaitError::Forked) => return,

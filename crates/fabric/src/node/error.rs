@@ -4,7 +4,7 @@ use byway_reactor::Errno;
 
 use crate::rdma::RdmaError;
 use crate::session::CloseReason;
-use crate::windows::WindowError;
+use crate::windows::{OpenError, WindowError};
 
 /// Why an operation was not begun. Nothing has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,7 +56,8 @@ pub enum OpError {
     /// The kernel's: no such address, address in use, ...; `EOPNOTSUPP` for what the wire of a session cannot do.
     #[error("{0}")]
     Io(Errno),
-    /// Listening over RDMA: no library, no device at the address, or the system's.
+    /// Over RDMA. Listening: no library, no device at the address, or the system's. Opening a window: mostly
+    /// [`RdmaError::MemoryLimit`], which says what the operator is to raise; the session goes on.
     #[error("{0}")]
     Rdma(RdmaError),
     /// It took longer than its caller allows.
@@ -65,6 +66,15 @@ pub enum OpError {
     /// Only of calls: the server did not do it; the number is its, or the layer's.
     #[error("the call failed with status {0}")]
     Status(u16),
+}
+
+impl From<OpenError> for OpError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Full => Self::Full,
+            OpenError::Rdma(error) => Self::Rdma(error),
+        }
+    }
 }
 
 /// Why a wait ended with nothing to show.

@@ -86,7 +86,7 @@ impl Handler for Core {
         _fabric: &mut Fabric,
         _reactor: &mut Reactor,
         slot: Slot,
-        (frame, get): (Frame, u64),
+        (frame, get): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
         drop(frame);

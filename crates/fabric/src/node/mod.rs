@@ -300,7 +300,8 @@ impl Node {
     /// Opens a range of memory to the peer of a session. See [`Node::open_window_once`] for one that can be used once.
     ///
     /// # Errors
-    /// `OutOfRange`, `Borrowed`, `Full`, or the session is gone.
+    /// `OutOfRange`, `Borrowed`, `Full`, or the session is gone; `Rdma` where a device cannot have the memory, for want of memory
+    /// that may be locked mostly: the session goes on.
     pub fn open_window(
         &self,
         session: Session,
@@ -313,7 +314,7 @@ impl Node {
 
     /// Opens a range of memory, of at most 1 MiB ([`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX)), for one put of one
     /// range or one get of one segment (or one of each): a second is refused, and so are all pieces but one of those that have
-    /// several.
+    /// several; over RDMA all pieces of one get are one use.
     ///
     /// # Errors
     /// As for [`Node::open_window`]; `TooLong`.

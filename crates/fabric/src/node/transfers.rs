@@ -114,6 +114,12 @@ fn push_frames(gather: &mut Gather, frames: Vec<Frame>) {
     }
 }
 
+/// Whether nobody touches a mapping any more, or nobody who could be waited for: then it is in use for ever, and its program does
+/// not get to it.
+fn is_free(mapping: &Mapping) -> bool {
+    mapping.uses() == 0 || mapping.is_given_up()
+}
+
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
 fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
     fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
@@ -122,7 +128,7 @@ fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
 impl Core {
     /// Ends an operation once nobody can touch its memory any more.
     pub(super) fn linger(&mut self, op: Slot, mappings: Vec<Mapping>, result: Completed) {
-        if mappings.iter().any(|mapping| mapping.uses() > 0) {
+        if !mappings.iter().all(is_free) {
             return self.lingering.push(Linger { op, mappings, result });
         }
         drop(mappings);
@@ -133,7 +139,7 @@ impl Core {
         if self.lingering.is_empty() {
             return;
         }
-        let free = |linger: &mut Linger| linger.mappings.iter().all(|mapping| mapping.uses() == 0);
+        let free = |linger: &mut Linger| linger.mappings.iter().all(is_free);
         let ended: Vec<Linger> = self.lingering.extract_if(.., free).collect();
         for Linger { op, mappings, result } in ended {
             drop(mappings);
@@ -347,16 +353,15 @@ impl Core {
         link.asked += count;
         let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Vec::new() };
         let name = self.gets.insert(get);
-        let mut refused = Vec::new();
-        for Part { mut offset, pieces } in parts {
-            for piece in &pieces {
-                let from = Remote { window, offset };
-                if let Err(frame) = fabric.get(reactor, slot, from, frame(&segments, piece), name.to_u64()) {
-                    refused.push(frame);
-                }
+        let mut pieces = Vec::new();
+        for part in &parts {
+            let mut offset = part.offset;
+            for piece in &part.pieces {
+                pieces.push((offset, frame(&segments, piece)));
                 offset += piece.len as u64;
             }
         }
+        let refused = fabric.get_pieces(reactor, slot, window, pieces, name.to_u64());
         if let Some(get) = self.gets.get_mut(name) {
             get.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
         }
@@ -374,7 +379,7 @@ impl Core {
         };
         let error = result.err().map(|error| match error {
             GetError::Refused(error) => OpError::Refused(error),
-            GetError::Ended => OpError::Ended(reason()),
+            GetError::Ended | GetError::GivenUp => OpError::Ended(reason()),
             GetError::Length { .. } => OpError::WrongAnswer,
             GetError::Io(error) => OpError::Io(error),
         });

@@ -62,17 +62,17 @@ impl Core {
         let frame = || unsafe { Frame::over(mapping, start, len) };
         let context = if once { ONCE } else { 0 };
         let put = if rights.put {
-            Some(fabric.open_target(slot, (frame(), 0, len), context).ok_or(OpError::Full)?)
+            Some(fabric.open_target(slot, (frame(), 0, len), context).map_err(|(error, _)| error)?)
         } else {
             None
         };
-        let get = if rights.get { fabric.open_source(slot, (Rc::new(frame()), 0, len), context) } else { None };
-        if rights.get && get.is_none() {
+        let get = rights.get.then(|| fabric.open_source(slot, (Rc::new(frame()), 0, len), context)).transpose();
+        if get.is_err() {
             put.map(|key| fabric.windows().close(key));
-            return Err(OpError::Full);
         }
-        if let (true, Some(key)) = (once, get) {
-            fabric.windows().read_once(key);
+        let get = get?;
+        for key in [put, get].into_iter().flatten().filter(|_| once) {
+            fabric.windows().use_once(key);
         }
         let keys = (put.map_or(0, |key| key.0), get.map_or(0, |key| key.0));
         for session in sessions {

@@ -62,7 +62,7 @@ impl Domain {
     pub fn open_window(&self, memory: impl Into<Memory>, rights: Rights) -> Result<Window, RdmaError> {
         let memory = memory.into();
         let range = 0..memory.len();
-        self.open(Exposed::Own(memory), range, rights)
+        self.open(Exposed::Own(memory), range, rights).map_err(|(error, _)| error)
     }
 
     /// Opens `range` of memory, and no byte around it.
@@ -75,7 +75,7 @@ impl Domain {
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, RdmaError> {
-        self.open(Exposed::Own(memory.into()), range, rights)
+        self.open(Exposed::Own(memory.into()), range, rights).map_err(|(error, _)| error)
     }
 
     /// Opens `range` of a frame that others keep as well, for peers to read.
@@ -83,12 +83,24 @@ impl Domain {
     /// # Errors
     /// As [`Self::open_range`].
     pub fn open_shared(&self, frame: Rc<Frame>, range: Range<usize>) -> Result<Window, RdmaError> {
-        self.open(Exposed::Shared(frame), range, Rights::Read)
+        self.open(Exposed::Shared(frame), range, Rights::Read).map_err(|(error, _)| error)
     }
 
-    fn open(&self, mut memory: Exposed, range: Range<usize>, rights: Rights) -> Result<Window, RdmaError> {
+    /// Opens `range` of a frame for peers to write.
+    ///
+    /// # Errors
+    /// As [`Self::open_range`], with the frame.
+    pub fn open_frame(&self, frame: Frame, range: Range<usize>) -> Result<Window, (RdmaError, Option<Frame>)> {
+        self.open(Exposed::Own(Memory::Frame(frame)), range, Rights::Write).map_err(|(error, memory)| match memory {
+            Exposed::Own(Memory::Frame(frame)) => (error, Some(frame)),
+            Exposed::Own(Memory::Buffer(_)) | Exposed::Shared(_) => (error, None),
+        })
+    }
+
+    /// The memory comes back if it is refused.
+    fn open(&self, mut memory: Exposed, range: Range<usize>, rights: Rights) -> Result<Window, (RdmaError, Exposed)> {
         if range.start >= range.end || range.end > memory.len() {
-            return Err(RdmaError::Range);
+            return Err((RdmaError::Range, memory));
         }
         let access = match rights {
             Rights::Read => verbs::IBV_ACCESS_REMOTE_READ,
@@ -99,8 +111,13 @@ impl Domain {
             }
         };
         let base = memory.base().wrapping_add(range.start);
-        let registration = Registration::new(self, base, range.len(), access)?;
-        Ok(Window { registered: Registered { registration, memory: ManuallyDrop::new(memory) }, range, rights })
+        match Registration::new(self, base, range.len(), access) {
+            Ok(registration) => {
+                let registered = Registered { registration, memory: ManuallyDrop::new(memory) };
+                Ok(Window { registered, range, rights })
+            }
+            Err(error) => Err((error, memory)),
+        }
     }
 }
 
@@ -227,16 +244,41 @@ impl Exposed {
 
 /// Memory and its registration, which ends first. Memory that the device does not let go is never given back.
 #[derive(Debug)]
-struct Registered<M> {
+struct Registered<M: GiveUp> {
     registration: Registration,
     memory: ManuallyDrop<M>,
 }
 
-impl<M> Drop for Registered<M> {
+/// Memory that can be lost to a device.
+trait GiveUp {
+    /// Tells who waits for it that it never comes back.
+    fn note_given_up(&self);
+}
+
+impl GiveUp for Memory {
+    fn note_given_up(&self) {
+        if let Self::Frame(frame) = self {
+            frame.note_given_up();
+        }
+    }
+}
+
+impl GiveUp for Exposed {
+    fn note_given_up(&self) {
+        match self {
+            Self::Own(memory) => memory.note_given_up(),
+            Self::Shared(frame) => frame.note_given_up(),
+        }
+    }
+}
+
+impl<M: GiveUp> Drop for Registered<M> {
     fn drop(&mut self) {
         if self.registration.end() {
             // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
+        } else {
+            self.memory.note_given_up();
         }
     }
 }
@@ -246,6 +288,10 @@ impl<M> Drop for Registered<M> {
 pub struct Region(Registered<Memory>);
 
 impl Region {
+    pub(super) fn note_given_up(&self) {
+        self.0.memory.note_given_up();
+    }
+
     pub(super) fn lkey(&self) -> u32 {
         self.0.registration.lkey
     }
@@ -325,7 +371,11 @@ impl Window {
         let (registration, memory) =
             unsafe { (std::ptr::read(&raw const registered.registration), ManuallyDrop::take(&mut registered.memory)) };
         drop(registration);
-        let memory = ManuallyDrop::new(memory);
-        is_free.then(|| ManuallyDrop::into_inner(memory))
+        if is_free {
+            return Some(memory);
+        }
+        memory.note_given_up();
+        let _ = ManuallyDrop::new(memory);
+        None
     }
 }

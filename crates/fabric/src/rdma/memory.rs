@@ -1,6 +1,7 @@
 //! Memory of operations: what they own until they complete.
 
 use std::alloc::Layout;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -234,6 +235,17 @@ impl Segment {
         }
     }
 
+    fn note_given_up(&self) {
+        match &self.held {
+            Held::Frame(frame) => frame.note_given_up(),
+            Held::SharedFrame(frame) => frame.note_given_up(),
+            Held::KeptFrame(kept) => kept.0.note_given_up(),
+            Held::SharedKeptFrame(kept) => kept.0.note_given_up(),
+            Held::Region(region) => region.note_given_up(),
+            Held::SharedRegion(region) => region.note_given_up(),
+        }
+    }
+
     fn is_exclusive(&self) -> bool {
         matches!(self.held, Held::Frame(_) | Held::KeptFrame(_) | Held::Region(_))
     }
@@ -276,6 +288,8 @@ pub enum Payload {
     One(Segment),
     /// Several.
     Many(Vec<Segment>),
+    /// What was there is given up: a device may touch it, for ever, which did not let go of it.
+    GivenUp,
 }
 
 impl From<Segment> for Payload {
@@ -294,7 +308,7 @@ impl Payload {
     /// Its segments.
     pub fn segments(&self) -> &[Segment] {
         match self {
-            Self::Empty => &[],
+            Self::Empty | Self::GivenUp => &[],
             Self::One(segment) => std::slice::from_ref(segment),
             Self::Many(segments) => segments,
         }
@@ -303,7 +317,7 @@ impl Payload {
     /// Its segments, to take apart.
     pub fn into_segments(self) -> Vec<Segment> {
         match self {
-            Self::Empty => Vec::new(),
+            Self::Empty | Self::GivenUp => Vec::new(),
             Self::One(segment) => vec![segment],
             Self::Many(segments) => segments,
         }
@@ -314,7 +328,7 @@ impl Payload {
         match self {
             Self::One(segment) => Some(segment),
             Self::Many(mut segments) if segments.len() == 1 => segments.pop(),
-            Self::Empty | Self::Many(_) => None,
+            Self::Empty | Self::GivenUp | Self::Many(_) => None,
         }
     }
 
@@ -328,6 +342,13 @@ impl Payload {
         self.segments().is_empty()
     }
 
+    /// Gives its memory up: nobody gets it again, its registration stays, and who waits for it hears so.
+    pub(super) fn give_up(self) -> Self {
+        self.segments().iter().for_each(Segment::note_given_up);
+        let _ = ManuallyDrop::new(self);
+        Self::GivenUp
+    }
+
     pub(super) fn is_exclusive(&self) -> bool {
         self.segments().iter().all(Segment::is_exclusive)
     }
@@ -336,7 +357,7 @@ impl Payload {
     pub(super) fn describe(&mut self, sges: &mut Vec<Sge>) {
         sges.clear();
         match self {
-            Self::Empty => {}
+            Self::Empty | Self::GivenUp => {}
             Self::One(segment) => sges.push(segment.sge()),
             Self::Many(segments) => sges.extend(segments.iter_mut().map(Segment::sge)),
         }

@@ -40,8 +40,16 @@ pub struct Completion {
     pub result: Result<u32, WorkError>,
     /// The number beside a message that came.
     pub immediate: Option<u32>,
-    /// Its memory.
+    /// Its memory; [`Payload::GivenUp`] if the device did not let go of it.
     pub payload: Payload,
+}
+
+impl Completion {
+    /// The same without the memory, which a device may touch for ever.
+    pub(super) fn give_up(mut self) -> Self {
+        self.payload = self.payload.give_up();
+        self
+    }
 }
 
 /// An operation that is to be posted.

@@ -1,7 +1,6 @@
 //! Queue pairs: what an endpoint posts its operations to.
 
 use std::cell::Cell;
-use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
@@ -10,7 +9,7 @@ use byway_reactor::Errno;
 use super::domain::WindowAddress;
 use super::error::{PostError, RdmaError, Refused};
 use super::memory::Payload;
-use super::operations::{Kind, Operation};
+use super::operations::{Completion, Kind, Operation};
 use super::receive::{ReceiveInner, SharedReceiveQueue};
 use super::verbs::{self, CmId, Qp, QpAttr, QpCap, QpInitAttr, SendWr, Sge};
 use crate::slots::Slot;
@@ -302,7 +301,7 @@ impl Drop for QueuePair {
         // steps, but does not say whether the first one succeeded.
         let status = unsafe { (self.receives.domain.device.library.verbs().ibv_destroy_qp)(self.qp.as_ptr()) };
         completions.collect();
-        let mut ended = Vec::new();
+        let mut ended: Vec<Completion> = Vec::new();
         let mut state = completions.state();
         state.operations.remove_sends(self.key, &mut ended);
         if status == 0 {
@@ -310,8 +309,9 @@ impl Drop for QueuePair {
             unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
             state.backlog.extend(ended);
         } else {
-            tracing::error!(status, "a queue pair does not end; its memory is given up");
-            let _ = ManuallyDrop::new(ended);
+            // A device that was unplugged, say. Whoever waits for the ends of these has them; the memory nobody has again.
+            tracing::error!(status, operations = ended.len(), "a queue pair does not end; its memory is given up");
+            state.backlog.extend(ended.into_iter().map(Completion::give_up));
         }
     }
 }

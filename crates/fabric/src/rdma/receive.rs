@@ -11,7 +11,7 @@ use super::completion::{CompletionInner, CompletionQueue};
 use super::domain::{Domain, DomainInner};
 use super::error::{PostError, RdmaError, ReceiveRefused};
 use super::memory::Payload;
-use super::operations::{Kind, Operation};
+use super::operations::{Completion, Kind, Operation};
 use super::queue_pair::clamp;
 use super::verbs::{RecvWr, Srq, SrqInitAttr};
 use crate::slots::Slot;
@@ -108,14 +108,14 @@ impl Drop for ReceiveInner {
         self.completions.collect();
         // SAFETY: the queue is live and no queue pair is attached to it.
         let status = unsafe { (self.domain.device.library.verbs().ibv_destroy_srq)(self.srq.as_ptr()) };
-        let mut ended = Vec::new();
+        let mut ended: Vec<Completion> = Vec::new();
         let mut state = self.completions.state();
         state.operations.remove_receives(self.key, &mut ended);
         if status == 0 {
             state.backlog.extend(ended);
         } else {
             tracing::error!(status, "a receive queue does not end; its memory is given up");
-            let _ = std::mem::ManuallyDrop::new(ended);
+            state.backlog.extend(ended.into_iter().map(Completion::give_up));
         }
     }
 }

@@ -24,7 +24,7 @@ fn open(rig: &mut Rig, (end, session): (usize, Slot), mapping: &Mapping, write: 
     // SAFETY: nothing makes a reference to the mapping, and its frames are all of this loop.
     let frame = unsafe { Frame::over(mapping, AT, LEN) };
     let window = if write {
-        fabric.open_target(session, (frame, 0, LEN), 0)
+        fabric.open_target(session, (frame, 0, LEN), 0).map_err(|(error, _)| error)
     } else {
         fabric.open_source(session, (Rc::new(frame), 0, LEN), 0)
     };

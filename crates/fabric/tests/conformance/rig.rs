@@ -94,9 +94,10 @@ impl Handler for Log {
         _fabric: &mut Fabric,
         _reactor: &mut Reactor,
         _session: Slot,
-        (frame, context): (Frame, u64),
+        (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
+        let frame = frame.expect("no device was lost");
         self.events.push_back(Event::Got { frame, context, result });
     }
 

@@ -173,6 +173,13 @@ pub fn pattern(at: usize) -> u8 {
     (at * 31 + at / 251) as u8
 }
 
+/// Has the kernel refuse to let a device write to memory: memory that may not be written can no more be registered than memory
+/// over the limit.
+pub fn prevent_registration(memory: &Memory) {
+    // SAFETY: memory of the test's, to which nothing refers; it stays readable, and nobody writes to it any more.
+    unsafe { rustix::mm::mprotect(memory.as_ptr().cast(), memory.len(), rustix::mm::MprotectFlags::READ) }.unwrap();
+}
+
 pub fn copy_of(memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes).unwrap();

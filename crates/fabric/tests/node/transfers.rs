@@ -6,7 +6,10 @@ use byway_fabric::registration::Counters;
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
 
-use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon, window_is_all};
+use crate::rig::{
+    CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, prevent_registration, soon,
+    window_is_all,
+};
 
 crate::over_each_wire!(
     bytes_of_any_length_arrive,
@@ -31,9 +34,11 @@ crate::over_rdma!(
     a_flush_comes_after_the_puts_before_it,
     a_programs_memory_is_registered_once,
     memory_that_cannot_be_locked_is_copied_or_refused,
+    memory_that_cannot_be_locked_goes_through_a_small_pool,
+    a_get_in_several_pieces_is_one_use,
 );
 
-/// Only over RDMA, as is the next.
+/// Only over RDMA, as are the next three.
 fn a_programs_memory_is_registered_once(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
@@ -70,17 +75,57 @@ fn memory_that_cannot_be_locked_is_copied_or_refused(rig: &Rig) {
     let pair = rig.pair();
     let _turner = Turner::of(&pair.server);
     let (memory, window) = pair.open(1 << 20, Rights::BOTH);
-    // A device locks pages for one process; memory that is not there can no more be registered than memory over the limit.
     let mine = pair.client.register(1 << 20).unwrap();
     mine.write(0, &[9; 1 << 20]).unwrap();
-    // SAFETY: memory of ours, to which nothing refers; it stays readable, and nobody writes to it.
-    unsafe { rustix::mm::mprotect(mine.as_ptr().cast(), 1 << 20, rustix::mm::MprotectFlags::READ) }.unwrap();
+    prevent_registration(&mine);
     done(&pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), 0).unwrap());
     window_is_all(&memory, 9);
     let get = pair.client.get(pair.to_server, &window.descriptor(), 0, &[mine.segment(0..1 << 20)]).unwrap();
     assert!(matches!(end(&get), Err(OpError::Io(_))));
     assert!(pair.client.counters().unwrap().registrations.refused > 0);
     done(&pair.client.send(pair.to_server, b"goes on", &[]).unwrap());
+}
+
+/// Of which no piece is as long as the payload: it goes in the pieces that there are.
+fn memory_that_cannot_be_locked_goes_through_a_small_pool(rig: &Rig) {
+    const LEN: usize = 3 << 20;
+    let pair = rig.pair_of(&NodeOptions { frame_bytes: 1 << 20, ..rig.options() });
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) =
+        pair.window(LEN, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let mine = pair.client.register(LEN).unwrap();
+    mine.write(0, &(0..LEN).map(|at| pattern(at + 3)).collect::<Vec<_>>()).unwrap();
+    prevent_registration(&mine);
+    for segments in [vec![mine.segment(0..LEN)], vec![mine.segment(0..LEN - 100), mine.segment(LEN - 100..LEN)]] {
+        done(&pair.client.put(pair.to_server, &segments, &window.descriptor(), 0).unwrap());
+        assert!(copy_of(&memory)[CANARY..CANARY + LEN].iter().enumerate().all(|(at, byte)| *byte == pattern(at + 3)));
+        memory.write(CANARY, &[0; LEN]).unwrap();
+    }
+    canaries_are_whole(&memory);
+    assert!(!mine.is_in_use());
+    done(&pair.client.send(pair.to_server, b"goes on", &[]).unwrap());
+}
+
+/// Over lanes each piece is a use.
+fn a_get_in_several_pieces_is_one_use(rig: &Rig) {
+    let pair = rig.pair();
+    let turner = Turner::of(&pair.server);
+    let (memory, window) = pair.window(9000, |memory, range| {
+        pair.server.open_window_once(pair.to_client, memory, range, Rights::GET).unwrap()
+    });
+    let mine = pair.client.register(9000).unwrap();
+    let segments = [mine.segment(0..1), mine.segment(1..6000), mine.segment(6000..9000)];
+    let get = || pair.client.get(pair.to_server, &window.descriptor(), 0, &segments).unwrap();
+    let [first, second] = [get(), get()].map(|op| end(&op));
+    assert_eq!(first, Ok(Outcome::Done));
+    assert_eq!(second, Err(OpError::Refused(WindowError::Key)));
+    assert!((0..9000).all(|at| mine.bytes().unwrap()[at] == pattern(CANARY + at)));
+    canaries_are_whole(&memory);
+    // Its owner has heard what was said before this.
+    done(&pair.client.send(pair.to_server, b"used", &[]).unwrap());
+    assert_eq!(pair.server.receive(soon()).unwrap().header, b"used");
+    drop(turner);
+    assert_eq!(pair.server.counters().unwrap().windows, 0, "it is closed");
 }
 
 fn bytes_of_any_length_arrive(rig: &Rig) {

@@ -3,7 +3,9 @@
 use byway_fabric::node::{Node, NodeError, OpError, Outcome, Rights, Session, SubmitError};
 use byway_fabric::windows::WindowError;
 
-use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern, window_is_all};
+use crate::rig::{
+    CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern, prevent_registration, window_is_all,
+};
 
 crate::over_each_wire!(
     a_window_for_one_of_several_is_the_first_ones,
@@ -11,6 +13,29 @@ crate::over_each_wire!(
     scattered_ranges_are_one_operation,
     a_message_follows_a_put_into_one_range,
 );
+
+crate::over_rdma!(a_window_that_cannot_be_registered_fails_alone);
+
+fn a_window_that_cannot_be_registered_fails_alone(rig: &Rig) {
+    let pair = rig.pair();
+    let memory = pair.server.register(8192).unwrap();
+    prevent_registration(&memory);
+    for rights in [Rights::PUT, Rights::BOTH] {
+        let refused = pair.server.open_window(pair.to_client, &memory, 0..8192, rights).err();
+        assert!(matches!(refused, Some(NodeError::Op(OpError::Rdma(_)))), "{refused:?}");
+    }
+    assert!(!memory.is_in_use());
+    assert_eq!(pair.server.counters().unwrap().windows, 0);
+    // The session goes on, and has other windows.
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) =
+        pair.window(9000, |memory, range| pair.server.open_window(pair.to_client, memory, range, Rights::PUT).unwrap());
+    let mine = pair.client.register(9000).unwrap();
+    mine.write(0, &[5; 9000]).unwrap();
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..9000)], &window.descriptor(), 0).unwrap());
+    assert!(copy_of(&memory)[CANARY..CANARY + 9000].iter().all(|byte| *byte == 5));
+    canaries_are_whole(&memory);
+}
 
 /// Nodes with a session with `server` each: as the server calls it, and as they do.
 fn others(rig: &Rig, server: &Node, count: usize) -> Vec<(Node, Session, Session)> {

@@ -39,11 +39,15 @@ impl Link {
     /// A header, and what is behind it.
     pub fn write(&mut self, reactor: &mut Reactor, bytes: &[u8]) -> Result<usize> {
         let (header, payload) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(ErrorKind::InvalidInput)?;
+        if self.is_down {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
         let mut gather = self.transport.gather();
         gather.push_head(payload);
         self.transport.send(self.connection, *header, gather);
         self.turn(reactor, Wait::Poll)?;
-        if self.is_down { Err(ErrorKind::BrokenPipe.into()) } else { Ok(bytes.len()) }
+        // It went, even if the peer has answered by its end already.
+        Ok(bytes.len())
     }
 
     /// Bytes of messages, one after the other; none when the connection has ended.

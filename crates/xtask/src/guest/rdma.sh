@@ -111,6 +111,12 @@ nothing_is_left() {
     wait_until all_is_back
     echo "$1: nobody is there, all frames are back: $(metric byway_frames_bytes)"
 }
+# The device does nothing for a second: not even what waits for its turn.
+is_quiet() {
+    counted >/run/before
+    sleep 1
+    counted | cmp -s - /run/before
+}
 has_come() { [ "$(($(stat -c %b /run/volume) * 512))" -ge "$copied_before_kill" ]; }
 empty_volume() {
     rm -f /run/volume
@@ -198,6 +204,26 @@ if runs 5; then
     /bin/rdma link add rxe0 type rxe netdev wire0 || fail "cannot add the RDMA device after its link was down"
     end_copy
     nothing_is_left "brought the link up"
+
+    # A client that is gone without a word while nothing is under way to it: the server's probe notices. It is stopped first, so
+    # that it says nothing more, and killed when nothing gets through.
+    empty_volume
+    end_server
+    serve
+    begin_copy
+    wait_until has_come
+    kill -STOP "$client"
+    wait_until is_quiet
+    somebody_is_there || fail "the session of a stopped client ended"
+    /bin/ip link set wire0 down || fail "cannot take the link down"
+    kill -9 "$client"
+    nothing_is_left "took the link to an idle client down"
+    grep -h 'session ended' /run/server.log | tail -n 1
+    /bin/ip link set wire0 up || fail "cannot bring the link up"
+    end_server
+    remove_device
+    /bin/rdma link add rxe0 type rxe netdev wire0 || fail "cannot add the RDMA device after its link was down"
+    serve
 
     # The device is removed under a copy, and comes back.
     empty_volume

@@ -165,12 +165,12 @@ impl Handler for Server {
         fabric: &mut Fabric,
         _reactor: &mut Reactor,
         session: Slot,
-        (frame, context): (Frame, u64),
+        (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
         let Some(asked) = self.getting.remove(Slot::from_u64(context)) else { return };
-        match result {
-            Ok(()) => match self.sink.take(&frame[..self.block_bytes], asked.client, asked.sequence) {
+        match result.and(frame.as_ref().ok_or(GetError::GivenUp)) {
+            Ok(frame) => match self.sink.take(&frame[..self.block_bytes], asked.client, asked.sequence) {
                 Ok(true) => {
                     self.tally.blocks.resize(1, 0);
                     self.tally.blocks[0] += 1;
@@ -184,7 +184,7 @@ impl Handler for Server {
             Err(GetError::Ended) => {}
             Err(error) => self.failed = Some(FabricBenchError::Failed(error.to_string())),
         }
-        self.frames.push(frame);
+        self.frames.extend(frame);
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot, _reason: CloseReason) {
@@ -269,7 +269,8 @@ impl Writers {
     fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, client: usize) {
         let (session, block_bytes) = (self.sessions[client].0, self.clients.block_bytes());
         let begun = self.clients.begin(client, reactor.now()).and_then(|(frame, sequence)| {
-            let window = fabric.open_source(session, (frame, 0, block_bytes), 0).ok_or(FabricBenchError::Memory)?;
+            let window =
+                fabric.open_source(session, (frame, 0, block_bytes), 0).map_err(|_| FabricBenchError::Memory)?;
             Ok((window, sequence))
         });
         let (window, sequence) = match begun {

@@ -37,7 +37,7 @@ impl Handler for Log {
 
     fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &WireHeader)) {}
 
-    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Frame, u64), _: Result<(), GetError>) {}
+    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Option<Frame>, u64), _: Result<(), GetError>) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
         panic!("the session ended: {reason}");

@@ -2,17 +2,18 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
-use byway_reactor::{Errno, Frame, Instant};
+use byway_reactor::{Errno, Frame, FramePool, Instant};
 
-use super::super::domain::WindowAddress;
+use super::super::domain::{PoolRegion, WindowAddress};
 use super::super::endpoint::Endpoint;
 use super::super::error::{RdmaError, WorkError};
-use super::super::memory::Payload;
+use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::Work;
 use super::Times;
 use super::credit::{CreditError, Credits};
-use super::outgoing::{Laid, Outgoing};
+use super::outgoing::{Laid, Outgoing, Uncopied};
 use crate::limits::RDMA_CREDITS_MAX;
 use crate::slots::Slot;
 use crate::wire::{HEADER_BYTES, RefuseCode};
@@ -120,6 +121,38 @@ pub(super) enum Ready {
     Write(Work),
 }
 
+/// A step of what is laid and not posted.
+#[derive(Debug)]
+pub(super) enum Step {
+    Ready(Ready),
+    /// Becomes writes, as far as there are frames.
+    Uncopied(Uncopied),
+}
+
+/// Takes what is posted next, the last of `steps`; none if that must be copied first and there is no frame for it.
+pub(super) fn pop_ready(steps: &mut Vec<Step>, pool: &FramePool, region: &Rc<PoolRegion>) -> Option<Ready> {
+    match steps.pop()? {
+        Step::Ready(ready) => Some(ready),
+        Step::Uncopied(uncopied) => match uncopied.copy(pool) {
+            Ok((copy, to, rest)) => {
+                steps.extend(rest.map(Step::Uncopied));
+                let len = copy.len();
+                let segment = Segment::of_frame(region, copy, 0..len).ok()?;
+                Some(Ready::Write(Work::Write { payload: segment.into(), to }))
+            }
+            Err(uncopied) => {
+                steps.push(Step::Uncopied(uncopied));
+                None
+            }
+        },
+    }
+}
+
+/// Whether the write before `steps` is waited for: none of its put are behind it, or those take frames.
+pub(super) fn awaits_write(steps: &[Step]) -> bool {
+    steps.last().is_none_or(|next| matches!(next, Step::Uncopied(_)))
+}
+
 pub(super) struct Connection {
     pub(super) phase: Phase,
     pub(super) endpoint: Option<Endpoint>,
@@ -132,7 +165,7 @@ pub(super) struct Connection {
     pub(super) early: VecDeque<Received>,
     pub(super) gets: VecDeque<Get>,
     /// Of the front of the queue, what is laid and not posted; the last one is the next.
-    pub(super) ready: Vec<Ready>,
+    pub(super) ready: Vec<Step>,
     /// Of what is laid; of the front of the queue, if nothing is.
     pub(super) times: Option<Times>,
     /// With when it was queued, once that is known.
@@ -145,6 +178,10 @@ pub(super) struct Connection {
     pub(super) posted_bytes: usize,
     /// Gets that are posted.
     pub(super) posted_gets: usize,
+    /// A probe is posted.
+    pub(super) is_probed: bool,
+    /// Something has come, or ended, since it was last asked.
+    pub(super) was_heard: bool,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -171,6 +208,8 @@ impl Connection {
             posted: 0,
             posted_bytes: 0,
             posted_gets: 0,
+            is_probed: false,
+            was_heard: true,
             finishing: false,
             is_dirty: false,
         }

@@ -228,9 +228,8 @@ impl Transport {
     /// A device was removed a while ago, and who had memory open to it has closed it: lets go of the device, and listens
     /// again where there is one now.
     pub(super) fn after_removal(&mut self, reactor: &mut Reactor) {
-        let Some(manager) = self.manager.as_ref().filter(|_| std::mem::take(&mut self.waits_after_removal)) else {
-            return;
-        };
+        let waited = std::mem::take(&mut self.waits_after_removal);
+        let Some(manager) = self.manager.as_ref().filter(|_| waited) else { return };
         manager.channel.forget_removed_devices();
         for (number, listening) in self.listeners.iter_mut().enumerate().filter(|(_, at)| at.listener.is_none()) {
             listening.listener = manager.channel.listen(listening.at, LISTENER | number as u64).ok();

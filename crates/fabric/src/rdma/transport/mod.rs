@@ -37,7 +37,7 @@ pub use self::connection::{Down, Received};
 pub use self::credit::CreditError;
 use self::outgoing::Outgoing;
 use super::connection::EventChannel;
-use super::domain::{Rights, Window, WindowAddress};
+use super::domain::{Window, WindowAddress};
 use super::endpoint::Listener;
 use super::error::{RdmaError, WorkError};
 use super::library::Library;
@@ -100,8 +100,8 @@ impl Times {
 pub struct Got {
     /// As it was given.
     pub token: u64,
-    /// Filled, if it went well.
-    pub frame: Frame,
+    /// Filled, if it went well; none if a device did not let go of it.
+    pub frame: Option<Frame>,
     /// How it went.
     pub result: Result<(), GetFailed>,
 }
@@ -113,6 +113,8 @@ pub enum GetFailed {
     Work(WorkError),
     /// The memory that was to be filled, which is of no pool, cannot be registered. The connection goes on.
     Memory(Errno),
+    /// The device was lost before it had let go of the memory, which is given up. The connection has ended.
+    GivenUp,
 }
 
 /// What an operation of the device is.
@@ -128,6 +130,8 @@ enum What {
     Send(Option<Times>),
     /// Credits alone.
     Credits,
+    /// A write of no bytes.
+    Probe,
     Get(u64),
 }
 
@@ -295,19 +299,22 @@ impl Transport {
     /// use for it, or its connection has ended.
     ///
     /// # Errors
-    /// [`RdmaError::MemoryLimit`], [`RdmaError::State`] on a connection that is not up; the frame is gone.
+    /// [`RdmaError::MemoryLimit`], [`RdmaError::State`] on a connection that is not up; with the frame.
     pub fn open_target(
         &self,
         connection: Slot,
         (frame, start, len): (Frame, usize, usize),
-    ) -> Result<Window, RdmaError> {
-        self.adapter_of(connection)?.domain().open_range(frame, start..start + len, Rights::Write)
+    ) -> Result<Window, (RdmaError, Option<Frame>)> {
+        match self.adapter_of(connection) {
+            Ok(adapter) => adapter.domain().open_frame(frame, start..start + len),
+            Err(error) => Err((error, Some(frame))),
+        }
     }
 
     /// Opens `frame[start..start + len]` for the peer of a connection to read.
     ///
     /// # Errors
-    /// As for [`Self::open_target`].
+    /// As for [`Self::open_target`], without the frame.
     pub fn open_source(
         &self,
         connection: Slot,
@@ -347,6 +354,21 @@ impl Transport {
     /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
     pub fn is_flushed(&self) -> bool {
         self.dirty.is_empty()
+    }
+
+    /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
+    /// it. [`Event::Down`] follows if there is no answer after the
+    /// retries of the device, some seconds.
+    pub fn probe(&mut self, connection: Slot) {
+        if let Err(down) = self.post_probe(connection) {
+            self.end(connection, Some(down));
+            self.look();
+        }
+    }
+
+    /// Whether a probe is under way.
+    pub fn is_probed(&self, connection: Slot) -> bool {
+        self.connections.get(connection).is_some_and(|state| state.is_probed)
     }
 
     /// Whether anything waits or is under way to the peer.

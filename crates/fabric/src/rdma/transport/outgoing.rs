@@ -2,8 +2,11 @@
 //!
 //! The device reads from registered memory alone: frames of the pool go as they are, and so do frames over other memory,
 //! which is [registered](super::super::LocalMemory) when it is first used. All else (headers, heads, zeroes, ranges of mapped
-//! files) is copied into frames first, which the reactor counts where it reads a file; so is memory that the kernel does not
-//! let us register.
+//! files) is copied into frames first, which the reactor counts where it reads a file.
+//!
+//! Memory that the kernel does not let us register is copied too, but that is how much it is of: a program's, of any length. So
+//! it is copied when its turn comes, as much at a time as the pool has, and the rest waits for frames ([`Uncopied`]): a pool
+//! with one page to spare moves it all.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -15,6 +18,7 @@ use super::super::error::RdmaError;
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::Work;
 use super::adapter::Adapter;
+use super::connection::{Ready, Step};
 use crate::limits::{RDMA_INLINE_BYTES, SMALL_BYTES_MAX};
 use crate::wire::HEADER_BYTES;
 
@@ -85,9 +89,15 @@ impl Layer<'_> {
             self.copy(payload, &mut bytes[HEADER_BYTES..len])?;
             return Ok(Laid::Inline { bytes, len });
         }
-        if payload.segment_count() < self.segments_max {
-            let segments = self.segments(header, payload)?;
-            return Ok(Laid::Registered(segments.into()));
+        // A message is short: other memory than the pool's is copied, not registered.
+        if payload.segment_count() < self.segments_max
+            && payload.all_frames(|frame| self.adapter.region.contains(frame))
+        {
+            let pieces = self.pieces(header, payload)?;
+            let segments: Result<Vec<Segment>, _> = pieces.into_iter().map(|piece| self.segment(piece)).collect();
+            return segments
+                .map(|segments| Laid::Registered(segments.into()))
+                .map_err(|_| LayError::Payload(Errno::FAULT));
         }
         let mut frame = self.reactor.frames().alloc(len).ok_or(LayError::NoFrames)?;
         frame[..HEADER_BYTES].copy_from_slice(header);
@@ -98,21 +108,49 @@ impl Layer<'_> {
     }
 
     /// A put becomes as many operations as its pieces need; the last one first, to be popped.
-    pub(super) fn put(&mut self, to: WindowAddress, payload: &mut Gather) -> Result<Vec<Work>, LayError> {
-        let mut segments = self.segments(&[], payload)?.into_iter().peekable();
-        let (mut works, mut offset) = (Vec::new(), 0);
-        while segments.peek().is_some() {
-            let group: Vec<Segment> = segments.by_ref().take(self.segments_max.max(1)).collect();
-            let len: usize = group.iter().map(Segment::len).sum();
-            works.push(Work::Write { payload: group.into(), to: to.at(offset) });
-            offset += len as u64;
+    pub(super) fn put(&mut self, to: WindowAddress, payload: &mut Gather) -> Result<Vec<Step>, LayError> {
+        let (mut ready, mut group, mut offset) = (Vec::new(), Vec::new(), 0);
+        let write = |group: &mut Vec<Segment>, offset: &mut u64| {
+            let payload = Payload::from(std::mem::take(group));
+            let to = to.at(std::mem::replace(offset, *offset + payload.len() as u64));
+            Step::Ready(Ready::Write(Work::Write { payload, to }))
+        };
+        for piece in self.pieces(&[], payload)? {
+            match self.segment(piece) {
+                Ok(segment) => group.push(segment),
+                Err((bytes, refused)) => {
+                    tracing::debug!(%refused, len = bytes.len(), "memory that cannot be registered is copied");
+                    if !group.is_empty() {
+                        ready.push(write(&mut group, &mut offset));
+                    }
+                    let to = to.at(offset);
+                    offset += bytes.len() as u64;
+                    ready.push(Step::Uncopied(Uncopied { bytes, to }));
+                }
+            }
+            if group.len() >= self.segments_max.max(1) {
+                ready.push(write(&mut group, &mut offset));
+            }
         }
-        works.reverse();
-        Ok(works)
+        if !group.is_empty() {
+            ready.push(write(&mut group, &mut offset));
+        }
+        ready.reverse();
+        Ok(ready)
     }
 
-    /// `head` and a payload in registered memory.
-    fn segments(&mut self, head: &[u8], payload: &mut Gather) -> Result<Vec<Segment>, LayError> {
+    /// A piece in registered memory, or the bytes that cannot be.
+    fn segment(&self, piece: Piece) -> Result<Segment, (Unregistered, RdmaError)> {
+        match piece {
+            Piece::Own(frame, start, len) => own_segment(self.adapter, frame, start..start + len)
+                .map_err(|(frame, error)| (Unregistered { frame: Rc::new(frame), range: start..start + len }, error)),
+            Piece::Shared(frame, start, len) => shared_segment(self.adapter, Rc::clone(&frame), start..start + len)
+                .map_err(|error| (Unregistered { frame, range: start..start + len }, error)),
+        }
+    }
+
+    /// `head` and a payload in frames, those of the pool where they are copies.
+    fn pieces(&mut self, head: &[u8], payload: &mut Gather) -> Result<Vec<Piece>, LayError> {
         let mut copies = Copies::new(self.reactor.frames(), head.len() + payload.bytes_outside_frames())?;
         let mut pieces = Vec::with_capacity(payload.segment_count() + 1);
         let mut failed = Ok(());
@@ -124,11 +162,11 @@ impl Layer<'_> {
         payload.take_parts(|part| {
             let added = match part {
                 Part::Frame { frame, start, len } => {
-                    pieces.push(Piece::Own(frame, start, len));
+                    pieces.push(Found::Piece(Piece::Own(frame, start, len)));
                     Ok(())
                 }
                 Part::Shared { frame, start, len } => {
-                    pieces.push(Piece::Shared(frame, start, len));
+                    pieces.push(Found::Piece(Piece::Shared(frame, start, len)));
                     Ok(())
                 }
                 Part::Bytes(bytes) => copies.add(bytes.len(), &mut pieces, |at, into| {
@@ -149,23 +187,11 @@ impl Layer<'_> {
         });
         failed?;
         let frames: Vec<Rc<Frame>> = copies.frames.into_iter().map(Rc::new).collect();
-        let segment = |piece| {
-            let adapter = self.adapter;
-            match piece {
-                Piece::Copy(index, start, len) => {
-                    shared_segment(adapter, Rc::clone(&frames[index]), start..start + len)
-                }
-                Piece::Own(frame, start, len) => {
-                    own_segment(adapter, frame, start..start + len).or_else(|(frame, error)| {
-                        copied_segment(adapter, self.reactor.frames(), &frame[start..start + len], error)
-                    })
-                }
-                Piece::Shared(frame, start, len) => shared_segment(adapter, Rc::clone(&frame), start..start + len)
-                    .or_else(|error| copied_segment(adapter, self.reactor.frames(), &frame[start..start + len], error)),
-            }
-            .map_err(|error| LayError::Payload(errno_of(error)))
+        let piece = |found| match found {
+            Found::Copy(index, start, len) => Piece::Shared(Rc::clone(&frames[index]), start, len),
+            Found::Piece(piece) => piece,
         };
-        pieces.into_iter().map(segment).collect()
+        Ok(pieces.into_iter().map(piece).collect())
     }
 
     /// Copies a whole payload, which is as long as `into`.
@@ -214,14 +240,6 @@ fn shared_segment(adapter: &Adapter, frame: Rc<Frame>, range: Range<usize>) -> R
     Segment::of_kept_shared_frame(kept, frame, range).map_err(|_| RdmaError::Range)
 }
 
-/// A copy of memory that cannot be registered, in the pool; `refused` if there is no room for it.
-fn copied_segment(adapter: &Adapter, pool: &FramePool, bytes: &[u8], refused: RdmaError) -> Result<Segment, RdmaError> {
-    tracing::debug!(%refused, bytes = bytes.len(), "a payload is copied, since its memory cannot be registered");
-    let mut copy = pool.alloc(bytes.len()).ok_or(refused)?;
-    copy[..bytes.len()].copy_from_slice(bytes);
-    Segment::of_frame(&adapter.region, copy, 0..bytes.len()).map_err(|_| refused)
-}
-
 /// The number that a program is told for memory that cannot be registered.
 pub(super) fn errno_of(error: RdmaError) -> Errno {
     match error {
@@ -245,12 +263,53 @@ fn read(reactor: &mut Reactor, file: byway_reactor::File, offset: u64, into: &mu
     }
 }
 
-/// A piece of what is sent.
+/// A piece of what is sent: where in a frame it starts, and its bytes.
 enum Piece {
-    /// Of a frame that was copied into, by its place in the list.
-    Copy(usize, usize, usize),
     Own(Frame, usize, usize),
     Shared(Rc<Frame>, usize, usize),
+}
+
+/// The same while it is not known which bytes will be copied behind it.
+enum Found {
+    /// Of a frame that was copied into, by its place in the list.
+    Copy(usize, usize, usize),
+    Piece(Piece),
+}
+
+/// Bytes that are in memory which cannot be registered.
+#[derive(Debug)]
+struct Unregistered {
+    frame: Rc<Frame>,
+    range: Range<usize>,
+}
+
+impl Unregistered {
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
+/// A part of a put that is still to be copied.
+#[derive(Debug)]
+pub(super) struct Uncopied {
+    bytes: Unregistered,
+    to: WindowAddress,
+}
+
+impl Uncopied {
+    /// Copies as much as the pool has a frame for now, at least a page of it if that much is left: gives the copy, where it
+    /// belongs, and the rest.
+    ///
+    /// # Errors
+    /// All of it, if there is no frame.
+    pub(super) fn copy(self, pool: &FramePool) -> Result<(Frame, WindowAddress, Option<Self>), Self> {
+        let Some(mut copy) = pool.alloc_largest(self.bytes.len(), PIECE_BYTES_MIN) else { return Err(self) };
+        let Self { bytes: Unregistered { frame, range }, to } = self;
+        let len = copy.len();
+        copy.copy_from_slice(&frame[range.start..range.start + len]);
+        let rest = Unregistered { frame, range: range.start + len..range.end };
+        Ok((copy, to, (rest.len() > 0).then(|| Self { bytes: rest, to: to.at(len as u64) })))
+    }
 }
 
 /// Frames that are copied into, one after the other.
@@ -276,7 +335,7 @@ impl Copies {
     fn add(
         &mut self,
         len: usize,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<Found>,
         mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), LayError>,
     ) -> Result<(), LayError> {
         let mut done = 0;
@@ -289,10 +348,10 @@ impl Copies {
             }
             fill(done, &mut frame[self.filled..self.filled + part])?;
             match pieces.last_mut() {
-                Some(Piece::Copy(index, start, so_far)) if *index == self.frame && *start + *so_far == self.filled => {
+                Some(Found::Copy(index, start, so_far)) if *index == self.frame && *start + *so_far == self.filled => {
                     *so_far += part;
                 }
-                _ => pieces.push(Piece::Copy(self.frame, self.filled, part)),
+                _ => pieces.push(Found::Copy(self.frame, self.filled, part)),
             }
             self.filled += part;
             done += part;
@@ -319,7 +378,7 @@ mod tests {
         };
         add(b"head");
         add(b"more");
-        assert!(matches!(pieces[..], [Piece::Copy(0, 0, 8)]));
+        assert!(matches!(pieces[..], [Found::Copy(0, 0, 8)]));
         assert_eq!(copies.frames[0][..8], *b"headmore");
         let too_much = copies.add(3, &mut pieces, |_, _| Ok(()));
         assert_eq!(too_much, Err(LayError::NoFrames), "no more than was said");
@@ -339,5 +398,29 @@ mod tests {
         let before = pool.free_bytes();
         assert_eq!(Copies::new(&pool, free).map(|_| ()), Err(LayError::NoFrames));
         assert_eq!(pool.free_bytes(), before);
+    }
+
+    #[test]
+    fn what_cannot_be_registered_goes_in_the_pieces_that_the_pool_has_and_waits_for_them() {
+        let (pool, program) = (pool(), pool());
+        let mut frame = program.alloc(30_000).unwrap();
+        (0..30_000).for_each(|at| frame[at] = (at / 7) as u8);
+        let start = WindowAddress { address: 1 << 40, rkey: 5 };
+        let bytes = Unregistered { frame: Rc::new(frame), range: 100..29_000 };
+        let mut all: Vec<Frame> = std::iter::from_fn(|| pool.alloc(4096)).collect();
+        let waiting = Uncopied { bytes, to: start }.copy(&pool).expect_err("there is no frame");
+        all.sort_by_key(|frame| frame.as_ptr() as usize);
+        let mut at = 0;
+        all.retain(|_| (at % 2 == 0, at += 1).0);
+        let (mut left, mut came, mut pieces) = (Some(waiting), Vec::new(), 0);
+        while let Some(uncopied) = left {
+            let (copy, to, rest) = uncopied.copy(&pool).expect("a page is free");
+            assert_eq!(to, start.at(came.len() as u64), "each where it belongs");
+            came.extend_from_slice(&copy);
+            (left, pieces) = (rest, pieces + 1);
+        }
+        assert!(came.len() == 28_900 && (0..28_900).all(|at| came[at] == ((at + 100) / 7) as u8));
+        assert_eq!(pieces, 8, "pages");
+        assert_eq!(program.free_bytes(), program.bytes(), "nobody holds the program's memory any more");
     }
 }

@@ -2,11 +2,12 @@
 
 use byway_reactor::{Frame, Reactor};
 
+use super::super::domain::WindowAddress;
 use super::super::endpoint::Endpoint;
 use super::super::error::{PostError, WorkError};
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
-use super::connection::{Down, Get, Phase, Ready};
+use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
 use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::limits::RDMA_GETS_MAX;
@@ -72,7 +73,7 @@ impl Transport {
                 Ok(segment) => segment,
                 Err((frame, error)) => {
                     let result = Err(GetFailed::Memory(errno_of(error)));
-                    self.gots.push(Got { token, frame, result });
+                    self.gots.push(Got { token, frame: Some(frame), result });
                     continue;
                 }
             };
@@ -96,7 +97,7 @@ impl Transport {
     /// Gives a frame back into which nothing can be read.
     fn cannot_get(&mut self, frame: Frame, token: u64) -> Down {
         let error = WorkError::LocalOperation;
-        self.gots.push(Got { token, frame, result: Err(GetFailed::Work(error)) });
+        self.gots.push(Got { token, frame: Some(frame), result: Err(GetFailed::Work(error)) });
         Down::Work(error)
     }
 
@@ -113,14 +114,18 @@ impl Transport {
             if !has_room(endpoint)? {
                 return Ok(Stop::Later);
             }
-            let Some(ready) = state.ready.pop() else { return Ok(Stop::Done) };
+            let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
+            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region) else {
+                return Ok(Stop::Later);
+            };
             let bytes = ready.len();
             state.posted += 1;
             state.posted_bytes += bytes;
             state.queued -= bytes;
             // The last write of a put is reported, so that its frames come back, and with them those of the writes before it: what
-            // is behind it may wait for them. Inline bytes hold no memory, so nobody waits for their end, unless it is the last.
-            let ends_put = matches!(ready, Ready::Write(_)) && state.ready.is_empty();
+            // is behind it may wait for them; so may what is still to be copied. Inline bytes hold no memory, so nobody waits for
+            // their end, unless it is the last.
+            let ends_put = matches!(ready, Ready::Write(_)) && awaits_write(&state.ready);
             let is_awaited = state.finishing || ends_put;
             let quiet = if is_awaited { Report::Now } else { Report::WithNext };
             // Nobody may ask for long how an inline message ended: it is told as gone now.
@@ -167,11 +172,9 @@ impl Transport {
         let laid = match next {
             Outgoing::Message { .. } if !may_send => return Ok(Some(Stop::Done)),
             Outgoing::Message { header, payload } => {
-                layer.message(header, payload).map(|laid| vec![Ready::Message(Box::new(laid))])
+                layer.message(header, payload).map(|laid| vec![Step::Ready(Ready::Message(Box::new(laid)))])
             }
-            Outgoing::Put { to, payload } => {
-                layer.put(*to, payload).map(|works| works.into_iter().map(Ready::Write).collect())
-            }
+            Outgoing::Put { to, payload } => layer.put(*to, payload),
         };
         match laid {
             Ok(ready) => state.ready = ready,
@@ -203,6 +206,31 @@ impl Transport {
         let sent = endpoint.post(work, posted.to_u64(), Report::WithNext);
         sent.map(|()| Stop::Done).map_err(|refused| {
             self.posted.remove(posted);
+            cannot_post(refused.error)
+        })
+    }
+}
+
+impl Transport {
+    /// Posts a write of no bytes to no window, if the connection was silent: of it no key is looked at (InfiniBand specification,
+    /// volume 1, C9-88), it takes no receive or credit of the peer's, and ends when the peer's device has answered.
+    pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
+        let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
+        let Some(state) = up else { return Ok(()) };
+        let was_heard = std::mem::take(&mut state.was_heard);
+        // What is posted may be what is not reported by itself, of which nobody would hear: it is no reason not to ask.
+        if was_heard || state.is_probed {
+            return Ok(());
+        }
+        let Some(endpoint) = &state.endpoint else { return Ok(()) };
+        if !has_room(endpoint)? {
+            return Ok(());
+        }
+        state.is_probed = true;
+        let number = self.posted.insert(Posted { connection, bytes: 0, what: What::Probe });
+        let work = Work::Write { payload: Payload::Empty, to: WindowAddress { address: 0, rkey: 0 } };
+        endpoint.post(work, number.to_u64(), Report::Now).map_err(|refused| {
+            self.posted.remove(number);
             cannot_post(refused.error)
         })
     }

@@ -43,6 +43,7 @@ impl Transport {
         };
         let state = connection.and_then(|connection| Some((connection, self.connections.get_mut(connection)?)));
         let Some((connection, state)) = state else { return self.take_back(adapter, done.payload) };
+        state.was_heard = true;
         let returned = done.immediate.unwrap_or(0);
         let credited = if len == 0 { state.credits.receive_back(returned) } else { state.credits.receive(returned) };
         let step = match credited {
@@ -72,14 +73,17 @@ impl Transport {
     fn went(&mut self, done: Done) {
         let Some(posted) = self.posted.remove(Slot::from_u64(done.token)) else { return };
         let connection = posted.connection;
-        if let What::Get(token) = posted.what
-            && let Some(frame) = done.payload.into_segment().and_then(Segment::into_frame)
-        {
-            self.gots.push(Got { token, frame, result: done.result.map(|_| ()).map_err(GetFailed::Work) });
+        if let What::Get(token) = posted.what {
+            let frame = done.payload.into_segment().and_then(Segment::into_frame);
+            let result = if frame.is_some() { done.result.map_err(GetFailed::Work) } else { Err(GetFailed::GivenUp) };
+            self.gots.push(Got { token, frame, result: result.map(|_| ()) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
-        if let What::Get(_) = posted.what {
-            state.posted_gets -= 1;
+        state.was_heard = true;
+        match posted.what {
+            What::Get(_) => state.posted_gets -= 1,
+            What::Probe => state.is_probed = false,
+            What::Send(_) | What::Credits => {}
         }
         if let What::Send(times) = posted.what {
             state.posted -= 1;
@@ -122,7 +126,7 @@ impl Transport {
         tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
         for get in state.gets.drain(..) {
             let result = Err(GetFailed::Work(WorkError::Flushed));
-            self.gots.push(Got { token: get.token, frame: get.into, result });
+            self.gots.push(Got { token: get.token, frame: Some(get.into), result });
         }
         let adapter = state.adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?)));
         if let Some((number, adapter)) = adapter {
@@ -141,5 +145,34 @@ impl Transport {
         if let Some(down) = told {
             self.ends.push(Event::Down(connection, down));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_reactor::Token;
+
+    use super::super::Posted;
+    use super::*;
+
+    #[test]
+    fn a_get_whose_memory_a_lost_device_keeps_ends_once_without_it() {
+        let mut transport = Transport::new(Token::new(1, 1, 0, 0));
+        let connection = Slot { index: 0, generation: 1 };
+        let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
+        // As the queue pair gives it back that cannot be destroyed; and once more, as a device that wakes up might.
+        for _ in 0..2 {
+            transport.went(Done {
+                token: posted.to_u64(),
+                kind: Kind::Read,
+                queue_pair: 3,
+                result: Err(WorkError::Flushed),
+                immediate: None,
+                payload: Payload::Empty.give_up(),
+            });
+        }
+        let [got] = &transport.take_gots()[..] else { panic!("one end") };
+        assert!(got.token == 77 && got.frame.is_none() && got.result == Err(GetFailed::GivenUp));
+        assert!(transport.posted.is_empty());
     }
 }

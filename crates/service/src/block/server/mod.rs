@@ -344,7 +344,7 @@ impl Handler for Serving<'_> {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        (frame, part): (Frame, u64),
+        (frame, part): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
         self.pulled(fabric, reactor, session, (frame, Slot::from_u64(part)), result);

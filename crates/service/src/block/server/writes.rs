@@ -78,19 +78,19 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        (frame, part): (Frame, Slot),
+        (frame, part): (Option<Frame>, Slot),
         came: Result<(), GetError>,
     ) {
         let Some(&Job::Part { write, at, len, .. }) = self.core.jobs.get(part) else { return };
-        let step = match (came, self.core.jobs.get(write)) {
+        let step = match (came.and(frame.ok_or(GetError::GivenUp)), self.core.jobs.get(write)) {
             (Err(_), _) => Err(CallError::Malformed),
-            (Ok(()), Some(Job::Write(Write { error: None, volume, offset, durable, .. }))) => {
+            (Ok(frame), Some(Job::Write(Write { error: None, volume, offset, durable, .. }))) => {
                 let flags = WriteFlags { durable: *durable };
                 let (volume, offset, tag) = (*volume, offset + at as u64, self.core.tag(part));
                 self.engine.write(reactor, volume, offset, (frame, len), flags, tag).map_err(CallError::from)
             }
             // Another piece has failed: the answer is known.
-            (Ok(()), _) => Ok(Step::Now(())),
+            (Ok(_), _) => Ok(Step::Now(())),
         };
         let result = match step {
             Ok(Step::Later) => return,

@@ -2,12 +2,13 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{Announced, CloseReason, Closed, Fabric, Slot, WindowKey};
-use byway_reactor::{Extent, Instant, Reactor};
+use byway_fabric::{Announced, CloseReason, Closed, Fabric, OpenError, Slot, WindowKey};
+use byway_reactor::{Errno, Extent, Instant, Reactor};
 use byway_rpc::Progress;
 use byway_rpc::wire::ReplyBody;
 use zerocopy::little_endian::{U32, U64};
 
+use super::super::super::BlockError;
 use super::super::super::wire::{
     Arguments, CallError, EXTENT_HOLE, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, Method, read_status,
 };
@@ -27,13 +28,24 @@ impl Core {
                 if len > SMALL_BYTES_MAX
                     && let Some(frame) = operation.into.take()
                 {
-                    window = fabric.open_target(session, (frame, 0, len), 0);
+                    window = match fabric.open_target(session, (frame, 0, len), 0) {
+                        Ok(window) => Some(window),
+                        Err((error, frame)) => {
+                            operation.into = frame;
+                            return self.not_opened(id, error, now);
+                        }
+                    };
                 }
                 (Method::Read, 0)
             }
             Kind::Write { durable } => {
                 match operation.from.clone() {
-                    Some(from) if len > SMALL_BYTES_MAX => window = fabric.open_source(session, (from, start, len), 0),
+                    Some(from) if len > SMALL_BYTES_MAX => {
+                        window = match fabric.open_source(session, (from, start, len), 0) {
+                            Ok(window) => Some(window),
+                            Err(error) => return self.not_opened(id, error, now),
+                        };
+                    }
                     from => payload = from,
                 }
                 (Method::Write, if durable { FLAG_DURABLE } else { 0 })
@@ -71,6 +83,16 @@ impl Core {
             }
             None => fabric.send(session, header),
         }
+    }
+
+    /// An operation's memory cannot be opened to the server: it fails alone, for want of memory that may be locked. What is to
+    /// be raised the fabric has logged.
+    fn not_opened(&mut self, id: OpId, error: OpenError, now: Instant) {
+        let error = match error {
+            OpenError::Full => CallError::Busy,
+            OpenError::Rdma(_) => BlockError::Io(Errno::NOMEM).into(),
+        };
+        self.machine.complete(id, Err(error), now);
     }
 
     pub(super) fn replied(

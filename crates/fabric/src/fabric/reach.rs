@@ -1,0 +1,278 @@
+//! What devices reach of each other's memory: windows that are open to them, puts and gets over RDMA.
+//!
+//! Who puts or gets finds the place in what its peer has [granted](super::grants), so that a mistake ends there and not at the
+//! device, which would end the connection. A window for one use is used by all the pieces of one get together: it is forgotten
+//! here when the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
+
+use std::rc::Rc;
+
+use byway_reactor::{Errno, Frame, Gather, Reactor};
+use zerocopy::little_endian::{U32, U64};
+
+use super::transfer::Remote;
+use super::{Event, Fabric, GetError, Handler};
+use crate::rdma::WindowAddress;
+use crate::rdma::transport::GetFailed;
+use crate::session::CloseReason;
+use crate::slots::{Slot, Slots};
+#[cfg(doc)]
+use crate::windows::Windows;
+use crate::windows::{OpenError, WindowKey};
+use crate::wire::{Grant, Header, Kind, WindowNews};
+
+/// Gets that devices have under way.
+#[derive(Default)]
+pub(super) struct Reach {
+    gets: Slots<LinkGet>,
+    uses: Slots<Use>,
+}
+
+/// A get, or a piece of one.
+struct LinkGet {
+    session: Slot,
+    context: u64,
+    /// Of a window for one use.
+    once: Option<Slot>,
+}
+
+/// A window for one use that is being read.
+struct Use {
+    session: Slot,
+    window: WindowKey,
+    /// Pieces that were asked for and have not ended.
+    left: usize,
+    /// Whether more of them may come.
+    is_open: bool,
+    /// What was not read is not used.
+    was_read: bool,
+}
+
+impl Fabric {
+    /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
+    ///
+    /// # Errors
+    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on.
+    pub fn open_target(
+        &mut self,
+        session: Slot,
+        (frame, start, len): (Frame, usize, usize),
+        context: u64,
+    ) -> Result<WindowKey, (OpenError, Option<Frame>)> {
+        match self.expose(session, Memory::Target(frame, start, len), context) {
+            Ok(opened) => opened,
+            Err(memory) if self.windows.is_full() => Err((OpenError::Full, memory.into_frame())),
+            Err(memory) => {
+                let opened = memory.into_frame().and_then(|frame| {
+                    self.windows.open_target(&mut self.random, session, (frame, start, len), context)
+                });
+                opened.ok_or((OpenError::Full, None))
+            }
+        }
+    }
+
+    /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
+    ///
+    /// # Errors
+    /// See [`OpenError`]. The session goes on.
+    pub fn open_source(
+        &mut self,
+        session: Slot,
+        (frame, start, len): (Rc<Frame>, usize, usize),
+        context: u64,
+    ) -> Result<WindowKey, OpenError> {
+        if let Ok(opened) = self.expose(session, Memory::Source(Rc::clone(&frame), start, len), context) {
+            return opened.map_err(|(error, _)| error);
+        }
+        self.windows.open_source(&mut self.random, session, (frame, start, len), context).ok_or(OpenError::Full)
+    }
+
+    /// Passes on the gets that have ended.
+    pub(super) fn take_gots(&mut self, reactor: &Reactor) {
+        let Some(links) = &mut self.links else { return };
+        for got in links.transport.take_gots() {
+            let Some(links) = &mut self.links else { return };
+            let Some(get) = links.reach.gets.remove(Slot::from_u64(got.token)) else { continue };
+            let LinkGet { session, context, once } = get;
+            if let Some(state) = self.sessions.get_mut(session) {
+                state.gets -= 1;
+                if let (Ok(()), Some(frame)) = (got.result, &got.frame) {
+                    state.meter.received(frame.len(), reactor.now());
+                }
+            }
+            self.watch(reactor, session);
+            if let Some(once) = once {
+                self.piece_ended(once, !matches!(got.result, Err(GetFailed::Memory(_))));
+            }
+            let result = got.result.map_err(|failed| match failed {
+                // Whatever the device says of it, the connection ends with it: its reason is the session's.
+                GetFailed::Work(_) => GetError::Ended,
+                GetFailed::Memory(errno) => GetError::Io(errno),
+                GetFailed::GivenUp => GetError::GivenUp,
+            });
+            self.events.push(Event::Got(session, (got.frame, context), result));
+        }
+    }
+
+    /// A get of a window is begun, which may have several pieces: gives the use that this is of a window for one use.
+    pub(super) fn begin_use(&mut self, session: Slot, window: WindowKey) -> Option<Slot> {
+        self.link_of(session)?;
+        self.sessions.get(session).filter(|state| state.grants.is_once(window))?;
+        let links = self.links.as_mut()?;
+        Some(links.reach.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
+    }
+
+    /// All pieces of a get were asked for: the window is used up, unless none was found.
+    pub(super) fn end_use(&mut self, once: Option<Slot>) {
+        let Some((once, links)) = once.zip(self.links.as_mut()) else { return };
+        let Some(using) = links.reach.uses.get_mut(once) else { return };
+        using.is_open = false;
+        if (using.left > 0 || using.was_read)
+            && let Some(state) = self.sessions.get_mut(using.session)
+        {
+            state.grants.forget(using.window);
+        }
+        self.forget_use(once);
+    }
+
+    fn piece_ended(&mut self, once: Slot, was_read: bool) {
+        let Some(using) = self.links.as_mut().and_then(|links| links.reach.uses.get_mut(once)) else { return };
+        using.left -= 1;
+        using.was_read |= was_read;
+        self.forget_use(once);
+    }
+
+    /// With its last piece a use is over, and the window's owner is told.
+    fn forget_use(&mut self, once: Slot) {
+        let Some(links) = &mut self.links else { return };
+        if links.reach.uses.get(once).is_some_and(|using| using.left == 0 && !using.is_open)
+            && let Some(Use { session, window, was_read: true, .. }) = links.reach.uses.remove(once)
+        {
+            self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
+        }
+    }
+
+    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind.
+    fn expose(&mut self, session: Slot, memory: Memory, context: u64) -> Result<Exposing, Memory> {
+        let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
+        let refused = |error, frame| Ok(Err((error, frame)));
+        if !self.windows.has_room_exposed() {
+            return refused(OpenError::Full, memory.into_frame());
+        }
+        let opened = match memory {
+            Memory::Target(frame, start, len) => links.transport.open_target(link, (frame, start, len)),
+            Memory::Source(frame, start, len) => {
+                links.transport.open_source(link, (frame, start, len)).map_err(|error| (error, None))
+            }
+        };
+        match opened {
+            Ok(window) => {
+                let key = self.windows.open_exposed(&mut self.random, session, window, context);
+                Ok(key.ok_or((OpenError::Full, None)))
+            }
+            Err((error, frame)) => {
+                tracing::warn!(%error, "no window is opened to the device of a peer");
+                refused(OpenError::Rdma(error), frame)
+            }
+        }
+    }
+
+    /// Where a window of ours lies, for the peer of a session over RDMA.
+    pub(super) fn exposed_grant(&mut self, window: WindowKey) -> Option<Grant> {
+        let (WindowAddress { address, rkey }, len) = self.windows.exposed(window)?;
+        Some(Grant { address: U64::new(address), len: U32::new(len as u32), key: U32::new(rkey) })
+    }
+
+    /// Puts what `push` appends where it belongs, by the device.
+    pub(super) fn write_by_link(
+        &mut self,
+        (session, link): (Slot, Slot),
+        (to, len): (Remote, usize),
+        push: impl FnOnce(&mut Gather),
+    ) -> Result<(), Errno> {
+        // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
+        let state = self.sessions.get(session).ok_or(Errno::NOTCONN)?;
+        if let Some(slot) = state.lanes.first().copied().flatten() {
+            self.send_outbox(slot);
+        }
+        let state = self.sessions.get_mut(session).ok_or(Errno::NOTCONN)?;
+        let place = state.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
+        state.grants.use_up(to.window);
+        let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
+        let mut gather = links.transport.gather();
+        push(&mut gather);
+        debug_assert!(gather.len() == len, "as many bytes as announced");
+        links.transport.put(link, WindowAddress { address: place.address, rkey: place.key }, gather);
+        Ok(())
+    }
+
+    /// Gets by the device, in a use that was begun if the window is for one.
+    pub(super) fn read_by_link(
+        &mut self,
+        reactor: &Reactor,
+        (session, link): (Slot, Slot),
+        (from, once): (Remote, Option<Slot>),
+        into: Frame,
+        context: u64,
+    ) -> Result<(), Frame> {
+        let (Some(state), Some(links)) = (self.sessions.get_mut(session), &mut self.links) else { return Err(into) };
+        let place = match state.grants.find(from, into.len(), WindowNews::GET) {
+            Ok(place) => place,
+            Err(error) => {
+                self.events.push(Event::Got(session, (Some(into), context), Err(GetError::Refused(error))));
+                return Ok(());
+            }
+        };
+        let number = links.reach.gets.insert(LinkGet { session, context, once });
+        let address = WindowAddress { address: place.address, rkey: place.key };
+        if let Err(into) = links.transport.get(link, address, into, number.to_u64()) {
+            links.reach.gets.remove(number);
+            return Err(into);
+        }
+        if let Some(using) = once.and_then(|once| links.reach.uses.get_mut(once)) {
+            using.left += 1;
+        }
+        state.gets += 1;
+        self.watch(reactor, session);
+        Ok(())
+    }
+
+    /// The peer says that its device has placed a payload in a window of ours.
+    pub(super) fn written_by_link<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: Slot,
+        (kind, header): (Kind, &Header),
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        if !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
+            return Err(CloseReason::Unexpected(kind));
+        }
+        let (window, len) = (WindowKey(header.window.get()), header.payload_len());
+        match self.windows.check_placed(session, window, header.window_offset.get(), len) {
+            Ok(()) => handler.placed(self, reactor, session, (kind, header)),
+            Err(error) => self.nack(session, header, error),
+        }
+        Ok(())
+    }
+}
+
+/// What came of opening memory to a device: the window, or why there is none, with a target's frame if it is not lost.
+type Exposing = Result<WindowKey, (OpenError, Option<Frame>)>;
+
+/// Memory that is to be opened.
+enum Memory {
+    /// For the peer to fill.
+    Target(Frame, usize, usize),
+    /// For the peer to read.
+    Source(Rc<Frame>, usize, usize),
+}
+
+impl Memory {
+    /// A target's frame.
+    fn into_frame(self) -> Option<Frame> {
+        match self {
+            Self::Target(frame, ..) => Some(frame),
+            Self::Source(..) => None,
+        }
+    }
+}
