@@ -78,6 +78,10 @@ pub const ANSWERS_MAX: usize = 1 << 15;
 /// [`ANSWERS_MAX`] answers waiting for it. An operation that has begun is not cut short.
 pub const ASKED_MAX: usize = 1 << 13;
 
+/// Bytes of one send: a lane's queue that is longer goes in several, so that a peer that takes it slowly is seen to take
+/// something. It must manage as much in [`TAKE_TIME_MAX`] if it does not want to be taken for one that has stopped.
+pub const SEND_BYTES_MAX: usize = 4 << 20;
+
 /// How long a peer may take nothing while it (a client or a server), or all clients together, are above those bounds. Then its session ends
 /// with [`CloseReason::TakesNothing`](crate::CloseReason::TakesNothing), and its memory is free.
 pub const TAKE_TIME_MAX: Duration = Duration::from_mins(1);

@@ -256,6 +256,29 @@ impl Gather {
         total
     }
 
+    /// Moves pieces from the front to the end of `to`, as many as have `max` bytes together at most, but one at least.
+    pub fn move_front(&mut self, to: &mut Self, max: usize) {
+        let (mut count, mut total) = (0, 0);
+        while let Some(len) = self.segments.get(count).map(Segment::len)
+            && (count == 0 || total + len <= max)
+        {
+            (count, total) = (count + 1, total + len);
+        }
+        for segment in self.segments.drain(..count) {
+            if let Segment::Head { start, len } = segment {
+                to.push_head(&self.heads[start as usize..][..len as usize]);
+                continue;
+            }
+            let frame_bytes = segment.own_frame_bytes();
+            self.frame_bytes -= frame_bytes;
+            to.frame_bytes += frame_bytes;
+            to.len += segment.len();
+            to.segments.push(segment);
+        }
+        self.len -= total;
+        self.forget_taken_heads();
+    }
+
     /// Lets go of the memory of heads that were taken off the front, once that is most of it.
     fn forget_taken_heads(&mut self) {
         let mut first = None;
@@ -390,6 +413,42 @@ impl Scatter {
 mod tests {
     use super::*;
     use crate::FramePool;
+
+    #[test]
+    fn the_front_is_moved_piece_by_piece_and_nothing_is_lost() {
+        let pool = FramePool::new(1 << 20).unwrap();
+        let free = pool.free_bytes();
+        for max in [1, 5000, 23_000, 60_000, 1 << 20] {
+            let mut gather = Gather::new();
+            let mut expected = Vec::new();
+            for round in 0..5u8 {
+                let mut frame = pool.alloc(4096).unwrap();
+                frame.fill(round);
+                gather.push_head(&[round + 100; 20_000]);
+                gather.push_frame(frame, 10, 3000);
+                gather.push_zeroes(5000);
+                expected.extend([round + 100; 20_000]);
+                expected.extend([round; 3000]);
+                expected.extend([0; 5000]);
+            }
+            let (whole, frames) = (gather.len(), gather.frame_bytes());
+            let mut moved = Vec::new();
+            while !gather.is_empty() {
+                let mut to = Gather::new();
+                gather.move_front(&mut to, max);
+                assert!(!to.is_empty() && (to.len() <= max || to.segment_count() == 1), "{} of {max}", to.len());
+                let left = whole - moved.len() - to.len();
+                assert_eq!((gather.len(), gather.frame_bytes() + to.frame_bytes() <= frames), (left, true));
+                to.take_front(|bytes| {
+                    moved.extend_from_slice(bytes);
+                    bytes.len()
+                });
+                assert_eq!((to.len(), to.frame_bytes()), (0, 0));
+            }
+            assert!(moved == expected, "{max}");
+            assert_eq!((gather.heap_bytes(), gather.frame_bytes(), pool.free_bytes()), (0, 0, free));
+        }
+    }
 
     #[test]
     fn the_front_is_taken_in_any_pieces_and_frames_go_back() {

@@ -104,7 +104,9 @@ fn no_body(body: &[u8]) -> Result<(), Denial> {
 fn list(handshake: &Handshake, body: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Answer {
     no_body(body)?;
     let exports: Vec<_> = exports.list().into_iter().filter(|export| handshake.tls || !export.tls_required).collect();
-    let bytes = |export: &Export| cut(&export.name).len() + cut(&export.description).len();
+    let bytes = |export: &Export| {
+        size_of::<OptionReplyHeader>() + size_of::<U32>() + cut(&export.name).len() + cut(&export.description).len()
+    };
     if handshake.crowded && exports.iter().map(bytes).sum::<usize>() > CROWDED_OUTPUT_BYTES_MAX {
         return Err(Denial(REP_ERR_POLICY, "too many clients have not read their lists; try again"));
     }

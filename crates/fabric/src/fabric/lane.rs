@@ -6,6 +6,7 @@ use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token}
 use zerocopy::IntoBytes;
 
 use super::secure::Secure;
+use crate::limits::SEND_BYTES_MAX;
 use crate::rdma::transport::Received;
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -253,6 +254,7 @@ impl Lane {
         let mut gather = self.spare.take().unwrap_or_default();
         match &mut self.secure {
             Some(secure) => secure.seal(&mut self.pending, &mut gather, self.close_when_sent.is_some()),
+            None if self.pending.len() > SEND_BYTES_MAX => self.pending.move_front(&mut gather, SEND_BYTES_MAX),
             None => std::mem::swap(&mut self.pending, &mut gather),
         }
         if gather.is_empty() {
@@ -264,7 +266,7 @@ impl Lane {
         self.sending_frames = gather.frame_bytes();
         let queued = self.queued_at.take().unwrap_or(now);
         self.send_times = SendTimes { queued, begun: now };
-        // TLS takes only so much at a time.
+        // Only so much goes at a time.
         self.queued_at = (!self.pending.is_empty()).then_some(queued);
         reactor.submit(Op::Send { socket, gather }, token);
     }

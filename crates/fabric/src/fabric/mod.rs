@@ -546,6 +546,11 @@ impl Fabric {
         let now = reactor.now();
         let mut checks = Vec::new();
         for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
+            // It may say what it likes while we do not listen; whether it takes what we have said is watched instead.
+            if session.lanes.iter().flatten().any(|lane| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some()))
+            {
+                session.liveness.heard(now);
+            }
             match session.liveness.check(now) {
                 Health::Well => {}
                 health => checks.push((slot, health)),

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
+use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind, Pull};
 use byway_fabric::{Announced, CloseReason, Options, Remote, Slot};
-use byway_reactor::Wait;
+use byway_reactor::{Gather, Wait};
 use zerocopy::FromZeros;
 
-use crate::rig::{CLIENT, Event, Rig, Wire, pattern};
+use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
 
 fn simulated() -> Rig {
     let mut options = Options::new(7);
@@ -82,7 +82,7 @@ fn a_server_that_takes_nothing_of_what_a_client_says_is_given_up_after_a_minute(
         let payload = pattern(2, 4096);
         for _ in 0..count {
             let announced = Announced { len: payload.len(), checksum: None };
-            let push = |gather: &mut byway_reactor::Gather| gather.push_head(&payload);
+            let push = |gather: &mut Gather| gather.push_head(&payload);
             rig.client().fabric.send_with(client, Header::new(Kind::Notice), announced, push);
         }
         rig.pass(TAKE_TIME_MAX / 2, CLIENT);
@@ -90,4 +90,40 @@ fn a_server_that_takes_nothing_of_what_a_client_says_is_given_up_after_a_minute(
         rig.pass(TAKE_TIME_MAX, CLIENT);
         assert_eq!(down(&mut rig), ends.then_some(CloseReason::TakesNothing));
     }
+}
+
+#[test]
+fn a_peer_that_takes_slowly_is_not_taken_for_one_that_has_stopped_or_died() {
+    const COUNT: usize = 1500;
+    let mut rig = simulated();
+    let (server, client) = rig.session();
+    let window = rig.client().open_source(client, &pattern(1, 100));
+    let from = rig.offer(client, window);
+    // More than may wait without a look at who takes it, which takes more than a minute and a half each way.
+    rig.slow_down(250_000);
+    for (end, session) in [(CLIENT, client), (SERVER, server)] {
+        let frame = std::rc::Rc::new(rig.ends[end].framed(&pattern(3, SMALL_BYTES_MAX)));
+        for _ in 0..COUNT {
+            let announced = Announced { len: SMALL_BYTES_MAX, checksum: None };
+            let push = |gather: &mut Gather| gather.push_shared(std::rc::Rc::clone(&frame), 0, SMALL_BYTES_MAX);
+            rig.ends[end].fabric.send_with(session, Header::new(Kind::Notice), announced, push);
+        }
+        assert!(rig.ends[end].fabric.queued_heap_bytes() > SESSION_HEAP_BYTES_MAX);
+    }
+    // The client owes this all the time, and the server does not hear it: it waits until its own queue is short.
+    let into = rig.server().reactor.frames().alloc(100).unwrap();
+    let End { reactor, fabric, .. } = rig.server();
+    assert!(fabric.get(reactor, server, from, into, 9).is_ok());
+    let mut came = [0; 2];
+    rig.until("all of it", |rig| {
+        for (end, came) in rig.ends.iter_mut().zip(&mut came) {
+            let before = end.log.events.len();
+            end.log.events.retain(|event| !matches!(event, Event::Message { kind: Kind::Notice, .. }));
+            *came += before - end.log.events.len();
+            let down = end.take(|event| if let Event::Down(reason) = event { Some(*reason) } else { None });
+            assert_eq!(down, None, "{came} came");
+        }
+        (came == [COUNT; 2]).then_some(())
+    });
+    assert!(matches!(rig.server().take_got(), Some((9, _, Ok(())))));
 }

@@ -11,7 +11,7 @@ use byway_fabric::{
     Announced, ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot,
     WindowKey,
 };
-use byway_reactor::sim::World;
+use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Address, Completion, Frame, FramePool, IoChoice, Reactor, Wait};
 
 /// Nothing that a test waits for takes this long.
@@ -275,6 +275,12 @@ impl Rig {
             end.turn(Wait::Until(until));
         }
         true
+    }
+
+    /// So many bytes a second are what the simulated network moves from now on.
+    pub fn slow_down(&mut self, bandwidth: u64) {
+        let world = self.world.as_ref().expect("a simulation");
+        world.link(ip(SERVER), ip(CLIENT), LinkProfile { bandwidth, ..LinkProfile::default() });
     }
 
     /// Lets so much simulated time pass, in which one end alone is turned.
