@@ -228,6 +228,23 @@ fn list_hides_what_needs_tls() {
 }
 
 #[test]
+fn where_memory_is_short_a_list_is_refused_if_its_answer_is_long_however_short_the_names_are() {
+    for (count, is_short) in [(100, true), (200, false)] {
+        let mut wire = Wire::with_tls(TlsMode::Off);
+        let export =
+            |number: usize| Export { name: format!("{number}"), description: String::new(), ..wire.shelf.0[0].clone() };
+        wire.shelf = Shelf((0..count).map(export).collect());
+        wire.handshake.set_crowded(true);
+        let (out, _) = wire.send(&option(OPT_LIST, b"")).unwrap();
+        assert_eq!(kinds(&replies(OPT_LIST, &out)).contains(&REP_ERR_POLICY), !is_short, "{count}");
+        // The acknowledgement comes behind the list.
+        assert!(out.len() <= CROWDED_OUTPUT_BYTES_MAX + size_of::<OptionReplyHeader>(), "{} bytes", out.len());
+        wire.handshake.set_crowded(false);
+        assert_eq!(wire.option(OPT_LIST, b"").len(), count + 1);
+    }
+}
+
+#[test]
 fn tls_required_shuts_every_other_door() {
     let mut wire = Wire::with_tls(TlsMode::Required);
     for number in [OPT_LIST, OPT_INFO, OPT_GO, OPT_STRUCTURED_REPLY, OPT_EXTENDED_HEADERS, 4, 99] {
