@@ -86,6 +86,13 @@ pub(super) struct Operation<R, W> {
     order: u64,
 }
 
+impl<R, W> Operation<R, W> {
+    /// Whether a program asked for it; else the client does it by itself.
+    pub(super) fn is_users(&self) -> bool {
+        matches!(self.purpose, Purpose::User(_))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     User(u64),

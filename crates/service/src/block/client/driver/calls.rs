@@ -85,13 +85,10 @@ impl Core {
         }
     }
 
-    /// An operation's memory cannot be opened to the server: it fails alone, for want of memory that may be locked. What is to
-    /// be raised the fabric has logged.
+    /// An operation's memory cannot be opened to the server.
     fn not_opened(&mut self, id: OpId, error: OpenError, now: Instant) {
-        let error = match error {
-            OpenError::Full => CallError::Busy,
-            OpenError::Rdma(_) => BlockError::Io(Errno::NOMEM).into(),
-        };
+        let is_users = self.machine.operation(id).is_some_and(|operation| operation.is_users());
+        let error = refusal(error, is_users, self.calls.is_empty());
         self.machine.complete(id, Err(error), now);
     }
 
@@ -183,8 +180,20 @@ fn read_extents(payload: &[u8]) -> Vec<Extent> {
     payload.as_chunks::<8>().0.iter().map(entry).collect()
 }
 
+/// What comes of an operation whose memory cannot be opened. Where calls are in flight, each that ends gives up memory that is locked:
+/// it is tried again. What the client does by itself is tried again and again: writes that were acknowledged are not given up for
+/// want of memory. So only a program's operation that is alone fails, and what is to be raised the fabric has logged.
+fn refusal(error: OpenError, is_users: bool, is_alone: bool) -> CallError {
+    match error {
+        OpenError::Rdma(_) if is_users && is_alone => BlockError::Io(Errno::NOMEM).into(),
+        OpenError::Full | OpenError::Rdma(_) => CallError::Busy,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use byway_fabric::rdma::RdmaError;
+
     use super::*;
 
     #[test]
@@ -196,5 +205,18 @@ mod tests {
         assert!(sound(&[512, 1024], 4096) && sound(&[4096], 4096) && sound(&[], 0));
         assert!(!sound(&[], 4096) && !sound(&[512, 0], 4096) && !sound(&[4097], 4096));
         assert!(!sound(&[u64::MAX >> 1, u64::MAX >> 1, 4], u64::MAX >> 1));
+    }
+
+    #[test]
+    fn only_a_programs_operation_that_is_alone_fails_for_want_of_memory() {
+        let refused = OpenError::Rdma(RdmaError::State("a window"));
+        for (is_users, is_alone, fails) in
+            [(true, true, true), (true, false, false), (false, true, false), (false, false, false)]
+        {
+            let error = refusal(refused, is_users, is_alone);
+            let want = if fails { BlockError::Io(Errno::NOMEM).into() } else { CallError::Busy };
+            assert_eq!(error, want, "{is_users} {is_alone}");
+            assert_eq!(refusal(OpenError::Full, is_users, is_alone), CallError::Busy);
+        }
     }
 }
