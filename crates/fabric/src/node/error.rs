@@ -53,7 +53,8 @@ pub enum OpError {
     /// All windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)); close some.
     #[error("too many windows are open")]
     Full,
-    /// The kernel's: no such address, address in use, ...; `EOPNOTSUPP` for what the wire of a session cannot do.
+    /// The kernel's: no such address, address in use, ...; `EOPNOTSUPP` for what the wire of a session cannot do; `ENODEV` where a
+    /// device that is gone may still write to the memory, which stays in use for ever.
     #[error("{0}")]
     Io(Errno),
     /// Over RDMA. Listening: no library, no device at the address, or the system's. Opening a window: mostly

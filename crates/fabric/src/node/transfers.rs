@@ -120,6 +120,11 @@ fn is_free(mapping: &Mapping) -> bool {
     mapping.uses() == 0 || mapping.is_given_up()
 }
 
+/// What an operation has come to whose memory is free: it has failed if a device that is gone may still write to that.
+fn outcome(mappings: &[Mapping], result: Completed) -> Completed {
+    if mappings.iter().any(|mapping| mapping.uses() > 0) { result.and(Err(OpError::Io(Errno::NODEV))) } else { result }
+}
+
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
 fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
     fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
@@ -131,6 +136,7 @@ impl Core {
         if !mappings.iter().all(is_free) {
             return self.lingering.push(Linger { op, mappings, result });
         }
+        let result = outcome(&mappings, result);
         drop(mappings);
         self.complete(op, result);
     }
@@ -142,6 +148,7 @@ impl Core {
         let free = |linger: &mut Linger| linger.mappings.iter().all(is_free);
         let ended: Vec<Linger> = self.lingering.extract_if(.., free).collect();
         for Linger { op, mappings, result } in ended {
+            let result = outcome(&mappings, result);
             drop(mappings);
             self.complete(op, result);
         }

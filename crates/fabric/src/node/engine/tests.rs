@@ -125,3 +125,23 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     core.end_lingering();
     assert_eq!((result(), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
 }
+
+/// A window that is closed promises that its peer can no longer reach the memory.
+#[test]
+fn what_a_lost_device_may_still_write_to_is_in_use_for_ever_and_its_operation_fails() {
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    let op = node.inner.lock().unwrap().begin(OpKind::Plain).unwrap();
+    let memory = Mapping::new(4096).unwrap();
+    let counted = memory.counted();
+    // SAFETY: nobody looks at the memory.
+    let frame = std::mem::ManuallyDrop::new(unsafe { Frame::over(&counted, 0, 4096) });
+    let mut engine = node.inner.try_engine().unwrap();
+    engine.core.linger(op, vec![counted], Ok(Outcome::Done));
+    engine.core.end_lingering();
+    let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
+    assert_eq!(result(), None, "the device has it");
+    frame.note_given_up();
+    engine.core.end_lingering();
+    assert_eq!(result(), Some(Err(OpError::Io(Errno::NODEV))));
+    assert!(memory.uses() > 0);
+}
