@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_fabric::node::{
-    Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, WaitError,
+    Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, SubmitError,
+    WaitError,
 };
 use byway_rpc::node::{ABANDONED, Call, Reply, Rpc};
 use byway_rpc::token::{Head, Kind};
@@ -316,6 +317,23 @@ fn calls_end_at_their_deadline_by_cancelling_and_with_their_session() {
     server.node().close(next.session).unwrap();
     let _server = Turner::of(server.node());
     assert!(matches!(orphan.wait(soon()).unwrap(), Err(OpError::Ended(_))));
+}
+
+/// Answers take no credit, so they do not stand behind what waits for it.
+#[test]
+fn a_call_is_answered_while_messages_crowd_its_session() {
+    let Three { caller, server, to_server, .. } = three();
+    let turner = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call { arguments: b"x", ..Call::default() }, soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    let send = || server.node().send(request.session, b"not taken", &[]);
+    let sent: Vec<_> = std::iter::repeat_with(send).map_while(Result::ok).collect();
+    assert!(matches!(send(), Err(SubmitError::Busy)), "after {} messages", sent.len());
+    request.token.reply(0, b"answer", &[]).unwrap();
+    assert_eq!(reply(&op).result, b"answer");
+    // Nor do they make room for what is counted.
+    assert!(matches!(server.node().send(request.session, &[], &[]), Err(SubmitError::Busy)));
+    drop(turner);
 }
 
 /// Whether the node's descriptor is readable now.

@@ -91,6 +91,11 @@ impl Link {
 }
 
 impl Waiting {
+    /// Whether it may have to wait, and was counted for that.
+    pub(super) fn is_counted(&self) -> bool {
+        !matches!(self, Self::Message { class: Class::Now, .. })
+    }
+
     fn op(&self) -> Option<Slot> {
         match self {
             Self::Message { op, .. } => *op,

@@ -12,6 +12,7 @@ use super::error::{OpError, SubmitError, WaitError};
 use super::group::Groups;
 use super::op::{Completed, Outcome};
 use super::wait::Parker;
+use super::wire::Class;
 use super::{Message, Session};
 use crate::limits::{ACCEPTED_MAX, ENDED_SESSIONS_MAX, MESSAGES_WAITING_MAX, NODE_OPS_MAX};
 use crate::session::CloseReason;
@@ -190,6 +191,12 @@ impl Shared {
         Ok(())
     }
 
+    /// As [`Self::count_waiting`], of what may be of [`Class::Now`]: that never waits, so it is neither counted nor refused.
+    pub(super) fn count_of_class(&mut self, session: Session, class: Class) -> Result<(), SubmitError> {
+        if class == Class::Now { self.usable(session).map(|_| ()) } else { self.count_waiting(session) }
+    }
+
+    /// A message that was counted.
     pub(super) fn waits_no_longer(&mut self, session: Session) {
         if let Some(state) = self.sessions.get_mut(session.0) {
             state.waiting = state.waiting.saturating_sub(1);

@@ -14,7 +14,7 @@ use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
-use super::wire::{Class, CreditBody, MessageBody, PutBody};
+use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
@@ -153,12 +153,11 @@ impl Core {
         if let Some(reason) = ended {
             return self.end_waiting(session, waiting, reason);
         }
-        let free = matches!(waiting, Waiting::Message { class: Class::Now, .. });
         let Some(link) = self.links.get_mut(&session) else { return };
-        if !free && (link.credits == 0 || !link.waiting.is_empty()) {
-            return link.waiting.push_back(waiting);
-        }
-        if !free {
+        if waiting.is_counted() {
+            if link.credits == 0 || !link.waiting.is_empty() {
+                return link.waiting.push_back(waiting);
+            }
             link.credits -= 1;
         }
         self.send_now(fabric, reactor, session, waiting);
@@ -177,7 +176,9 @@ impl Core {
     }
 
     fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
-        self.shared().waits_no_longer(session);
+        if waiting.is_counted() {
+            self.shared().waits_no_longer(session);
+        }
         let Some(link) = self.links.get(&session) else { return };
         match waiting {
             Waiting::Message { op, class, header, payload } => {
@@ -197,7 +198,9 @@ impl Core {
     }
 
     pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
-        self.shared().waits_no_longer(session);
+        if waiting.is_counted() {
+            self.shared().waits_no_longer(session);
+        }
         match waiting {
             Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
             Waiting::Message { .. } => {}
