@@ -319,6 +319,21 @@ fn calls_end_at_their_deadline_by_cancelling_and_with_their_session() {
     assert!(matches!(orphan.wait(soon()).unwrap(), Err(OpError::Ended(_))));
 }
 
+#[test]
+fn who_has_handed_a_call_on_cannot_answer_it_too() {
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let _caller = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    request.token.hand_on(to_third, 2, b"theirs", (&[], &[])).unwrap();
+    assert_eq!(request.token.hand_on(to_third, 2, b"again", (&[], &[])), Err(SubmitError::Busy));
+    assert_eq!(request.token.reply(0, b"ours", &[]), Err(SubmitError::Busy));
+    answer(&third, 1);
+    let _server = Turner::of(server.node());
+    assert_eq!(reply(&op).result, b"theirs");
+    assert_eq!((server.counters().unwrap().relayed, caller.counters().unwrap().late), (1, 0));
+}
+
 /// Answers take no credit, so they do not stand behind what waits for it.
 #[test]
 fn a_call_is_answered_while_messages_crowd_its_session() {
