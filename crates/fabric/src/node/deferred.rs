@@ -44,7 +44,7 @@ impl Command {
     fn cancellable(&self) -> Option<Slot> {
         match self {
             Self::Send { op, .. } => *op,
-            Self::Put { op, message: Some(_), .. } => Some(*op),
+            Self::Put { op, .. } | Self::Get { op, .. } => Some(*op),
             _ => None,
         }
     }

@@ -309,11 +309,7 @@ impl Core {
             Command::Get { op, session, segments, from } => {
                 self.start_get(fabric, reactor, (op, session), segments, from);
             }
-            Command::Cut { session } => {
-                if let Some(link) = self.links.get(&session) {
-                    fabric.close(reactor, link.fabric, CloseReason::Closed);
-                }
-            }
+            Command::GiveUp { op, session } => self.give_up(fabric, reactor, op, session),
             Command::Flush { op, session } => self.start_flush(op, session),
             Command::Open { op, sessions, mapping, range, rights, once } => {
                 let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));
@@ -380,6 +376,22 @@ impl Core {
         reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, CLOSE, session.0.index, session.0.generation));
     }
 
+    /// Whose operation it is wants nobody to touch its memory any more.
+    fn give_up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: Option<OpId>, session: Session) {
+        if let Some(op) = op {
+            if self.cancel_deferred(session, op) {
+                return self.complete(op.0, Err(OpError::Cancelled));
+            }
+            // It may have ended in between.
+            if !self.shared().is_under_way(op.0) {
+                return;
+            }
+        }
+        if let Some(link) = self.links.get(&session) {
+            fabric.close(reactor, link.fabric, CloseReason::Closed);
+        }
+    }
+
     fn cancel(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: OpId, kind: OpKind) {
         match kind {
             OpKind::Send(session) => {
@@ -391,6 +403,11 @@ impl Core {
                 }
                 self.shared().waits_no_longer(session);
                 self.complete(op.0, Err(OpError::Cancelled));
+            }
+            OpKind::Transfer(session) => {
+                if self.cancel_deferred(session, op) {
+                    self.complete(op.0, Err(OpError::Cancelled));
+                }
             }
             OpKind::Layer => self.with_layer(fabric, reactor, |layer, turn| layer.cancelled(turn, op)),
             OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}

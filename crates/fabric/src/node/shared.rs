@@ -25,6 +25,8 @@ pub(super) enum OpKind {
     Accept,
     /// A message, or a put with one, that may wait for credit.
     Send(Session),
+    /// A put or get, which may wait until less is under way.
+    Transfer(Session),
     /// Of the layer above.
     Layer,
     /// It ends by itself.
@@ -118,6 +120,11 @@ impl Shared {
         }
     }
 
+    /// Whether an operation is under way.
+    pub(super) fn is_under_way(&self, op: Slot) -> bool {
+        self.ops.get(op).is_some_and(|state| state.result.is_none())
+    }
+
     /// The result of an operation, once.
     pub(super) fn take(&mut self, op: Slot) -> Option<Result<Completed, WaitError>> {
         let Some(state) = self.ops.get(op) else { return Some(Err(WaitError::Taken)) };
@@ -150,7 +157,7 @@ impl Shared {
                 None => return true,
             },
             Some(OpKind::Accept) => &mut self.acceptors,
-            Some(OpKind::Send(_) | OpKind::Layer) => return false,
+            Some(OpKind::Send(_) | OpKind::Transfer(_) | OpKind::Layer) => return false,
             Some(OpKind::Plain) | None => return true,
         };
         if let Some(place) = queue.iter().position(|other| *other == op) {
