@@ -1,15 +1,18 @@
-//! What waits until less is under way over its session.
+//! What waits until less is under way over its session, or behind a put that waits for credit.
 //!
 //! A peer has an answer to send for each part of a put or get, and bounds how many wait for us
 //! ([`ANSWERS_MAX`](crate::limits::ANSWERS_MAX)). So no more is asked for at a time than it must take: further operations wait here,
 //! and behind them the messages and flushes of their session, since all of those are in order.
+//!
+//! A put with a message may have to wait for credit. Puts and flushes that begin later wait behind it too: puts arrive in the order
+//! in which they began, and a flush ends after all before it.
 
 use std::collections::VecDeque;
 
 use byway_reactor::Reactor;
 
 use super::command::Command;
-use super::engine::{Core, Waiting};
+use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
 use super::wire::Class;
 use super::{OpId, Session};
@@ -35,9 +38,15 @@ impl Command {
         }
     }
 
-    /// Whether the peer will have something to answer.
-    fn asks(&self) -> bool {
-        matches!(self, Self::Put { .. } | Self::Get { .. })
+    /// Whether it can begin before what is under way over its session, or waits for credit there, is done.
+    fn may_begin(&self, link: &Link) -> bool {
+        match self {
+            // It waits for credit behind the others.
+            Self::Put { message: Some(_), .. } | Self::Get { .. } => link.asked < ASKED_MAX,
+            Self::Put { .. } => link.asked < ASKED_MAX && !link.has_put_waiting(),
+            Self::Flush { .. } => !link.has_put_waiting(),
+            _ => true,
+        }
     }
 
     /// Its operation, if that can be cancelled before it begins.
@@ -50,12 +59,23 @@ impl Command {
     }
 }
 
+impl Link {
+    fn must_defer(&self, command: &Command) -> bool {
+        match self.deferred.0.front() {
+            // Nothing orders a get behind a put that waits for the peer's program, which may wait for what is got.
+            Some(first) if matches!(command, Command::Get { .. }) => !command.may_begin(self) || first.may_begin(self),
+            Some(_) => true,
+            None => !command.may_begin(self),
+        }
+    }
+}
+
 impl Core {
     /// Does what was asked for, or has it wait.
     pub(super) fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         if let Some(session) = command.in_order_of()
             && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
-            && (!link.deferred.0.is_empty() || (command.asks() && link.asked >= ASKED_MAX))
+            && link.must_defer(&command)
         {
             link.deferred.0.push_back(command);
             return self.note_crowded(session);
@@ -74,16 +94,15 @@ impl Core {
     pub(super) fn run_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) -> bool {
         let mut ran = false;
         for session in std::mem::take(&mut self.crowded) {
-            let Some(link) = self.links.get(&session) else { continue };
-            if link.asked >= ASKED_MAX {
-                self.note_crowded(session);
-                continue;
-            }
-            ran = true;
+            let waiting = |core: &Self| core.links.get(&session).map_or(0, |link| link.waiting.len());
+            let before = waiting(self);
             self.send_waiting(fabric, reactor, session);
+            ran |= waiting(self) != before;
             while let Some(link) = self.links.get_mut(&session)
-                && let Some(next) = link.deferred.0.pop_front_if(|next| !next.asks() || link.asked < ASKED_MAX)
+                && link.deferred.0.front().is_some_and(|next| next.may_begin(link))
+                && let Some(next) = link.deferred.0.pop_front()
             {
+                ran = true;
                 self.run_now(fabric, reactor, next);
             }
             if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty()) {
@@ -93,11 +112,15 @@ impl Core {
         ran
     }
 
-    /// The session has ended, or is about to: messages go out if they still can, the rest ends with that.
+    /// The session has ended, or is about to: messages go out if they can now, the rest ends.
     pub(super) fn end_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         let Some(link) = self.links.get_mut(&session) else { return };
         let reason = link.ended.unwrap_or(CloseReason::Closed);
-        for command in std::mem::take(&mut link.deferred).0 {
+        let (waiting, deferred) = (std::mem::take(&mut link.waiting), std::mem::take(&mut link.deferred));
+        for one in waiting {
+            self.send_or_end(fabric, reactor, (session, reason), one);
+        }
+        for command in deferred.0 {
             match command {
                 Command::Put { op, segments, to, message: Some(message), .. } => {
                     self.end_waiting(session, Waiting::Put { op, segments, to, message }, reason);
@@ -106,8 +129,30 @@ impl Core {
                     drop(segments);
                     self.complete(op, Err(OpError::Ended(reason)));
                 }
+                Command::Send { op, class, header, payload, .. } => {
+                    let message = Waiting::Message { op, class, header, payload };
+                    self.send_or_end(fabric, reactor, (session, reason), message);
+                }
                 other => self.run_now(fabric, reactor, other),
             }
+        }
+    }
+
+    /// Sends a message if there is credit and the session has not ended; else ends it, and a put in any case.
+    fn send_or_end(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        (session, reason): (Session, CloseReason),
+        waiting: Waiting,
+    ) {
+        let link = self.links.get_mut(&session).filter(|link| link.ended.is_none() && link.credits > 0);
+        match link {
+            Some(link) if matches!(waiting, Waiting::Message { .. }) => {
+                link.credits -= 1;
+                self.send_now(fabric, reactor, session, waiting);
+            }
+            _ => self.end_waiting(session, waiting, reason),
         }
     }
 

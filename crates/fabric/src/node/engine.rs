@@ -88,6 +88,11 @@ impl Link {
     pub(super) fn is_ready(&self) -> bool {
         self.up && self.greeted
     }
+
+    /// Whether a put waits for credit, or for a message before it that does.
+    pub(super) fn has_put_waiting(&self) -> bool {
+        self.waiting.iter().any(|waiting| matches!(waiting, Waiting::Put { .. }))
+    }
 }
 
 impl Waiting {

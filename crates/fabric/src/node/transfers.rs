@@ -166,7 +166,8 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
-            if link.asked >= ASKED_MAX && !link.waiting.is_empty() {
+            // A message asks for nothing.
+            if link.asked >= ASKED_MAX && matches!(link.waiting.front(), Some(Waiting::Put { .. })) {
                 return self.note_crowded(session);
             }
             let Some(waiting) = link.waiting.pop_front() else { return };
@@ -175,7 +176,7 @@ impl Core {
         }
     }
 
-    fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
+    pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
         if waiting.is_counted() {
             self.shared().waits_no_longer(session);
         }

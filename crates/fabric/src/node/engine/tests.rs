@@ -125,3 +125,68 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     core.end_lingering();
     assert_eq!((result(), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
 }
+
+/// A node, and a peer that is turned by nobody but the test.
+fn node_and_peer() -> (Node, Peer, Session, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    node.listen(&at).unwrap();
+    let (peer, session) = Peer::of(&node, at);
+    (node, peer, session, folder)
+}
+
+fn with_core<T>(node: &Node, run: impl FnOnce(&mut Core, &mut Fabric, &mut Reactor) -> T) -> T {
+    let mut engine = node.inner.try_engine().unwrap();
+    let Engine { reactor, fabric, core, .. } = &mut *engine;
+    run(core, fabric, reactor)
+}
+
+fn begin(node: &Node, session: Session) -> Slot {
+    let mut shared = node.inner.lock().unwrap();
+    shared.count_waiting(session).unwrap();
+    shared.begin(OpKind::Send(session)).unwrap()
+}
+
+fn result_of(node: &Node, op: Slot) -> Option<Completed> {
+    node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone())
+}
+
+fn message(op: Slot) -> Waiting {
+    let header = Header::new(b"message").unwrap();
+    Waiting::Message { op: Some(op), class: Class::Program, header, payload: Vec::new() }
+}
+
+fn put_with_message(op: Slot, ranges: Vec<(u64, usize)>) -> Waiting {
+    let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
+    let to = Places { window: WindowKey(77 << 20 | 9), ranges: ranges.clone() };
+    Waiting::Put { op, segments: segments.collect(), to, message: Header::new(b"put").unwrap() }
+}
+
+/// Messages ask for nothing: what is under way holds up no more than the puts among them.
+#[test]
+fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() {
+    let (node, _peer, session, _folder) = node_and_peer();
+    let [first, put, last, beyond] = [(); 4].map(|()| begin(&node, session));
+    with_core(&node, |core, fabric, reactor| {
+        let link = core.links.get_mut(&session).unwrap();
+        (link.asked, link.credits) = (crate::limits::ASKED_MAX, 0);
+        for waiting in [message(first), put_with_message(put, vec![(0, 1)]), message(last), message(beyond)] {
+            core.send(fabric, reactor, session, waiting);
+        }
+        core.links.get_mut(&session).unwrap().credits = 2;
+        core.send_waiting(fabric, reactor, session);
+    });
+    assert_eq!(result_of(&node, first), Some(Ok(Outcome::Done)));
+    assert_eq!((result_of(&node, put), result_of(&node, last)), (None, None));
+    with_core(&node, |core, fabric, reactor| {
+        core.close(fabric, reactor, session, RefuseCode::ShuttingDown);
+        // What comes after the goodbye is read by nobody.
+        let link = core.links.get_mut(&session).unwrap();
+        (link.asked, link.credits) = (0, 9);
+        core.send_waiting(fabric, reactor, session);
+    });
+    let ended = Some(Err(OpError::Ended(CloseReason::Closed)));
+    assert_eq!(result_of(&node, last), Some(Ok(Outcome::Done)));
+    assert_eq!((result_of(&node, put), result_of(&node, beyond)), (ended.clone(), ended));
+}
