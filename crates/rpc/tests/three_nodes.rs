@@ -319,6 +319,31 @@ fn calls_end_at_their_deadline_by_cancelling_and_with_their_session() {
     assert!(matches!(orphan.wait(soon()).unwrap(), Err(OpError::Ended(_))));
 }
 
+/// It would be done when its turn comes, since the word of it takes no credit and comes before.
+#[test]
+fn a_call_that_is_given_up_before_it_was_sent_is_never_sent() {
+    let options = NodeOptions { messages: 1, frame_bytes: 16 << 20, ..NodeOptions::default() };
+    let (server, caller) = (Rpc::open(&options).unwrap(), Rpc::open(&options).unwrap());
+    let (_, to_server) = connect(&server, &caller, &Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    let turner = Turner::of(server.node());
+    let sent = caller.node().send(to_server, b"the one credit", &[]).unwrap();
+    assert_eq!(sent.wait(soon()).unwrap(), Ok(Outcome::Done));
+    let cancelled = caller.call(to_server, &Call { arguments: b"1", ..Call::default() }, soon()).unwrap();
+    let late = caller.call(to_server, &Call { arguments: b"2", ..Call::default() }, Duration::from_millis(20)).unwrap();
+    let call = caller.call(to_server, &Call { arguments: b"3", ..Call::default() }, soon()).unwrap();
+    cancelled.cancel().unwrap();
+    assert_eq!(cancelled.wait(soon()).unwrap(), Err(OpError::Cancelled));
+    assert_eq!(late.wait(soon()).unwrap(), Err(OpError::Deadline));
+    drop(turner);
+    server.node().receive(soon()).unwrap();
+    let _caller = Turner::of(caller.node());
+    let request = server.next_call(soon()).unwrap();
+    assert_eq!(request.arguments, b"3");
+    request.token.reply(0, &[], &[]).unwrap();
+    let _server = Turner::of(server.node());
+    reply(&call);
+}
+
 #[test]
 fn who_has_handed_a_call_on_cannot_answer_it_too() {
     let Three { caller, server, third, to_server, to_third, .. } = three();

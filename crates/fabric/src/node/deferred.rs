@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use byway_reactor::Reactor;
 
-use super::command::Command;
+use super::command::{Command, Header};
 use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
 use super::wire::Class;
@@ -156,11 +156,37 @@ impl Core {
         }
     }
 
+    /// Takes out the first message without an operation that is so and was not sent, wherever it waits. False if there is none.
+    pub(super) fn take_back(&mut self, session: Session, is: impl Fn(Class, &Header) -> bool) -> bool {
+        let is_it = |command: &Command| match command {
+            Command::Send { op: None, session: over, class, header, .. } => *over == session && is(*class, header),
+            _ => false,
+        };
+        let waits = |waiting: &Waiting| match waiting {
+            Waiting::Message { op: None, class, header, .. } => is(*class, header),
+            _ => false,
+        };
+        let mut taken = false;
+        if let Some(link) = self.links.get_mut(&session) {
+            taken = remove_first(&mut link.waiting, waits) || remove_first(&mut link.deferred.0, is_it);
+        }
+        let mut shared = self.shared();
+        taken = taken || remove_first(&mut shared.commands, is_it);
+        if taken {
+            shared.waits_no_longer(session);
+        }
+        taken
+    }
+
     /// Takes out what has not begun. False if there is no such thing.
     pub(super) fn cancel_deferred(&mut self, session: Session, op: OpId) -> bool {
         let Some(link) = self.links.get_mut(&session) else { return false };
         let is = |command: &Command| command.cancellable() == Some(op.0);
-        let place = link.deferred.0.iter().position(is);
-        place.and_then(|place| link.deferred.0.remove(place)).is_some()
+        remove_first(&mut link.deferred.0, is)
     }
+}
+
+fn remove_first<T>(queue: &mut VecDeque<T>, is: impl Fn(&T) -> bool) -> bool {
+    let place = queue.iter().position(is);
+    place.and_then(|place| queue.remove(place)).is_some()
 }

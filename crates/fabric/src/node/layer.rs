@@ -64,6 +64,11 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
+    /// Takes back a message of [`Class::Layer`] that has not been sent: the first whose header `is` it. False if there is none.
+    pub fn take_back(&mut self, session: Session, is: impl Fn(&[u8]) -> bool) -> bool {
+        self.core.take_back(session, |class, header| class == Class::Layer && is(header.as_slice()))
+    }
+
     /// Ends an operation; of one that has ended nothing happens.
     pub fn complete(&mut self, op: OpId, result: Completed) {
         self.core.complete(op.0, result);
