@@ -250,18 +250,19 @@ impl Core {
         let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
         let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
+        let mut failed = false;
         for (index, part) in parts.iter().enumerate() {
+            if failed {
+                // No message says that all of it lies there.
+                self.part_ended(name, None, None);
+                continue;
+            }
             let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
             let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
             let len = part.len();
             let to = Remote { window, offset: part.offset };
             if let Err(error) = fabric.check_remote(slot, to, len, true) {
-                // Nothing was said of it, so a message with it has taken no credit of the peer's.
-                if message.is_some()
-                    && let Some(link) = self.links.get_mut(&session)
-                {
-                    link.credits += 1;
-                }
+                failed = true;
                 self.part_ended(name, None, Some(OpError::Refused(error)));
                 continue;
             }
@@ -272,8 +273,13 @@ impl Core {
             if is_behind {
                 fabric.put_by_route((slot, route), (to, header), announced, push);
             } else if let Err(error) = fabric.put(reactor, (slot, route), (to, header), announced, push) {
+                failed = true;
                 self.part_ended(name, None, Some(OpError::Io(error)));
             }
+        }
+        // Then a message with it was not sent, and has taken no credit of the peer's.
+        if let Some(link) = self.links.get_mut(&session).filter(|_| failed && message.is_some()) {
+            link.credits += 1;
         }
         if let Some(put) = self.puts.get_mut(name) {
             put.mappings = segments.into_iter().map(|segment| segment.mapping).collect();

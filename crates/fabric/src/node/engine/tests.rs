@@ -80,16 +80,13 @@ impl Peer {
     }
 }
 
-/// What the loop itself finds wrong ends before the command is done with, while a thread may wait for it that will look at its
-/// memory at once: a `put_from`, which ends its session if somebody uses the memory still.
-#[test]
-fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
+/// A node, a peer, and a window that the peer has lent for reading and says can be written: what is put there fails here.
+fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
     let folder = tempfile::tempdir().unwrap();
     let at = Address::Shared(folder.path().join("s"));
     let node = Node::open(&NodeOptions::default()).unwrap();
     node.listen(&at).unwrap();
     let (mut peer, session) = Peer::of(&node, at);
-    // What it has lent for reading it says can be written.
     let (theirs, lie) = (Mapping::shared(4096).unwrap(), WindowKey(77 << 20 | 5));
     assert!(peer.fabric.lend_window(
         &mut peer.reactor,
@@ -111,6 +108,14 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
         let slot = engine.core.links[&session].fabric;
         (!engine.fabric.goes_by_route(slot, to, 4096)).then_some(())
     });
+    (node, peer, session, lie, (theirs, folder))
+}
+
+/// What the loop itself finds wrong ends before the command is done with, while a thread may wait for it that will look at its
+/// memory at once: a `put_from`, which ends its session if somebody uses the memory still.
+#[test]
+fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
+    let (node, _peer, session, lie, _theirs) = lie();
     let op = node.inner.lock().unwrap().begin(OpKind::Plain).unwrap();
     let mine = Mapping::new(4096).unwrap();
     let held = Held { mapping: mine.counted(), start: 0, len: 4096 };
@@ -157,10 +162,11 @@ fn message(op: Slot) -> Waiting {
     Waiting::Message { op: Some(op), class: Class::Program, header, payload: Vec::new() }
 }
 
-fn put_with_message(op: Slot, ranges: Vec<(u64, usize)>) -> Waiting {
+fn put_with_message(op: Slot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
     let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
-    let to = Places { window: WindowKey(77 << 20 | 9), ranges: ranges.clone() };
-    Waiting::Put { op, segments: segments.collect(), to, message: Header::new(b"put").unwrap() }
+    let segments = segments.collect();
+    let to = Places { window, ranges };
+    Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }
 }
 
 /// Messages ask for nothing: what is under way holds up no more than the puts among them.
@@ -171,7 +177,12 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
     with_core(&node, |core, fabric, reactor| {
         let link = core.links.get_mut(&session).unwrap();
         (link.asked, link.credits) = (crate::limits::ASKED_MAX, 0);
-        for waiting in [message(first), put_with_message(put, vec![(0, 1)]), message(last), message(beyond)] {
+        for waiting in [
+            message(first),
+            put_with_message(put, WindowKey(77 << 20 | 9), vec![(0, 1)]),
+            message(last),
+            message(beyond),
+        ] {
             core.send(fabric, reactor, session, waiting);
         }
         core.links.get_mut(&session).unwrap().credits = 2;
@@ -189,4 +200,21 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
     let ended = Some(Err(OpError::Ended(CloseReason::Closed)));
     assert_eq!(result_of(&node, last), Some(Ok(Outcome::Done)));
     assert_eq!((result_of(&node, put), result_of(&node, beyond)), (ended.clone(), ended));
+}
+
+/// The peer's program must not hear that bytes lie there which do not.
+#[test]
+fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
+    let (node, _peer, session, lie, _theirs) = lie();
+    // What lies beyond the lent memory would go through the stream.
+    for ranges in [vec![(0, 100)], vec![(0, 100), (8192, 100)]] {
+        let op = begin(&node, session);
+        with_core(&node, |core, fabric, reactor| {
+            let before = core.links[&session].credits;
+            core.send(fabric, reactor, session, put_with_message(op, lie, ranges));
+            let link = &core.links[&session];
+            assert_eq!((link.credits, link.asked, core.puts.len()), (before, 0, 0));
+        });
+        assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))));
+    }
 }
