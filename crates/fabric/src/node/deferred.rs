@@ -14,9 +14,11 @@ use byway_reactor::Reactor;
 use super::command::{Command, Header};
 use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
+use super::memory::Places;
 use super::wire::Class;
 use super::{OpId, Session};
 use crate::Fabric;
+use crate::fabric::Remote;
 use crate::limits::ASKED_MAX;
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -39,11 +41,15 @@ impl Command {
     }
 
     /// Whether it can begin before what is under way over its session, or waits for credit there, is done.
-    fn may_begin(&self, link: &Link) -> bool {
+    fn may_begin(&self, fabric: &Fabric, link: &Link) -> bool {
         match self {
-            // It waits for credit behind the others.
-            Self::Put { message: Some(_), .. } | Self::Get { .. } => link.asked < ASKED_MAX,
-            Self::Put { .. } => link.asked < ASKED_MAX && !link.has_put_waiting(),
+            Self::Get { .. } => link.asked < ASKED_MAX,
+            // One with a message waits for credit behind the others.
+            Self::Put { to, message, .. } => {
+                link.asked < ASKED_MAX
+                    && (message.is_some() || !link.has_put_waiting())
+                    && !link.is_needlessly_streamed(fabric, to)
+            }
             Self::Flush { .. } => !link.has_put_waiting(),
             _ => true,
         }
@@ -60,12 +66,24 @@ impl Command {
 }
 
 impl Link {
-    fn must_defer(&self, command: &Command) -> bool {
+    /// Whether a put would go through the stream only since others into its window do. It had better wait for their end: behind
+    /// it the next would have to go there too, and all that ever follow without a pause.
+    fn is_needlessly_streamed(&self, fabric: &Fabric, to: &Places) -> bool {
+        let is_reached = |&(offset, len): &(u64, usize)| {
+            !fabric.goes_by_route(self.fabric, Remote { window: to.window, offset }, len)
+        };
+        fabric.checks_windows(self.fabric)
+            && self.streamed.contains_key(&to.window.0)
+            && to.ranges.iter().all(is_reached)
+    }
+
+    fn must_defer(&self, fabric: &Fabric, command: &Command) -> bool {
+        let may_begin = |command: &Command| command.may_begin(fabric, self);
         match self.deferred.0.front() {
             // Nothing orders a get behind a put that waits for the peer's program, which may wait for what is got.
-            Some(first) if matches!(command, Command::Get { .. }) => !command.may_begin(self) || first.may_begin(self),
+            Some(first) if matches!(command, Command::Get { .. }) => !may_begin(command) || may_begin(first),
             Some(_) => true,
-            None => !command.may_begin(self),
+            None => !may_begin(command),
         }
     }
 }
@@ -75,7 +93,7 @@ impl Core {
     pub(super) fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         if let Some(session) = command.in_order_of()
             && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
-            && link.must_defer(&command)
+            && link.must_defer(fabric, &command)
         {
             link.deferred.0.push_back(command);
             return self.note_crowded(session);
@@ -99,7 +117,7 @@ impl Core {
             self.send_waiting(fabric, reactor, session);
             ran |= waiting(self) != before;
             while let Some(link) = self.links.get_mut(&session)
-                && link.deferred.0.front().is_some_and(|next| next.may_begin(link))
+                && link.deferred.0.front().is_some_and(|next| next.may_begin(fabric, link))
                 && let Some(next) = link.deferred.0.pop_front()
             {
                 ran = true;

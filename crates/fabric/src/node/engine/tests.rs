@@ -218,3 +218,22 @@ fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
         assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))));
     }
 }
+
+/// Else a pipeline of puts that began through the stream would stay there for ever.
+#[test]
+fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
+    let (node, _peer, session, lie, _theirs) = lie();
+    let op = node.inner.lock().unwrap().begin(OpKind::Transfer(session)).unwrap();
+    with_core(&node, |core, fabric, reactor| {
+        core.links.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
+        let segments = vec![Held { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }];
+        let to = Places { window: lie, ranges: vec![(0, 100)] };
+        core.run(fabric, reactor, Command::Put { op, session, segments, to, message: None });
+        assert!(!core.run_deferred(fabric, reactor));
+        assert_eq!((core.puts.len(), core.links[&session].streamed[&lie.0]), (0, 1));
+        core.links.get_mut(&session).unwrap().streamed.clear();
+        assert!(core.run_deferred(fabric, reactor));
+        assert!(core.links[&session].streamed.is_empty());
+    });
+    assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))), "not through the stream");
+}
