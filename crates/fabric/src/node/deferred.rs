@@ -116,6 +116,10 @@ impl Core {
             let before = waiting(self);
             self.send_waiting(fabric, reactor, session);
             ran |= waiting(self) != before;
+            if self.links.get(&session).is_some_and(|link| link.credit_held && link.ended.is_none()) {
+                self.give_credit(fabric, session);
+                ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
+            }
             while let Some(link) = self.links.get_mut(&session)
                 && link.deferred.0.front().is_some_and(|next| next.may_begin(fabric, link))
                 && let Some(next) = link.deferred.0.pop_front()

@@ -61,6 +61,8 @@ pub(super) struct Link {
     pub(super) credits: u32,
     /// Messages that the peer may send.
     pub(super) granted: u32,
+    /// Credit is to be given back once the peer has read more of what waits for it.
+    pub(super) credit_held: bool,
     pub(super) waiting: VecDeque<Waiting>,
     /// Parts of puts and gets that have not ended, of operations that have not.
     pub(super) asked: usize,
@@ -336,6 +338,7 @@ impl Core {
             greeted: false,
             credits: 0,
             granted: u32::from(self.credits),
+            credit_held: false,
             waiting: VecDeque::new(),
             asked: 0,
             deferred: Deferred::default(),

@@ -18,7 +18,7 @@ use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::{ASKED_MAX, PAYLOAD_BYTES_MAX};
+use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::wire::{Header as WireHeader, Kind};
@@ -155,8 +155,13 @@ impl Core {
         }
         let Some(link) = self.links.get_mut(&session) else { return };
         if waiting.is_counted() {
-            if link.credits == 0 || !link.waiting.is_empty() {
-                return link.waiting.push_back(waiting);
+            let is_full = is_full(fabric, link.fabric);
+            if is_full || link.credits == 0 || !link.waiting.is_empty() {
+                link.waiting.push_back(waiting);
+                if is_full {
+                    self.note_crowded(session);
+                }
+                return;
             }
             link.credits -= 1;
         }
@@ -166,8 +171,10 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
+            let Some(first) = link.waiting.front() else { return };
             // A message asks for nothing.
-            if link.asked >= ASKED_MAX && matches!(link.waiting.front(), Some(Waiting::Put { .. })) {
+            let holds = link.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
+            if holds || is_full(fabric, link.fabric) {
                 return self.note_crowded(session);
             }
             let Some(waiting) = link.waiting.pop_front() else { return };
@@ -410,8 +417,15 @@ impl Core {
         }
     }
 
-    /// Gives back the credit for the messages that the program has taken.
+    /// Gives back the credit for the messages that the program has taken, unless the peer does not read: what it sends has us
+    /// answer, and the credit with it.
     pub(super) fn give_credit(&mut self, fabric: &mut Fabric, session: Session) {
+        if let Some(link) = self.links.get_mut(&session) {
+            link.credit_held = is_full(fabric, link.fabric);
+            if link.credit_held {
+                return self.note_crowded(session);
+            }
+        }
         let taken = match self.shared().sessions.get_mut(session.0) {
             Some(state) => std::mem::take(&mut state.taken),
             None => 0,
@@ -438,6 +452,11 @@ impl Core {
             self.complete(op, Err(OpError::Ended(reason)));
         }
     }
+}
+
+/// Whether so much waits for the peer to read it that no more is sent which could wait, and no more is asked for.
+pub(super) fn is_full(fabric: &Fabric, session: Slot) -> bool {
+    fabric.control_queued(session) >= CONTROL_QUEUE_BYTES
 }
 
 /// Lets the peer of a session send so many messages more.

@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 
 use super::*;
 use crate::node::memory::Held;
-use crate::node::wire::CreditBody;
+use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp};
 use crate::wire::{Header as WireHeader, Lend};
 use crate::{GetError, Handler, WindowKey};
@@ -236,4 +236,40 @@ fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
         assert!(core.links[&session].streamed.is_empty());
     });
     assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))), "not through the stream");
+}
+
+/// However many messages it has granted.
+#[test]
+fn a_peer_that_reads_nothing_is_sent_little_and_asked_for_nothing() {
+    let (node, mut peer, session, _folder) = node_and_peer();
+    for _ in 0..64 {
+        let header = WireHeader::with_body(Kind::Message, &MessageBody::new(Class::Program, b"theirs"));
+        peer.fabric.send(peer.session, header);
+    }
+    let granted = || with_core(&node, |core, _, _| core.links[&session].granted);
+    peer.until(|| {
+        node.progress().unwrap();
+        (granted() == 0).then_some(())
+    });
+    with_core(&node, |core, _, _| core.links.get_mut(&session).unwrap().credits = 1 << 20);
+    let payload = vec![1; crate::limits::SMALL_BYTES_MAX];
+    let most = 2 * crate::limits::CONTROL_QUEUE_BYTES / payload.len();
+    let mut sent = 0;
+    let waits = loop {
+        let op = node.send(session, b"ours", &payload).unwrap();
+        if op.test().is_err() {
+            break op;
+        }
+        sent += 1;
+        assert!(sent < most, "{sent} messages wait");
+    };
+    for _ in 0..64 {
+        assert_eq!(node.receive(Duration::from_secs(20)).unwrap().header, b"theirs");
+    }
+    assert_eq!(granted(), 0, "what it would send has no room");
+    peer.until(|| {
+        node.progress().unwrap();
+        (granted() == 64).then_some(())
+    });
+    assert_eq!(peer.until(|| waits.test().ok()), Ok(Outcome::Done));
 }
