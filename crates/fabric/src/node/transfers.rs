@@ -21,6 +21,7 @@ use crate::fabric::{Announced, GetError, Remote};
 use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
+use crate::windows::WindowKey;
 use crate::wire::{Header as WireHeader, Kind};
 
 /// A put in flight.
@@ -118,6 +119,29 @@ fn push_frames(gather: &mut Gather, frames: Vec<Frame>) {
 /// not get to it.
 fn is_free(mapping: &Mapping) -> bool {
     mapping.uses() == 0 || mapping.is_given_up()
+}
+
+/// Sends a part of a put, through the stream if it `is_behind` others there. With an error nothing was said of it.
+fn push_part(
+    fabric: &mut Fabric,
+    reactor: &mut Reactor,
+    (slot, window, is_behind): (Slot, WindowKey, bool),
+    header: WireHeader,
+    (segments, part): (&[Held], &Part),
+) -> Result<(), OpError> {
+    let (to, len) = (Remote { window, offset: part.offset }, part.len());
+    fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
+    let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
+    let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
+    let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+    let announced = Announced { len, checksum };
+    let push = |gather: &mut Gather| push_frames(gather, frames);
+    let route = fabric.route_to(slot, window);
+    if is_behind {
+        fabric.put_by_route((slot, route), (to, header), announced, push);
+        return Ok(());
+    }
+    fabric.put(reactor, (slot, route), (to, header), announced, push).map_err(OpError::Io)
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
@@ -254,38 +278,21 @@ impl Core {
         let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
         let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
         let name = self.puts.insert(put);
-        let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
-        let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
-        let mut failed = false;
+        let mut error = None;
         for (index, part) in parts.iter().enumerate() {
-            if failed {
-                // No message says that all of it lies there.
-                self.part_ended(name, None, None);
-                continue;
+            if error.is_none() {
+                let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
+                let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
+                error = push_part(fabric, reactor, (slot, window, is_behind), header, (&segments, part)).err();
             }
-            let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
-            let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-            let len = part.len();
-            let to = Remote { window, offset: part.offset };
-            if let Err(error) = fabric.check_remote(slot, to, len, true) {
-                failed = true;
-                self.part_ended(name, None, Some(OpError::Refused(error)));
-                continue;
-            }
-            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
-            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
-            let announced = Announced { len, checksum };
-            let push = |gather: &mut Gather| push_frames(gather, frames);
-            if is_behind {
-                fabric.put_by_route((slot, route), (to, header), announced, push);
-            } else if let Err(error) = fabric.put(reactor, (slot, route), (to, header), announced, push) {
-                failed = true;
-                self.part_ended(name, None, Some(OpError::Io(error)));
+            // After one that fails no other goes out: no message says that all of it lies there.
+            if error.is_some() {
+                self.part_ended(name, None, error);
             }
         }
-        // Then a message with it was not sent, and has taken no credit of the peer's.
-        if let Some(link) = self.links.get_mut(&session).filter(|_| failed && message.is_some()) {
+        // Then a message with it has taken no credit of the peer's.
+        if let Some(link) = self.links.get_mut(&session).filter(|_| error.is_some() && message.is_some()) {
             link.credits += 1;
         }
         if let Some(put) = self.puts.get_mut(name) {
