@@ -55,8 +55,8 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// How often sessions that wait for something are looked at.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// Bytes queued on a session's control lane that make a client wait before it sends more calls. A server has
-/// [`SESSION_HEAP_BYTES_MAX`].
+/// Bytes queued on a session's control lane that make a client wait before it sends more calls, and a node before it sends
+/// messages that take credit or gives credit back. A server has [`SESSION_HEAP_BYTES_MAX`].
 pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
 
 /// Heap memory of the answers that wait for one client, on all its lanes. Above nothing more is received from it.

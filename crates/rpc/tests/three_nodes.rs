@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_fabric::node::{
-    Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, WaitError,
+    Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, SubmitError,
+    WaitError,
 };
 use byway_rpc::node::{ABANDONED, Call, Reply, Rpc};
 use byway_rpc::token::{Head, Kind};
@@ -316,6 +317,63 @@ fn calls_end_at_their_deadline_by_cancelling_and_with_their_session() {
     server.node().close(next.session).unwrap();
     let _server = Turner::of(server.node());
     assert!(matches!(orphan.wait(soon()).unwrap(), Err(OpError::Ended(_))));
+}
+
+/// It would be done when its turn comes, since the word of it takes no credit and comes before.
+#[test]
+fn a_call_that_is_given_up_before_it_was_sent_is_never_sent() {
+    let options = NodeOptions { messages: 1, frame_bytes: 16 << 20, ..NodeOptions::default() };
+    let (server, caller) = (Rpc::open(&options).unwrap(), Rpc::open(&options).unwrap());
+    let (_, to_server) = connect(&server, &caller, &Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    let turner = Turner::of(server.node());
+    let sent = caller.node().send(to_server, b"the one credit", &[]).unwrap();
+    assert_eq!(sent.wait(soon()).unwrap(), Ok(Outcome::Done));
+    let cancelled = caller.call(to_server, &Call { arguments: b"1", ..Call::default() }, soon()).unwrap();
+    let late = caller.call(to_server, &Call { arguments: b"2", ..Call::default() }, Duration::from_millis(20)).unwrap();
+    let call = caller.call(to_server, &Call { arguments: b"3", ..Call::default() }, soon()).unwrap();
+    cancelled.cancel().unwrap();
+    assert_eq!(cancelled.wait(soon()).unwrap(), Err(OpError::Cancelled));
+    assert_eq!(late.wait(soon()).unwrap(), Err(OpError::Deadline));
+    drop(turner);
+    server.node().receive(soon()).unwrap();
+    let _caller = Turner::of(caller.node());
+    let request = server.next_call(soon()).unwrap();
+    assert_eq!(request.arguments, b"3");
+    request.token.reply(0, &[], &[]).unwrap();
+    let _server = Turner::of(server.node());
+    reply(&call);
+}
+
+#[test]
+fn who_has_handed_a_call_on_cannot_answer_it_too() {
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let _caller = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    request.token.hand_on(to_third, 2, b"theirs", (&[], &[])).unwrap();
+    assert_eq!(request.token.hand_on(to_third, 2, b"again", (&[], &[])), Err(SubmitError::Busy));
+    assert_eq!(request.token.reply(0, b"ours", &[]), Err(SubmitError::Busy));
+    answer(&third, 1);
+    let _server = Turner::of(server.node());
+    assert_eq!(reply(&op).result, b"theirs");
+    assert_eq!((server.counters().unwrap().relayed, caller.counters().unwrap().late), (1, 0));
+}
+
+/// Answers take no credit, so they do not stand behind what waits for it.
+#[test]
+fn a_call_is_answered_while_messages_crowd_its_session() {
+    let Three { caller, server, to_server, .. } = three();
+    let turner = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call { arguments: b"x", ..Call::default() }, soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    let send = || server.node().send(request.session, b"not taken", &[]);
+    let sent: Vec<_> = std::iter::repeat_with(send).map_while(Result::ok).collect();
+    assert!(matches!(send(), Err(SubmitError::Busy)), "after {} messages", sent.len());
+    request.token.reply(0, b"answer", &[]).unwrap();
+    assert_eq!(reply(&op).result, b"answer");
+    // Nor do they make room for what is counted.
+    assert!(matches!(server.node().send(request.session, &[], &[]), Err(SubmitError::Busy)));
+    drop(turner);
 }
 
 /// Whether the node's descriptor is readable now.

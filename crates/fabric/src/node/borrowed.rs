@@ -2,8 +2,8 @@
 //!
 //! The borrow ends when the call returns, so the call returns when nobody can touch the bytes any more, the kernel included. That
 //! is counted as for all memory: a mapping over the borrowed bytes, whose uses are the operation and its frames. If the call is to
-//! end before the operation (its deadline has passed, or the waiting thread unwinds), the session is ended first, which ends all
-//! that is under way on it, and then that is waited for.
+//! end before the operation (its deadline has passed, or the waiting thread unwinds), the operation is cancelled if it has not
+//! begun; else the session is ended first, which ends all that is under way on it, and then that is waited for.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use byway_reactor::Mapping;
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{Descriptor, Held};
-use super::op::Op;
+use super::op::{Op, OpId};
 use super::wait::Deadline;
 use super::{Node, Session};
 use crate::limits::MEMORY_BYTES_MAX;
@@ -24,6 +24,8 @@ struct Borrowed<'a> {
     node: &'a Node,
     session: Session,
     mapping: Mapping,
+    /// Whose memory it is, once it was asked for.
+    op: Option<OpId>,
     /// By the operation.
     is_written: bool,
 }
@@ -34,8 +36,8 @@ impl Node {
     ///
     /// # Errors
     /// See [`SubmitError`] and [`OpError`]; of more than [`MEMORY_BYTES_MAX`] bytes `TooLong`. After [`OpError::Deadline`] the
-    /// session has ended, since what is on its way can be kept out of the memory by nothing less. What lies in it after an error
-    /// is anything.
+    /// session has ended, if anything was asked of the peer: what is on its way can be kept out of the memory by nothing less. What
+    /// lies in it after an error is anything.
     pub fn get_into(
         &self,
         session: Session,
@@ -86,16 +88,17 @@ impl<'a> Borrowed<'a> {
         // SAFETY: the bytes are borrowed until the caller returns, mutably if they are written; and this is dropped before, which
         // waits until nobody uses them. Nothing here makes a reference to them meanwhile.
         let mapping = unsafe { Mapping::over_borrowed(start, len) };
-        Ok(Some(Self { node, session, mapping, is_written }))
+        Ok(Some(Self { node, session, mapping, op: None, is_written }))
     }
 
     fn wait(
-        self,
+        mut self,
         begin: impl FnOnce(&Node, Held) -> Result<Op, SubmitError>,
         deadline: Deadline,
     ) -> Result<(), NodeError> {
         let held = Held { mapping: self.mapping.counted(), start: 0, len: self.mapping.len() };
         let op = begin(self.node, held)?;
+        self.op = Some(op.id());
         let ended = op.wait(deadline);
         // Now it is over, or is made to be.
         drop(self);
@@ -113,7 +116,7 @@ impl Drop for Borrowed<'_> {
             return;
         }
         // A child of a fork has the bytes for itself.
-        let Ok(()) = self.node.cut(self.session) else { return };
+        let Ok(()) = self.node.give_up(self.op, self.session) else { return };
         loop {
             if self.mapping.is_given_up() {
                 // A device was lost that may still read there, which harms nobody here, or write.

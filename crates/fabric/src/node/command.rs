@@ -43,8 +43,9 @@ pub(super) enum Command {
         segments: Vec<Held>,
         from: Places,
     },
-    /// Ends a session at once.
-    Cut {
+    /// Ends a put or get at once, and its session if it has begun.
+    GiveUp {
+        op: Option<OpId>,
         session: Session,
     },
     Flush {

@@ -1,19 +1,24 @@
-//! What waits until less is under way over its session.
+//! What waits until less is under way over its session, or behind a put that waits for credit.
 //!
 //! A peer has an answer to send for each part of a put or get, and bounds how many wait for us
 //! ([`ANSWERS_MAX`](crate::limits::ANSWERS_MAX)). So no more is asked for at a time than it must take: further operations wait here,
 //! and behind them the messages and flushes of their session, since all of those are in order.
+//!
+//! A put with a message may have to wait for credit. Puts and flushes that begin later wait behind it too: puts arrive in the order
+//! in which they began, and a flush ends after all before it.
 
 use std::collections::VecDeque;
 
 use byway_reactor::Reactor;
 
-use super::command::Command;
-use super::engine::{Core, Waiting};
+use super::command::{Command, Header};
+use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
+use super::memory::Places;
 use super::wire::Class;
 use super::{OpId, Session};
 use crate::Fabric;
+use crate::fabric::Remote;
 use crate::limits::ASKED_MAX;
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -35,17 +40,50 @@ impl Command {
         }
     }
 
-    /// Whether the peer will have something to answer.
-    fn asks(&self) -> bool {
-        matches!(self, Self::Put { .. } | Self::Get { .. })
+    /// Whether it can begin before what is under way over its session, or waits for credit there, is done.
+    fn may_begin(&self, fabric: &Fabric, link: &Link) -> bool {
+        match self {
+            Self::Get { .. } => link.asked < ASKED_MAX,
+            // One with a message waits for credit behind the others.
+            Self::Put { to, message, .. } => {
+                link.asked < ASKED_MAX
+                    && (message.is_some() || !link.has_put_waiting())
+                    && !link.is_needlessly_streamed(fabric, to)
+            }
+            Self::Flush { .. } => !link.has_put_waiting(),
+            _ => true,
+        }
     }
 
     /// Its operation, if that can be cancelled before it begins.
     fn cancellable(&self) -> Option<Slot> {
         match self {
             Self::Send { op, .. } => *op,
-            Self::Put { op, message: Some(_), .. } => Some(*op),
+            Self::Put { op, .. } | Self::Get { op, .. } => Some(*op),
             _ => None,
+        }
+    }
+}
+
+impl Link {
+    /// Whether a put would go through the stream only since others into its window do. It had better wait for their end: behind
+    /// it the next would have to go there too, and all that ever follow without a pause.
+    fn is_needlessly_streamed(&self, fabric: &Fabric, to: &Places) -> bool {
+        let is_reached = |&(offset, len): &(u64, usize)| {
+            !fabric.goes_by_route(self.fabric, Remote { window: to.window, offset }, len)
+        };
+        fabric.checks_windows(self.fabric)
+            && self.streamed.contains_key(&to.window.0)
+            && to.ranges.iter().all(is_reached)
+    }
+
+    fn must_defer(&self, fabric: &Fabric, command: &Command) -> bool {
+        let may_begin = |command: &Command| command.may_begin(fabric, self);
+        match self.deferred.0.front() {
+            // Nothing orders a get behind a put that waits for the peer's program, which may wait for what is got.
+            Some(first) if matches!(command, Command::Get { .. }) => !may_begin(command) || may_begin(first),
+            Some(_) => true,
+            None => !may_begin(command),
         }
     }
 }
@@ -55,7 +93,7 @@ impl Core {
     pub(super) fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         if let Some(session) = command.in_order_of()
             && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
-            && (!link.deferred.0.is_empty() || (command.asks() && link.asked >= ASKED_MAX))
+            && link.must_defer(fabric, &command)
         {
             link.deferred.0.push_back(command);
             return self.note_crowded(session);
@@ -74,16 +112,19 @@ impl Core {
     pub(super) fn run_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) -> bool {
         let mut ran = false;
         for session in std::mem::take(&mut self.crowded) {
-            let Some(link) = self.links.get(&session) else { continue };
-            if link.asked >= ASKED_MAX {
-                self.note_crowded(session);
-                continue;
-            }
-            ran = true;
+            let waiting = |core: &Self| core.links.get(&session).map_or(0, |link| link.waiting.len());
+            let before = waiting(self);
             self.send_waiting(fabric, reactor, session);
+            ran |= waiting(self) != before;
+            if self.links.get(&session).is_some_and(|link| link.credit_held && link.ended.is_none()) {
+                self.give_credit(fabric, session);
+                ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
+            }
             while let Some(link) = self.links.get_mut(&session)
-                && let Some(next) = link.deferred.0.pop_front_if(|next| !next.asks() || link.asked < ASKED_MAX)
+                && link.deferred.0.front().is_some_and(|next| next.may_begin(fabric, link))
+                && let Some(next) = link.deferred.0.pop_front()
             {
+                ran = true;
                 self.run_now(fabric, reactor, next);
             }
             if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty()) {
@@ -93,11 +134,15 @@ impl Core {
         ran
     }
 
-    /// The session has ended, or is about to: messages go out if they still can, the rest ends with that.
+    /// The session has ended, or is about to: messages go out if they can now, the rest ends.
     pub(super) fn end_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         let Some(link) = self.links.get_mut(&session) else { return };
         let reason = link.ended.unwrap_or(CloseReason::Closed);
-        for command in std::mem::take(&mut link.deferred).0 {
+        let (waiting, deferred) = (std::mem::take(&mut link.waiting), std::mem::take(&mut link.deferred));
+        for one in waiting {
+            self.send_or_end(fabric, reactor, (session, reason), one);
+        }
+        for command in deferred.0 {
             match command {
                 Command::Put { op, segments, to, message: Some(message), .. } => {
                     self.end_waiting(session, Waiting::Put { op, segments, to, message }, reason);
@@ -106,16 +151,64 @@ impl Core {
                     drop(segments);
                     self.complete(op, Err(OpError::Ended(reason)));
                 }
+                Command::Send { op, class, header, payload, .. } => {
+                    let message = Waiting::Message { op, class, header, payload };
+                    self.send_or_end(fabric, reactor, (session, reason), message);
+                }
                 other => self.run_now(fabric, reactor, other),
             }
         }
+    }
+
+    /// Sends a message if there is credit and the session has not ended; else ends it, and a put in any case.
+    fn send_or_end(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        (session, reason): (Session, CloseReason),
+        waiting: Waiting,
+    ) {
+        let link = self.links.get_mut(&session).filter(|link| link.ended.is_none() && link.credits > 0);
+        match link {
+            Some(link) if matches!(waiting, Waiting::Message { .. }) => {
+                link.credits -= 1;
+                self.send_now(fabric, reactor, session, waiting);
+            }
+            _ => self.end_waiting(session, waiting, reason),
+        }
+    }
+
+    /// Takes out the first message without an operation that is so and was not sent, wherever it waits. False if there is none.
+    pub(super) fn take_back(&mut self, session: Session, is: impl Fn(Class, &Header) -> bool) -> bool {
+        let is_it = |command: &Command| match command {
+            Command::Send { op: None, session: over, class, header, .. } => *over == session && is(*class, header),
+            _ => false,
+        };
+        let waits = |waiting: &Waiting| match waiting {
+            Waiting::Message { op: None, class, header, .. } => is(*class, header),
+            _ => false,
+        };
+        let mut taken = false;
+        if let Some(link) = self.links.get_mut(&session) {
+            taken = remove_first(&mut link.waiting, waits) || remove_first(&mut link.deferred.0, is_it);
+        }
+        let mut shared = self.shared();
+        taken = taken || remove_first(&mut shared.commands, is_it);
+        if taken {
+            shared.waits_no_longer(session);
+        }
+        taken
     }
 
     /// Takes out what has not begun. False if there is no such thing.
     pub(super) fn cancel_deferred(&mut self, session: Session, op: OpId) -> bool {
         let Some(link) = self.links.get_mut(&session) else { return false };
         let is = |command: &Command| command.cancellable() == Some(op.0);
-        let place = link.deferred.0.iter().position(is);
-        place.and_then(|place| link.deferred.0.remove(place)).is_some()
+        remove_first(&mut link.deferred.0, is)
     }
+}
+
+fn remove_first<T>(queue: &mut VecDeque<T>, is: impl Fn(&T) -> bool) -> bool {
+    let place = queue.iter().position(is);
+    place.and_then(|place| queue.remove(place)).is_some()
 }

@@ -61,6 +61,8 @@ pub(super) struct Link {
     pub(super) credits: u32,
     /// Messages that the peer may send.
     pub(super) granted: u32,
+    /// Credit is to be given back once the peer has read more of what waits for it.
+    pub(super) credit_held: bool,
     pub(super) waiting: VecDeque<Waiting>,
     /// Parts of puts and gets that have not ended, of operations that have not.
     pub(super) asked: usize,
@@ -88,9 +90,19 @@ impl Link {
     pub(super) fn is_ready(&self) -> bool {
         self.up && self.greeted
     }
+
+    /// Whether a put waits for credit, or for a message before it that does.
+    pub(super) fn has_put_waiting(&self) -> bool {
+        self.waiting.iter().any(|waiting| matches!(waiting, Waiting::Put { .. }))
+    }
 }
 
 impl Waiting {
+    /// Whether it may have to wait, and was counted for that.
+    pub(super) fn is_counted(&self) -> bool {
+        !matches!(self, Self::Message { class: Class::Now, .. })
+    }
+
     fn op(&self) -> Option<Slot> {
         match self {
             Self::Message { op, .. } => *op,
@@ -304,11 +316,7 @@ impl Core {
             Command::Get { op, session, segments, from } => {
                 self.start_get(fabric, reactor, (op, session), segments, from);
             }
-            Command::Cut { session } => {
-                if let Some(link) = self.links.get(&session) {
-                    fabric.close(reactor, link.fabric, CloseReason::Closed);
-                }
-            }
+            Command::GiveUp { op, session } => self.give_up(fabric, reactor, op, session),
             Command::Flush { op, session } => self.start_flush(op, session),
             Command::Open { op, sessions, mapping, range, rights, once } => {
                 let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));
@@ -330,6 +338,7 @@ impl Core {
             greeted: false,
             credits: 0,
             granted: u32::from(self.credits),
+            credit_held: false,
             waiting: VecDeque::new(),
             asked: 0,
             deferred: Deferred::default(),
@@ -375,6 +384,22 @@ impl Core {
         reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, CLOSE, session.0.index, session.0.generation));
     }
 
+    /// Whose operation it is wants nobody to touch its memory any more.
+    fn give_up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: Option<OpId>, session: Session) {
+        if let Some(op) = op {
+            if self.cancel_deferred(session, op) {
+                return self.complete(op.0, Err(OpError::Cancelled));
+            }
+            // It may have ended in between.
+            if !self.shared().is_under_way(op.0) {
+                return;
+            }
+        }
+        if let Some(link) = self.links.get(&session) {
+            fabric.close(reactor, link.fabric, CloseReason::Closed);
+        }
+    }
+
     fn cancel(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: OpId, kind: OpKind) {
         match kind {
             OpKind::Send(session) => {
@@ -386,6 +411,11 @@ impl Core {
                 }
                 self.shared().waits_no_longer(session);
                 self.complete(op.0, Err(OpError::Cancelled));
+            }
+            OpKind::Transfer(session) => {
+                if self.cancel_deferred(session, op) {
+                    self.complete(op.0, Err(OpError::Cancelled));
+                }
             }
             OpKind::Layer => self.with_layer(fabric, reactor, |layer, turn| layer.cancelled(turn, op)),
             OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}

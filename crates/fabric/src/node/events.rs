@@ -108,10 +108,7 @@ impl Handler for Core {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let Some(link) = self.links.get_mut(&session) else { return };
         link.ended = Some(reason);
-        let (ready, waiting) = (link.is_ready(), std::mem::take(&mut link.waiting));
-        for one in waiting {
-            self.end_waiting(session, one, reason);
-        }
+        let ready = link.is_ready();
         self.end_deferred(fabric, reactor, session);
         if ready {
             self.with_layer(fabric, reactor, |layer, turn| layer.ended(turn, session, reason));

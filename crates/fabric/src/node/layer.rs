@@ -55,13 +55,18 @@ impl<'a> Turn<'a> {
     /// others when there is credit.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many wait for credit; `NoSession` and `Ended`.
+    /// `TooLong`; `Busy` if too many wait for credit, which one of [`Class::Now`] does not; `NoSession` and `Ended`.
     pub fn send(&mut self, session: Session, class: Class, header: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
         let header = checked(header, payload)?;
-        self.core.shared().count_waiting(session)?;
+        self.core.shared().count_of_class(session, class)?;
         let message = Waiting::Message { op: None, class, header, payload: payload.to_vec() };
         self.core.send(self.fabric, self.reactor, session, message);
         Ok(())
+    }
+
+    /// Takes back a message of [`Class::Layer`] that has not been sent: the first whose header `is` it. False if there is none.
+    pub fn take_back(&mut self, session: Session, is: impl Fn(&[u8]) -> bool) -> bool {
+        self.core.take_back(session, |class, header| class == Class::Layer && is(header.as_slice()))
     }
 
     /// Ends an operation; of one that has ended nothing happens.
@@ -124,7 +129,7 @@ impl Node {
     pub fn layer_send(&self, session: Session, class: Class, header: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
         let header = checked(header, payload)?;
         let mut shared = self.inner.lock()?;
-        shared.count_waiting(session)?;
+        shared.count_of_class(session, class)?;
         let payload = payload.to_vec();
         shared.commands.push_back(super::command::Command::Send { op: None, session, class, header, payload });
         drop(shared);

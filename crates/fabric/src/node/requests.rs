@@ -238,7 +238,13 @@ impl Node {
         if to.is_empty() {
             return self.flush(session);
         }
-        self.transfer(session, |op| Command::Put { op, session, segments, to, message: None })
+        self.transfer(session, OpKind::Transfer(session), |op| Command::Put {
+            op,
+            session,
+            segments,
+            to,
+            message: None,
+        })
     }
 
     /// Puts bytes, and has a message with that header (at most 64 bytes) follow them: the peer's program receives it once they lie
@@ -301,12 +307,12 @@ impl Node {
         if from.is_empty() {
             return self.flush(session);
         }
-        self.transfer(session, |op| Command::Get { op, session, segments, from })
+        self.transfer(session, OpKind::Transfer(session), |op| Command::Get { op, session, segments, from })
     }
 
-    /// Ends a session at once: nothing more is sent, and all that was under way ends.
-    pub(super) fn cut(&self, session: Session) -> Result<(), SubmitError> {
-        self.inner.lock()?.commands.push_back(Command::Cut { session });
+    /// Ends an operation at once: one that has not begun is cancelled; else its session ends, with all that is under way there.
+    pub(super) fn give_up(&self, op: Option<OpId>, session: Session) -> Result<(), SubmitError> {
+        self.inner.lock()?.commands.push_back(Command::GiveUp { op, session });
         self.inner.nudge();
         Ok(())
     }
@@ -316,12 +322,17 @@ impl Node {
     /// # Errors
     /// `Busy`; the session is gone.
     pub fn flush(&self, session: Session) -> Result<Op, SubmitError> {
-        self.transfer(session, |op| Command::Flush { op, session })
+        self.transfer(session, OpKind::Plain, |op| Command::Flush { op, session })
     }
 
-    fn transfer(&self, session: Session, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+    fn transfer(
+        &self,
+        session: Session,
+        kind: OpKind,
+        command: impl FnOnce(crate::Slot) -> Command,
+    ) -> Result<Op, SubmitError> {
         self.inner.lock()?.usable(session)?;
-        self.command(OpKind::Plain, command)
+        self.command(kind, command)
     }
 
     /// As [`Op::cancel`], by name.

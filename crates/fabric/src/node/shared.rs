@@ -12,6 +12,7 @@ use super::error::{OpError, SubmitError, WaitError};
 use super::group::Groups;
 use super::op::{Completed, Outcome};
 use super::wait::Parker;
+use super::wire::Class;
 use super::{Message, Session};
 use crate::limits::{ACCEPTED_MAX, ENDED_SESSIONS_MAX, MESSAGES_WAITING_MAX, NODE_OPS_MAX};
 use crate::session::CloseReason;
@@ -24,6 +25,8 @@ pub(super) enum OpKind {
     Accept,
     /// A message, or a put with one, that may wait for credit.
     Send(Session),
+    /// A put or get, which may wait until less is under way.
+    Transfer(Session),
     /// Of the layer above.
     Layer,
     /// It ends by itself.
@@ -117,6 +120,11 @@ impl Shared {
         }
     }
 
+    /// Whether an operation is under way.
+    pub(super) fn is_under_way(&self, op: Slot) -> bool {
+        self.ops.get(op).is_some_and(|state| state.result.is_none())
+    }
+
     /// The result of an operation, once.
     pub(super) fn take(&mut self, op: Slot) -> Option<Result<Completed, WaitError>> {
         let Some(state) = self.ops.get(op) else { return Some(Err(WaitError::Taken)) };
@@ -149,7 +157,7 @@ impl Shared {
                 None => return true,
             },
             Some(OpKind::Accept) => &mut self.acceptors,
-            Some(OpKind::Send(_) | OpKind::Layer) => return false,
+            Some(OpKind::Send(_) | OpKind::Transfer(_) | OpKind::Layer) => return false,
             Some(OpKind::Plain) | None => return true,
         };
         if let Some(place) = queue.iter().position(|other| *other == op) {
@@ -190,6 +198,12 @@ impl Shared {
         Ok(())
     }
 
+    /// As [`Self::count_waiting`], of what may be of [`Class::Now`]: that never waits, so it is neither counted nor refused.
+    pub(super) fn count_of_class(&mut self, session: Session, class: Class) -> Result<(), SubmitError> {
+        if class == Class::Now { self.usable(session).map(|_| ()) } else { self.count_waiting(session) }
+    }
+
+    /// A message that was counted.
     pub(super) fn waits_no_longer(&mut self, session: Session) {
         if let Some(state) = self.sessions.get_mut(session.0) {
             state.waiting = state.waiting.saturating_sub(1);

@@ -14,13 +14,14 @@ use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
-use super::wire::{Class, CreditBody, MessageBody, PutBody};
+use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::{ASKED_MAX, PAYLOAD_BYTES_MAX};
+use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
+use crate::windows::WindowKey;
 use crate::wire::{Header as WireHeader, Kind};
 
 /// A put in flight.
@@ -125,6 +126,29 @@ fn outcome(mappings: &[Mapping], result: Completed) -> Completed {
     if mappings.iter().any(|mapping| mapping.uses() > 0) { result.and(Err(OpError::Io(Errno::NODEV))) } else { result }
 }
 
+/// Sends a part of a put, through the stream if it `is_behind` others there. With an error nothing was said of it.
+fn push_part(
+    fabric: &mut Fabric,
+    reactor: &mut Reactor,
+    (slot, window, is_behind): (Slot, WindowKey, bool),
+    header: WireHeader,
+    (segments, part): (&[Held], &Part),
+) -> Result<(), OpError> {
+    let (to, len) = (Remote { window, offset: part.offset }, part.len());
+    fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
+    let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
+    let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
+    let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+    let announced = Announced { len, checksum };
+    let push = |gather: &mut Gather| push_frames(gather, frames);
+    let route = fabric.route_to(slot, window);
+    if is_behind {
+        fabric.put_by_route((slot, route), (to, header), announced, push);
+        return Ok(());
+    }
+    fabric.put(reactor, (slot, route), (to, header), announced, push).map_err(OpError::Io)
+}
+
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
 fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
     fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
@@ -160,12 +184,16 @@ impl Core {
         if let Some(reason) = ended {
             return self.end_waiting(session, waiting, reason);
         }
-        let free = matches!(waiting, Waiting::Message { class: Class::Now, .. });
         let Some(link) = self.links.get_mut(&session) else { return };
-        if !free && (link.credits == 0 || !link.waiting.is_empty()) {
-            return link.waiting.push_back(waiting);
-        }
-        if !free {
+        if waiting.is_counted() {
+            let is_full = is_full(fabric, link.fabric);
+            if is_full || link.credits == 0 || !link.waiting.is_empty() {
+                link.waiting.push_back(waiting);
+                if is_full {
+                    self.note_crowded(session);
+                }
+                return;
+            }
             link.credits -= 1;
         }
         self.send_now(fabric, reactor, session, waiting);
@@ -174,7 +202,10 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
-            if link.asked >= ASKED_MAX && !link.waiting.is_empty() {
+            let Some(first) = link.waiting.front() else { return };
+            // A message asks for nothing.
+            let holds = link.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
+            if holds || is_full(fabric, link.fabric) {
                 return self.note_crowded(session);
             }
             let Some(waiting) = link.waiting.pop_front() else { return };
@@ -183,8 +214,10 @@ impl Core {
         }
     }
 
-    fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
-        self.shared().waits_no_longer(session);
+    pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
+        if waiting.is_counted() {
+            self.shared().waits_no_longer(session);
+        }
         let Some(link) = self.links.get(&session) else { return };
         match waiting {
             Waiting::Message { op, class, header, payload } => {
@@ -204,7 +237,9 @@ impl Core {
     }
 
     pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
-        self.shared().waits_no_longer(session);
+        if waiting.is_counted() {
+            self.shared().waits_no_longer(session);
+        }
         match waiting {
             Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
             Waiting::Message { .. } => {}
@@ -250,33 +285,22 @@ impl Core {
         let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
         let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
         let name = self.puts.insert(put);
-        let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
-        let route = fabric.route_to(slot, window);
         let last = parts.len() - 1;
+        let mut error = None;
         for (index, part) in parts.iter().enumerate() {
-            let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
-            let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-            let len = part.len();
-            let to = Remote { window, offset: part.offset };
-            if let Err(error) = fabric.check_remote(slot, to, len, true) {
-                // Nothing was said of it, so a message with it has taken no credit of the peer's.
-                if message.is_some()
-                    && let Some(link) = self.links.get_mut(&session)
-                {
-                    link.credits += 1;
-                }
-                self.part_ended(name, None, Some(OpError::Refused(error)));
-                continue;
+            if error.is_none() {
+                let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
+                let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
+                error = push_part(fabric, reactor, (slot, window, is_behind), header, (&segments, part)).err();
             }
-            let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(&segments, piece)).collect();
-            let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
-            let announced = Announced { len, checksum };
-            let push = |gather: &mut Gather| push_frames(gather, frames);
-            if is_behind {
-                fabric.put_by_route((slot, route), (to, header), announced, push);
-            } else if let Err(error) = fabric.put(reactor, (slot, route), (to, header), announced, push) {
-                self.part_ended(name, None, Some(OpError::Io(error)));
+            // After one that fails no other goes out: no message says that all of it lies there.
+            if error.is_some() {
+                self.part_ended(name, None, error);
             }
+        }
+        // Then a message with it has taken no credit of the peer's.
+        if let Some(link) = self.links.get_mut(&session).filter(|_| error.is_some() && message.is_some()) {
+            link.credits += 1;
         }
         if let Some(put) = self.puts.get_mut(name) {
             put.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
@@ -407,8 +431,15 @@ impl Core {
         }
     }
 
-    /// Gives back the credit for the messages that the program has taken.
+    /// Gives back the credit for the messages that the program has taken, unless the peer does not read: what it sends has us
+    /// answer, and the credit with it.
     pub(super) fn give_credit(&mut self, fabric: &mut Fabric, session: Session) {
+        if let Some(link) = self.links.get_mut(&session) {
+            link.credit_held = is_full(fabric, link.fabric);
+            if link.credit_held {
+                return self.note_crowded(session);
+            }
+        }
         let taken = match self.shared().sessions.get_mut(session.0) {
             Some(state) => std::mem::take(&mut state.taken),
             None => 0,
@@ -435,6 +466,11 @@ impl Core {
             self.complete(op, Err(OpError::Ended(reason)));
         }
     }
+}
+
+/// Whether so much waits for the peer to read it that no more is sent which could wait, and no more is asked for.
+pub(super) fn is_full(fabric: &Fabric, session: Slot) -> bool {
+    fabric.control_queued(session) >= CONTROL_QUEUE_BYTES
 }
 
 /// Lets the peer of a session send so many messages more.

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use byway_fabric::limits::ASKED_MAX;
 use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, Rights, SubmitError};
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
 
-use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, copy_of, end, pattern, soon};
+use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, copy_of, done, end, pattern, soon};
 
 crate::over_each_wire!(
     borrowed_bytes_come_and_go,
     who_gives_up_has_his_memory_for_himself,
+    who_gives_up_before_it_has_begun_ends_nothing_else,
     many_threads_borrow_at_once,
 );
 
@@ -70,6 +72,34 @@ fn who_gives_up_has_his_memory_for_himself(rig: &Rig) {
         let counters = pair.client.counters().unwrap();
         assert_eq!((counters.ops, counters.windows), (0, 0));
     }
+}
+
+/// What it waits behind is another's: its session goes on.
+fn who_gives_up_before_it_has_begun_ends_nothing_else(rig: &Rig) {
+    let pair = rig.pair();
+    // Private, so that the peer is asked.
+    let memory = pair.server.register(8192).unwrap();
+    let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::BOTH).unwrap();
+    let mine = pair.client.register(64).unwrap();
+    let ranges: Vec<_> = (0..64u64).map(|at| at * 128..at * 128 + 1).collect();
+    let get = || pair.client.get_ranges(pair.to_server, &window.descriptor(), &ranges, &[mine.segment(0..64)]).unwrap();
+    let gets: Vec<_> = (0..=ASKED_MAX / 64).map(|_| get()).collect();
+    let mut borrowed = [1; 100];
+    for _ in 0..3 {
+        let soon_over = || Deadline::after(Duration::from_millis(20));
+        let got = pair.client.get_into(pair.to_server, &window.descriptor(), 0, &mut borrowed, soon_over());
+        assert_eq!(got, Err(NodeError::Op(OpError::Deadline)));
+        let put = pair.client.put_from(pair.to_server, &borrowed, &window.descriptor(), 0, soon_over());
+        assert_eq!(put, Err(NodeError::Op(OpError::Deadline)));
+    }
+    let (cancelled, last) = (get(), get());
+    cancelled.cancel().unwrap();
+    assert_eq!(end(&cancelled), Err(OpError::Cancelled));
+    let _turner = Turner::of(&pair.server);
+    gets.iter().chain([&last]).for_each(done);
+    assert_eq!((borrowed, copy_of(&memory)), ([1; 100], vec![0; 8192]));
+    pair.client.get_into(pair.to_server, &window.descriptor(), 0, &mut borrowed, soon()).unwrap();
+    assert_eq!(borrowed, [0; 100]);
 }
 
 fn many_threads_borrow_at_once(rig: &Rig) {

@@ -1,12 +1,13 @@
 //! Messages, credit, cancelling, and the ends of sessions.
 
-use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, SubmitError, WaitError};
+use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, Rights, SubmitError, WaitError};
 
-use crate::rig::{Rig, Turner, connect, done, end, soon};
+use crate::rig::{Rig, Turner, connect, done, end, soon, window_is_all};
 
 crate::over_each_wire!(
     messages_come_whole_and_in_order,
     who_takes_nothing_is_sent_nothing_more,
+    puts_and_flushes_wait_behind_a_put_that_waits_for_credit,
     what_waits_can_be_cancelled,
     the_end_of_a_session_is_told_once,
     an_own_poll_serves,
@@ -16,6 +17,7 @@ crate::over_each_wire!(
 crate::over_rdma!(
     messages_come_whole_and_in_order,
     who_takes_nothing_is_sent_nothing_more,
+    puts_and_flushes_wait_behind_a_put_that_waits_for_credit,
     what_waits_can_be_cancelled,
     the_end_of_a_session_is_told_once,
     an_own_poll_serves,
@@ -65,6 +67,45 @@ fn who_takes_nothing_is_sent_nothing_more(rig: &Rig) {
         }
     });
     done(&pair.client.send(pair.to_server, &[], &[]).unwrap());
+}
+
+/// A put that waits for credit has begun: what begins later comes later.
+fn puts_and_flushes_wait_behind_a_put_that_waits_for_credit(rig: &Rig) {
+    for cancels in [false, true] {
+        let pair = rig.pair_of(&NodeOptions { messages: 1, ..rig.options() });
+        let turner = Turner::of(&pair.server);
+        let (memory, window) = pair.open(8192, Rights::BOTH);
+        let mine = pair.client.register(3 * 8192).unwrap();
+        mine.write(0, &[1; 8192]).unwrap();
+        mine.write(8192, &[2; 8192]).unwrap();
+        let remote = window.descriptor();
+        done(&pair.client.send(pair.to_server, b"the one credit", &[]).unwrap());
+        let told = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], (&remote, 0), b"put");
+        let told = told.unwrap();
+        let flush = pair.client.flush(pair.to_server).unwrap();
+        let put = pair.client.put(pair.to_server, &[mine.segment(8192..2 * 8192)], &remote, 0).unwrap();
+        let all = pair.client.flush(pair.to_server).unwrap();
+        // A get waits for nobody's program.
+        done(&pair.client.get(pair.to_server, &remote, 0, &[mine.segment(2 * 8192..3 * 8192)]).unwrap());
+        for op in [&told, &flush, &put, &all] {
+            assert_eq!(op.test(), Err(WaitError::Deadline));
+        }
+        if cancels {
+            told.cancel().unwrap();
+            assert_eq!(end(&told), Err(OpError::Cancelled));
+        } else {
+            drop(turner);
+            assert_eq!(pair.server.receive(soon()).unwrap().header, b"the one credit");
+        }
+        let turner = Turner::of(&pair.server);
+        [&flush, &put, &all].into_iter().for_each(done);
+        if !cancels {
+            done(&told);
+        }
+        drop(turner);
+        window_is_all(&memory, 2);
+        pair.close(window);
+    }
 }
 
 fn what_waits_can_be_cancelled(rig: &Rig) {

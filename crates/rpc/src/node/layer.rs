@@ -105,6 +105,13 @@ impl RpcLayer {
     fn cancel_at(turn: &mut Turn<'_>, caller: [u8; 16], call: u64, secret: u64, session: Option<Session>) {
         if let Some(session) = session {
             let token = TokenName { caller, call: call.into(), secret: secret.into() };
+            // Of a call that still waits for credit its server has heard nothing, and would hear this first.
+            let is = |header: &[u8]| {
+                Head::read_from_bytes(header).is_ok_and(|head| head.kind == Kind::Call as u8 && head.token == token)
+            };
+            if turn.take_back(session, is) {
+                return;
+            }
             let _ = turn.send(session, Class::Now, head(Kind::Cancel, token).as_bytes(), &[]);
         }
     }

@@ -130,13 +130,17 @@ impl Token {
     /// more, it counts and forgets.
     ///
     /// # Errors
-    /// `TooLong`; the caller's session is gone, and so is that of who handed the call on.
+    /// `TooLong`; `Busy` if the call [was handed on](Self::hand_on) already; the caller's session is gone, and so is that of who
+    /// handed the call on.
     pub fn reply(mut self, status: u16, result: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
         self.answer(status, result, payload)
     }
 
     fn answer(&mut self, status: u16, result: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
         let payload = pack(&[], result, payload)?;
+        if *self.used.get_mut() {
+            return Err(SubmitError::Busy);
+        }
         *self.used.get_mut() = true;
         let token = self.head.token;
         let delegated = self.head.kind == Kind::Delegate as u8;

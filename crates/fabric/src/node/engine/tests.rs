@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 
 use super::*;
 use crate::node::memory::Held;
-use crate::node::wire::CreditBody;
+use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp};
 use crate::wire::{Header as WireHeader, Lend};
 use crate::{GetError, Handler, WindowKey};
@@ -80,16 +80,13 @@ impl Peer {
     }
 }
 
-/// What the loop itself finds wrong ends before the command is done with, while a thread may wait for it that will look at its
-/// memory at once: a `put_from`, which ends its session if somebody uses the memory still.
-#[test]
-fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
+/// A node, a peer, and a window that the peer has lent for reading and says can be written: what is put there fails here.
+fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
     let folder = tempfile::tempdir().unwrap();
     let at = Address::Shared(folder.path().join("s"));
     let node = Node::open(&NodeOptions::default()).unwrap();
     node.listen(&at).unwrap();
     let (mut peer, session) = Peer::of(&node, at);
-    // What it has lent for reading it says can be written.
     let (theirs, lie) = (Mapping::shared(4096).unwrap(), WindowKey(77 << 20 | 5));
     assert!(peer.fabric.lend_window(
         &mut peer.reactor,
@@ -111,6 +108,14 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
         let slot = engine.core.links[&session].fabric;
         (!engine.fabric.goes_by_route(slot, to, 4096)).then_some(())
     });
+    (node, peer, session, lie, (theirs, folder))
+}
+
+/// What the loop itself finds wrong ends before the command is done with, while a thread may wait for it that will look at its
+/// memory at once: a `put_from`, which ends its session if somebody uses the memory still.
+#[test]
+fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
+    let (node, _peer, session, lie, _theirs) = lie();
     let op = node.inner.lock().unwrap().begin(OpKind::Plain).unwrap();
     let mine = Mapping::new(4096).unwrap();
     let held = Held { mapping: mine.counted(), start: 0, len: 4096 };
@@ -144,4 +149,147 @@ fn what_a_lost_device_may_still_write_to_is_in_use_for_ever_and_its_operation_fa
     engine.core.end_lingering();
     assert_eq!(result(), Some(Err(OpError::Io(Errno::NODEV))));
     assert!(memory.uses() > 0);
+}
+
+/// A node, and a peer that is turned by nobody but the test.
+fn node_and_peer() -> (Node, Peer, Session, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    node.listen(&at).unwrap();
+    let (peer, session) = Peer::of(&node, at);
+    (node, peer, session, folder)
+}
+
+fn with_core<T>(node: &Node, run: impl FnOnce(&mut Core, &mut Fabric, &mut Reactor) -> T) -> T {
+    let mut engine = node.inner.try_engine().unwrap();
+    let Engine { reactor, fabric, core, .. } = &mut *engine;
+    run(core, fabric, reactor)
+}
+
+fn begin(node: &Node, session: Session) -> Slot {
+    let mut shared = node.inner.lock().unwrap();
+    shared.count_waiting(session).unwrap();
+    shared.begin(OpKind::Send(session)).unwrap()
+}
+
+fn result_of(node: &Node, op: Slot) -> Option<Completed> {
+    node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone())
+}
+
+fn message(op: Slot) -> Waiting {
+    let header = Header::new(b"message").unwrap();
+    Waiting::Message { op: Some(op), class: Class::Program, header, payload: Vec::new() }
+}
+
+fn put_with_message(op: Slot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
+    let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
+    let segments = segments.collect();
+    let to = Places { window, ranges };
+    Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }
+}
+
+/// Messages ask for nothing: what is under way holds up no more than the puts among them.
+#[test]
+fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() {
+    let (node, _peer, session, _folder) = node_and_peer();
+    let [first, put, last, beyond] = [(); 4].map(|()| begin(&node, session));
+    with_core(&node, |core, fabric, reactor| {
+        let link = core.links.get_mut(&session).unwrap();
+        (link.asked, link.credits) = (crate::limits::ASKED_MAX, 0);
+        for waiting in [
+            message(first),
+            put_with_message(put, WindowKey(77 << 20 | 9), vec![(0, 1)]),
+            message(last),
+            message(beyond),
+        ] {
+            core.send(fabric, reactor, session, waiting);
+        }
+        core.links.get_mut(&session).unwrap().credits = 2;
+        core.send_waiting(fabric, reactor, session);
+    });
+    assert_eq!(result_of(&node, first), Some(Ok(Outcome::Done)));
+    assert_eq!((result_of(&node, put), result_of(&node, last)), (None, None));
+    with_core(&node, |core, fabric, reactor| {
+        core.close(fabric, reactor, session, RefuseCode::ShuttingDown);
+        // What comes after the goodbye is read by nobody.
+        let link = core.links.get_mut(&session).unwrap();
+        (link.asked, link.credits) = (0, 9);
+        core.send_waiting(fabric, reactor, session);
+    });
+    let ended = Some(Err(OpError::Ended(CloseReason::Closed)));
+    assert_eq!(result_of(&node, last), Some(Ok(Outcome::Done)));
+    assert_eq!((result_of(&node, put), result_of(&node, beyond)), (ended.clone(), ended));
+}
+
+/// The peer's program must not hear that bytes lie there which do not.
+#[test]
+fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
+    let (node, _peer, session, lie, _theirs) = lie();
+    // What lies beyond the lent memory would go through the stream.
+    for ranges in [vec![(0, 100)], vec![(0, 100), (8192, 100)]] {
+        let op = begin(&node, session);
+        with_core(&node, |core, fabric, reactor| {
+            let before = core.links[&session].credits;
+            core.send(fabric, reactor, session, put_with_message(op, lie, ranges));
+            let link = &core.links[&session];
+            assert_eq!((link.credits, link.asked, core.puts.len()), (before, 0, 0));
+        });
+        assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))));
+    }
+}
+
+/// Else a pipeline of puts that began through the stream would stay there for ever.
+#[test]
+fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
+    let (node, _peer, session, lie, _theirs) = lie();
+    let op = node.inner.lock().unwrap().begin(OpKind::Transfer(session)).unwrap();
+    with_core(&node, |core, fabric, reactor| {
+        core.links.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
+        let segments = vec![Held { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }];
+        let to = Places { window: lie, ranges: vec![(0, 100)] };
+        core.run(fabric, reactor, Command::Put { op, session, segments, to, message: None });
+        assert!(!core.run_deferred(fabric, reactor));
+        assert_eq!((core.puts.len(), core.links[&session].streamed[&lie.0]), (0, 1));
+        core.links.get_mut(&session).unwrap().streamed.clear();
+        assert!(core.run_deferred(fabric, reactor));
+        assert!(core.links[&session].streamed.is_empty());
+    });
+    assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))), "not through the stream");
+}
+
+/// However many messages it has granted.
+#[test]
+fn a_peer_that_reads_nothing_is_sent_little_and_asked_for_nothing() {
+    let (node, mut peer, session, _folder) = node_and_peer();
+    for _ in 0..64 {
+        let header = WireHeader::with_body(Kind::Message, &MessageBody::new(Class::Program, b"theirs"));
+        peer.fabric.send(peer.session, header);
+    }
+    let granted = || with_core(&node, |core, _, _| core.links[&session].granted);
+    peer.until(|| {
+        node.progress().unwrap();
+        (granted() == 0).then_some(())
+    });
+    with_core(&node, |core, _, _| core.links.get_mut(&session).unwrap().credits = 1 << 20);
+    let payload = vec![1; crate::limits::SMALL_BYTES_MAX];
+    let most = 2 * crate::limits::CONTROL_QUEUE_BYTES / payload.len();
+    let mut sent = 0;
+    let waits = loop {
+        let op = node.send(session, b"ours", &payload).unwrap();
+        if op.test().is_err() {
+            break op;
+        }
+        sent += 1;
+        assert!(sent < most, "{sent} messages wait");
+    };
+    for _ in 0..64 {
+        assert_eq!(node.receive(Duration::from_secs(20)).unwrap().header, b"theirs");
+    }
+    assert_eq!(granted(), 0, "what it would send has no room");
+    peer.until(|| {
+        node.progress().unwrap();
+        (granted() == 64).then_some(())
+    });
+    assert_eq!(peer.until(|| waits.test().ok()), Ok(Outcome::Done));
 }
