@@ -11,8 +11,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler};
-use crate::rdma::WindowAddress;
-use crate::rdma::transport::GetFailed;
+use crate::rdma::transport::{Down, GetFailed};
+use crate::rdma::{RdmaError, WindowAddress};
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
 #[cfg(doc)]
@@ -51,7 +51,8 @@ impl Fabric {
     /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
     ///
     /// # Errors
-    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on.
+    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on. Where it is at its end, and be it that the
+    /// device is, the window is opened, to nobody's device, and closed with the session.
     pub fn open_target(
         &mut self,
         session: Slot,
@@ -73,7 +74,7 @@ impl Fabric {
     /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
     ///
     /// # Errors
-    /// See [`OpenError`]. The session goes on.
+    /// See [`OpenError`], and [`Self::open_target`] of a session at its end. The session goes on.
     pub fn open_source(
         &mut self,
         session: Slot,
@@ -151,28 +152,39 @@ impl Fabric {
         }
     }
 
-    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind.
+    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
+    /// is at its end.
     fn expose(&mut self, session: Slot, memory: Memory, context: u64) -> Result<Exposing, Memory> {
         let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
         let refused = |error, frame| Ok(Err((error, frame)));
         if !self.windows.has_room_exposed() {
             return refused(OpenError::Full, memory.into_frame());
         }
-        let opened = match memory {
-            Memory::Target(frame, start, len) => links.transport.open_target(link, (frame, start, len)),
+        let (opened, bytes) = match memory {
+            Memory::Target(frame, start, len) => {
+                let opened = links.transport.open_target(link, (frame, start, len));
+                (opened.map_err(|(error, frame)| (error, frame.map(|frame| Memory::Target(frame, start, len)))), len)
+            }
             Memory::Source(frame, start, len) => {
-                links.transport.open_source(link, (frame, start, len)).map_err(|error| (error, None))
+                let opened = links.transport.open_source(link, (Rc::clone(&frame), start, len));
+                (opened.map_err(|error| (error, Some(Memory::Source(frame, start, len)))), len)
             }
         };
-        match opened {
+        let (error, memory) = match opened {
             Ok(window) => {
                 let key = self.windows.open_exposed(&mut self.random, session, window, context);
-                Ok(key.ok_or((OpenError::Full, None)))
+                return Ok(key.ok_or((OpenError::Full, None)));
             }
-            Err((error, frame)) => {
-                tracing::warn!(%error, "no window is opened to the device of a peer");
-                refused(OpenError::Rdma(error), frame)
-            }
+            Err(refused) => refused,
+        };
+        let refusal = Refusal::of(error, links.transport.has(link));
+        tracing::warn!(%error, bytes, ?refusal, "no window is opened to the device of a peer");
+        if refusal == Refusal::EndsSession {
+            self.events.push(Event::Failed(session, Down::Setup(error).into()));
+        }
+        match memory {
+            Some(memory) if refusal != Refusal::Alone => Err(memory),
+            memory => refused(OpenError::Rdma(error), memory.and_then(Memory::into_frame)),
         }
     }
 
@@ -259,6 +271,27 @@ impl Fabric {
 /// What came of opening memory to a device: the window, or why there is none, with a target's frame if it is not lost.
 type Exposing = Result<WindowKey, (OpenError, Option<Frame>)>;
 
+/// What it means that a device does not open a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// It cannot have this memory.
+    Alone,
+    /// It is at its end, and the session with it.
+    EndsSession,
+    /// The session is at its end, which its owner has yet to hear.
+    Ended,
+}
+
+impl Refusal {
+    fn of(error: RdmaError, has_connection: bool) -> Self {
+        match error {
+            _ if !has_connection => Self::Ended,
+            error if error.is_of_memory() => Self::Alone,
+            _ => Self::EndsSession,
+        }
+    }
+}
+
 /// Memory that is to be opened.
 enum Memory {
     /// For the peer to fill.
@@ -274,5 +307,21 @@ impl Memory {
             Self::Target(frame, ..) => Some(frame),
             Self::Source(..) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_at_its_end_ends_the_session_and_memory_that_it_cannot_have_does_not() {
+        let registering = |errno| RdmaError::System { call: "ibv_reg_mr", errno };
+        assert_eq!(Refusal::of(RdmaError::MemoryLimit { bytes: 9 }, true), Refusal::Alone);
+        assert_eq!(Refusal::of(registering(Errno::FAULT), true), Refusal::Alone);
+        assert_eq!(Refusal::of(registering(Errno::IO), true), Refusal::EndsSession);
+        assert_eq!(Refusal::of(registering(Errno::NODEV), true), Refusal::EndsSession);
+        // The transport has ended the connection, and says so later: its reason is the session's.
+        assert_eq!(Refusal::of(RdmaError::State("a window"), false), Refusal::Ended);
     }
 }

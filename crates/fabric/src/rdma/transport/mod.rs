@@ -366,6 +366,11 @@ impl Transport {
         }
     }
 
+    /// Whether a connection has not ended. Of one that has, [`Event::Down`] may still be to be taken.
+    pub fn has(&self, connection: Slot) -> bool {
+        self.connections.get(connection).is_some()
+    }
+
     /// Whether a probe is under way.
     pub fn is_probed(&self, connection: Slot) -> bool {
         self.connections.get(connection).is_some_and(|state| state.is_probed)

@@ -71,6 +71,11 @@ impl Transport {
             let bytes = into.len();
             let segment = match own_segment(adapter, into, 0..bytes) {
                 Ok(segment) => segment,
+                Err((frame, error)) if !error.is_of_memory() => {
+                    let result = Err(GetFailed::Work(WorkError::Flushed));
+                    self.gots.push(Got { token, frame: Some(frame), result });
+                    return Err(Down::Setup(error));
+                }
                 Err((frame, error)) => {
                     let result = Err(GetFailed::Memory(errno_of(error)));
                     self.gots.push(Got { token, frame: Some(frame), result });
