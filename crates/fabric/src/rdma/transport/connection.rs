@@ -14,6 +14,7 @@ use super::super::queue_pair::Work;
 use super::Times;
 use super::credit::{CreditError, Credits};
 use super::outgoing::{Laid, Outgoing, Uncopied};
+use super::watch::Watch;
 use crate::limits::RDMA_CREDITS_MAX;
 use crate::slots::Slot;
 use crate::wire::{HEADER_BYTES, RefuseCode};
@@ -178,10 +179,7 @@ pub(super) struct Connection {
     pub(super) posted_bytes: usize,
     /// Gets that are posted.
     pub(super) posted_gets: usize,
-    /// A probe is posted.
-    pub(super) is_probed: bool,
-    /// Something has come, or ended, since it was last asked.
-    pub(super) was_heard: bool,
+    pub(super) watch: Watch,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -208,8 +206,7 @@ impl Connection {
             posted: 0,
             posted_bytes: 0,
             posted_gets: 0,
-            is_probed: false,
-            was_heard: true,
+            watch: Watch::new(),
             finishing: false,
             is_dirty: false,
         }

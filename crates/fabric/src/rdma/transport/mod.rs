@@ -22,6 +22,7 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
+mod watch;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -357,8 +358,8 @@ impl Transport {
     }
 
     /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
-    /// it. [`Event::Down`] follows if there is no answer after the
-    /// retries of the device, some seconds.
+    /// it. [`Event::Down`] follows if there is no answer after the retries of the device, some seconds, or by the second call after
+    /// this one.
     pub fn probe(&mut self, connection: Slot) {
         if let Err(down) = self.post_probe(connection) {
             self.end(connection, Some(down));
@@ -373,7 +374,7 @@ impl Transport {
 
     /// Whether a probe is under way.
     pub fn is_probed(&self, connection: Slot) -> bool {
-        self.connections.get(connection).is_some_and(|state| state.is_probed)
+        self.connections.get(connection).is_some_and(|state| state.watch.is_probed())
     }
 
     /// Whether anything waits or is under way to the peer.

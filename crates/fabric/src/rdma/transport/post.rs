@@ -9,6 +9,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
+use super::watch::Look;
 use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::limits::RDMA_GETS_MAX;
 use crate::slots::Slot;
@@ -222,16 +223,16 @@ impl Transport {
     pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
         let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
         let Some(state) = up else { return Ok(()) };
-        let was_heard = std::mem::take(&mut state.was_heard);
-        // What is posted may be what is not reported by itself, of which nobody would hear: it is no reason not to ask.
-        if was_heard || state.is_probed {
-            return Ok(());
+        match state.watch.look() {
+            Look::Fine => return Ok(()),
+            Look::Ask => {}
+            Look::Silent => return Err(Down::Work(WorkError::NoAnswer)),
         }
         let Some(endpoint) = &state.endpoint else { return Ok(()) };
         if !has_room(endpoint)? {
             return Ok(());
         }
-        state.is_probed = true;
+        state.watch.set_probed(true);
         let number = self.posted.insert(Posted { connection, bytes: 0, what: What::Probe });
         let work = Work::Write { payload: Payload::Empty, to: WindowAddress { address: 0, rkey: 0 } };
         endpoint.post(work, number.to_u64(), Report::Now).map_err(|refused| {

@@ -43,7 +43,7 @@ impl Transport {
         };
         let state = connection.and_then(|connection| Some((connection, self.connections.get_mut(connection)?)));
         let Some((connection, state)) = state else { return self.take_back(adapter, done.payload) };
-        state.was_heard = true;
+        state.watch.hear();
         let returned = done.immediate.unwrap_or(0);
         let credited = if len == 0 { state.credits.receive_back(returned) } else { state.credits.receive(returned) };
         let step = match credited {
@@ -79,10 +79,10 @@ impl Transport {
             self.gots.push(Got { token, frame, result: result.map(|_| ()) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
-        state.was_heard = true;
+        state.watch.hear();
         match posted.what {
             What::Get(_) => state.posted_gets -= 1,
-            What::Probe => state.is_probed = false,
+            What::Probe => state.watch.set_probed(false),
             What::Send(_) | What::Credits => {}
         }
         if let What::Send(times) = posted.what {
