@@ -1,8 +1,9 @@
 //! What devices reach of each other's memory: windows that are open to them, puts and gets over RDMA.
 //!
 //! Who puts or gets finds the place in what its peer has [granted](super::grants), so that a mistake ends there and not at the
-//! device, which would end the connection. A window for one use is used by all the pieces of one get together: it is forgotten
-//! here when the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
+//! device, which would end the connection. A window for one use is used by all the pieces of one get together: there is no
+//! other use once the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
+//! Where no piece has reached the device, since the memory that was to be filled cannot be registered, it was not used, and may be.
 
 use std::rc::Rc;
 
@@ -122,7 +123,7 @@ impl Fabric {
         Some(links.reach.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
     }
 
-    /// All pieces of a get were asked for: the window is used up, unless none was found.
+    /// All pieces of a get were asked for: the window is in use, unless none was found.
     pub(super) fn end_use(&mut self, once: Option<Slot>) {
         let Some((once, links)) = once.zip(self.links.as_mut()) else { return };
         let Some(using) = links.reach.uses.get_mut(once) else { return };
@@ -130,7 +131,7 @@ impl Fabric {
         if (using.left > 0 || using.was_read)
             && let Some(state) = self.sessions.get_mut(using.session)
         {
-            state.grants.forget(using.window);
+            state.grants.set_in_use(using.window, true);
         }
         self.forget_use(once);
     }
@@ -142,12 +143,21 @@ impl Fabric {
         self.forget_use(once);
     }
 
-    /// With its last piece a use is over, and the window's owner is told.
+    /// With its last piece a use is over: the window is forgotten and its owner is told, unless nothing was read.
     fn forget_use(&mut self, once: Slot) {
         let Some(links) = &mut self.links else { return };
-        if links.reach.uses.get(once).is_some_and(|using| using.left == 0 && !using.is_open)
-            && let Some(Use { session, window, was_read: true, .. }) = links.reach.uses.remove(once)
-        {
+        if links.reach.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
+            return;
+        }
+        let Some(Use { session, window, was_read, .. }) = links.reach.uses.remove(once) else { return };
+        if let Some(state) = self.sessions.get_mut(session) {
+            if was_read {
+                state.grants.forget(window);
+            } else {
+                state.grants.set_in_use(window, false);
+            }
+        }
+        if was_read {
             self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
         }
     }
