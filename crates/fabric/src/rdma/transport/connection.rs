@@ -130,8 +130,17 @@ pub(super) enum Step {
     Uncopied(Uncopied),
 }
 
-/// Takes what is posted next, the last of `steps`; none if that must be copied first and there is no frame for it.
-pub(super) fn pop_ready(steps: &mut Vec<Step>, pool: &FramePool, region: &Rc<PoolRegion>) -> Option<Ready> {
+/// Takes what is posted next, the last of `steps`; none if that must be copied first, and it may not or
+/// there is no frame for it.
+pub(super) fn pop_ready(
+    steps: &mut Vec<Step>,
+    pool: &FramePool,
+    region: &Rc<PoolRegion>,
+    may_copy: bool,
+) -> Option<Ready> {
+    if !may_copy && matches!(steps.last(), Some(Step::Uncopied(_))) {
+        return None;
+    }
     match steps.pop()? {
         Step::Ready(ready) => Some(ready),
         Step::Uncopied(uncopied) => match uncopied.copy(pool) {
@@ -177,6 +186,8 @@ pub(super) struct Connection {
     /// Sends and writes that are posted, and their bytes.
     pub(super) posted: usize,
     pub(super) posted_bytes: usize,
+    /// Of these, the writes: their ends are reported whatever else is posted.
+    pub(super) posted_writes: usize,
     /// Gets that are posted.
     pub(super) posted_gets: usize,
     pub(super) watch: Watch,
@@ -205,6 +216,7 @@ impl Connection {
             queued_heap: 0,
             posted: 0,
             posted_bytes: 0,
+            posted_writes: 0,
             posted_gets: 0,
             watch: Watch::new(),
             finishing: false,

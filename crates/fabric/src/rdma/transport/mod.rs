@@ -22,6 +22,7 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
+mod turns;
 mod watch;
 
 use std::collections::VecDeque;
@@ -37,6 +38,7 @@ use self::connection::{Connection, Phase};
 pub use self::connection::{Down, Received};
 pub use self::credit::CreditError;
 use self::outgoing::Outgoing;
+use self::turns::Turns;
 use super::connection::EventChannel;
 use super::domain::{Window, WindowAddress};
 use super::endpoint::Listener;
@@ -127,8 +129,10 @@ struct Posted {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// A message or a write; with its times, unless it was told when it was handed over.
+    /// A message; with its times, unless it was told when it was handed over.
     Send(Option<Times>),
+    /// A write of a put; with its times.
+    Write(Option<Times>),
     /// Credits alone.
     Credits,
     /// A write of no bytes.
@@ -165,10 +169,7 @@ pub struct Transport {
     gots: Vec<Got>,
     /// News of ends, told after all else of them.
     ends: Vec<Event>,
-    /// Connections that have something to post.
-    dirty: Vec<Slot>,
-    /// Those that could not, for want of frames or room in the device's queues.
-    waiting: Vec<Slot>,
+    turns: Turns,
     spare: Vec<Gather>,
     /// The time of the turn.
     clock: Instant,
@@ -189,8 +190,7 @@ impl Transport {
             events: VecDeque::new(),
             gots: Vec::new(),
             ends: Vec::new(),
-            dirty: Vec::new(),
-            waiting: Vec::new(),
+            turns: Turns::default(),
             spare: Vec::new(),
             clock: Instant::ZERO,
         }
@@ -354,7 +354,7 @@ impl Transport {
 
     /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
     pub fn is_flushed(&self) -> bool {
-        self.dirty.is_empty()
+        self.turns.is_empty()
     }
 
     /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
@@ -464,7 +464,7 @@ impl Transport {
         if let Some(state) = self.connections.get_mut(connection)
             && !std::mem::replace(&mut state.is_dirty, true)
         {
-            self.dirty.push(connection);
+            self.turns.add(connection);
         }
     }
 }

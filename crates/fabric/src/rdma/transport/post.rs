@@ -9,6 +9,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
+use super::turns::may_copy;
 use super::watch::Look;
 use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::limits::RDMA_GETS_MAX;
@@ -27,16 +28,14 @@ impl Transport {
     /// Posts what waits. To be called once after all that was reaped has been handled.
     pub fn flush(&mut self, reactor: &mut Reactor) {
         self.clock = reactor.now();
-        for connection in std::mem::take(&mut self.waiting) {
-            self.mark(connection);
-        }
-        while let Some(connection) = self.dirty.pop() {
+        self.turns.begin();
+        while let Some(connection) = self.turns.next() {
             if let Some(state) = self.connections.get_mut(connection) {
                 state.is_dirty = false;
             }
             match self.post(reactor, connection) {
                 Ok(Stop::Done) => {}
-                Ok(Stop::Later) => self.waiting.push(connection),
+                Ok(Stop::Later) => self.turns.wait(connection),
                 Err(down) => {
                     self.end(connection, Some(down));
                     self.look();
@@ -121,7 +120,8 @@ impl Transport {
                 return Ok(Stop::Later);
             }
             let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
-            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region) else {
+            let may_copy = may_copy(reactor.frames(), state.posted_writes > 0);
+            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region, may_copy) else {
                 return Ok(Stop::Later);
             };
             let bytes = ready.len();
@@ -138,7 +138,12 @@ impl Transport {
             let is_told =
                 !is_awaited && matches!(&ready, Ready::Message(laid) if matches!(**laid, Laid::Inline { .. }));
             let times = if state.ready.is_empty() { state.times.take() } else { state.times };
-            let what = What::Send(times.filter(|_| !is_told));
+            let what = if matches!(ready, Ready::Write(_)) {
+                state.posted_writes += 1;
+                What::Write(times)
+            } else {
+                What::Send(times.filter(|_| !is_told))
+            };
             let number = self.posted.insert(Posted { connection, bytes, what }).to_u64();
             let posted = match ready {
                 Ready::Write(work) => endpoint.post(work, number, quiet).map_err(|refused| refused.error),

@@ -83,9 +83,10 @@ impl Transport {
         match posted.what {
             What::Get(_) => state.posted_gets -= 1,
             What::Probe => state.watch.set_probed(false),
+            What::Write(_) => state.posted_writes -= 1,
             What::Send(_) | What::Credits => {}
         }
-        if let What::Send(times) = posted.what {
+        if let What::Send(times) | What::Write(times) = posted.what {
             state.posted -= 1;
             state.posted_bytes -= posted.bytes;
             let last = self.events.back();
@@ -122,7 +123,7 @@ impl Transport {
     /// Ends a connection, and tells so unless the owner did it. What is posted completes now.
     pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
         let Some(mut state) = self.connections.remove(connection) else { return };
-        let waits = self.waiting.contains(&connection);
+        let waits = self.turns.is_waiting(connection);
         tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
         for get in state.gets.drain(..) {
             let result = Err(GetFailed::Work(WorkError::Flushed));
