@@ -151,7 +151,7 @@ impl Transport {
 
 #[cfg(test)]
 mod tests {
-    use byway_reactor::Token;
+    use byway_reactor::{Frame, Mapping, Token};
 
     use super::super::Posted;
     use super::*;
@@ -161,19 +161,23 @@ mod tests {
         let mut transport = Transport::new(Token::new(1, 1, 0, 0));
         let connection = Slot { index: 0, generation: 1 };
         let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
+        let memory = Mapping::new(4096).unwrap();
+        // SAFETY: nobody makes references to the memory.
+        let frame = unsafe { Frame::over(&memory, 0, 4096) };
         // As the queue pair gives it back that cannot be destroyed; and once more, as a device that wakes up might.
-        for _ in 0..2 {
+        for payload in [Payload::from(Segment::unregistered(frame)), Payload::Empty] {
             transport.went(Done {
                 token: posted.to_u64(),
                 kind: Kind::Read,
                 queue_pair: 3,
                 result: Err(WorkError::Flushed),
                 immediate: None,
-                payload: Payload::Empty.give_up(),
+                payload: payload.give_up(),
             });
         }
         let [got] = &transport.take_gots()[..] else { panic!("one end") };
         assert!(got.token == 77 && got.frame.is_none() && got.result == Err(GetFailed::GivenUp));
         assert!(transport.posted.is_empty());
+        assert!(memory.is_given_up() && memory.uses() > 0, "its program never gets to it again, and need not wait");
     }
 }
