@@ -82,12 +82,16 @@ mod tests {
     #[test]
     fn each_of_those_that_wait_is_first_in_its_turn() {
         let mut turns = Turns::default();
-        [0, 1, 2].into_iter().for_each(|index| turns.add(slot(index)));
+        for index in [0, 1, 2] {
+            turns.add(slot(index));
+        }
         let mut order = round(&mut turns);
         assert_eq!(order, [0, 1, 2], "first come, first served");
         let mut first = Vec::new();
         for _ in 0..3 {
-            order.iter().for_each(|index| turns.wait(slot(*index)));
+            for index in &order {
+                turns.wait(slot(*index));
+            }
             order = round(&mut turns);
             first.push(order[0]);
         }
@@ -98,8 +102,12 @@ mod tests {
     #[test]
     fn who_waits_comes_before_who_is_new_and_once() {
         let mut turns = Turns::default();
-        [0, 1, 0].into_iter().for_each(|index| turns.wait(slot(index)));
-        [5, 1, 6].into_iter().for_each(|index| turns.add(slot(index)));
+        for index in [0, 1, 0] {
+            turns.wait(slot(index));
+        }
+        for index in [5, 1, 6] {
+            turns.add(slot(index));
+        }
         assert!(turns.is_waiting(slot(1)) && !turns.is_waiting(slot(5)));
         assert_eq!(round(&mut turns), [1, 0, 5, 6]);
         assert!(turns.is_empty() && !turns.is_waiting(slot(1)));
