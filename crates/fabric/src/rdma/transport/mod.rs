@@ -354,7 +354,7 @@ impl Transport {
 
     /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
     pub fn is_flushed(&self) -> bool {
-        self.turns.is_empty()
+        self.turns.is_empty() && (self.waits_after_removal || !self.has_aside())
     }
 
     /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
@@ -458,6 +458,11 @@ impl Transport {
     /// What happened, in order.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Whether memory is to be handed back a while later.
+    fn has_aside(&self) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.channel.has_aside())
     }
 
     fn mark(&mut self, connection: Slot) {

@@ -28,6 +28,9 @@ impl Transport {
     /// Posts what waits. To be called once after all that was reaped has been handled.
     pub fn flush(&mut self, reactor: &mut Reactor) {
         self.clock = reactor.now();
+        if self.has_aside() {
+            self.wait_after_removal(reactor);
+        }
         self.turns.begin();
         while let Some(connection) = self.turns.next() {
             if let Some(state) = self.connections.get_mut(connection) {
