@@ -30,6 +30,8 @@ struct Granted {
     rights: u8,
     /// Which piece of lent memory it lies in.
     lent: Option<u32>,
+    /// For one use, which is under way: there is no other meanwhile.
+    is_in_use: bool,
 }
 
 /// What a session's peer has granted.
@@ -41,7 +43,7 @@ pub(super) struct Grants {
 impl Grants {
     /// Notes a grant. False if there is no room for it: the slot is above [`GRANTS_MAX`].
     pub(super) fn note(&mut self, window: WindowKey, grant: Grant, rights: u8) -> bool {
-        self.put(Granted { window, grant, rights, lent: None })
+        self.put(Granted { window, grant, rights, lent: None, is_in_use: false })
     }
 
     fn put(&mut self, granted: Granted) -> bool {
@@ -59,7 +61,7 @@ impl Grants {
     /// Notes that a program's window lies in a piece of lent memory; gives the piece that no window lies in now.
     pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, (number, rights): (u32, u8)) -> Option<u32> {
         let before = self.by_slot.get(slot_of(window)).copied().flatten().and_then(|granted| granted.lent);
-        if !self.put(Granted { window, grant, rights, lent: Some(number) }) {
+        if !self.put(Granted { window, grant, rights, lent: Some(number), is_in_use: false }) {
             return self.unused(Some(number));
         }
         self.unused(before)
@@ -90,13 +92,25 @@ impl Grants {
         self.granted(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
     }
 
+    /// The only use of a window is under way, or has ended without one: then there may be another, if the window is still open.
+    pub(super) fn set_in_use(&mut self, window: WindowKey, is_in_use: bool) {
+        let granted = self.by_slot.get_mut(slot_of(window)).and_then(Option::as_mut);
+        if let Some(granted) = granted.filter(|granted| granted.window == window) {
+            granted.is_in_use = is_in_use;
+        }
+    }
+
     /// Forgets a window that is for one use; whether it was.
     pub(super) fn use_up(&mut self, window: WindowKey) -> bool {
         self.is_once(window) && self.forget(window)
     }
 
     fn granted(&self, window: WindowKey) -> Option<Granted> {
-        self.by_slot.get(slot_of(window)).copied().flatten().filter(|granted| granted.window == window)
+        self.by_slot
+            .get(slot_of(window))
+            .copied()
+            .flatten()
+            .filter(|granted| granted.window == window && !granted.is_in_use)
     }
 
     /// Where `len` bytes of a window lie, for what `right` (of [`WindowNews`]) says.
@@ -159,6 +173,26 @@ mod tests {
         assert!(find(&grants, often).is_ok());
         grants.forget(often);
         assert_eq!(find(&grants, often), Err(WindowError::Key));
+    }
+
+    #[test]
+    fn a_window_whose_use_came_to_nothing_may_be_used_again_unless_it_was_closed() {
+        let mut grants = Grants::default();
+        let (window, next) = (WindowKey(5 << 20 | 3), WindowKey(6 << 20 | 3));
+        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowNews::GET);
+        assert!(grants.note(window, grant(4096, 100), WindowNews::GET | WindowNews::ONCE));
+        grants.set_in_use(window, true);
+        assert_eq!(find(&grants, window), Err(WindowError::Key), "it is used");
+        assert!(!grants.is_once(window), "nor does another use begin");
+        grants.set_in_use(window, false);
+        assert!(find(&grants, window).is_ok() && grants.is_once(window));
+        grants.set_in_use(window, true);
+        assert!(grants.forget(window), "its owner has closed it");
+        grants.set_in_use(window, false);
+        assert_eq!(find(&grants, window), Err(WindowError::Key));
+        assert!(grants.note(next, grant(8192, 100), WindowNews::GET));
+        grants.set_in_use(window, true);
+        assert!(find(&grants, next).is_ok(), "another user of the slot");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What devices reach of each other's memory: windows that are open to them, puts and gets over RDMA.
 //!
 //! Who puts or gets finds the place in what its peer has [granted](super::grants), so that a mistake ends there and not at the
-//! device, which would end the connection. A window for one use is used by all the pieces of one get together: it is forgotten
-//! here when the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
+//! device, which would end the connection. A window for one use is used by all the pieces of one get together: there is no
+//! other use once the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
+//! Where no piece has reached the device, since the memory that was to be filled cannot be registered, it was not used, and may be.
 
 use std::rc::Rc;
 
@@ -11,8 +12,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler};
-use crate::rdma::WindowAddress;
-use crate::rdma::transport::GetFailed;
+use crate::rdma::transport::{Down, GetFailed};
+use crate::rdma::{RdmaError, WindowAddress};
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
 #[cfg(doc)]
@@ -51,7 +52,8 @@ impl Fabric {
     /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
     ///
     /// # Errors
-    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on.
+    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on. Where it is at its end, and be it that the
+    /// device is, the window is opened, to nobody's device, and closed with the session.
     pub fn open_target(
         &mut self,
         session: Slot,
@@ -73,7 +75,7 @@ impl Fabric {
     /// Opens memory for the peer of `session` to read; see [`Windows::open_source`].
     ///
     /// # Errors
-    /// See [`OpenError`]. The session goes on.
+    /// See [`OpenError`], and [`Self::open_target`] of a session at its end. The session goes on.
     pub fn open_source(
         &mut self,
         session: Slot,
@@ -121,7 +123,7 @@ impl Fabric {
         Some(links.reach.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
     }
 
-    /// All pieces of a get were asked for: the window is used up, unless none was found.
+    /// All pieces of a get were asked for: the window is in use, unless none was found.
     pub(super) fn end_use(&mut self, once: Option<Slot>) {
         let Some((once, links)) = once.zip(self.links.as_mut()) else { return };
         let Some(using) = links.reach.uses.get_mut(once) else { return };
@@ -129,7 +131,7 @@ impl Fabric {
         if (using.left > 0 || using.was_read)
             && let Some(state) = self.sessions.get_mut(using.session)
         {
-            state.grants.forget(using.window);
+            state.grants.set_in_use(using.window, true);
         }
         self.forget_use(once);
     }
@@ -141,38 +143,58 @@ impl Fabric {
         self.forget_use(once);
     }
 
-    /// With its last piece a use is over, and the window's owner is told.
+    /// With its last piece a use is over: the window is forgotten and its owner is told, unless nothing was read.
     fn forget_use(&mut self, once: Slot) {
         let Some(links) = &mut self.links else { return };
-        if links.reach.uses.get(once).is_some_and(|using| using.left == 0 && !using.is_open)
-            && let Some(Use { session, window, was_read: true, .. }) = links.reach.uses.remove(once)
-        {
+        if links.reach.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
+            return;
+        }
+        let Some(Use { session, window, was_read, .. }) = links.reach.uses.remove(once) else { return };
+        if let Some(state) = self.sessions.get_mut(session) {
+            if was_read {
+                state.grants.forget(window);
+            } else {
+                state.grants.set_in_use(window, false);
+            }
+        }
+        if was_read {
             self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
         }
     }
 
-    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind.
+    /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
+    /// is at its end.
     fn expose(&mut self, session: Slot, memory: Memory, context: u64) -> Result<Exposing, Memory> {
         let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
         let refused = |error, frame| Ok(Err((error, frame)));
         if !self.windows.has_room_exposed() {
             return refused(OpenError::Full, memory.into_frame());
         }
-        let opened = match memory {
-            Memory::Target(frame, start, len) => links.transport.open_target(link, (frame, start, len)),
+        let (opened, bytes) = match memory {
+            Memory::Target(frame, start, len) => {
+                let opened = links.transport.open_target(link, (frame, start, len));
+                (opened.map_err(|(error, frame)| (error, frame.map(|frame| Memory::Target(frame, start, len)))), len)
+            }
             Memory::Source(frame, start, len) => {
-                links.transport.open_source(link, (frame, start, len)).map_err(|error| (error, None))
+                let opened = links.transport.open_source(link, (Rc::clone(&frame), start, len));
+                (opened.map_err(|error| (error, Some(Memory::Source(frame, start, len)))), len)
             }
         };
-        match opened {
+        let (error, memory) = match opened {
             Ok(window) => {
                 let key = self.windows.open_exposed(&mut self.random, session, window, context);
-                Ok(key.ok_or((OpenError::Full, None)))
+                return Ok(key.ok_or((OpenError::Full, None)));
             }
-            Err((error, frame)) => {
-                tracing::warn!(%error, "no window is opened to the device of a peer");
-                refused(OpenError::Rdma(error), frame)
-            }
+            Err(refused) => refused,
+        };
+        let refusal = Refusal::of(error, links.transport.has(link));
+        tracing::warn!(%error, bytes, ?refusal, "no window is opened to the device of a peer");
+        if refusal == Refusal::EndsSession {
+            self.events.push(Event::Failed(session, Down::Setup(error).into()));
+        }
+        match memory {
+            Some(memory) if refusal != Refusal::Alone => Err(memory),
+            memory => refused(OpenError::Rdma(error), memory.and_then(Memory::into_frame)),
         }
     }
 
@@ -259,6 +281,27 @@ impl Fabric {
 /// What came of opening memory to a device: the window, or why there is none, with a target's frame if it is not lost.
 type Exposing = Result<WindowKey, (OpenError, Option<Frame>)>;
 
+/// What it means that a device does not open a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// It cannot have this memory.
+    Alone,
+    /// It is at its end, and the session with it.
+    EndsSession,
+    /// The session is at its end, which its owner has yet to hear.
+    Ended,
+}
+
+impl Refusal {
+    fn of(error: RdmaError, has_connection: bool) -> Self {
+        match error {
+            _ if !has_connection => Self::Ended,
+            error if error.is_of_memory() => Self::Alone,
+            _ => Self::EndsSession,
+        }
+    }
+}
+
 /// Memory that is to be opened.
 enum Memory {
     /// For the peer to fill.
@@ -274,5 +317,21 @@ impl Memory {
             Self::Target(frame, ..) => Some(frame),
             Self::Source(..) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_at_its_end_ends_the_session_and_memory_that_it_cannot_have_does_not() {
+        let registering = |errno| RdmaError::System { call: "ibv_reg_mr", errno };
+        assert_eq!(Refusal::of(RdmaError::MemoryLimit { bytes: 9 }, true), Refusal::Alone);
+        assert_eq!(Refusal::of(registering(Errno::FAULT), true), Refusal::Alone);
+        assert_eq!(Refusal::of(registering(Errno::IO), true), Refusal::EndsSession);
+        assert_eq!(Refusal::of(registering(Errno::NODEV), true), Refusal::EndsSession);
+        // The transport has ended the connection, and says so later: its reason is the session's.
+        assert_eq!(Refusal::of(RdmaError::State("a window"), false), Refusal::Ended);
     }
 }

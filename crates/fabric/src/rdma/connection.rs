@@ -5,7 +5,7 @@
 //! [`EventKind::ConnectRequest`] with an endpoint, and answers by `create_queue_pair` and [`Endpoint::accept`]. Both may
 //! post when [`EventKind::Established`] has come.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::ffi::c_void;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +15,7 @@ use std::rc::Rc;
 use byway_reactor::Errno;
 
 use super::address::{from_storage, to_storage};
+use super::aside::Aside;
 use super::device::Device;
 use super::endpoint::{Endpoint, Listener};
 use super::error::RdmaError;
@@ -37,6 +38,8 @@ pub(super) struct Channel {
     raw: NonNull<verbs::EventChannel>,
     /// By the number that each identifier has as its context.
     ids: RefCell<Slots<Known>>,
+    /// Of its devices; what is there holds the channel.
+    aside: RefCell<Aside>,
 }
 
 /// What an event's identifier is to its owner.
@@ -100,7 +103,7 @@ impl Channel {
             let missing = RdmaError::KernelMissing { what: "an RDMA connection manager", module: "rdma_ucm" };
             if is_missing { missing } else { error }
         })?;
-        Ok(Rc::new(Self { library, raw, ids: RefCell::default() }))
+        Ok(Rc::new(Self { library, raw, ids: RefCell::default(), aside: RefCell::default() }))
     }
 
     /// An identifier whose events carry `context`. The caller destroys it.
@@ -157,6 +160,10 @@ impl Identifier {
 
     pub(super) fn manager(&self) -> &'static verbs::ConnectionManager {
         self.channel.library.connection()
+    }
+
+    pub(super) fn aside(&self) -> RefMut<'_, Aside> {
+        self.channel.aside.borrow_mut()
     }
 
     pub(super) fn library(&self) -> Library {
@@ -228,6 +235,19 @@ impl EventChannel {
     /// Lets go of devices that were removed and that nobody uses any more, without which the kernel may wait.
     pub fn forget_removed_devices(&self) {
         self.0.library.forget_removed_devices();
+    }
+
+    /// Whether memory of devices that the kernel has taken away is kept aside.
+    pub fn has_aside(&self) -> bool {
+        !self.0.aside.borrow().is_empty()
+    }
+
+    /// A pause is over: hands back the memory that was kept aside during all of it.
+    pub fn hand_back(&self) {
+        let free = self.0.aside.borrow_mut().pause_over();
+        if !free.is_empty() {
+            tracing::info!(pieces = free.len(), "memory of an RDMA device that was taken away is free again");
+        }
     }
 
     /// Opens the device that has the local address `at`. The news that it is being removed carries `token`, see

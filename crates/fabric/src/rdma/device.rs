@@ -1,5 +1,6 @@
 //! Devices: the list of them with their ports, and one that is opened by an address of it.
 
+use std::cell::RefMut;
 use std::ffi::CStr;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
@@ -8,6 +9,7 @@ use std::rc::Rc;
 use byway_reactor::Errno;
 
 use super::address;
+use super::aside::Aside;
 use super::connection::{Channel, Identifier};
 use super::error::RdmaError;
 use super::library::Library;
@@ -218,6 +220,13 @@ impl Device {
     /// Bytes of one message, write or read.
     pub fn message_bytes_max(&self) -> u32 {
         self.0.message_bytes_max
+    }
+}
+
+impl DeviceInner {
+    /// What is kept until the kernel has taken the device away.
+    pub(super) fn aside(&self) -> RefMut<'_, Aside> {
+        self.anchor.aside()
     }
 }
 

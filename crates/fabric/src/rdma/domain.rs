@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use byway_reactor::{Errno, Frame, FramePool};
 
+use super::aside::Ending;
 use super::device::{Device, DeviceInner};
 use super::error::RdmaError;
 use super::memory::Memory;
@@ -168,15 +169,16 @@ impl Registration {
         Ok(Self { mr: Some(mr), domain, lkey, rkey })
     }
 
-    /// Ends it. False if the device does not let go: then it may go on touching the memory.
-    fn end(&mut self) -> bool {
-        let Some(mr) = self.mr.take() else { return true };
+    /// Ends it. Unless it has ended, the device may go on touching the memory.
+    fn end(&mut self) -> Ending {
+        let Some(mr) = self.mr.take() else { return Ending::Ended };
         // SAFETY: the registration is live, and taken out above, so that this happens once.
         let status = unsafe { (self.domain.device.library.verbs().ibv_dereg_mr)(mr.as_ptr()) };
-        if status != 0 {
+        let ending = Ending::of(status);
+        if ending == Ending::Refused {
             tracing::error!(status, "a registration does not end; its memory is given up");
         }
-        status == 0
+        ending
     }
 }
 
@@ -242,7 +244,8 @@ impl Exposed {
     }
 }
 
-/// Memory and its registration, which ends first. Memory that the device does not let go is never given back.
+/// Memory and its registration, which ends first. Memory that the device does not let go is never given back; that of a device
+/// which the kernel takes away, a while later.
 #[derive(Debug)]
 struct Registered<M: GiveUp> {
     registration: Registration,
@@ -250,7 +253,7 @@ struct Registered<M: GiveUp> {
 }
 
 /// Memory that can be lost to a device.
-trait GiveUp {
+trait GiveUp: 'static {
     /// Tells who waits for it that it never comes back.
     fn note_given_up(&self);
 }
@@ -274,11 +277,14 @@ impl GiveUp for Exposed {
 
 impl<M: GiveUp> Drop for Registered<M> {
     fn drop(&mut self) {
-        if self.registration.end() {
-            // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
-        } else {
-            self.memory.note_given_up();
+        let ending = self.registration.end();
+        if ending == Ending::Refused {
+            return self.memory.note_given_up();
+        }
+        // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        if ending == Ending::TakenAway {
+            self.registration.domain.device.aside().keep(memory);
         }
     }
 }
@@ -363,19 +369,21 @@ impl Window {
     }
 
     /// Closes it: from now on no peer can touch the memory. An operation that a peer has under way fails at the peer, with
-    /// its connection. None, and the memory is given up, if the device does not let go.
+    /// its connection. None if the device does not let go, and the memory is given up, or not yet: then it is dropped later.
     pub fn close(self) -> Option<Exposed> {
         let mut registered = ManuallyDrop::new(self.registered);
-        let is_free = registered.registration.end();
+        let ending = registered.registration.end();
         // SAFETY: `registered` is never dropped, and this is the only time that each of the two is moved out of it.
         let (registration, memory) =
             unsafe { (std::ptr::read(&raw const registered.registration), ManuallyDrop::take(&mut registered.memory)) };
-        drop(registration);
-        if is_free {
-            return Some(memory);
+        match ending {
+            Ending::Ended => return Some(memory),
+            Ending::TakenAway => registration.domain.device.aside().keep(memory),
+            Ending::Refused => {
+                memory.note_given_up();
+                let _ = ManuallyDrop::new(memory);
+            }
         }
-        memory.note_given_up();
-        let _ = ManuallyDrop::new(memory);
         None
     }
 }

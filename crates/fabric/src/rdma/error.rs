@@ -97,6 +97,15 @@ impl RdmaError {
         if value > 0 { Self::System { call, errno: Errno::from_raw_os_error(value) } } else { Self::last(call) }
     }
 
+    /// Whether it is of the memory that was to be registered, and other memory may be: with another device error the device is
+    /// at its end. `EOPNOTSUPP` is what the kernel says of files in persistent memory, which it does not pin.
+    pub fn is_of_memory(&self) -> bool {
+        match self {
+            Self::System { errno, .. } => matches!(*errno, Errno::FAULT | Errno::NOMEM | Errno::OPNOTSUPP),
+            _ => true,
+        }
+    }
+
     /// Whether the kernel said this.
     pub fn is(&self, wanted: Errno) -> bool {
         matches!(self, Self::System { errno, .. } if *errno == wanted)
@@ -251,6 +260,23 @@ impl WorkError {
             Self::NoAnswer => Fault::Path,
             Self::Device | Self::Other(_) => Fault::Device,
             Self::Flushed => Fault::Earlier,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dying_device_says_is_not_of_the_memory() {
+        let registering = |errno| RdmaError::System { call: "ibv_reg_mr", errno };
+        for errno in [Errno::FAULT, Errno::NOMEM, Errno::OPNOTSUPP] {
+            assert!(registering(errno).is_of_memory(), "{errno}");
+        }
+        assert!(RdmaError::MemoryLimit { bytes: 1 }.is_of_memory() && RdmaError::Range.is_of_memory());
+        for errno in [Errno::IO, Errno::NODEV, Errno::INVAL] {
+            assert!(!registering(errno).is_of_memory(), "{errno}");
         }
     }
 }

@@ -288,7 +288,8 @@ pub enum Payload {
     One(Segment),
     /// Several.
     Many(Vec<Segment>),
-    /// What was there is given up: a device may touch it, for ever, which did not let go of it.
+    /// What was there is given up: a device may touch it, for ever, which did not let go of it. Or it is kept aside, from where
+    /// it goes back to whom it belongs to when the kernel has taken the device away.
     GivenUp,
 }
 
@@ -365,8 +366,53 @@ impl Payload {
 }
 
 #[cfg(test)]
+impl Segment {
+    /// A whole frame that no device knows, for tests of what becomes of it.
+    pub(in crate::rdma) fn unregistered(frame: Frame) -> Self {
+        let range = 0..frame.len();
+        Self { held: Held::Frame(frame), range, pool: None }
+    }
+
+    /// The same for a frame that others read meanwhile.
+    fn unregistered_shared(frame: Rc<Frame>) -> Self {
+        let range = 0..frame.len();
+        Self { held: Held::SharedFrame(frame), range, pool: None }
+    }
+}
+
+#[cfg(test)]
 mod tests {
+    use byway_reactor::Mapping;
+
     use super::*;
+
+    #[test]
+    fn a_programs_memory_that_is_given_up_is_in_use_for_ever_and_its_waiter_told() {
+        let memory = Mapping::new(8192).unwrap();
+        let given_up = |make: fn(&Mapping) -> Payload| {
+            let counted = memory.counted();
+            let payload = make(&counted);
+            assert!(counted.uses() > 0 && !counted.is_given_up());
+            let after = payload.give_up();
+            assert!(matches!(after, Payload::GivenUp) && after.is_empty());
+            drop(after);
+            assert!(counted.is_given_up() && counted.uses() > 0);
+        };
+        given_up(|mapping| Segment::unregistered(over(mapping, 0)).into());
+        given_up(|mapping| Segment::unregistered_shared(Rc::new(over(mapping, 0))).into());
+        given_up(|mapping| {
+            vec![Segment::unregistered(over(mapping, 0)), Segment::unregistered(over(mapping, 100))].into()
+        });
+        // What a device let go of is free again.
+        let counted = memory.counted();
+        drop(Payload::from(Segment::unregistered(over(&counted, 200))));
+        assert!(counted.uses() == 0 && !counted.is_given_up());
+    }
+
+    fn over(mapping: &Mapping, start: usize) -> Frame {
+        // SAFETY: nobody makes references to the memory.
+        unsafe { Frame::over(mapping, start, 100) }
+    }
 
     #[test]
     fn a_buffer_is_zeroed_aligned_and_none_when_empty() {

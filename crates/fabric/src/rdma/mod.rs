@@ -18,6 +18,7 @@
 //! Everything keeps alive what it was made from, so that it does not matter what is dropped first.
 
 mod address;
+mod aside;
 mod completion;
 mod connection;
 mod device;

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use super::aside::Aside;
 use super::error::WorkError;
 use super::memory::Payload;
 use super::verbs::{IBV_WC_WITH_IMM, Wc};
@@ -40,7 +41,7 @@ pub struct Completion {
     pub result: Result<u32, WorkError>,
     /// The number beside a message that came.
     pub immediate: Option<u32>,
-    /// Its memory; [`Payload::GivenUp`] if the device did not let go of it.
+    /// Its memory; [`Payload::GivenUp`] if the device did not let go of it, or not yet.
     pub payload: Payload,
 }
 
@@ -48,6 +49,15 @@ impl Completion {
     /// The same without the memory, which a device may touch for ever.
     pub(super) fn give_up(mut self) -> Self {
         self.payload = self.payload.give_up();
+        self
+    }
+
+    /// The same without the memory, which a device that is being taken away may still touch for a moment.
+    pub(super) fn keep_aside(mut self, aside: &mut Aside) -> Self {
+        let payload = std::mem::replace(&mut self.payload, Payload::GivenUp);
+        if !payload.is_empty() {
+            aside.keep(payload);
+        }
         self
     }
 }

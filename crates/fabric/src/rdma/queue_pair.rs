@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use byway_reactor::Errno;
 
+use super::aside::Ending;
 use super::domain::WindowAddress;
 use super::error::{PostError, RdmaError, Refused};
 use super::memory::Payload;
@@ -304,14 +305,21 @@ impl Drop for QueuePair {
         let mut ended: Vec<Completion> = Vec::new();
         let mut state = completions.state();
         state.operations.remove_sends(self.key, &mut ended);
-        if status == 0 {
-            // SAFETY: the identifier is live, as `create` demands.
-            unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
-            state.backlog.extend(ended);
-        } else {
-            // A device that was unplugged, say. Whoever waits for the ends of these has them; the memory nobody has again.
-            tracing::error!(status, operations = ended.len(), "a queue pair does not end; its memory is given up");
-            state.backlog.extend(ended.into_iter().map(Completion::give_up));
+        match Ending::of(status) {
+            Ending::Ended => {
+                // SAFETY: the identifier is live, as `create` demands.
+                unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };
+                state.backlog.extend(ended);
+            }
+            Ending::TakenAway => {
+                let mut aside = self.receives.domain.device.aside();
+                state.backlog.extend(ended.into_iter().map(|ended| ended.keep_aside(&mut aside)));
+            }
+            Ending::Refused => {
+                // Whoever waits for the ends of these has them; the memory nobody has again.
+                tracing::error!(status, operations = ended.len(), "a queue pair does not end; its memory is given up");
+                state.backlog.extend(ended.into_iter().map(Completion::give_up));
+            }
         }
     }
 }

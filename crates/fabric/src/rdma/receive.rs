@@ -7,6 +7,7 @@
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
+use super::aside::Ending;
 use super::completion::{CompletionInner, CompletionQueue};
 use super::domain::{Domain, DomainInner};
 use super::error::{PostError, RdmaError, ReceiveRefused};
@@ -111,11 +112,16 @@ impl Drop for ReceiveInner {
         let mut ended: Vec<Completion> = Vec::new();
         let mut state = self.completions.state();
         state.operations.remove_receives(self.key, &mut ended);
-        if status == 0 {
-            state.backlog.extend(ended);
-        } else {
-            tracing::error!(status, "a receive queue does not end; its memory is given up");
-            state.backlog.extend(ended.into_iter().map(Completion::give_up));
+        match Ending::of(status) {
+            Ending::Ended => state.backlog.extend(ended),
+            Ending::TakenAway => {
+                let mut aside = self.domain.device.aside();
+                state.backlog.extend(ended.into_iter().map(|ended| ended.keep_aside(&mut aside)));
+            }
+            Ending::Refused => {
+                tracing::error!(status, "a receive queue does not end; its memory is given up");
+                state.backlog.extend(ended.into_iter().map(Completion::give_up));
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use super::super::queue_pair::Work;
 use super::Times;
 use super::credit::{CreditError, Credits};
 use super::outgoing::{Laid, Outgoing, Uncopied};
+use super::watch::Watch;
 use crate::limits::RDMA_CREDITS_MAX;
 use crate::slots::Slot;
 use crate::wire::{HEADER_BYTES, RefuseCode};
@@ -129,8 +130,17 @@ pub(super) enum Step {
     Uncopied(Uncopied),
 }
 
-/// Takes what is posted next, the last of `steps`; none if that must be copied first and there is no frame for it.
-pub(super) fn pop_ready(steps: &mut Vec<Step>, pool: &FramePool, region: &Rc<PoolRegion>) -> Option<Ready> {
+/// Takes what is posted next, the last of `steps`; none if that must be copied first, and it may not or
+/// there is no frame for it.
+pub(super) fn pop_ready(
+    steps: &mut Vec<Step>,
+    pool: &FramePool,
+    region: &Rc<PoolRegion>,
+    may_copy: bool,
+) -> Option<Ready> {
+    if !may_copy && matches!(steps.last(), Some(Step::Uncopied(_))) {
+        return None;
+    }
     match steps.pop()? {
         Step::Ready(ready) => Some(ready),
         Step::Uncopied(uncopied) => match uncopied.copy(pool) {
@@ -176,12 +186,11 @@ pub(super) struct Connection {
     /// Sends and writes that are posted, and their bytes.
     pub(super) posted: usize,
     pub(super) posted_bytes: usize,
+    /// Of these, the writes: their ends are reported whatever else is posted.
+    pub(super) posted_writes: usize,
     /// Gets that are posted.
     pub(super) posted_gets: usize,
-    /// A probe is posted.
-    pub(super) is_probed: bool,
-    /// Something has come, or ended, since it was last asked.
-    pub(super) was_heard: bool,
+    pub(super) watch: Watch,
     /// Nothing more will be queued: the owner waits for the end of the last.
     pub(super) finishing: bool,
     pub(super) is_dirty: bool,
@@ -207,9 +216,9 @@ impl Connection {
             queued_heap: 0,
             posted: 0,
             posted_bytes: 0,
+            posted_writes: 0,
             posted_gets: 0,
-            is_probed: false,
-            was_heard: true,
+            watch: Watch::new(),
             finishing: false,
             is_dirty: false,
         }

@@ -219,7 +219,7 @@ impl Transport {
         }
     }
 
-    fn wait_after_removal(&mut self, reactor: &mut Reactor) {
+    pub(super) fn wait_after_removal(&mut self, reactor: &mut Reactor) {
         if !std::mem::replace(&mut self.waits_after_removal, true) {
             reactor.submit(Op::Timer { at: reactor.now() + RDMA_REMOVAL_PAUSE }, self.tokens[0]);
         }
@@ -230,6 +230,7 @@ impl Transport {
     pub(super) fn after_removal(&mut self, reactor: &mut Reactor) {
         let waited = std::mem::take(&mut self.waits_after_removal);
         let Some(manager) = self.manager.as_ref().filter(|_| waited) else { return };
+        manager.channel.hand_back();
         manager.channel.forget_removed_devices();
         for (number, listening) in self.listeners.iter_mut().enumerate().filter(|(_, at)| at.listener.is_none()) {
             listening.listener = manager.channel.listen(listening.at, LISTENER | number as u64).ok();
@@ -237,7 +238,7 @@ impl Transport {
                 tracing::info!(address = %listening.at, "listening again: there is an RDMA device");
             }
         }
-        if self.listeners.iter().any(|listening| listening.listener.is_none()) {
+        if self.has_aside() || self.listeners.iter().any(|listening| listening.listener.is_none()) {
             self.wait_after_removal(reactor);
         }
     }

@@ -22,6 +22,8 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
+mod turns;
+mod watch;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -36,6 +38,7 @@ use self::connection::{Connection, Phase};
 pub use self::connection::{Down, Received};
 pub use self::credit::CreditError;
 use self::outgoing::Outgoing;
+use self::turns::Turns;
 use super::connection::EventChannel;
 use super::domain::{Window, WindowAddress};
 use super::endpoint::Listener;
@@ -126,8 +129,10 @@ struct Posted {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// A message or a write; with its times, unless it was told when it was handed over.
+    /// A message; with its times, unless it was told when it was handed over.
     Send(Option<Times>),
+    /// A write of a put; with its times.
+    Write(Option<Times>),
     /// Credits alone.
     Credits,
     /// A write of no bytes.
@@ -164,10 +169,7 @@ pub struct Transport {
     gots: Vec<Got>,
     /// News of ends, told after all else of them.
     ends: Vec<Event>,
-    /// Connections that have something to post.
-    dirty: Vec<Slot>,
-    /// Those that could not, for want of frames or room in the device's queues.
-    waiting: Vec<Slot>,
+    turns: Turns,
     spare: Vec<Gather>,
     /// The time of the turn.
     clock: Instant,
@@ -188,8 +190,7 @@ impl Transport {
             events: VecDeque::new(),
             gots: Vec::new(),
             ends: Vec::new(),
-            dirty: Vec::new(),
-            waiting: Vec::new(),
+            turns: Turns::default(),
             spare: Vec::new(),
             clock: Instant::ZERO,
         }
@@ -353,12 +354,12 @@ impl Transport {
 
     /// Whether nothing was queued since [`Transport::flush`], so that a loop may wait.
     pub fn is_flushed(&self) -> bool {
-        self.dirty.is_empty()
+        self.turns.is_empty() && (self.waits_after_removal || !self.has_aside())
     }
 
     /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
-    /// it. [`Event::Down`] follows if there is no answer after the
-    /// retries of the device, some seconds.
+    /// it. [`Event::Down`] follows if there is no answer after the retries of the device, some seconds, or by the second call after
+    /// this one.
     pub fn probe(&mut self, connection: Slot) {
         if let Err(down) = self.post_probe(connection) {
             self.end(connection, Some(down));
@@ -366,9 +367,14 @@ impl Transport {
         }
     }
 
+    /// Whether a connection has not ended. Of one that has, [`Event::Down`] may still be to be taken.
+    pub fn has(&self, connection: Slot) -> bool {
+        self.connections.get(connection).is_some()
+    }
+
     /// Whether a probe is under way.
     pub fn is_probed(&self, connection: Slot) -> bool {
-        self.connections.get(connection).is_some_and(|state| state.is_probed)
+        self.connections.get(connection).is_some_and(|state| state.watch.is_probed())
     }
 
     /// Whether anything waits or is under way to the peer.
@@ -454,11 +460,16 @@ impl Transport {
         self.events.pop_front()
     }
 
+    /// Whether memory is to be handed back a while later.
+    fn has_aside(&self) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.channel.has_aside())
+    }
+
     fn mark(&mut self, connection: Slot) {
         if let Some(state) = self.connections.get_mut(connection)
             && !std::mem::replace(&mut state.is_dirty, true)
         {
-            self.dirty.push(connection);
+            self.turns.add(connection);
         }
     }
 }

@@ -9,6 +9,8 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
+use super::turns::may_copy;
+use super::watch::Look;
 use super::{Event, GetFailed, Got, Posted, Transport, What};
 use crate::limits::RDMA_GETS_MAX;
 use crate::slots::Slot;
@@ -26,16 +28,17 @@ impl Transport {
     /// Posts what waits. To be called once after all that was reaped has been handled.
     pub fn flush(&mut self, reactor: &mut Reactor) {
         self.clock = reactor.now();
-        for connection in std::mem::take(&mut self.waiting) {
-            self.mark(connection);
+        if self.has_aside() {
+            self.wait_after_removal(reactor);
         }
-        while let Some(connection) = self.dirty.pop() {
+        self.turns.begin();
+        while let Some(connection) = self.turns.next() {
             if let Some(state) = self.connections.get_mut(connection) {
                 state.is_dirty = false;
             }
             match self.post(reactor, connection) {
                 Ok(Stop::Done) => {}
-                Ok(Stop::Later) => self.waiting.push(connection),
+                Ok(Stop::Later) => self.turns.wait(connection),
                 Err(down) => {
                     self.end(connection, Some(down));
                     self.look();
@@ -71,6 +74,11 @@ impl Transport {
             let bytes = into.len();
             let segment = match own_segment(adapter, into, 0..bytes) {
                 Ok(segment) => segment,
+                Err((frame, error)) if !error.is_of_memory() => {
+                    let result = Err(GetFailed::Work(WorkError::Flushed));
+                    self.gots.push(Got { token, frame: Some(frame), result });
+                    return Err(Down::Setup(error));
+                }
                 Err((frame, error)) => {
                     let result = Err(GetFailed::Memory(errno_of(error)));
                     self.gots.push(Got { token, frame: Some(frame), result });
@@ -115,7 +123,8 @@ impl Transport {
                 return Ok(Stop::Later);
             }
             let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
-            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region) else {
+            let may_copy = may_copy(reactor.frames(), state.posted_writes > 0);
+            let Some(ready) = pop_ready(&mut state.ready, reactor.frames(), &adapter.region, may_copy) else {
                 return Ok(Stop::Later);
             };
             let bytes = ready.len();
@@ -132,7 +141,12 @@ impl Transport {
             let is_told =
                 !is_awaited && matches!(&ready, Ready::Message(laid) if matches!(**laid, Laid::Inline { .. }));
             let times = if state.ready.is_empty() { state.times.take() } else { state.times };
-            let what = What::Send(times.filter(|_| !is_told));
+            let what = if matches!(ready, Ready::Write(_)) {
+                state.posted_writes += 1;
+                What::Write(times)
+            } else {
+                What::Send(times.filter(|_| !is_told))
+            };
             let number = self.posted.insert(Posted { connection, bytes, what }).to_u64();
             let posted = match ready {
                 Ready::Write(work) => endpoint.post(work, number, quiet).map_err(|refused| refused.error),
@@ -217,16 +231,16 @@ impl Transport {
     pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
         let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
         let Some(state) = up else { return Ok(()) };
-        let was_heard = std::mem::take(&mut state.was_heard);
-        // What is posted may be what is not reported by itself, of which nobody would hear: it is no reason not to ask.
-        if was_heard || state.is_probed {
-            return Ok(());
+        match state.watch.look() {
+            Look::Fine => return Ok(()),
+            Look::Ask => {}
+            Look::Silent => return Err(Down::Work(WorkError::NoAnswer)),
         }
         let Some(endpoint) = &state.endpoint else { return Ok(()) };
         if !has_room(endpoint)? {
             return Ok(());
         }
-        state.is_probed = true;
+        state.watch.set_probed(true);
         let number = self.posted.insert(Posted { connection, bytes: 0, what: What::Probe });
         let work = Work::Write { payload: Payload::Empty, to: WindowAddress { address: 0, rkey: 0 } };
         endpoint.post(work, number.to_u64(), Report::Now).map_err(|refused| {

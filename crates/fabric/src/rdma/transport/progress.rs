@@ -43,7 +43,7 @@ impl Transport {
         };
         let state = connection.and_then(|connection| Some((connection, self.connections.get_mut(connection)?)));
         let Some((connection, state)) = state else { return self.take_back(adapter, done.payload) };
-        state.was_heard = true;
+        state.watch.hear();
         let returned = done.immediate.unwrap_or(0);
         let credited = if len == 0 { state.credits.receive_back(returned) } else { state.credits.receive(returned) };
         let step = match credited {
@@ -79,13 +79,14 @@ impl Transport {
             self.gots.push(Got { token, frame, result: result.map(|_| ()) });
         }
         let Some(state) = self.connections.get_mut(connection) else { return };
-        state.was_heard = true;
+        state.watch.hear();
         match posted.what {
             What::Get(_) => state.posted_gets -= 1,
-            What::Probe => state.is_probed = false,
+            What::Probe => state.watch.set_probed(false),
+            What::Write(_) => state.posted_writes -= 1,
             What::Send(_) | What::Credits => {}
         }
-        if let What::Send(times) = posted.what {
+        if let What::Send(times) | What::Write(times) = posted.what {
             state.posted -= 1;
             state.posted_bytes -= posted.bytes;
             let last = self.events.back();
@@ -122,7 +123,7 @@ impl Transport {
     /// Ends a connection, and tells so unless the owner did it. What is posted completes now.
     pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
         let Some(mut state) = self.connections.remove(connection) else { return };
-        let waits = self.waiting.contains(&connection);
+        let waits = self.turns.is_waiting(connection);
         tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
         for get in state.gets.drain(..) {
             let result = Err(GetFailed::Work(WorkError::Flushed));
@@ -150,7 +151,7 @@ impl Transport {
 
 #[cfg(test)]
 mod tests {
-    use byway_reactor::Token;
+    use byway_reactor::{Frame, Mapping, Token};
 
     use super::super::Posted;
     use super::*;
@@ -160,19 +161,23 @@ mod tests {
         let mut transport = Transport::new(Token::new(1, 1, 0, 0));
         let connection = Slot { index: 0, generation: 1 };
         let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
+        let memory = Mapping::new(4096).unwrap();
+        // SAFETY: nobody makes references to the memory.
+        let frame = unsafe { Frame::over(&memory, 0, 4096) };
         // As the queue pair gives it back that cannot be destroyed; and once more, as a device that wakes up might.
-        for _ in 0..2 {
+        for payload in [Payload::from(Segment::unregistered(frame)), Payload::Empty] {
             transport.went(Done {
                 token: posted.to_u64(),
                 kind: Kind::Read,
                 queue_pair: 3,
                 result: Err(WorkError::Flushed),
                 immediate: None,
-                payload: Payload::Empty.give_up(),
+                payload: payload.give_up(),
             });
         }
         let [got] = &transport.take_gots()[..] else { panic!("one end") };
         assert!(got.token == 77 && got.frame.is_none() && got.result == Err(GetFailed::GivenUp));
         assert!(transport.posted.is_empty());
+        assert!(memory.is_given_up() && memory.uses() > 0, "its program never gets to it again, and need not wait");
     }
 }

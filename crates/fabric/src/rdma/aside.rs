@@ -1,0 +1,97 @@
+//! Memory of devices that the kernel has taken away.
+//!
+//! Where a device was unplugged the kernel ends all that a process has on it by itself, and what the process asks for afterwards
+//! fails with `EIO` (ibv_open_device(3); `RDMAV_ALLOW_DISASSOC_DESTROY` would make it succeed). So `EIO` of a call that ends
+//! something says that it is ended, or is about to be: the kernel refuses calls a little before it has ended all. The memory is
+//! kept aside for that while, and then belongs to its owner again.
+
+use std::any::Any;
+
+use byway_reactor::Errno;
+
+/// What a call that ends something says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The device has let go.
+    Ended,
+    /// The kernel has taken the device away, or does so just now.
+    TakenAway,
+    /// The device may go on touching the memory.
+    Refused,
+}
+
+impl Ending {
+    /// Of the number that the verbs return.
+    pub(super) fn of(status: i32) -> Self {
+        match status {
+            0 => Self::Ended,
+            status if status == Errno::IO.raw_os_error() => Self::TakenAway,
+            _ => Self::Refused,
+        }
+    }
+}
+
+/// Memory that is kept until no device can touch it any more.
+#[derive(Default)]
+pub(super) struct Aside {
+    new: Vec<Box<dyn Any>>,
+    old: Vec<Box<dyn Any>>,
+}
+
+impl Aside {
+    pub(super) fn keep(&mut self, memory: impl Any) {
+        self.new.push(Box::new(memory));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.old.is_empty()
+    }
+
+    /// Another pause is over: gives what was here during all of it. To be dropped when `self` is not borrowed any more, since
+    /// the end of a registration may keep more aside.
+    #[must_use]
+    pub(super) fn pause_over(&mut self) -> Vec<Box<dyn Any>> {
+        std::mem::replace(&mut self.old, std::mem::take(&mut self.new))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_reactor::{Frame, Mapping};
+
+    use super::super::error::WorkError;
+    use super::super::memory::{Payload, Segment};
+    use super::super::operations::{Completion, Kind};
+    use super::*;
+
+    #[test]
+    fn only_what_the_kernel_says_of_a_device_that_it_took_away_is_an_end() {
+        assert_eq!(Ending::of(0), Ending::Ended);
+        assert_eq!(Ending::of(5), Ending::TakenAway);
+        for status in [-1, 12, 16, 22] {
+            assert_eq!(Ending::of(status), Ending::Refused, "{status}");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_device_that_was_taken_away_is_free_after_a_whole_pause_and_not_given_up() {
+        let memory = Mapping::new(4096).unwrap();
+        // SAFETY: nobody makes references to the memory.
+        let frame = unsafe { Frame::over(&memory, 0, 4096) };
+        let completion = Completion {
+            token: 1,
+            kind: Kind::Read,
+            queue_pair: 3,
+            result: Err(WorkError::Flushed),
+            immediate: None,
+            payload: Payload::from(Segment::unregistered(frame)),
+        };
+        let mut aside = Aside::default();
+        let ended = completion.keep_aside(&mut aside);
+        assert!(matches!(ended.payload, Payload::GivenUp), "whoever waits hears of the end at once");
+        drop(aside.pause_over());
+        assert!(!aside.is_empty() && memory.uses() > 0, "of that pause it may have seen only the end");
+        drop(aside.pause_over());
+        assert!(aside.is_empty() && memory.uses() == 0 && !memory.is_given_up());
+    }
+}
