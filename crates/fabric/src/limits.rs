@@ -59,6 +59,10 @@ pub const TICK: Duration = Duration::from_millis(100);
 /// messages that take credit or gives credit back. A server has [`SESSION_HEAP_BYTES_MAX`].
 pub const CONTROL_QUEUE_BYTES: usize = 4 << 20;
 
+/// Bytes queued on a session's control lane above which a node that has to answer its peer's program ends the session with
+/// [`CloseReason::AsksTooMuch`](crate::CloseReason::AsksTooMuch): what others have handed on to be answered there takes no credit of it.
+pub const ANSWER_QUEUE_BYTES_MAX: usize = 4 * CONTROL_QUEUE_BYTES;
+
 /// Heap memory of the answers that wait for one client, on all its lanes. Above nothing more is received from it.
 pub const SESSION_HEAP_BYTES_MAX: usize = 256 << 10;
 

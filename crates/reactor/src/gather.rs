@@ -256,13 +256,14 @@ impl Gather {
         total
     }
 
-    /// Moves pieces from the front to the end of `to`, as many as have `max` bytes together at most, but one at least.
+    /// Moves pieces from the front to the end of `to`, as many as have `max` bytes together at most, but one at least. Heads are
+    /// cut where they are too long.
     pub fn move_front(&mut self, to: &mut Self, max: usize) {
         let (mut count, mut total) = (0, 0);
-        while let Some(len) = self.segments.get(count).map(Segment::len)
-            && (count == 0 || total + len <= max)
+        while let Some(segment) = self.segments.get(count)
+            && (total + segment.len() <= max || (count == 0 && !matches!(segment, Segment::Head { .. })))
         {
-            (count, total) = (count + 1, total + len);
+            (count, total) = (count + 1, total + segment.len());
         }
         for segment in self.segments.drain(..count) {
             if let Segment::Head { start, len } = segment {
@@ -274,6 +275,17 @@ impl Gather {
             to.frame_bytes += frame_bytes;
             to.len += segment.len();
             to.segments.push(segment);
+        }
+        if let Some(first @ Segment::Head { .. }) = self.segments.first_mut()
+            && total < max
+        {
+            // It was too long as a whole.
+            let n = max - total;
+            if let Segment::Head { start, .. } = first {
+                to.push_head(&self.heads[*start as usize..][..n]);
+            }
+            first.skip(n as u32);
+            total += n;
         }
         self.len -= total;
         self.forget_taken_heads();
@@ -436,7 +448,8 @@ mod tests {
             while !gather.is_empty() {
                 let mut to = Gather::new();
                 gather.move_front(&mut to, max);
-                assert!(!to.is_empty() && (to.len() <= max || to.segment_count() == 1), "{} of {max}", to.len());
+                let is_whole = to.segment_count() == 1 && (to.len() == 3000 || to.len() == 5000);
+                assert!(!to.is_empty() && (to.len() <= max || is_whole), "{} of {max}", to.len());
                 let left = whole - moved.len() - to.len();
                 assert_eq!((gather.len(), gather.frame_bytes() + to.frame_bytes() <= frames), (left, true));
                 to.take_front(|bytes| {

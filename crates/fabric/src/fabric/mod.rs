@@ -544,13 +544,19 @@ impl Fabric {
             return;
         }
         let now = reactor.now();
-        let mut checks = Vec::new();
-        for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
-            // It may say what it likes while we do not listen; whether it takes what we have said is watched instead.
-            if session.lanes.iter().flatten().any(|lane| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some()))
-            {
+        // A peer may say what it likes while we do not listen; whether it takes what we have said is watched instead.
+        let is_unheard = |(slot, session): &(Slot, &Session)| {
+            let is_held = |lane: &Slot| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some());
+            session.lanes.iter().flatten().any(is_held) && self.is_held(*slot)
+        };
+        let unheard: Vec<Slot> = self.sessions.iter().filter(is_unheard).map(|(slot, _)| slot).collect();
+        for slot in unheard {
+            if let Some(session) = self.sessions.get_mut(slot) {
                 session.liveness.heard(now);
             }
+        }
+        let mut checks = Vec::new();
+        for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
             match session.liveness.check(now) {
                 Health::Well => {}
                 health => checks.push((slot, health)),

@@ -393,6 +393,14 @@ impl Fabric {
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.link_queued(lane).0)
     }
 
+    /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
+    /// take.
+    pub(crate) fn control_queued_heap(&self, session: Slot) -> usize {
+        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, heap)
+    }
+
     /// Tells the peer that its message named a window wrongly.
     pub(super) fn nack(&mut self, session: Slot, refused: &Header, error: WindowError) {
         let mut header = Header::new(Kind::Nack);

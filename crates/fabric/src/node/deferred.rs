@@ -77,6 +77,15 @@ impl Link {
             && to.ranges.iter().all(is_reached)
     }
 
+    /// Which of what is deferred may begin: the first, or a get behind it, see [`Link::must_defer`].
+    fn next_to_begin(&self, fabric: &Fabric) -> Option<usize> {
+        let may_begin = |command: &Command| command.may_begin(fabric, self);
+        if may_begin(self.deferred.0.front()?) {
+            return Some(0);
+        }
+        self.deferred.0.iter().position(|next| matches!(next, Command::Get { .. }) && may_begin(next))
+    }
+
     fn must_defer(&self, fabric: &Fabric, command: &Command) -> bool {
         let may_begin = |command: &Command| command.may_begin(fabric, self);
         match self.deferred.0.front() {
@@ -121,8 +130,8 @@ impl Core {
                 ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
             }
             while let Some(link) = self.links.get_mut(&session)
-                && link.deferred.0.front().is_some_and(|next| next.may_begin(fabric, link))
-                && let Some(next) = link.deferred.0.pop_front()
+                && let Some(place) = link.next_to_begin(fabric)
+                && let Some(next) = link.deferred.0.remove(place)
             {
                 ran = true;
                 self.run_now(fabric, reactor, next);

@@ -18,7 +18,7 @@ use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
+use crate::limits::{ANSWER_QUEUE_BYTES_MAX, ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
@@ -195,6 +195,9 @@ impl Core {
                 return;
             }
             link.credits -= 1;
+        } else if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
+            fabric.close(reactor, link.fabric, CloseReason::AsksTooMuch);
+            return self.end_waiting(session, waiting, CloseReason::AsksTooMuch);
         }
         self.send_now(fabric, reactor, session, waiting);
     }
@@ -470,7 +473,7 @@ impl Core {
 
 /// Whether so much waits for the peer to read it that no more is sent which could wait, and no more is asked for.
 pub(super) fn is_full(fabric: &Fabric, session: Slot) -> bool {
-    fabric.control_queued(session) >= CONTROL_QUEUE_BYTES
+    fabric.control_queued_heap(session) >= CONTROL_QUEUE_BYTES
 }
 
 /// Lets the peer of a session send so many messages more.

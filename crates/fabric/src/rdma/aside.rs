@@ -3,7 +3,8 @@
 //! Where a device was unplugged the kernel ends all that a process has on it by itself, and what the process asks for afterwards
 //! fails with `EIO` (ibv_open_device(3); `RDMAV_ALLOW_DISASSOC_DESTROY` would make it succeed). So `EIO` of a call that ends
 //! something says that it is ended, or is about to be: the kernel refuses calls a little before it has ended all. The memory is
-//! kept aside for that while, and then belongs to its owner again.
+//! kept aside for that while, and then belongs to its owner again. A driver may say `EIO` for reasons of its own; so the device
+//! is asked something else as well, and only one that says `EIO` to that too was taken away.
 
 use std::any::Any;
 
@@ -21,11 +22,11 @@ pub(super) enum Ending {
 }
 
 impl Ending {
-    /// Of the number that the verbs return.
-    pub(super) fn of(status: i32) -> Self {
+    /// Of the number that the verbs return, and of whether the device answers nothing at all.
+    pub(super) fn of(status: i32, is_taken_away: impl FnOnce() -> bool) -> Self {
         match status {
             0 => Self::Ended,
-            status if status == Errno::IO.raw_os_error() => Self::TakenAway,
+            status if status == Errno::IO.raw_os_error() && is_taken_away() => Self::TakenAway,
             _ => Self::Refused,
         }
     }
@@ -66,10 +67,13 @@ mod tests {
 
     #[test]
     fn only_what_the_kernel_says_of_a_device_that_it_took_away_is_an_end() {
-        assert_eq!(Ending::of(0), Ending::Ended);
-        assert_eq!(Ending::of(5), Ending::TakenAway);
-        for status in [-1, 12, 16, 22] {
-            assert_eq!(Ending::of(status), Ending::Refused, "{status}");
+        for is_taken_away in [false, true] {
+            assert_eq!(Ending::of(0, || is_taken_away), Ending::Ended);
+            let said = if is_taken_away { Ending::TakenAway } else { Ending::Refused };
+            assert_eq!(Ending::of(5, || is_taken_away), said);
+            for status in [-1, 12, 16, 22] {
+                assert_eq!(Ending::of(status, || is_taken_away), Ending::Refused, "{status}");
+            }
         }
     }
 

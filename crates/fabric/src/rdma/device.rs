@@ -153,6 +153,13 @@ pub(super) struct DeviceInner {
     anchor: Identifier,
 }
 
+impl DeviceInner {
+    /// Whether the kernel has taken the device away: it says `EIO` also of the port that each device has.
+    pub(super) fn is_taken_away(&self) -> bool {
+        port_attributes(self.library, self.context, 1).is_err_and(|error| error.is(Errno::IO))
+    }
+}
+
 impl Device {
     /// The device that has the local address `at`. Nobody hears when it is removed, see
     /// [`EventChannel::open_device`](super::EventChannel::open_device).

@@ -174,7 +174,7 @@ impl Registration {
         let Some(mr) = self.mr.take() else { return Ending::Ended };
         // SAFETY: the registration is live, and taken out above, so that this happens once.
         let status = unsafe { (self.domain.device.library.verbs().ibv_dereg_mr)(mr.as_ptr()) };
-        let ending = Ending::of(status);
+        let ending = Ending::of(status, || self.domain.device.is_taken_away());
         if ending == Ending::Refused {
             tracing::error!(status, "a registration does not end; its memory is given up");
         }

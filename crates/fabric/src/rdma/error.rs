@@ -97,11 +97,10 @@ impl RdmaError {
         if value > 0 { Self::System { call, errno: Errno::from_raw_os_error(value) } } else { Self::last(call) }
     }
 
-    /// Whether it is of the memory that was to be registered, and other memory may be: with another device error the device is
-    /// at its end. `EOPNOTSUPP` is what the kernel says of files in persistent memory, which it does not pin.
+    /// Whether it is of the memory that was to be registered, and other memory may be; else the device is at its end.
     pub fn is_of_memory(&self) -> bool {
         match self {
-            Self::System { errno, .. } => matches!(*errno, Errno::FAULT | Errno::NOMEM | Errno::OPNOTSUPP),
+            Self::System { errno, .. } => !matches!(*errno, Errno::IO | Errno::NODEV | Errno::NXIO | Errno::TIMEDOUT),
             _ => true,
         }
     }
@@ -271,11 +270,11 @@ mod tests {
     #[test]
     fn what_a_dying_device_says_is_not_of_the_memory() {
         let registering = |errno| RdmaError::System { call: "ibv_reg_mr", errno };
-        for errno in [Errno::FAULT, Errno::NOMEM, Errno::OPNOTSUPP] {
+        for errno in [Errno::FAULT, Errno::NOMEM, Errno::OPNOTSUPP, Errno::INVAL, Errno::BUSY] {
             assert!(registering(errno).is_of_memory(), "{errno}");
         }
         assert!(RdmaError::MemoryLimit { bytes: 1 }.is_of_memory() && RdmaError::Range.is_of_memory());
-        for errno in [Errno::IO, Errno::NODEV, Errno::INVAL] {
+        for errno in [Errno::IO, Errno::NODEV, Errno::NXIO, Errno::TIMEDOUT] {
             assert!(!registering(errno).is_of_memory(), "{errno}");
         }
     }

@@ -305,7 +305,7 @@ impl Drop for QueuePair {
         let mut ended: Vec<Completion> = Vec::new();
         let mut state = completions.state();
         state.operations.remove_sends(self.key, &mut ended);
-        match Ending::of(status) {
+        match Ending::of(status, || self.receives.domain.device.is_taken_away()) {
             Ending::Ended => {
                 // SAFETY: the identifier is live, as `create` demands.
                 unsafe { (*self.id.as_ptr()).qp = ptr::null_mut() };

@@ -112,7 +112,7 @@ impl Drop for ReceiveInner {
         let mut ended: Vec<Completion> = Vec::new();
         let mut state = self.completions.state();
         state.operations.remove_receives(self.key, &mut ended);
-        match Ending::of(status) {
+        match Ending::of(status, || self.domain.device.is_taken_away()) {
             Ending::Ended => state.backlog.extend(ended),
             Ending::TakenAway => {
                 let mut aside = self.domain.device.aside();

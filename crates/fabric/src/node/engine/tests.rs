@@ -293,3 +293,20 @@ fn a_peer_that_reads_nothing_is_sent_little_and_asked_for_nothing() {
     });
     assert_eq!(peer.until(|| waits.test().ok()), Ok(Outcome::Done));
 }
+
+/// Calls that others have handed on are answered there too, and no credit of the peer's bounds those.
+#[test]
+fn a_peer_that_reads_nothing_is_given_up_when_too_many_answers_wait_for_it() {
+    let (node, _peer, session, _folder) = node_and_peer();
+    let payload = vec![1; crate::limits::SMALL_BYTES_MAX];
+    let most = crate::limits::ANSWER_QUEUE_BYTES_MAX / payload.len() + 10;
+    with_core(&node, |core, fabric, reactor| {
+        let ended = (0..2 * most).find(|_| {
+            let header = Header::new(b"answer").unwrap();
+            let answer = Waiting::Message { op: None, class: Class::Now, header, payload: payload.clone() };
+            core.send(fabric, reactor, session, answer);
+            fabric.last_closed() == Some(CloseReason::AsksTooMuch)
+        });
+        assert!(ended.is_some_and(|sent| (most - 200..=most).contains(&sent)), "{ended:?} of {most}");
+    });
+}
