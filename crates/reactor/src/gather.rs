@@ -426,23 +426,28 @@ mod tests {
     use super::*;
     use crate::FramePool;
 
+    /// Heads, frames and zeroes in turn, and the bytes that they are.
+    fn mixed(pool: &FramePool) -> (Gather, Vec<u8>) {
+        let (mut gather, mut bytes) = (Gather::new(), Vec::new());
+        for round in 0..5u8 {
+            let mut frame = pool.alloc(4096).unwrap();
+            frame.fill(round);
+            gather.push_head(&[round + 100; 20_000]);
+            gather.push_frame(frame, 10, 3000);
+            gather.push_zeroes(5000);
+            bytes.extend([round + 100; 20_000]);
+            bytes.extend([round; 3000]);
+            bytes.extend([0; 5000]);
+        }
+        (gather, bytes)
+    }
+
     #[test]
     fn the_front_is_moved_piece_by_piece_and_nothing_is_lost() {
         let pool = FramePool::new(1 << 20).unwrap();
         let free = pool.free_bytes();
         for max in [1, 5000, 23_000, 60_000, 1 << 20] {
-            let mut gather = Gather::new();
-            let mut expected = Vec::new();
-            for round in 0..5u8 {
-                let mut frame = pool.alloc(4096).unwrap();
-                frame.fill(round);
-                gather.push_head(&[round + 100; 20_000]);
-                gather.push_frame(frame, 10, 3000);
-                gather.push_zeroes(5000);
-                expected.extend([round + 100; 20_000]);
-                expected.extend([round; 3000]);
-                expected.extend([0; 5000]);
-            }
+            let (mut gather, expected) = mixed(&pool);
             let (whole, frames) = (gather.len(), gather.frame_bytes());
             let mut moved = Vec::new();
             while !gather.is_empty() {
@@ -468,18 +473,7 @@ mod tests {
         let pool = FramePool::new(1 << 20).unwrap();
         for step in [1, 3, 7, 4096, 100_000] {
             let free = pool.free_bytes();
-            let mut gather = Gather::new();
-            let mut expected = Vec::new();
-            for round in 0..5u8 {
-                let mut frame = pool.alloc(4096).unwrap();
-                frame.fill(round);
-                gather.push_head(&[round + 100; 20_000]);
-                gather.push_frame(frame, 10, 3000);
-                gather.push_zeroes(5000);
-                expected.extend([round + 100; 20_000]);
-                expected.extend([round; 3000]);
-                expected.extend([0; 5000]);
-            }
+            let (mut gather, mut expected) = mixed(&pool);
             let mut taken = Vec::new();
             while !gather.is_empty() {
                 let mut room = step;
