@@ -15,6 +15,8 @@ const PROCESSORS: &str = "2";
 const MEMORY_MIB: &str = "1024";
 /// Lines of the console that are shown when a guest dies before its script begins.
 const TAIL_LINES: usize = 40;
+/// The emulated kernel has panicked while it booted, before a line of ours ran: an emulator's fault that does not come twice.
+const BOOTS: usize = 2;
 
 /// A guest that is not yet started.
 pub struct Guest<'a> {
@@ -45,16 +47,26 @@ pub struct Ending {
 }
 
 impl Guest<'_> {
-    /// Boots the guest, showing what its script prints, and waits for its end.
+    /// Boots the guest, showing what its script prints, and waits for its end. A guest that ends before its script begins is
+    /// booted once more: nothing has happened in it.
     pub fn boot(&self) -> Result<Ending> {
         let scratch = tempfile::Builder::new().prefix("boot-").tempdir_in(self.system.scratch())?;
         let initramfs = scratch.path().join("initramfs");
         self.initramfs.write(&initramfs)?;
         let report = scratch.path().join("status");
-        let child = self.command(&initramfs, &report).spawn().context("cannot start qemu")?;
-        let lines = Emulator(child).follow(self.limit)?;
-        let status = std::fs::read_to_string(&report).ok().and_then(|text| parse_status(&text));
-        Ok(Ending { status, lines })
+        for boot in 1..=BOOTS {
+            let child = self.command(&initramfs, &report).spawn().context("cannot start qemu")?;
+            match Emulator(child).follow(self.limit)? {
+                Followed::Script(lines) => {
+                    let status = std::fs::read_to_string(&report).ok().and_then(|text| parse_status(&text));
+                    return Ok(Ending { status, lines });
+                }
+                Followed::Nothing(console) => {
+                    println!("guest: boot {boot} of {BOOTS} ended before its script began{console}")
+                }
+            }
+        }
+        bail!("the guest ended {BOOTS} times before its script began")
     }
 
     fn command(&self, initramfs: &Path, report: &Path) -> Command {
@@ -82,6 +94,15 @@ impl Guest<'_> {
     }
 }
 
+/// What came of a boot.
+#[derive(Debug, PartialEq, Eq)]
+enum Followed {
+    /// What the script printed.
+    Script(Vec<String>),
+    /// The guest ended by itself before its script began: the end of what the console said.
+    Nothing(String),
+}
+
 /// qemu, killed by its process id when dropped.
 struct Emulator(Child);
 
@@ -95,7 +116,7 @@ impl Drop for Emulator {
 
 impl Emulator {
     /// Shows and returns the lines of the script until qemu ends.
-    fn follow(mut self, limit: Duration) -> Result<Vec<String>> {
+    fn follow(mut self, limit: Duration) -> Result<Followed> {
         let console = lines_of(self.0.stdout.take().context("no standard output")?);
         let complaints = lines_of(self.0.stderr.take().context("no standard error")?);
         let deadline = Instant::now() + limit;
@@ -119,12 +140,12 @@ impl Emulator {
         }
         let status = self.0.wait()?;
         match script {
-            Some(lines) if status.success() => Ok(lines),
-            Some(_) => bail!("qemu ended with {status}: {}", complaints.iter().collect::<Vec<_>>().join("; ")),
-            None => {
+            _ if !status.success() => {
                 early.extend(complaints);
-                bail!("the guest ended before its script began, with {status}{}", tail(&early))
+                bail!("qemu ended with {status}{}", tail(&early))
             }
+            Some(lines) => Ok(Followed::Script(lines)),
+            None => Ok(Followed::Nothing(tail(&early))),
         }
     }
 }
@@ -172,8 +193,10 @@ mod tests {
             command.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped());
             Emulator(command.spawn().unwrap()).follow(Duration::from_secs(20))
         };
-        assert_eq!(start("printf 'kernel\\r\\n@@guest@@\\r\\none\\r\\ntwo\\r\\n'").unwrap(), ["one", "two"]);
-        assert!(start("echo kernel").is_err());
+        let script = ["one", "two"].map(str::to_owned).to_vec();
+        assert_eq!(start("printf 'kernel\\r\\n@@guest@@\\r\\none\\r\\ntwo\\r\\n'").unwrap(), Followed::Script(script));
+        assert_eq!(start("echo kernel").unwrap(), Followed::Nothing("\nkernel".to_owned()));
+        assert!(start("echo kernel; exit 3").is_err());
         assert!(start("echo @@guest@@; exit 3").is_err());
     }
 }
