@@ -18,7 +18,7 @@ use super::address::{from_storage, to_storage};
 use super::aside::Aside;
 use super::device::Device;
 use super::endpoint::{Endpoint, Listener};
-use super::error::RdmaError;
+use super::error::{RdmaError, errno_of};
 use super::library::Library;
 use super::verbs::{self, CmEvent, CmId};
 use crate::limits::{RDMA_BACKLOG, RDMA_RESOLVE_TIME_MAX};
@@ -330,7 +330,7 @@ impl EventChannel {
             verbs::RDMA_CM_EVENT_ADDR_ERROR
             | verbs::RDMA_CM_EVENT_ROUTE_ERROR
             | verbs::RDMA_CM_EVENT_CONNECT_ERROR
-            | verbs::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed(Errno::from_raw_os_error(event.status.abs())),
+            | verbs::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed(errno_of(event.status)),
             verbs::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoved,
             // The numbers of an ended connection may be used again: nobody waits for that.
             verbs::RDMA_CM_EVENT_TIMEWAIT_EXIT => return None,

@@ -85,16 +85,25 @@ pub enum RdmaError {
     },
 }
 
+/// The errno of a status that a library or driver gave. Some give it negative (siw's sends), and some fail without one: that is
+/// `EIO`, as is what is no errno at all.
+pub(super) fn errno_of(status: i32) -> Errno {
+    const ERRNO_MAX: u32 = 4095;
+    match status.unsigned_abs() {
+        magnitude @ 1..=ERRNO_MAX => Errno::from_raw_os_error(magnitude as i32),
+        _ => Errno::IO,
+    }
+}
+
 impl RdmaError {
     /// What `errno` of the thread says about a call that has just failed.
     pub(super) fn last(call: &'static str) -> Self {
-        let errno = std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-        Self::System { call, errno }
+        Self::System { call, errno: errno_of(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()) }
     }
 
     /// The same for functions that return the number, or -1 and set `errno`.
     pub(super) fn returned(call: &'static str, value: i32) -> Self {
-        if value > 0 { Self::System { call, errno: Errno::from_raw_os_error(value) } } else { Self::last(call) }
+        if value > 0 { Self::System { call, errno: errno_of(value) } } else { Self::last(call) }
     }
 
     /// Whether it is of the memory that was to be registered, and other memory may be; else the device is at its end.
@@ -266,6 +275,16 @@ impl WorkError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_a_library_returns_is_an_errno() {
+        assert_eq!(errno_of(22), Errno::INVAL);
+        // So siw says it.
+        assert_eq!(errno_of(-12), Errno::NOMEM);
+        for odd in [0, 4096, -4096, i32::MAX, i32::MIN] {
+            assert_eq!(errno_of(odd), Errno::IO, "{odd}");
+        }
+    }
 
     #[test]
     fn what_a_dying_device_says_is_not_of_the_memory() {

@@ -8,7 +8,7 @@ use byway_reactor::Errno;
 
 use super::aside::Ending;
 use super::domain::WindowAddress;
-use super::error::{PostError, RdmaError, Refused};
+use super::error::{PostError, RdmaError, Refused, errno_of};
 use super::memory::Payload;
 use super::operations::{Completion, Kind, Operation};
 use super::receive::{ReceiveInner, SharedReceiveQueue};
@@ -246,7 +246,7 @@ impl QueuePair {
         // Room was counted, so this is no full queue. soft-RoCE may have the request in its ring by now, so that it must
         // not be taken out of the table; in the error state it is never executed.
         self.fail();
-        Err(PostError::Broken(Errno::from_raw_os_error(status)))
+        Err(PostError::Broken(errno_of(status)))
     }
 
     /// Puts the queue pair into the error state: what is posted completes as flushed.
