@@ -49,6 +49,9 @@ pub const FENCE_TIME_MAX: Duration = Duration::from_secs(HANDSHAKE_TIME_MAX.as_s
 /// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 
+/// More is taken as this: Linux's sockets count such times up to 32,767 s.
+pub const KEEP_ALIVE_MAX: Duration = Duration::from_hours(9);
+
 /// The pause after an accept that failed, for want of descriptors most likely.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -104,6 +107,9 @@ pub const REGISTRATION_CACHES_MAX: usize = 16;
 
 /// Ranges that a registration cache keeps, if nothing else is said.
 pub const REGISTERED_RANGES_DEFAULT: usize = 1024;
+
+/// More is taken as this: the cache has all its memory, some 200 bytes for each, from the beginning.
+pub const REGISTERED_RANGES_MAX: usize = 1 << 16;
 
 /// Bytes that a registration cache keeps registered, if nothing else is said.
 pub const REGISTERED_BYTES_DEFAULT: usize = 1 << 30;

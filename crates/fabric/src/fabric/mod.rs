@@ -33,7 +33,7 @@ use self::lending::Loans;
 use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
 use crate::feedback::{Delays, Meter};
-use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
+use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
 use crate::random::Random;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
@@ -59,7 +59,8 @@ pub struct Options {
     pub class: u8,
     /// What it brings to handshakes.
     pub terms: Terms,
-    /// Silence of a peer that owes something, after which it is probed; after twice that it is dead.
+    /// Silence of a peer that owes something, after which it is probed; after twice that it is dead. What is longer than
+    /// [`KEEP_ALIVE_MAX`] is that.
     pub keep_alive: Duration,
     /// Makes keys and nonces those of a seed: for simulations only.
     pub seed: Option<u64>,
@@ -285,7 +286,7 @@ impl Fabric {
     /// A fabric without sessions.
     pub fn new(options: Options) -> Self {
         Self {
-            options,
+            options: Options { keep_alive: options.keep_alive.min(KEEP_ALIVE_MAX), ..options },
             lanes: Slots::default(),
             sessions: Slots::default(),
             windows: Windows::default(),

@@ -37,7 +37,9 @@ impl Node {
     /// # Errors
     /// See [`SubmitError`] and [`OpError`]; of more than [`MEMORY_BYTES_MAX`] bytes `TooLong`. After [`OpError::Deadline`] the
     /// session has ended, if anything was asked of the peer: what is on its way can be kept out of the memory by nothing less. What
-    /// lies in it after an error is anything.
+    /// lies in it after an error is anything. Where not even the end of the session keeps the kernel or a device out of it (the
+    /// queue pair cannot be ended, or waiting itself fails, as after the program closed descriptors of ours), this ends the process:
+    /// the memory would be somebody else's in a moment.
     pub fn get_into(
         &self,
         session: Session,

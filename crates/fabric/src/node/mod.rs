@@ -108,7 +108,8 @@ pub struct NodeOptions {
     /// Messages that a session's peer may send before the program has taken them; at least 1.
     pub messages: u16,
     /// Silence of a peer that owes bytes, after which it is probed; after twice that its session ends. A program that neither
-    /// waits nor polls for so long is taken for dead by its peers.
+    /// waits nor polls for so long is taken for dead by its peers. What is longer than
+    /// [`KEEP_ALIVE_MAX`](crate::limits::KEEP_ALIVE_MAX) is that.
     pub keep_alive: Duration,
     /// Whether payloads carry a checksum.
     pub checksum: PayloadChecksum,

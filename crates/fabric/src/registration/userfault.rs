@@ -145,9 +145,14 @@ impl Userfault {
         let range = PageRange::covering(address, bytes).ok_or(Unavailable::Misbehaves)?;
         self.watch(range).map_err(|_| Unavailable::OldKernel)?;
         let was_quiet = self.is_quiet();
-        // SAFETY: the page was mapped above, and nothing refers to it.
-        let unmapper =
-            std::thread::spawn(move || unsafe { munmap(std::ptr::with_exposed_provenance_mut(address), bytes) });
+        // SAFETY: the page was mapped above, and nothing refers to it; it is unmapped once, by the thread or for want of one.
+        let unmap = move || unsafe { munmap(std::ptr::with_exposed_provenance_mut(address), bytes) };
+        let Ok(unmapper) = std::thread::Builder::new().spawn(unmap) else {
+            // Unwatched first: nobody would read the event that unmapping waits for.
+            self.unwatch(range);
+            let _ = unmap();
+            return Err(Unavailable::NoThread);
+        };
         let (mut was_busy, mut told) = (false, None);
         while !unmapper.is_finished() {
             if self.wait_until(Some(&TRIAL_STEP)).is_ok_and(|flags| flags.contains(PollFlags::IN)) {

@@ -11,6 +11,7 @@ crate::over_each_wire!(
     what_waits_can_be_cancelled,
     the_end_of_a_session_is_told_once,
     an_own_poll_serves,
+    probes_can_be_put_off_for_ever,
     thousand_connections_idle,
 );
 
@@ -21,6 +22,7 @@ crate::over_rdma!(
     what_waits_can_be_cancelled,
     the_end_of_a_session_is_told_once,
     an_own_poll_serves,
+    probes_can_be_put_off_for_ever,
 );
 
 fn messages_come_whole_and_in_order(rig: &Rig) {
@@ -185,6 +187,14 @@ fn an_own_poll_serves(rig: &Rig) {
     pair.client.close(pair.to_server).unwrap();
     let _turner = Turner::of(&pair.client);
     assert_eq!(server.join().unwrap(), 100);
+}
+
+/// Who wants no probes says so by the longest time there is.
+fn probes_can_be_put_off_for_ever(rig: &Rig) {
+    let pair = rig.pair_of(&NodeOptions { keep_alive: std::time::Duration::MAX, ..rig.options() });
+    let _turner = Turner::of(&pair.server);
+    pair.server.send(pair.to_client, b"here", &[]).unwrap();
+    assert_eq!(pair.client.receive(soon()).unwrap().header, b"here");
 }
 
 /// 500 sessions of two connections each.
