@@ -323,6 +323,9 @@ impl Configuration {
         if self.frame_bytes < limits::FRAME_BYTES_MIN {
             return Err(value("frames".to_owned(), "too few bytes for one busy connection; give at least 4M"));
         }
+        if self.frame_bytes > limits::FRAME_BYTES_MAX {
+            return Err(value("frames".to_owned(), "more memory than a pool can have; give at most 1T"));
+        }
         if self.mapped_bytes.is_some_and(|bytes| bytes < limits::MAPPED_BYTES_MIN) {
             return Err(value("mapped".to_owned(), "too few bytes, the program's own code counts; give at least 16M"));
         }

@@ -47,6 +47,9 @@ pub const THREADS_MAX: u16 = 256;
 /// The smallest pool of frames of an event loop: less starves a single connection of depth 32 at 64 KiB.
 pub const FRAME_BYTES_MIN: u64 = 4 << 20;
 
+/// The most memory for frames that may be asked for: the event loops share it.
+pub const FRAME_BYTES_MAX: u64 = byway_reactor::limits::POOL_BYTES_MAX as u64;
+
 /// The smallest limit on mapped files: the program's own code counts, and less would let go of each range as soon as it
 /// was sent.
 pub const MAPPED_BYTES_MIN: u64 = 16 << 20;

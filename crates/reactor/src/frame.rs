@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, POOL_BYTES_MAX};
 use crate::mapping::{Mapping, Use};
 use crate::region::Region;
 
@@ -66,8 +66,11 @@ impl FramePool {
     /// Maps a pool of `bytes` (rounded up to the largest frame). Pages are touched when first used.
     ///
     /// # Errors
-    /// The kernel's, if the memory cannot be mapped.
+    /// `InvalidInput` for more than [`POOL_BYTES_MAX`]; else the kernel's, if the memory cannot be mapped.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
+        if bytes > POOL_BYTES_MAX {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
         Ok(Self::over(Region::private(whole_bytes(bytes))?, None, false))
     }
 
@@ -409,5 +412,9 @@ mod tests {
         let pool = FramePool::new(1).unwrap();
         assert!(pool.alloc(0).is_none());
         assert!(pool.alloc(FRAME_BYTES_MAX + 1).is_none());
+        for too_much in [POOL_BYTES_MAX + 1, usize::MAX] {
+            let refused = FramePool::new(too_much).map(|pool| pool.bytes()).map_err(|error| error.kind());
+            assert_eq!(refused, Err(std::io::ErrorKind::InvalidInput));
+        }
     }
 }

@@ -34,6 +34,11 @@ pub const SHARED_STEP_BYTES: usize = 32 << 10;
 /// How long the server of a shared stream may take to send its memory; then the connect fails with `ETIMEDOUT`.
 pub const SHARED_CONNECT_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// Bytes of a pool of frames; more is refused. Its tables take a thousandth of it, which is allocated at once.
+pub const POOL_BYTES_MAX: usize = 1 << 40;
+// Blocks are numbered by 32 bits.
+const _: () = assert!(POOL_BYTES_MAX / FRAME_BYTES_MIN <= u32::MAX as usize && ARENA_BYTES_MAX <= POOL_BYTES_MAX);
+
 /// The largest arena ([`FramePool::shared`](crate::FramePool::shared)): a larger one is not made, and not taken from a peer.
 pub const ARENA_BYTES_MAX: usize = 1 << 30;
 

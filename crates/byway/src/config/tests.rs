@@ -122,6 +122,7 @@ fn errors_name_the_key_and_the_file() {
         ("io = 'fast'", ["FILE: io", "auto, uring, epoll"]),
         ("volumes = ['a=mem:1M', 'a=mem:2M']", ["volume `a`", "rename one"]),
         ("frames = '1K'", ["frames", "at least 4M"]),
+        ("frames = '2T'", ["frames", "at most 1T"]),
         ("mapped = '15M'", ["mapped", "at least 16M"]),
         ("mapped = 'much'", ["FILE: mapped", "is no size"]),
         ("stage = 'disk'", ["FILE: stage", "memory, device"]),

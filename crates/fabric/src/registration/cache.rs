@@ -20,7 +20,7 @@ use self::idle::Idle;
 use super::range::PageRange;
 use super::seeded::{self, Bug};
 use super::suspects::Suspects;
-use crate::limits::{REGISTERED_RANGE_BYTES_MAX, REGISTRATIONS_IN_FLIGHT_MAX};
+use crate::limits::{REGISTERED_RANGE_BYTES_MAX, REGISTERED_RANGES_MAX, REGISTRATIONS_IN_FLIGHT_MAX};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -62,6 +62,7 @@ pub(super) struct Cache<T> {
 impl<T: Clone> Cache<T> {
     /// An empty cache, with all the memory that it will ever need.
     pub(super) fn new(limits: Limits) -> Self {
+        let limits = Limits { ranges_max: limits.ranges_max.min(REGISTERED_RANGES_MAX), ..limits };
         // As many that are detached or condemned as are live: a program that changes mappings which it still uses in
         // transfers is rare, and finds its ranges registered for one use.
         let count = limits.ranges_max * 2 + REGISTRATIONS_IN_FLIGHT_MAX;

@@ -6,7 +6,7 @@ use crate::registration::range::PageRange;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Ranges. Above, the one that was used longest ago is deregistered; if all are in use, further ranges are registered
-    /// for one use.
+    /// for one use. More than [`REGISTERED_RANGES_MAX`](crate::limits::REGISTERED_RANGES_MAX) is that.
     pub ranges_max: usize,
     /// Bytes of all ranges together, likewise.
     pub bytes_max: usize,

@@ -363,6 +363,13 @@ fn cached(cache: &mut Cache<u32>, range: PageRange, id: u32) -> Ticket {
 }
 
 #[test]
+fn limits_of_any_size_are_taken() {
+    let mut cache = Cache::new(Limits { ranges_max: usize::MAX, bytes_max: usize::MAX });
+    cached(&mut cache, pages(0, 2), 7);
+    assert_eq!(cache.look_up(pages(1, 1)).map(|(_, id)| id), Some(7));
+}
+
+#[test]
 fn a_walk_registers_a_page_as_often_as_its_length_doubles() {
     let mut cache = Cache::new(Limits { ranges_max: 64, bytes_max: 1 << 30 });
     let mut registered = 0;
