@@ -1,5 +1,8 @@
 //! What every wire promises those above it, written once and run on each: TCP and unix sockets on io_uring and epoll, shared
 //! memory with an arena and without, and the simulation; and what holds over RDMA too, where there is a device.
+//!
+//! What a program sees of it that waits for its operations is in `tests/node`: cancelling, credits that are used up, lists of 64
+//! pieces, forks, a thousand connections.
 
 mod faults;
 mod greedy;
