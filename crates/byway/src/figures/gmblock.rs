@@ -45,6 +45,7 @@ pub(super) const PATHS: Experiment = Experiment {
         absent: &[
             "Disk to network card in one hop: no such hardware here. Device memory as staging exists in a guest only, so the \
              bypass is that of the page cache, whose bytes are in memory already when they are asked for.",
+            "A client elsewhere: it shares the node's CPUs, so that what it does to receive is taken from the node.",
             "Writes without a copy: a file's have none. A memory volume receives an NBD write straight into its pages; that is \
              the bypass of writes, over NBD, where the other paths are byway's own wire.",
         ],

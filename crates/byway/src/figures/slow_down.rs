@@ -28,7 +28,12 @@ pub(super) const SLOW_DOWN: Experiment = Experiment {
                loss is for the bytes that move and not for a neighbour that is busy.",
         absent: &[
             "bzip2 on a Pentium III: the program here is limited by memory alone, and caches are larger than its 8 MB.",
-            "A client elsewhere: here its copy out of the socket is on the node's CPU, for every path alike.",
+            "A client elsewhere: there is no second machine, and the program has the other CPU, so the client runs on the node's \
+             CPU. Its copy out of the socket, which the paper's client did elsewhere, moves bytes beside the program for every \
+             path alike, and the node has what CPU the client leaves.",
+            "Writes: only reads are done beside the program. Of writes the paths end in different things here (a file on the disk, \
+             memory), whose rates differ by more than the paths' (gmblock-paths).",
+            "Other sizes and depths: the text at hand gives the slow-down of the worst case alone, which is that of 512 KiB.",
             "The disk's own DMA: a virtual disk's bytes are copied into memory by the host, whose CPUs are not seen here.",
         ],
     },
