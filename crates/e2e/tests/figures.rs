@@ -1,5 +1,7 @@
 //! `byway bench figures`, quick: every experiment runs, and the report is whole.
 
+use std::path::Path;
+
 use byway_e2e::{binary, run, run_well};
 use serde_json::Value;
 
@@ -29,6 +31,7 @@ fn quick_run(only: &str, count: usize) {
         for plot in experiment["plots"].as_array().expect("plots") {
             check_plot(name, plot);
         }
+        check_cpu(name, experiment);
     }
     check_page(&std::fs::read_to_string(out.join("report.html")).expect("the page"), experiments.len());
 }
@@ -80,6 +83,24 @@ fn check_plot(name: &str, plot: &Value) {
             let least = if name == "goglin-clients" { 1 } else { 3 };
             assert!(point["rounds"].as_array().is_some_and(|rounds| rounds.len() >= least), "{name}: {point:#}");
         }
+    }
+}
+
+/// What is done one at a time has its CPU beside it.
+fn check_cpu(name: &str, experiment: &Value) {
+    if !["trapeze-fetch", "goglin-access", "gmblock-paths"].contains(&name) {
+        return;
+    }
+    let plots = experiment["plots"].as_array().expect("plots");
+    let cpu = plots.iter().filter(|plot| plot["name"].as_str().is_some_and(|name| name.starts_with("CPU")));
+    let series: Vec<&Value> = cpu.flat_map(|plot| plot["series"].as_array().expect("series")).collect();
+    // Without the kernel's count of other processes' time there is the client's alone.
+    let ends = if Path::new("/proc/self/schedstat").exists() { &["client, ", "server, "][..] } else { &["client, "] };
+    for end in ends {
+        let of_end = |one: &&&Value| one["name"].as_str().is_some_and(|name| name.starts_with(end));
+        let points = series.iter().filter(of_end).flat_map(|one| one["points"].as_array().expect("points"));
+        let medians: Vec<f64> = points.filter_map(|point| point["median"].as_f64()).collect();
+        assert!(medians.iter().any(|us| *us > 0.0), "{name}: {end}{medians:?}");
     }
 }
 

@@ -45,7 +45,8 @@ pub struct FabricBenchArguments {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512,1024",
           value_parser = clap::value_parser!(u16).range(1..=BENCH_CLIENTS_MAX))]
     pub clients: Vec<u16>,
-    /// Processes that the clients are shared out to, at most
+    /// Processes that the clients are shared out to, at most. A client has connections of its own: two when driven (one for
+    /// messages, one for payloads), one when naive. The table says how many of both there were
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub processes: u16,
     /// Receive frames of the server

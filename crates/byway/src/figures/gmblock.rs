@@ -1,5 +1,6 @@
 //! gmblock: the paths of a block from the disk to the wire. What they take from a program beside them is in `slow_down`.
 
+use super::cpu::{self, CpuPoints};
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
 };
@@ -23,6 +24,8 @@ const READS: &str = "reads";
 const WRITES: &str = "writes";
 const LIMITED: &str = "reads, staging of 1M";
 const LIMITED_WRITES: &str = "writes, staging of 1M";
+/// In the order in which they are measured: of reads, of those with a limit, of writes, of those with a limit.
+const CPU: [&str; 4] = ["CPU, reads", "CPU, reads, staging of 1M", "CPU, writes", "CPU, writes, staging of 1M"];
 
 /// Request size, outstanding requests, staging and path against bandwidth.
 pub(super) const PATHS: Experiment = Experiment {
@@ -42,6 +45,7 @@ pub(super) const PATHS: Experiment = Experiment {
         absent: &[
             "Disk to network card in one hop: no such hardware here. Device memory as staging exists in a guest only, so the \
              bypass is that of the page cache, whose bytes are in memory already when they are asked for.",
+            "A client elsewhere: it shares the node's CPUs, so that what it does to receive is taken from the node.",
             "Writes without a copy: a file's have none. A memory volume receives an NBD write straight into its pages; that is \
              the bypass of writes, over NBD, where the other paths are byway's own wire.",
         ],
@@ -100,6 +104,7 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
         (LIMITED_WRITES, &limited, staged_writes, true),
     ];
     let mut gathered: [Gathered; 4] = Default::default();
+    let mut cpu: [CpuPoints; 4] = Default::default();
     // Shares of a tenth are judged: more rounds than that.
     let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(5) };
     for round in 1..=rounds {
@@ -109,7 +114,7 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
                 // With and without a limit side by side: what else the machine does falls on both.
                 let pair = [at, at + 1].into_iter().filter_map(|sweep| Some((sweep, sweeps[sweep].2.get(path)?)));
                 let open = |(sweep, (_, scheme, volume)): (usize, &Path)| {
-                    Load::open(&sweeps[sweep].1.uri(scheme, volume)).map(|load| (sweep, load))
+                    Load::open(sweeps[sweep].1, scheme, volume).map(|load| (sweep, load))
                 };
                 let mut loads = pair.map(open).collect::<Result<Vec<_>, _>>()?;
                 for &bytes in sizes {
@@ -117,23 +122,31 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
                         for (sweep, load) in &mut loads {
                             let requests = Requests { bytes, outstanding, writes: sweeps[*sweep].3 };
                             let rate = load.run(requests, session.scale.time)?;
-                            let name = series(sweeps[*sweep].2[path].0, outstanding);
-                            gathered[*sweep].add(&name, bytes as f64, rate.megabytes_per_second);
+                            let path = sweeps[*sweep].2[path].0;
+                            gathered[*sweep].add(&series(path, outstanding), bytes as f64, rate.megabytes_per_second);
+                            if outstanding == 1 {
+                                cpu[*sweep].add(path, bytes as f64, &rate);
+                            }
                         }
                     }
                 }
             }
         }
     }
+    let request = || Axis { label: "request", unit: "bytes", scale: Scale::Bytes };
     let plots = sweeps.iter().zip(gathered).map(|((name, ..), gathered)| Plot {
         name,
         title: format!("Bandwidth by request size: {name}"),
-        x: Axis { label: "request", unit: "bytes", scale: Scale::Bytes },
+        x: request(),
         y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Decades },
         series: gathered.series(),
     });
+    let cpu = sweeps.iter().zip(CPU).zip(cpu).map(|(((sweep, ..), name), points)| {
+        points.plot(name, format!("CPU of one request, 1 outstanding: {sweep}"), request())
+    });
     let setup = vec![
         "One event loop, TCP over loopback, one connection; client and server share the CPUs.".to_owned(),
+        cpu::HOW.to_owned(),
         format!(
             "Reads: one file of {} for all paths, resident in the page cache for copy and bypass.",
             crate::units::show_size(FILE_BYTES)
@@ -141,7 +154,7 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
         "Writes: copy and bypass into memory volumes, direct into a file.".to_owned(),
         format!("{rounds} rounds; each point with staging of 1M follows its own without a limit."),
     ];
-    Ok(Measured { setup, plots: plots.collect() })
+    Ok(Measured { setup, plots: plots.chain(cpu).collect() })
 }
 
 fn judge_paths(data: &Data<'_>) -> Result<Vec<Check>, Missing> {

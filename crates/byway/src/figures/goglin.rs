@@ -5,6 +5,7 @@ use std::time::Duration;
 use byway_fabric::registration::Mode;
 use byway_fabric::registration::measured::{CostMeter, MeasureError};
 
+use super::cpu::{self, CpuPoints};
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
 };
@@ -146,6 +147,8 @@ fn beside_registration(data: &Data<'_>) -> Vec<Beside> {
 
 const KINDS: &str = "kinds of access";
 const SEGMENTS: &str = "segments";
+const KINDS_CPU: &str = "CPU by kind of access";
+const SEGMENTS_CPU: &str = "CPU by segments";
 const TOGETHER: u64 = 256 * KIB;
 const PAGES: [&str; 4] = ["pages, one by one", "pages, 16 outstanding", "64 segments", "one segment"];
 
@@ -173,15 +176,17 @@ fn run_access(session: &mut Session) -> Result<Measured, RunError> {
     let time = session.scale.time;
     // A memory volume that was never written has no pages.
     let fill = Requests { bytes: 1 << 20, outstanding: 4, writes: true };
-    Load::open(&server.uri("byway", "memory"))?.run(fill, time)?;
+    Load::open(&server, "byway", "memory")?.run(fill, time)?;
     let (mut kinds, mut segments) = (Gathered::default(), Gathered::default());
+    let (mut kinds_cpu, mut segments_cpu) = (CpuPoints::default(), CpuPoints::default());
     for round in 1..=session.scale.rounds {
         session.say(&format!("goglin-access, round {round}"));
         for (name, volume) in [("memory", "memory"), ("page cache", "cached"), ("disk", "direct")] {
-            let mut load = Load::open(&server.uri("byway", volume))?;
+            let mut load = Load::open(&server, "byway", volume)?;
             for &bytes in sizes {
                 let rate = load.run(Requests { bytes, outstanding: 1, writes: false }, time)?;
                 kinds.add(name, bytes as f64, rate.megabytes_per_second);
+                kinds_cpu.add(name, bytes as f64, &rate);
             }
         }
         for (at, (volume, bytes, outstanding)) in
@@ -189,31 +194,41 @@ fn run_access(session: &mut Session) -> Result<Measured, RunError> {
                 .into_iter()
                 .enumerate()
         {
-            let mut load = Load::open(&server.uri("byway", volume))?;
+            let mut load = Load::open(&server, "byway", volume)?;
             let rate = load.run(Requests { bytes, outstanding, writes: false }, time)?;
             segments.add("page cache", at as f64, rate.megabytes_per_second);
+            if outstanding == 1 {
+                segments_cpu.add("page cache", at as f64, &rate);
+            }
         }
     }
     let bandwidth = |scale| Axis { label: "bandwidth", unit: "MB/s", scale };
+    let by_size = || Axis { label: "request", unit: "bytes", scale: Scale::Bytes };
+    let by_how = || Axis { label: "requests", unit: "", scale: Scale::Names(PAGES.to_vec()) };
     let kinds = Plot {
         name: KINDS,
         title: "One read at a time, by where its bytes are".to_owned(),
-        x: Axis { label: "request", unit: "bytes", scale: Scale::Bytes },
+        x: by_size(),
         y: bandwidth(Scale::Decades),
         series: kinds.series(),
     };
     let segments = Plot {
         name: SEGMENTS,
         title: "How the bytes are asked for".to_owned(),
-        x: Axis { label: "requests", unit: "", scale: Scale::Names(PAGES.to_vec()) },
+        x: by_how(),
         y: bandwidth(Scale::Linear),
         series: segments.series(),
     };
+    let cpu = [
+        kinds_cpu.plot(KINDS_CPU, "CPU of a read, one at a time, by where its bytes are", by_size()),
+        segments_cpu.plot(SEGMENTS_CPU, "CPU of a request, one at a time, by how the bytes are asked for", by_how()),
+    ];
     let setup = vec![
         "One event loop, byway's own wire, TCP over loopback.".to_owned(),
+        cpu::HOW.to_owned(),
         "64 segments: a stripe of two files with a chunk of 4 KiB, whose pieces are gathered into one send.".to_owned(),
     ];
-    Ok(Measured { setup, plots: vec![kinds, segments] })
+    Ok(Measured { setup, plots: [kinds, segments].into_iter().chain(cpu).collect() })
 }
 
 fn judge_access(data: &Data<'_>) -> Result<Vec<Check>, Missing> {

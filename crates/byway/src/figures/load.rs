@@ -7,7 +7,10 @@ use std::time::Duration;
 use byway_reactor::{Frame, Instant, IoChoice, Reactor, Wait};
 use byway_service::block::client::Request;
 
+use super::cpu::ThreadTimes;
+use super::process::Server;
 use super::session::RunError;
+use crate::bench::own_cpu;
 use crate::remote::{self, Remote, RemoteDone, RemoteOptions, RemoteUri};
 use crate::tls::ClientTlsArguments;
 
@@ -35,12 +38,18 @@ pub(super) struct Rate {
     pub(super) megabytes_per_second: f64,
     /// The median of the latencies.
     pub(super) p50_us: f64,
+    /// CPU time of this process for each request, in microseconds.
+    pub(super) client_cpu_us: f64,
+    /// CPU time of the server for each request, where the kernel tells.
+    pub(super) server_cpu_us: Option<f64>,
 }
 
 /// A volume that requests are made to.
 pub(super) struct Load {
     reactor: Reactor,
     volume: Remote,
+    /// The server's process.
+    server: u32,
     volume_bytes: u64,
     /// Where the next request begins, in requests.
     next: u64,
@@ -51,9 +60,9 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Opens a volume.
-    pub(super) fn open(uri: &str) -> Result<Self, RunError> {
-        let uri: RemoteUri = uri.parse().map_err(remote::RemoteError::from)?;
+    /// Opens a volume of a server, by a scheme that [`Server::uri`] knows.
+    pub(super) fn open(server: &Server, scheme: &str, volume: &str) -> Result<Self, RunError> {
+        let uri: RemoteUri = server.uri(scheme, volume).parse().map_err(remote::RemoteError::from)?;
         let mut reactor = Reactor::open(IoChoice::Auto, 96 << 20).map_err(RunError::Loop)?;
         let connections = if matches!(uri, RemoteUri::Native(_)) { LANES } else { 1 };
         let unflushed_bytes_max = byway_service::limits::CLIENT_UNFLUSHED_BYTES;
@@ -65,6 +74,7 @@ impl Load {
         Ok(Self {
             reactor,
             volume,
+            server: server.id(),
             volume_bytes,
             next: 0,
             begun: Vec::new(),
@@ -92,6 +102,7 @@ impl Load {
         requests: Requests,
         enough: &mut dyn FnMut(Instant) -> bool,
     ) -> Result<Rate, RunError> {
+        let (cpu, server) = (own_cpu(), ThreadTimes::of(self.server));
         let began = self.reactor.now();
         self.begun = vec![began; requests.outstanding];
         if requests.writes && self.payload.as_ref().is_none_or(|payload| payload.len() as u64 != requests.bytes) {
@@ -132,10 +143,15 @@ impl Load {
             remote::turn(&mut self.reactor, &mut [&mut self.volume], wait)?;
         }
         let seconds = self.reactor.now().since(began).as_secs_f64().max(1e-9);
+        let each_us = |time: Duration| time.as_secs_f64() * 1e6 / latencies.len().max(1) as f64;
+        let client_cpu_us = each_us(own_cpu().saturating_sub(cpu));
+        let server_cpu_us =
+            server.zip(ThreadTimes::of(self.server)).map(|(before, after)| each_us(after.since(&before)));
         let bytes = latencies.len() as f64 * requests.bytes as f64;
         latencies.sort_unstable();
         let p50 = latencies.get(latencies.len() / 2).copied().unwrap_or(0);
-        Ok(Rate { megabytes_per_second: bytes / seconds / 1e6, p50_us: p50 as f64 / 1e3 })
+        let megabytes_per_second = bytes / seconds / 1e6;
+        Ok(Rate { megabytes_per_second, p50_us: p50 as f64 / 1e3, client_cpu_us, server_cpu_us })
     }
 
     fn frame(&self, requests: Requests) -> Result<Frame, RunError> {

@@ -5,6 +5,7 @@
 //! and a test feeds it data for which it must say no.
 
 mod clients;
+mod cpu;
 mod experiment;
 mod gmblock;
 mod goglin;

@@ -37,6 +37,11 @@ impl Server {
         Err(RunError::Server(arguments.join(" ")))
     }
 
+    /// Its process.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What names a volume of it, over a scheme of `byway`, `byway+shm`, `byway+unix` or `nbd`.
     pub(super) fn uri(&self, scheme: &str, volume: &str) -> String {
         let (door, kind) = match scheme {

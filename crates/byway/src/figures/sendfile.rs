@@ -52,20 +52,31 @@ const WAYS: [(&str, Way); 5] = [
     ("sendfile", Way::Sendfile),
 ];
 
-/// Plots, and how many pieces are in hand; of the first, files go whole.
-const PIPELINING: [(&str, &str, usize); 4] = [
-    ("none", "Throughput without pipelining, by the pages of a file", 1),
-    ("1 pipe", "Throughput with 1 pipe, by the pages of a piece", 1),
-    ("2 pipes", "Throughput with 2 pipes, by the pages of a piece", 2),
-    ("6 pipes", "Throughput with 6 pipes, by the pages of a piece", PIPES_MAX),
+/// Pieces in hand at a time, and what is plotted of it.
+struct Pipelining {
+    /// The plot of the throughput, and how it is said.
+    rate: &'static str,
+    said: &'static str,
+    /// The plot of the memory.
+    memory: &'static str,
+    pipes: usize,
+    /// Whether a file goes in pieces.
+    in_pieces: bool,
+}
+
+const PIPELINING: [Pipelining; 4] = [
+    Pipelining { rate: "none", said: "without pipelining", memory: "memory, none", pipes: 1, in_pieces: false },
+    Pipelining { rate: "1 pipe", said: "with 1 pipe", memory: "memory, 1 pipe", pipes: 1, in_pieces: true },
+    Pipelining { rate: "2 pipes", said: "with 2 pipes", memory: "memory, 2 pipes", pipes: 2, in_pieces: true },
+    Pipelining { rate: "6 pipes", said: "with 6 pipes", memory: MEMORY, pipes: PIPES_MAX, in_pieces: true },
 ];
-const MEMORY: &str = "memory of a connection";
+const MEMORY: &str = "memory, 6 pipes";
 
 fn run(session: &mut Session) -> Result<Measured, RunError> {
     let failed = |error: MeasureError| RunError::Fabric(error.to_string());
     let sender = FileSender::new(FILE_PAGES * PAGE, PIPES_MAX * 256 * PAGE).map_err(failed)?;
     let mut rates: [Gathered; 4] = Default::default();
-    let mut memory = Gathered::default();
+    let mut memory: [Gathered; 4] = Default::default();
     let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(5) };
     let mut setup = vec![format!(
         "A file of {} in memory, of which the next part is sent each time; TCP (reno, which does not pace) over loopback; the receiver \
@@ -75,21 +86,19 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
     // What is refused once is refused again: the limit on locked memory, most likely.
     let mut refused: Vec<&str> = Vec::new();
     for round in 1..=rounds {
-        for ((plot, _, pipes), rates) in PIPELINING.iter().zip(&mut rates) {
-            session.say(&format!("sendfile, round {round}: {plot}"));
+        for ((how, rates), memory) in PIPELINING.iter().zip(&mut rates).zip(&mut memory) {
+            session.say(&format!("sendfile, round {round}: {}", how.rate));
             for &pages in session.scale.points(&PAGES, &PAGES_QUICK) {
-                let file_pages = if *plot == "none" { pages } else { SENT_PAGES };
+                let file_pages = if how.in_pieces { SENT_PAGES } else { pages };
                 for (name, way) in WAYS {
                     if refused.contains(&name) {
                         continue;
                     }
-                    match sender.run(way, (file_pages * PAGE, pages * PAGE), *pipes, session.scale.time) {
+                    match sender.run(way, (file_pages * PAGE, pages * PAGE), how.pipes, session.scale.time) {
                         Ok(sent) => {
                             let rate = sent.bytes as f64 / sent.time.as_secs_f64().max(1e-9) / 1e6;
                             rates.add(name, pages as f64, rate);
-                            if *pipes == PIPES_MAX {
-                                memory.add(name, pages as f64, sent.held_bytes as f64 / 1024.0);
-                            }
+                            memory.add(name, pages as f64, sent.held_bytes as f64 / 1024.0);
                         }
                         Err(error) => {
                             setup.push(format!("{name}: {error}"));
@@ -101,21 +110,27 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
         }
     }
     let pages = || Axis { label: "pages", unit: "4 KiB", scale: Scale::Powers };
-    let rate = |((name, title, _), gathered): (&(&'static str, &str, usize), Gathered)| Plot {
-        name,
-        title: (*title).to_owned(),
+    let of = |how: &Pipelining| if how.in_pieces { "a piece" } else { "a file" };
+    let rate = |(how, gathered): (&Pipelining, Gathered)| Plot {
+        name: how.rate,
+        title: format!("Throughput {}, by the pages of {}", how.said, of(how)),
         x: pages(),
         y: Axis { label: "throughput", unit: "MB/s", scale: Scale::Linear },
         series: gathered.series(),
     };
-    let mut plots: Vec<Plot> = PIPELINING.iter().zip(rates).map(rate).collect();
-    plots.push(Plot {
-        name: MEMORY,
-        title: "Memory that a connection holds with 6 pipes: pages pinned, or referred to by a pipe".to_owned(),
+    let held = |(how, gathered): (&Pipelining, Gathered)| Plot {
+        name: how.memory,
+        title: format!(
+            "Memory that a connection holds {}, by the pages of {}: pages pinned, or referred to by a pipe",
+            how.said,
+            of(how)
+        ),
         x: pages(),
         y: Axis { label: "held at most", unit: "KiB", scale: Scale::Decades },
-        series: memory.series(),
-    });
+        series: gathered.series(),
+    };
+    let rates = PIPELINING.iter().zip(rates).map(rate);
+    let plots = rates.chain(PIPELINING.iter().zip(memory).map(held)).collect();
     setup.push("Held: static and no registration their buffers, at all times; dynamic what is registered at a time; cached the \
                 whole file, as long as it is cached; sendfile what is in its pipes, which is the page cache's."
         .to_owned());
@@ -183,6 +198,8 @@ fn beside(data: &Data<'_>) -> Vec<Beside> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::experiment::{Verdict, made};
     use super::*;
 
@@ -213,6 +230,14 @@ mod tests {
             plots.push(made::plot(name, &series));
         }
         plots
+    }
+
+    #[test]
+    fn every_number_of_pipes_has_its_plots() {
+        let plots: BTreeSet<&str> = PIPELINING.iter().flat_map(|how| [how.rate, how.memory]).collect();
+        assert_eq!(plots.len(), 2 * PIPELINING.len());
+        let most = PIPELINING.iter().find(|how| how.memory == MEMORY).unwrap();
+        assert_eq!((most.pipes, most.rate), (PIPES_MAX, "6 pipes"), "that the rule looks at");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::cpu::{self, CpuPoints};
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
 };
@@ -57,6 +58,7 @@ pub(super) const CUT_THROUGH: Experiment = Experiment {
 };
 
 const LATENCY: &str = "latency of one fetch";
+const CPU: &str = "CPU of one fetch";
 const STREAM: &str = "streams of 8 KiB";
 const PLAIN: &str = "plain TCP stream";
 const WIRES: [(&str, &str); 3] = [("TCP", "byway"), ("unix socket", "byway+unix"), ("shared memory", "byway+shm")];
@@ -76,17 +78,19 @@ fn run_fetch(session: &mut Session) -> Result<Measured, RunError> {
     let server = Server::start(&arguments, 3, None)?;
     let sizes = session.scale.points(&[4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB], &[4 * KIB, 8 * KIB]);
     let depths = session.scale.points(&[1, 2, 4, 8, 16, 32, 64], &[1, 16]);
-    let (mut latency, mut stream) = (Gathered::default(), Gathered::default());
+    let (mut latency, mut stream, mut cpu) = (Gathered::default(), Gathered::default(), CpuPoints::default());
     // A memory volume that was never written has no pages.
     let fill = Requests { bytes: 1 << 20, outstanding: 4, writes: true };
-    Load::open(&server.uri("byway", "memory"))?.run(fill, session.scale.time)?;
+    Load::open(&server, "byway", "memory")?.run(fill, session.scale.time)?;
     for round in 1..=session.scale.rounds {
         session.say(&format!("trapeze-fetch, round {round}"));
         for (wire, scheme) in WIRES {
-            let mut load = Load::open(&server.uri(scheme, "memory"))?;
+            let mut load = Load::open(&server, scheme, "memory")?;
             for &bytes in sizes {
                 let requests = Requests { bytes, outstanding: 1, writes: false };
-                latency.add(wire, bytes as f64, load.run(requests, session.scale.time)?.p50_us);
+                let rate = load.run(requests, session.scale.time)?;
+                latency.add(wire, bytes as f64, rate.p50_us);
+                cpu.add(wire, bytes as f64, &rate);
             }
             for &outstanding in depths {
                 let requests = Requests { bytes: PAYLOAD, outstanding, writes: false };
@@ -99,10 +103,11 @@ fn run_fetch(session: &mut Session) -> Result<Measured, RunError> {
             stream.add(PLAIN, depth as f64, plain);
         }
     }
+    let payload = || Axis { label: "payload", unit: "bytes", scale: Scale::Bytes };
     let latency = Plot {
         name: LATENCY,
         title: "Latency of one fetch from remote memory, p50".to_owned(),
-        x: Axis { label: "payload", unit: "bytes", scale: Scale::Bytes },
+        x: payload(),
         y: Axis { label: "latency", unit: "us", scale: Scale::Linear },
         series: latency.series(),
     };
@@ -115,7 +120,8 @@ fn run_fetch(session: &mut Session) -> Result<Measured, RunError> {
     };
     let setup =
         "One event loop on each side; byway's own wire; waiting is adaptive (a short spin, then sleep).".to_owned();
-    Ok(Measured { setup: vec![setup], plots: vec![latency, stream] })
+    let cpu = cpu.plot(CPU, "CPU of one fetch", payload());
+    Ok(Measured { setup: vec![setup, cpu::HOW.to_owned()], plots: vec![latency, cpu, stream] })
 }
 
 /// Writes of 8 KiB into a TCP connection over loopback, read in the same size; 10^6 bytes a second.
@@ -198,7 +204,7 @@ fn run_cut_through(session: &mut Session) -> Result<Measured, RunError> {
     for round in 1..=rounds {
         session.say(&format!("trapeze-cut-through, round {round}"));
         for ((name, _), server) in VARIANTS.iter().zip(&servers) {
-            let mut load = Load::open(&server.uri("byway", "disk"))?;
+            let mut load = Load::open(server, "byway", "disk")?;
             for &bytes in sizes {
                 let one = load.run(Requests { bytes, outstanding: 1, writes: false }, session.scale.time * 3)?;
                 idle.add(name, bytes as f64, one.p50_us);

@@ -9,7 +9,7 @@ use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Slot, WindowKey};
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
-use super::command::{Command, Mode};
+use super::command::{Command, Mode, REGION_WINDOW_BYTES};
 use super::end::{Ask, Body, End, Latencies, cpu};
 
 /// What has come.
@@ -154,6 +154,11 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
             asking.offer(Ask::Source, len)?;
             asking.offer(Ask::Target, len)?;
         }
+        Mode::Get if command.region > 0 => {
+            for _ in 0..command.region / REGION_WINDOW_BYTES {
+                asking.offer(Ask::Source, REGION_WINDOW_BYTES)?;
+            }
+        }
         // One source for all, as other benchmarks have.
         Mode::Get => drop(asking.offer(Ask::Source, len)?),
         Mode::Give if large => drop(asking.offer(Ask::Source, len)?),
@@ -225,6 +230,7 @@ fn gets(asking: &mut Asking, command: &Command) -> Result<Report, Box<dyn Error>
     let body = Body {
         ask: Ask::Get as u8,
         len: command.bytes as u32,
+        places: if command.region > 0 { (REGION_WINDOW_BYTES / command.bytes) as u32 } else { 0 },
         depth: command.depth as u32,
         nanos: command.time.as_nanos() as u64,
     };

@@ -23,16 +23,18 @@ pub enum Ask {
     EchoLarge = 5,
     /// Get the source, then answer. A payload in the message is answered if `depth` is not 0.
     Give = 6,
-    /// Get the source again and again, and tell how long it takes.
+    /// Get from the source again and again, and tell how long it takes.
     Get = 7,
 }
 
-/// Body: what is asked for (1), zeroes (3), bytes of the answer (4), zeroes (4), depth (4), for how long in
+/// Body: what is asked for (1), zeroes (3), bytes of the answer (4), places in each source that are got in turn or
+/// zero (4), depth (4), for how long in
 /// nanoseconds (8). An answer to [`Ask::Get`]: how many (8), the median in nanoseconds (8), how long they took in nanoseconds (8).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Body {
     pub ask: u8,
     pub len: u32,
+    pub places: u32,
     pub depth: u32,
     pub nanos: u64,
 }
@@ -44,13 +46,14 @@ impl Body {
             u32::from_le_bytes(bytes)
         };
         let nanos = u64::from(word(16)) | u64::from(word(20)) << 32;
-        Self { ask: header.body[0], len: word(4), depth: word(12), nanos }
+        Self { ask: header.body[0], len: word(4), places: word(8), depth: word(12), nanos }
     }
 
     pub fn header(self, kind: Kind) -> Header {
         let mut header = Header::new(kind);
         header.body[0] = self.ask;
         header.body[4..8].copy_from_slice(&self.len.to_le_bytes());
+        header.body[8..12].copy_from_slice(&self.places.to_le_bytes());
         header.body[12..16].copy_from_slice(&self.depth.to_le_bytes());
         header.body[16..24].copy_from_slice(&self.nanos.to_le_bytes());
         header

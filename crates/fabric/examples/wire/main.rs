@@ -6,7 +6,9 @@
 //! - `call`: a message with `--bytes` of payload, answered by one with `--reply`; a large one goes into a window of ours.
 //! - `echo`: `--bytes` there and back; large ones are got from a window and put into another.
 //! - `give`: `--bytes` there, `--depth` under way; large ones are got.
-//! - `get`: the server gets `--bytes` from us, `--depth` under way, and measures.
+//! - `get`: the server gets `--bytes` from us, `--depth` under way, and measures. Always the same bytes, or with `--region BYTES`
+//!   (1 MiB to 128 MiB, a power of two) from all over a region. Over shared memory the server copies out of a mapping: nobody
+//!   answers it, and we sleep until it says what it took.
 //! - `memcpy`: no wire: what copying `--bytes` costs one thread, `--depth` buffers in turn.
 //!
 //! `--polling` never sleeps (both ends need it), `--seconds S`, `--io uring|epoll`.

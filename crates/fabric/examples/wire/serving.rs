@@ -7,7 +7,7 @@ use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{Announced, CloseReason, Fabric, GetError, Handler, Registry, Remote, Slot, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
-use super::command::Command;
+use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
 use super::end::{Ask, Body, End, Latencies, cpu};
 
 pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
@@ -25,27 +25,43 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
 }
 
 /// One client at a time.
+#[derive(Default)]
 struct Serving {
-    source: WindowKey,
+    /// A region has several, each of [`REGION_WINDOW_BYTES`].
+    sources: Vec<WindowKey>,
     target: Option<WindowKey>,
     measured: Option<Measured>,
 }
 
-impl Default for Serving {
-    fn default() -> Self {
-        Self { source: WindowKey(0), target: None, measured: None }
-    }
-}
-
 /// Gets that we measure.
 struct Measured {
-    source: WindowKey,
+    places: Places,
     len: usize,
     started: Instant,
     until: Instant,
     begun: Vec<Instant>,
     latencies: Latencies,
     under_way: usize,
+}
+
+/// Where gets are from, one after the other. Numbers of sources and of places in each are powers of two.
+struct Places {
+    sources: Vec<WindowKey>,
+    /// In each source.
+    each: usize,
+    next: usize,
+}
+
+impl Places {
+    /// Odd, so that all of a power of two have their turn, and more than a core fetches ahead.
+    const STEP: usize = 40_503;
+
+    fn next(&mut self) -> Remote {
+        let place = self.next;
+        self.next = self.next.wrapping_add(Self::STEP) & (self.sources.len() * self.each - 1);
+        let offset = (place & (self.each - 1)) * (REGION_WINDOW_BYTES / self.each);
+        Remote { window: self.sources[place >> self.each.ilog2()], offset: offset as u64 }
+    }
 }
 
 /// What a get is for, in the highest byte of its context.
@@ -69,8 +85,12 @@ impl Serving {
         debug_assert!(put.is_ok(), "a frame can be read");
     }
 
-    fn get(fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, source: WindowKey, len: usize, context: u64) {
-        let from = Remote { window: source, offset: 0 };
+    /// The source of what is got whole.
+    fn source(&self) -> Remote {
+        Remote { window: self.sources.last().copied().unwrap_or(WindowKey(0)), offset: 0 }
+    }
+
+    fn get(fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (from, len): (Remote, usize), context: u64) {
         let Some(into) = reactor.frames().alloc(len) else { return };
         let _ = fabric.get(reactor, session, from, into, context);
     }
@@ -79,17 +99,16 @@ impl Serving {
         let now = reactor.now();
         let depth = body.depth as usize;
         let until = now + std::time::Duration::from_nanos(body.nanos);
-        self.measured = Some(Measured {
-            source: self.source,
-            len: body.len as usize,
-            started: now,
-            until,
-            begun: vec![now; depth],
-            latencies: Latencies::new(),
-            under_way: depth,
-        });
-        for slot in 0..depth {
-            Self::get(fabric, reactor, session, self.source, body.len as usize, MEASURE | slot as u64);
+        let is_region = body.places.is_power_of_two() && self.sources.len().is_power_of_two();
+        let (sources, each) =
+            if is_region { (self.sources.clone(), body.places as usize) } else { (vec![self.source().window], 1) };
+        let mut places = Places { sources, each, next: 0 };
+        let first: Vec<Remote> = (0..depth).map(|_| places.next()).collect();
+        let len = body.len as usize;
+        let (begun, latencies) = (vec![now; depth], Latencies::new());
+        self.measured = Some(Measured { places, len, started: now, until, begun, latencies, under_way: depth });
+        for (slot, from) in first.into_iter().enumerate() {
+            Self::get(fabric, reactor, session, (from, len), MEASURE | slot as u64);
         }
     }
 
@@ -99,8 +118,8 @@ impl Serving {
         measured.latencies.push(now.since(measured.begun[slot]));
         if now < measured.until {
             measured.begun[slot] = now;
-            let (source, len) = (measured.source, measured.len);
-            return Self::get(fabric, reactor, session, source, len, MEASURE | slot as u64);
+            let from = (measured.places.next(), measured.len);
+            return Self::get(fabric, reactor, session, from, MEASURE | slot as u64);
         }
         measured.under_way -= 1;
         if measured.under_way == 0
@@ -150,7 +169,9 @@ impl Handler for Serving {
                 fabric.send_with(session, body.header(Kind::Reply), announced, |gather| gather.push_head(payload));
             }
             ask if ask == Ask::Source as u8 => {
-                self.source = window;
+                if self.sources.len() < REGION_WINDOWS_MAX {
+                    self.sources.push(window);
+                }
                 Self::answer(fabric, session, body);
             }
             ask if ask == Ask::Target as u8 => {
@@ -158,10 +179,10 @@ impl Handler for Serving {
                 Self::answer(fabric, session, body);
             }
             ask if ask == Ask::EchoLarge as u8 => {
-                Self::get(fabric, reactor, session, self.source, body.len as usize, ECHO);
+                Self::get(fabric, reactor, session, (self.source(), body.len as usize), ECHO);
             }
             ask if ask == Ask::Give as u8 && payload.is_empty() => {
-                Self::get(fabric, reactor, session, self.source, body.len as usize, GIVE);
+                Self::get(fabric, reactor, session, (self.source(), body.len as usize), GIVE);
             }
             ask if ask == Ask::Give as u8 => {
                 if body.depth > 0 {

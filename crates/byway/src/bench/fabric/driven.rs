@@ -27,9 +27,14 @@ const LANE_BYTES: usize = 32 << 10;
 /// Sessions that a process begins at a time: the server's listener has room for them.
 const CONNECTING_MAX: usize = 64;
 
+/// Connections of a session for payloads, besides the one for messages.
+const BULK_LANES: u16 = 1;
+/// Connections of a client.
+pub(super) const CONNECTIONS_EACH: usize = 1 + BULK_LANES as usize;
+
 fn options() -> Options {
     let mut options = Options::new(CLASS);
-    options.terms.bulk_lanes = 1;
+    options.terms.bulk_lanes = BULK_LANES;
     options
 }
 

@@ -26,6 +26,8 @@ const AGAIN: u8 = 5;
 const HEAD_BYTES: usize = 16;
 /// Number of a block, and 1 if it was taken.
 const ANSWER_BYTES: usize = 16;
+/// Connections of a client.
+pub(super) const CONNECTIONS_EACH: usize = 1;
 /// A connection's own memory: heads, and what is thrown away.
 const OWN_BYTES: usize = 16 << 10;
 /// Connections that a process begins at a time.

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::FabricBenchArguments;
 use super::part::{Mode, Tally};
+use super::{FabricBenchArguments, driven, naive};
 use crate::statistics::median;
 use crate::units::show_size;
 
@@ -15,7 +15,10 @@ const PAPER: [(usize, f64); 2] = [(92, 233.0), (184, 163.0)];
 pub(super) struct Point {
     mode: Mode,
     clients: usize,
+    /// Of the clients; the server is one more.
     processes: usize,
+    /// Of all clients together.
+    connections: usize,
     megabytes_per_second: f64,
     /// Jain's index of fairness over the clients' blocks: 1 if all had the same, 1/n if one had all.
     fairness: f64,
@@ -42,6 +45,7 @@ impl Point {
             mode,
             clients: blocks.len(),
             processes: writers.len(),
+            connections: blocks.len() * connections_each(mode),
             megabytes_per_second: rate * block_bytes as f64 / 1e6,
             fairness: fairness(&blocks),
             p50_us: quantile(&latencies, 0.5) / 1e3,
@@ -71,6 +75,14 @@ impl Point {
             wasted_bytes: number(|point| point.wasted_bytes as f64) as u64,
             ..points[0].clone()
         }
+    }
+}
+
+/// Connections of a client with the server.
+fn connections_each(mode: Mode) -> usize {
+    match mode {
+        Mode::Driven => driven::CONNECTIONS_EACH,
+        Mode::Naive => naive::CONNECTIONS_EACH,
     }
 }
 
@@ -151,8 +163,8 @@ impl Report {
         }
         println!(
             "blocks of {}, {} receive frames, {:?} ({}), store: {:?}, {} rounds of {} s\n\
-             | clients | processes | mode | MB/s | fairness | p50 us | p99 us | server CPU us/MiB | clients' CPU us/MiB | \
-             frame wait us | drops | repeats | wasted |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+             | clients | processes | connections | mode | MB/s | fairness | p50 us | p99 us | server CPU us/MiB | clients' CPU us/MiB | \
+             frame wait us | drops | repeats | wasted |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
             show_size(self.block_bytes),
             self.frames,
             self.wire,
@@ -163,9 +175,10 @@ impl Report {
         );
         for point in &medians {
             println!(
-                "| {} | {} | {} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
                 point.clients,
                 point.processes,
+                point.connections,
                 if point.mode == Mode::Driven { "driven" } else { "naive" },
                 point.megabytes_per_second,
                 point.fairness,
@@ -210,6 +223,9 @@ mod tests {
         let writers = [writer(vec![10, 10], 1.0), writer(vec![10], 2.0)];
         let point = Point::new(Mode::Naive, 1 << 20, &server, &writers);
         assert_eq!((point.clients, point.processes, point.drops, point.repeats), (3, 2, 4, 4));
+        assert_eq!(point.connections, 3, "one each");
+        let driven = Point::new(Mode::Driven, 1 << 20, &server, &writers);
+        assert_eq!((driven.processes, driven.connections), (2, 6), "one for messages and one for payloads each");
         assert!((point.megabytes_per_second - 25.0 * 1.048_576).abs() < 1e-6, "{point:?}");
         let faster = Point { megabytes_per_second: 1e6, p50_us: -1.0, ..point.clone() };
         let slower = Point { megabytes_per_second: 1.0, p50_us: 5.0, ..point.clone() };

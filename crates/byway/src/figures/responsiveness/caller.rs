@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Deadline, NodeOptions, Session, WaitError, parse_address};
+use byway_fabric::node::{Deadline, NodeOptions, Op, Session, SubmitError, WaitError, parse_address};
 use byway_fabric::random::Random;
 use byway_rpc::node::{Call, Rpc};
 use rustix::time::{ClockId, clock_gettime};
@@ -84,6 +84,15 @@ impl Drop for Responder {
     }
 }
 
+/// What the node is asked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// Calls, as `next_call` takes them.
+    Calls,
+    /// Messages, answered by messages: what operations of the node alone wait for.
+    Messages,
+}
+
 /// How the caller waits for its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiting {
@@ -97,6 +106,7 @@ pub(super) enum Waiting {
 pub(super) struct Caller {
     rpc: Rpc,
     session: Session,
+    asks: Asks,
     random: Random,
 }
 
@@ -124,13 +134,13 @@ impl Called {
 
 impl Caller {
     /// Connects.
-    pub(super) fn connect(address: &str) -> Result<Self, RunError> {
+    pub(super) fn connect(address: &str, asks: Asks) -> Result<Self, RunError> {
         let failed = |error: &dyn std::error::Error| RunError::Fabric(format!("{address}: {error}"));
         let rpc = Rpc::open(&NodeOptions::default()).map_err(RunError::Loop)?;
         let address = parse_address(address).map_err(|error| failed(&error))?;
         let session = rpc.node().connect(&address, Deadline::after(PATIENCE)).map_err(|error| failed(&error))?;
         // The same pauses in every run.
-        Ok(Self { rpc, session, random: Random::from_seed(1) })
+        Ok(Self { rpc, session, asks, random: Random::from_seed(1) })
     }
 
     /// Makes so many calls, one at a time, with pauses.
@@ -154,11 +164,24 @@ impl Caller {
         Ok(Called { latencies_us, cpu_us: cpu.as_secs_f64() * 1e6 / count.max(1) as f64 })
     }
 
+    /// The operation brings the answer.
+    fn ask(&self, deadline: Deadline) -> Result<Op, SubmitError> {
+        match self.asks {
+            Asks::Calls => {
+                let call = Call { method: 1, arguments: &ARGUMENTS, ..Call::default() };
+                self.rpc.call(self.session, &call, deadline)
+            }
+            Asks::Messages => {
+                let answer = self.rpc.node().start_receive(Some(self.session))?;
+                self.rpc.node().send(self.session, &[], &ARGUMENTS).map(|_| answer)
+            }
+        }
+    }
+
     fn call(&self, waiting: Waiting) -> Result<(), RunError> {
         let failed = |error: &dyn std::error::Error| RunError::Fabric(format!("a call: {error}"));
-        let call = Call { method: 1, arguments: &ARGUMENTS, ..Call::default() };
         let deadline = Deadline::after(PATIENCE);
-        let op = self.rpc.call(self.session, &call, deadline).map_err(|error| failed(&error))?;
+        let op = self.ask(deadline).map_err(|error| failed(&error))?;
         let ended = match waiting {
             Waiting::Adaptive => op.wait(deadline),
             Waiting::Polling => loop {

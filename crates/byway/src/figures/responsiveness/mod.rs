@@ -1,11 +1,12 @@
 //! Liss, Birk and Schuster: how soon a call is answered by a node whose threads keep every core busy, by how the node waits.
 
 mod caller;
+mod messages;
 mod program;
 
 use std::time::Duration;
 
-use self::caller::{Called, Caller, Counted, Responder, Waiting};
+use self::caller::{Asks, Called, Caller, Counted, Responder, Waiting};
 pub use self::program::{ResponderArguments, ResponderError, run as run_responder};
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
@@ -25,7 +26,9 @@ pub(super) const RESPONSIVENESS: Experiment = Experiment {
                next_call; loop, a thread with a poll(2) loop of its own over the node's descriptor; both also with slices of 100 us, \
                asked from the kernel without privilege (byway_fabric::scheduling), and sleep beside computing threads of nice 19; \
                spin, a thread looks without a pause; look, the first computing thread looks each 50 us; turn, every computing thread \
-               looks each 1 ms. The caller waits adaptively, or polls. Idle: the same node, and nobody computes.",
+               looks each 1 ms. Two more are asked by messages and answer with messages, which operations of the node bring without the \
+               layer of calls: any, a thread waits for any of several operations (the next message of each session, and the next \
+               session); group, two threads wait in one group of such operations. The caller waits adaptively, or polls. Idle: the same node, and nobody computes.",
         rule: "Holds if, over TCP to a caller that waits, (1) a thread of its own is late where cores are busy: p99 of sleep is at \
                least 3 times that of the idle node; (2) polling is the most responsive: p99 of look (50 us) at most 0.5 of that of \
                sleep; (3) constant polling wastes computing time: spin takes at least 0.2 of it from a node that nobody calls. And \
@@ -49,17 +52,35 @@ struct Way {
     arguments: &'static [&'static str],
     /// Whether there is something that answers when nobody computes.
     has_thread: bool,
+    asks: Asks,
 }
 
-const WAYS: [Way; 8] = [
-    Way { name: "sleep", arguments: &["--way", "sleep"], has_thread: true },
-    Way { name: "sleep 100us", arguments: &["--way", "sleep", "--slice-us", "100"], has_thread: true },
-    Way { name: "sleep, nice", arguments: &["--way", "sleep", "--nice"], has_thread: true },
-    Way { name: "loop", arguments: &["--way", "loop"], has_thread: true },
-    Way { name: "loop 100us", arguments: &["--way", "loop", "--slice-us", "100"], has_thread: true },
-    Way { name: "spin", arguments: &["--way", "spin"], has_thread: true },
-    Way { name: "look 50us", arguments: &["--way", "look-one", "--look-us", "50"], has_thread: false },
-    Way { name: "turn 1ms", arguments: &["--way", "look-all", "--look-us", "1000"], has_thread: false },
+const WAYS: [Way; 10] = [
+    Way { name: "sleep", arguments: &["--way", "sleep"], has_thread: true, asks: Asks::Calls },
+    Way {
+        name: "sleep 100us",
+        arguments: &["--way", "sleep", "--slice-us", "100"],
+        has_thread: true,
+        asks: Asks::Calls,
+    },
+    Way { name: "sleep, nice", arguments: &["--way", "sleep", "--nice"], has_thread: true, asks: Asks::Calls },
+    Way { name: "loop", arguments: &["--way", "loop"], has_thread: true, asks: Asks::Calls },
+    Way { name: "loop 100us", arguments: &["--way", "loop", "--slice-us", "100"], has_thread: true, asks: Asks::Calls },
+    Way { name: "spin", arguments: &["--way", "spin"], has_thread: true, asks: Asks::Calls },
+    Way {
+        name: "look 50us",
+        arguments: &["--way", "look-one", "--look-us", "50"],
+        has_thread: false,
+        asks: Asks::Calls,
+    },
+    Way {
+        name: "turn 1ms",
+        arguments: &["--way", "look-all", "--look-us", "1000"],
+        has_thread: false,
+        asks: Asks::Calls,
+    },
+    Way { name: "any", arguments: &["--way", "any"], has_thread: true, asks: Asks::Messages },
+    Way { name: "group", arguments: &["--way", "group"], has_thread: true, asks: Asks::Messages },
 ];
 const SLEEP: usize = 0;
 const SLEEP_SHORT: usize = 1;
@@ -116,7 +137,7 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
              thread's own: 100us is then as without.",
             calls(session)
         ),
-        "CPU of the node: of the thread that waits and answers, or the time that a computing thread spends on looking, over the calls; of \
+        "CPU of the node: of the threads that wait and answer, or the time that a computing thread spends on looking, over the calls; of \
          the caller: from the call to the answer."
             .to_owned(),
     ];
@@ -147,7 +168,7 @@ fn measure(session: &Session, cpus: &[usize], of: Busy<'_>, points: &mut Points)
     let mut responder = Responder::start(cpus, &listen, &arguments)?;
     let addresses = responder.addresses.clone();
     let mut callers: Vec<Caller> =
-        addresses.iter().map(|address| Caller::connect(address)).collect::<Result<_, _>>()?;
+        addresses.iter().map(|address| Caller::connect(address, way.asks)).collect::<Result<_, _>>()?;
     for caller in &mut callers {
         caller.calls(calls(session) / 20, Waiting::Adaptive)?;
     }
@@ -350,5 +371,7 @@ mod tests {
     fn the_places_that_the_rule_looks_at_are_those_of_its_ways() {
         let names = [SLEEP, SLEEP_SHORT, SPIN, LOOK].map(|way| WAYS[way].name);
         assert_eq!(names, ["sleep", "sleep 100us", "spin", "look 50us"]);
+        let asked: Vec<&str> = WAYS.iter().filter(|way| way.asks == Asks::Messages).map(|way| way.name).collect();
+        assert_eq!(asked, ["any", "group"], "and those that no call is made to are the last, beside the rule");
     }
 }

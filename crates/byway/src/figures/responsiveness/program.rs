@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Deadline, NodeError, NodeOptions, WaitError, parse_address};
+use byway_fabric::node::{Deadline, Group, NodeError, NodeOptions, WaitError, parse_address};
 use byway_fabric::scheduling::{self, SliceError};
 use byway_rpc::node::{Request, Rpc};
 use clap::{Args, ValueEnum};
@@ -14,12 +14,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::messages;
 use crate::parent;
 
 /// The least privilege that the kernel has: anybody may be so nice.
 const NICEST: i32 = 19;
 /// Of a computing thread that does not look: how often it reads the clock is the same for all.
 const LONG: Duration = Duration::from_millis(1);
+
+/// Who share a group.
+const GROUP_THREADS: usize = 2;
 
 /// Who takes the calls, and how it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,6 +38,10 @@ pub enum Way {
     LookOne,
     /// All computing threads, each between two parts of its work.
     LookAll,
+    /// A thread that waits for any of several operations: messages of each session, and the next session.
+    Any,
+    /// Two threads that wait in one group of such operations.
+    Group,
 }
 
 /// Flags of the program.
@@ -85,6 +93,15 @@ struct Counts {
     answering_nanos: AtomicU64,
 }
 
+impl Counts {
+    /// Counts what the calling thread has spent since `before`, which becomes now.
+    fn answered(&self, before: &mut u64) {
+        let now = thread_cpu_nanos();
+        self.answering_nanos.fetch_add(now - *before, Relaxed);
+        *before = now;
+    }
+}
+
 /// Answers calls and computes. For each line that it reads, prints the counts.
 ///
 /// # Errors
@@ -102,9 +119,18 @@ pub fn run(arguments: &ResponderArguments) -> Result<(), ResponderError> {
     }
     let counts = Arc::new(Counts::default());
     let (slice, looks) = (arguments.slice_us.map(Duration::from_micros), Duration::from_micros(arguments.look_us));
-    if matches!(arguments.way, Way::Sleep | Way::Loop | Way::Spin) {
-        let (rpc, counts, way) = (rpc.clone(), Arc::clone(&counts), arguments.way);
-        thread("responder-waits", move || wait(&rpc, way, slice, &counts))?;
+    let group = match arguments.way {
+        Way::Group => Some(Arc::new(messages::group(rpc.node())?)),
+        _ => None,
+    };
+    let waits = match arguments.way {
+        Way::LookOne | Way::LookAll => 0,
+        Way::Group => GROUP_THREADS,
+        Way::Sleep | Way::Loop | Way::Spin | Way::Any => 1,
+    };
+    for _ in 0..waits {
+        let (rpc, counts, way, group) = (rpc.clone(), Arc::clone(&counts), arguments.way, group.clone());
+        thread("responder-waits", move || wait(&rpc, (way, group.as_deref()), slice, &counts))?;
     }
     for (at, &cpu) in arguments.computes_on.iter().enumerate() {
         let is_looking = arguments.way == Way::LookAll || (arguments.way == Way::LookOne && at == 0);
@@ -132,14 +158,24 @@ fn thread(name: &str, act: impl FnOnce() -> Result<(), ResponderError> + Send + 
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
-fn wait(rpc: &Rpc, way: Way, slice: Option<Duration>, counts: &Counts) -> Result<(), ResponderError> {
+fn wait(
+    rpc: &Rpc,
+    (way, group): (Way, Option<&Group>),
+    slice: Option<Duration>,
+    counts: &Counts,
+) -> Result<(), ResponderError> {
     match slice.map(scheduling::set_slice) {
         None | Some(Ok(())) => {}
         // As before, and the figures show it.
         Some(Err(error @ (SliceError::Unsupported | SliceError::OtherPolicy))) => tracing::warn!(%error, "no slice"),
         Some(Err(SliceError::Refused(error))) => return Err(error.into()),
     }
-    let node = rpc.node();
+    let (node, mut before) = (rpc.node(), 0);
+    match (way, group) {
+        (Way::Any, _) => return messages::answer_any(node, || counts.answered(&mut before)),
+        (_, Some(group)) => return messages::answer_group(node, group, || counts.answered(&mut before)),
+        _ => {}
+    }
     loop {
         match way {
             Way::Loop => {
@@ -151,7 +187,7 @@ fn wait(rpc: &Rpc, way: Way, slice: Option<Duration>, counts: &Counts) -> Result
             Way::Spin => look(rpc)?,
             _ => answer(rpc.next_call(Deadline::NEVER).map_err(failed)?),
         }
-        counts.answering_nanos.store(thread_cpu_nanos(), Relaxed);
+        counts.answered(&mut before);
     }
 }
 
@@ -171,7 +207,7 @@ fn answer(request: Request) {
     let _ = request.token.reply(0, &request.arguments, &[]);
 }
 
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> std::io::Error {
+pub(super) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> std::io::Error {
     std::io::Error::other(error)
 }
 
