@@ -137,6 +137,21 @@ impl Fabric {
         true
     }
 
+    /// Ends the sessions whose peers were lent memory, before all of this is dropped: a peer that looks at memory which is taken
+    /// back is told so by the end of its stream.
+    pub(crate) fn end_lent(&mut self, reactor: &mut Reactor) {
+        let lent: Vec<Slot> =
+            self.sessions.iter().filter(|(_, state)| !state.loans.is_empty()).map(|(slot, _)| slot).collect();
+        for session in lent {
+            self.close(reactor, session, CloseReason::Closed);
+        }
+    }
+
+    /// How often memory is lent to peers: each piece, to each of them.
+    pub fn loan_count(&self) -> usize {
+        self.sessions.iter().map(|(_, state)| state.loans.lent.len()).sum()
+    }
+
     /// Whether it is we who look at each use of a window by the peer of a session: over RDMA its device does, for one connection.
     pub fn checks_windows(&self, session: Slot) -> bool {
         self.link_of(session).is_none()

@@ -144,7 +144,11 @@ impl Fabric {
         }
         let len = into.len();
         let Some((socket, place)) = self.place_of(session, (from, len), WindowNews::GET) else { return Err(into) };
-        let result = reactor.get(socket, (place.memory, place.address), &mut into[..len]).map_err(GetError::Io);
+        let result =
+            reactor.get(socket, (place.memory, place.address), &mut into[..len]).map_err(|error| match error {
+                Errno::CONNRESET => GetError::Ended,
+                error => GetError::Io(error),
+            });
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);
         }

@@ -20,7 +20,7 @@ use super::shared::{OpKind, Shared};
 use super::transfers::{Get, Linger, Put};
 use super::windows::Closings;
 use super::wire::Class;
-use super::{NodeOptions, OpId, Session};
+use super::{NodeCounters, NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
 use crate::registration;
 use crate::session::{self, ClientId, CloseReason, Identity};
@@ -171,9 +171,14 @@ impl Engine {
         self.reactor.io().name
     }
 
-    /// Windows that are open, and how often a peer named one wrongly.
-    pub(super) fn windows(&mut self) -> (usize, u64) {
-        (self.fabric.windows().len(), self.fabric.windows().refused())
+    /// Its own share of the counters: windows, loans and frames.
+    pub(super) fn held(&mut self) -> NodeCounters {
+        let frames = self.reactor.frames();
+        let frame_bytes = frames.bytes() - frames.free_bytes();
+        let loans = self.fabric.loan_count();
+        let windows = self.fabric.windows();
+        let (windows, windows_refused) = (windows.len(), windows.refused());
+        NodeCounters { windows, windows_refused, loans, frame_bytes, ..NodeCounters::default() }
     }
 
     /// See [`Fabric::registrations`].
@@ -259,6 +264,12 @@ impl Engine {
             self.core.alarm = None;
             self.core.with_layer(&mut self.fabric, &mut self.reactor, |layer, turn| layer.alarm(turn, now));
         }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.fabric.end_lent(&mut self.reactor);
     }
 }
 

@@ -387,25 +387,24 @@ impl Node {
     /// What it has, counted now.
     ///
     /// # Errors
-    /// `Forked`. While another thread turns the loop, windows and registrations are not counted but as 0.
+    /// `Forked`. While another thread turns the loop, windows, loans, frames and registrations are not counted but as 0.
     pub fn counters(&self) -> Result<NodeCounters, SubmitError> {
         let (ops, sessions) = {
             let shared = self.inner.lock()?;
             (shared.ops.len(), shared.sessions.len())
         };
-        let (windows, windows_refused, registrations) = match self.inner.try_engine() {
+        let (held, registrations) = match self.inner.try_engine() {
             Some(mut engine) => {
-                let (open, refused) = engine.windows();
-                let registrations = engine.registrations();
+                let (held, registrations) = (engine.held(), engine.registrations());
                 drop(engine);
                 self.inner.left_engine();
-                (open, refused, registrations)
+                (held, registrations)
             }
-            None => (0, 0, None),
+            None => (NodeCounters::default(), None),
         };
         let (mode, registrations) = registrations.unwrap_or((Mode::Cached, Counters::default()));
         let registered_each_time = if let Mode::EachTime(reason) = mode { Some(reason) } else { None };
-        Ok(NodeCounters { windows, windows_refused, ops, sessions, registrations, registered_each_time })
+        Ok(NodeCounters { ops, sessions, registrations, registered_each_time, ..held })
     }
 }
 

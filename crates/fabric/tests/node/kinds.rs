@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use byway_fabric::node::{Memory, Node, OpError, Outcome, RegisterError, Rights};
+use byway_fabric::node::{Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError};
 use byway_fabric::windows::WindowError;
 use byway_reactor::IoChoice;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -311,13 +311,19 @@ fn a_node_that_is_dropped_takes_back_what_a_peer_can_write() {
     for rig in lent_rigs() {
         let pair = rig.pair();
         let memory = pair.server.register_shared(8192).unwrap();
-        let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::PUT).unwrap();
+        let window = pair.server.open_window(pair.to_client, &memory, 0..8192, Rights::BOTH).unwrap();
+        pair.server.send(pair.to_client, b"lent", &[]).unwrap();
+        assert_eq!(pair.client.receive(soon()).unwrap().header, b"lent");
+        let (remote, mine) = (window.descriptor(), pair.client.register(8192).unwrap());
         let closing = window.close().unwrap();
         assert!(closing.test().is_err(), "the client has not said that it forgets it");
         memory.write(0, &[5; 8192]).unwrap();
         assert!(memory.is_exposed());
         drop((closing, pair.server));
         assert!(!memory.is_exposed() && !memory.is_in_use());
+        // Whose pages are nobody's now: the client is told, and not that there are zeroes.
+        let got = pair.client.get(pair.to_server, &remote, 0, &[mine.segment(0..8192)]).map(|get| end(&get));
+        assert!(matches!(got, Ok(Err(OpError::Ended(_))) | Err(SubmitError::Ended(_))), "{got:?}");
         assert_eq!(memory.bytes().unwrap()[..], [5; 8192], "it is as it was");
     }
 }

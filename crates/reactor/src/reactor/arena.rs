@@ -91,10 +91,12 @@ impl Reactor {
     /// be writing there: what was got is to be checked here, never there.
     ///
     /// # Errors
-    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied.
+    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. `ECONNRESET` if the peer has ended the
+    /// stream, for it may have given the memory's pages up: what was copied is nothing.
     pub fn get(&mut self, socket: Socket, from: (u32, u64), into: &mut [u8]) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
         let (arena, os) = shared.arena_of(&mut floor, (socket, from.0))?;
-        arena.get(os, from.1, into)
+        arena.get(os, from.1, into)?;
+        if shared.has_peer_ended(socket) { Err(Errno::CONNRESET) } else { Ok(()) }
     }
 }

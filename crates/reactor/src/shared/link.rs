@@ -4,6 +4,7 @@
 //! death.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -107,6 +108,13 @@ impl Link {
     /// Bytes of what the peer has lent, if it has.
     pub(super) fn arena_bytes(&self) -> Option<usize> {
         self.ends.arena_bytes()
+    }
+
+    /// Whether the peer has ended the stream, before it did anything with its memory that what was copied before this call shows.
+    pub(super) fn has_peer_ended(&self) -> bool {
+        // With the peer's order, the end first and the memory then: whoever sees the latter sees the former.
+        fence(Ordering::Acquire);
+        !matches!(self.ends.reader.here(), Ok((_, Ended::No)))
     }
 
     /// The socket has ended.

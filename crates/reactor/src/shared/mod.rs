@@ -320,6 +320,11 @@ impl Shared {
         Ok((arena, floor.backend.os().ok_or(Errno::NOTCONN)?))
     }
 
+    /// See [`Link::has_peer_ended`].
+    pub(crate) fn has_peer_ended(&self, socket: Socket) -> bool {
+        self.links.get(socket).is_none_or(Link::has_peer_ended)
+    }
+
     /// Gives up a stream whose bell is no longer listened to.
     pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
         let link = self.links.remove(socket).map(|link| Box::new(link.into_ends()));
