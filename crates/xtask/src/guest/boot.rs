@@ -62,7 +62,7 @@ impl Guest<'_> {
                     return Ok(Ending { status, lines });
                 }
                 Followed::Nothing(console) => {
-                    println!("guest: boot {boot} of {BOOTS} ended before its script began{console}")
+                    println!("guest: boot {boot} of {BOOTS} ended before its script began{console}");
                 }
             }
         }
