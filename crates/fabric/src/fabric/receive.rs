@@ -16,7 +16,7 @@ use crate::limits::{
 };
 use crate::session::CloseReason;
 use crate::slots::Slot;
-use crate::windows::{GivenBack, WindowKey};
+use crate::windows::{GivenBack, WindowError, WindowKey};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 
 /// Bytes of the frame that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
@@ -483,6 +483,8 @@ impl Fabric {
             return Err(CloseReason::PayloadChecksum);
         }
         if !matches!(given, GivenBack::Open) {
+            // Closed while it was filled: whoever put it waits for an answer, as for what comes a moment later.
+            self.nack(session, header, WindowError::Key);
             return Ok(());
         }
         if self.windows.is_get(session, key) {

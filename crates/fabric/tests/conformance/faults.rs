@@ -1,6 +1,6 @@
 //! Wrong keys, windows that are gone, and the death of either end at any moment.
 
-use byway_fabric::{CloseReason, Closed, GetError, Remote, Slot, WindowError, WindowKey};
+use byway_fabric::{CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
 
 use crate::rig::{CLIENT, Event, Rig, SERVER, pattern};
 
@@ -66,7 +66,7 @@ pub fn a_closed_window_takes_nothing_more(rig: &mut Rig) {
     let from = rig.offer(client, window);
     rig.get(server, from, LEN, 0);
     assert_eq!(rig.got().2, Ok(()));
-    assert!(matches!(rig.client().fabric.windows().close(window), Closed::Source(_)));
+    assert!(rig.client().close_source(window) == pattern(1, LEN));
     let used_again = rig.client().open_source(client, &pattern(2, LEN));
     let again = rig.offer(client, used_again);
     // The slot has another user, and the old key is nobody's.
@@ -116,9 +116,12 @@ pub fn whenever_the_server_dies_the_client_has_all_its_memory_again(rig: &mut Ri
         let (windows, _) = work(&mut rig, session, turns);
         rig.kill(SERVER);
         ended(&mut rig, CLIENT);
-        for window in windows {
-            let closed = rig.client().fabric.windows().close(window);
-            assert!(matches!(closed, Closed::Target(_) | Closed::Source(_)), "{turns} turns: {closed:?}");
+        for (round, windows) in (0..).zip(windows.chunks(2)) {
+            let (put, wanted) = (rig.client().close_target(windows[0]), pattern(round, LEN));
+            // As much of it as had come.
+            let wrong = put.iter().zip(&wanted).position(|(byte, wanted)| byte != wanted && *byte != 0x11);
+            assert_eq!(wrong, None, "{turns} turns: put {round}");
+            assert!(rig.client().close_source(windows[1]) == wanted, "{turns} turns: nobody writes there");
         }
         rig.client().log.events.clear();
         assert!(rig.client().fabric.windows().is_empty());
@@ -143,7 +146,12 @@ pub fn whenever_the_client_dies_every_get_ends_once(rig: &mut Rig) {
         while let Some((context, frame, result)) = rig.server().take_got() {
             match result {
                 Ok(()) => assert!(frame[..LEN] == pattern(context, LEN), "{turns} turns: get {context}"),
-                Err(error) => assert_eq!(error, GetError::Ended, "{turns} turns"),
+                Err(error) => {
+                    assert_eq!(error, GetError::Ended, "{turns} turns");
+                    let wanted = pattern(context, LEN);
+                    let wrong = frame.iter().zip(&wanted).position(|(byte, wanted)| byte != wanted && *byte != 0x22);
+                    assert_eq!(wrong, None, "{turns} turns: get {context}");
+                }
             }
             seen.push(context);
         }

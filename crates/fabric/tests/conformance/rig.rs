@@ -1,6 +1,6 @@
 //! Two ends of one wire, turned by one thread, and what a test asks of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +12,10 @@ use byway_fabric::{
     WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};
-use byway_reactor::{Address, Completion, Frame, FramePool, IoChoice, Reactor, Wait};
+use byway_reactor::{
+    Address, Completion, File, FileOptions, Frame, FramePool, IoChoice, Mapping, Op, OpenFile, Outcome, Reactor, Token,
+    Wait,
+};
 
 /// Nothing that a test waits for takes this long.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -55,6 +58,8 @@ pub struct End {
     pub reactor: Reactor,
     pub fabric: Fabric,
     pub log: Log,
+    /// What the gets of [`Rig::get`] are received into, with margins.
+    targets: HashMap<u64, Mapping>,
     completions: Vec<Completion>,
 }
 
@@ -117,12 +122,18 @@ impl Handler for Log {
 
 impl End {
     fn new(reactor: Reactor, options: Options) -> Self {
-        Self { reactor, fabric: Fabric::new(options), log: Log::default(), completions: Vec::new() }
+        Self {
+            reactor,
+            fabric: Fabric::new(options),
+            log: Log::default(),
+            targets: HashMap::new(),
+            completions: Vec::new(),
+        }
     }
 
     /// Handles what is ready; says whether something was.
     pub fn turn(&mut self, wait: Wait) -> bool {
-        let Self { reactor, fabric, log, completions } = self;
+        let Self { reactor, fabric, log, completions, .. } = self;
         fabric.feed_starved(reactor, log);
         fabric.flush(reactor, log);
         reactor.reap(completions, wait).expect("a loop reaps");
@@ -142,13 +153,18 @@ impl End {
         Some(found)
     }
 
-    /// Takes the first get that ended.
+    /// Takes the first get that ended, once what lies beside its target was found whole.
     pub fn take_got(&mut self) -> Option<(u64, Frame, Result<(), GetError>)> {
         let place = self.log.events.iter().position(|event| matches!(event, Event::Got { .. }))?;
-        match self.log.events.remove(place)? {
-            Event::Got { context, frame, result, .. } => Some((context, frame, result)),
-            _ => None,
+        let Event::Got { context, frame, result } = self.log.events.remove(place)? else { return None };
+        if let Some(target) = self.targets.remove(&context) {
+            let beside = |from: usize| {
+                // SAFETY: a margin, within the mapping, to which the frame does not reach.
+                unsafe { std::slice::from_raw_parts(target.as_ptr().add(from), MARGIN) }
+            };
+            assert_margins(beside(0), beside(MARGIN + frame.len()));
         }
+        Some((context, frame, result))
     }
 
     /// A frame with `bytes` in it behind a margin, and a margin behind them; in the arena, if there is one.
@@ -176,11 +192,26 @@ impl End {
     /// Closes a window for puts; gives its bytes, once its margins were found whole.
     pub fn close_target(&mut self, window: WindowKey) -> Vec<u8> {
         let Closed::Target(frame) = self.fabric.windows().close(window) else { panic!("no target") };
-        let (front, rest) = frame.split_at(MARGIN);
-        let (bytes, back) = rest.split_at(rest.len() - MARGIN);
-        assert!(front.iter().chain(back).all(|byte| *byte == 0xee), "somebody wrote beside the window");
-        bytes.to_vec()
+        within_margins(&frame)
     }
+
+    /// As [`Self::close_target`], of a window for gets.
+    pub fn close_source(&mut self, window: WindowKey) -> Vec<u8> {
+        let Closed::Source(frame) = self.fabric.windows().close(window) else { panic!("no source") };
+        within_margins(&frame)
+    }
+}
+
+/// What lies between the margins of a window's frame, which are whole.
+fn within_margins(frame: &[u8]) -> Vec<u8> {
+    let (front, rest) = frame.split_at(MARGIN);
+    let (bytes, back) = rest.split_at(rest.len() - MARGIN);
+    assert_margins(front, back);
+    bytes.to_vec()
+}
+
+fn assert_margins(front: &[u8], back: &[u8]) {
+    assert!(front.iter().chain(back).all(|byte| *byte == 0xee), "somebody wrote beside the window");
 }
 
 /// Both ends: the server is 0, the client 1.
@@ -189,7 +220,7 @@ pub struct Rig {
     pub ends: Vec<End>,
     pub address: Address,
     world: Option<World>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     sessions: u64,
     options: Options,
 }
@@ -250,7 +281,7 @@ impl Rig {
         if matches!(wire, Wire::Shared(_, Arena::Lent)) {
             client.fabric.lend(FramePool::shared(POOL_BYTES).expect("an arena"));
         }
-        Some(Self { wire, ends: vec![server, client], address, world, _folder: folder, sessions: 0, options })
+        Some(Self { wire, ends: vec![server, client], address, world, folder, sessions: 0, options })
     }
 
     pub fn server(&mut self) -> &mut End {
@@ -365,17 +396,51 @@ impl Rig {
         })
     }
 
-    /// The server gets `len` bytes.
+    /// The server gets `len` bytes, between margins that [`Self::got`] looks at.
     pub fn get(&mut self, server: Slot, from: Remote, len: usize, context: u64) {
-        let End { reactor, fabric, .. } = &mut self.ends[SERVER];
-        let mut into = reactor.frames().alloc(len).expect("a frame");
+        let End { reactor, fabric, targets, .. } = &mut self.ends[SERVER];
+        let target = Mapping::new(len + 2 * MARGIN).expect("memory");
+        // SAFETY: within the mapping, which nobody else has; whoever looks at it later looks beside the frame.
+        let mut into = unsafe {
+            target.as_ptr().write_bytes(0xee, target.len());
+            Frame::over(&target, MARGIN, len)
+        };
         into.fill(0x22);
+        assert!(targets.insert(context, target).is_none(), "each get under way has its own name");
         fabric.get(reactor, server, from, into, context).expect("there is a window for it");
     }
 
     /// The next get that ends at the server.
     pub fn got(&mut self) -> (u64, Frame, Result<(), GetError>) {
         self.until("a get", |rig| rig.server().take_got())
+    }
+
+    /// A file of the server's with these bytes, mapped.
+    pub fn file(&mut self, bytes: &[u8]) -> File {
+        let options = FileOptions { map: true, ..FileOptions::default() };
+        let Some(world) = self.world.clone() else {
+            let path = self.folder.path().join("mapped");
+            std::fs::write(&path, bytes).expect("a file is made");
+            let file = OpenFile::open(&path, options).expect("a file is opened");
+            return self.server().reactor.add_file(Arc::new(file));
+        };
+        let file = OpenFile::simulated(world.disk(ip(SERVER)).file("mapped", bytes.len() as u64), options);
+        let End { reactor, .. } = self.server();
+        let file = reactor.add_file(Arc::new(file));
+        let mut from = reactor.frames().alloc(bytes.len()).expect("a frame");
+        from.copy_from_slice(bytes);
+        let token = Token::new(u8::MAX, 0, 0, 0);
+        let write = Op::Write { file, offset: 0, from, start: 0, len: bytes.len(), durable: false };
+        reactor.submit(write, token);
+        // Nobody has connected, so nothing else ends.
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            reactor.reap(&mut ended, Wait::Poll).expect("a loop reaps");
+            assert!(!ended.is_empty() || world.step(), "it is never written");
+        }
+        let [Completion { outcome: Outcome::Written { result, .. }, .. }] = &ended[..] else { panic!("{ended:?}") };
+        assert_eq!(*result, Ok(bytes.len()));
+        file
     }
 
     /// An end dies: its loop and all that it held are gone. The other must do with what it is told.

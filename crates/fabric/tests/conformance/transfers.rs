@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use byway_fabric::limits::PAYLOAD_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, Closed, Options, PayloadChecksum, Remote};
+use byway_fabric::{Announced, Options, PayloadChecksum, Remote};
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
 
@@ -40,7 +40,7 @@ pub fn a_get_brings_what_lies_there(rig: &mut Rig) {
         assert_eq!((context, result), (offset as u64, Ok(())));
         assert!(frame[..len] == bytes[offset..offset + len], "{len} bytes at {offset}");
     }
-    assert!(matches!(rig.client().fabric.windows().close(window), Closed::Source(_)));
+    assert!(rig.client().close_source(window) == bytes);
     assert_eq!(rig.server().reactor.counters().got_bytes > 0, rig.places());
 }
 
@@ -68,7 +68,7 @@ pub fn puts_and_gets_of_all_sizes_are_under_way_together(rig: &mut Rig) {
         let (source, len) = wanted.remove(&context).expect("each get ends once");
         assert_eq!(result, Ok(()));
         assert!(frame[..len] == pattern(context + 50, len), "get {context}");
-        assert!(matches!(rig.client().fabric.windows().close(source), Closed::Source(_)));
+        assert!(rig.client().close_source(source) == pattern(context + 50, len), "nobody writes there");
     }
     for (target, seed, len) in targets {
         assert!(rig.client().close_target(target) == pattern(seed, len), "put {seed}");
@@ -101,6 +101,64 @@ pub fn a_put_gathers_many_pieces(rig: &mut Rig) {
     rig.placed();
     let came = rig.client().close_target(window);
     assert!(came[..bytes.len()] == bytes && came[bytes.len()..] == [0; 500]);
+}
+
+/// 64 pieces in which no kind follows itself: heads, frames of its own and of others, ranges of a mapped file, zeroes.
+pub fn a_put_gathers_all_kinds_of_pieces(rig: &mut Rig) {
+    const PIECES: usize = 64;
+    const FRONT: usize = 77;
+    let contents = pattern(6, 300_000);
+    let file = rig.file(&contents);
+    let (server, client) = rig.session();
+    let bytes = pattern(7, 100_000);
+    let len_of = |piece: usize| 1 + piece * 997 % 4500;
+    let mut wanted = Vec::new();
+    for piece in 0..PIECES {
+        let (len, at) = (len_of(piece), piece * 1013);
+        match piece % 5 {
+            3 => wanted.extend_from_slice(&contents[at * 3..][..len]),
+            4 => wanted.resize(wanted.len() + len, 0),
+            _ => wanted.extend_from_slice(&bytes[at..][..len]),
+        }
+    }
+    let window = rig.client().open_target(client, wanted.len() + 2 * FRONT);
+    let to = rig.offer(client, window);
+    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let frame = |bytes: &[u8]| {
+        let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
+        frame.copy_from_slice(bytes);
+        frame
+    };
+    let shared = Rc::new(frame(&bytes));
+    let own: Vec<_> = (1..PIECES).step_by(5).map(|piece| frame(&bytes[piece * 1013..][..len_of(piece)])).collect();
+    let mut own = own.into_iter();
+    let free = reactor.frames().free_bytes();
+    let route = fabric.route(server);
+    let announced = Announced { len: wanted.len(), checksum: None };
+    let to = Remote { offset: FRONT as u64, ..to };
+    let put = fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), announced, |gather| {
+        let before = gather.segment_count();
+        for piece in 0..PIECES {
+            let (len, at) = (len_of(piece), piece * 1013);
+            match piece % 5 {
+                0 => gather.push_head(&bytes[at..][..len]),
+                1 => gather.push_frame(own.next().expect("one for each"), 0, len),
+                2 => gather.push_shared(Rc::clone(&shared), at, len),
+                3 => gather.push_map(file, (at * 3) as u64, len),
+                _ => gather.push_zeroes(len),
+            }
+        }
+        // The first may go on with the header before it.
+        assert!(gather.segment_count() - before >= PIECES - 1, "so many, and not fewer that are longer");
+    });
+    assert_eq!(put, Ok(()));
+    rig.placed();
+    let came = rig.client().close_target(window);
+    let end = FRONT + wanted.len();
+    assert!(came[FRONT..end] == wanted);
+    assert!(came[..FRONT].iter().chain(&came[end..]).all(|byte| *byte == 0x11), "it spilled");
+    drop(shared);
+    rig.until("all frames", |rig| (rig.server().reactor.frames().free_bytes() > free).then_some(()));
 }
 
 /// A mebibyte at a time, four under way: 64 MiB, in long runs a GiB.

@@ -2,7 +2,7 @@
 
 use byway_fabric::node::{NodeOptions, OpError, Outcome, Rights, SubmitError, WaitError};
 
-use crate::rig::{Rig, Turner, Wire, copy_of, done, end, soon};
+use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon};
 
 crate::over_each_wire!(
     every_operation_ends_when_the_peer_dies,
@@ -42,7 +42,7 @@ fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
     for op in &ops {
         assert_eq!(op.test(), Err(WaitError::Deadline));
     }
-    drop((window, memory));
+    drop(window);
     drop(pair.server);
     for (index, op) in ops.iter().enumerate() {
         let result = end(op);
@@ -52,6 +52,7 @@ fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
         assert!(told || matches!(result, Err(OpError::Ended(_))), "operation {index}: {result:?}");
     }
     mine.bytes_mut().expect("nothing uses the memory any more");
+    canaries_are_whole(&memory);
     let ended = pair.client.start_receive(None).unwrap();
     assert!(matches!(end(&ended), Ok(Outcome::Ended(session, _)) if session == pair.to_server));
     assert!(matches!(pair.client.send(pair.to_server, &[], &[]), Err(SubmitError::NoSession)));
@@ -65,6 +66,7 @@ fn a_peer_that_dies_leaves_nothing_open(rig: &Rig) {
         let pair = rig.pair();
         let (mut memory, window) = pair.open(1 << 20, Rights::BOTH);
         let mine = pair.client.register(1 << 20).unwrap();
+        mine.write(0, &[0xb7; 1 << 20]).unwrap();
         let puts: Vec<_> = (0..round)
             .map(|_| pair.client.put(pair.to_server, &[mine.segment(0..1 << 20)], &window.descriptor(), 0).unwrap())
             .collect();
@@ -79,6 +81,10 @@ fn a_peer_that_dies_leaves_nothing_open(rig: &Rig) {
             rig.wire != Wire::Lent,
             "nobody can reach it, or who says so is believed"
         );
+        canaries_are_whole(&memory);
+        // As much as had come, and what lay there before.
+        let is_right = |(at, byte): (usize, &u8)| *byte == 0xb7 || *byte == pattern(CANARY + at);
+        assert!(copy_of(&memory)[CANARY..CANARY + (1 << 20)].iter().enumerate().all(is_right));
         let counters = pair.server.counters().unwrap();
         assert_eq!((counters.ops, counters.sessions, counters.windows), (0, 0, 0));
     }

@@ -15,7 +15,10 @@ crate::over_each_wire!(
     a_peer_that_dies_leaves_memory_as_it_is,
     a_peer_that_is_given_up_loses_what_it_could_write,
     memory_is_written_by_one_peer_at_a_time_and_read_by_many,
+    sixty_four_segments_of_all_kinds_of_memory_are_one_transfer,
 );
+
+crate::over_rdma!(sixty_four_segments_of_all_kinds_of_memory_are_one_transfer);
 
 fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
@@ -201,6 +204,56 @@ fn memory_is_written_by_one_peer_at_a_time_and_read_by_many(rig: &Rig) {
     done(&pair.client.put(pair.to_server, &[mine.segment(0..4096)], &read.descriptor(), 0).unwrap());
     done(&other.get(other_to_server, &write.descriptor(), 0, &[mine.segment(0..4096)]).unwrap());
     assert_eq!(mine.bytes().unwrap()[..], [6; 4096]);
+}
+
+/// Where segment `n` lies, by turns in private memory, in memory that can be lent, and in a caller's file; canaries around it.
+fn segment_range(n: usize) -> std::ops::Range<usize> {
+    let start = CANARY + n / 3 * (SEGMENT + CANARY);
+    start..start + SEGMENT
+}
+
+const SEGMENT: usize = 30_001;
+
+fn sixty_four_segments_of_all_kinds_of_memory_are_one_transfer(rig: &Rig) {
+    let pair = rig.pair();
+    let _turner = Turner::of(&pair.server);
+    let (memory, window) = pair.open(64 * SEGMENT, Rights::BOTH);
+    let remote = window.descriptor();
+    let bytes = (segment_range(63).end + CANARY).next_multiple_of(4096);
+    let file = sealed(4096 + bytes as u64);
+    let client = &pair.client;
+    let mine = [
+        client.register(bytes).unwrap(),
+        client.register_shared(bytes).unwrap(),
+        client.register_file(file.as_fd(), 4096..4096 + bytes as u64).unwrap(),
+    ];
+    mine.iter().for_each(|memory| memory.write(0, &vec![0xee; bytes]).unwrap());
+    let segments: Vec<_> = (0..64).map(|n| mine[n % 3].segment(segment_range(n))).collect();
+    // What each memory is to look like, where segment `n` has the bytes that `lies` says.
+    let assert_lies = |lies: &dyn Fn(usize) -> Vec<u8>| {
+        for (kind, memory) in mine.iter().enumerate() {
+            let mut wanted = vec![0xee; bytes];
+            (kind..64).step_by(3).for_each(|n| wanted[segment_range(n)].copy_from_slice(&lies(n)));
+            assert!(copy_of(memory) == wanted, "memory {kind}");
+        }
+        let mut seen = vec![0; bytes];
+        rustix::io::pread(&file, &mut seen, 4096).unwrap();
+        assert!(seen == copy_of(&mine[2]), "the caller's view");
+    };
+    done(&client.get(pair.to_server, &remote, 0, &segments).unwrap());
+    assert_lies(&|n| (0..SEGMENT).map(|at| pattern(CANARY + n * SEGMENT + at)).collect());
+    let put = |n: usize| -> Vec<u8> { (0..SEGMENT).map(|at| pattern(at * 7 + n)).collect() };
+    (0..64).for_each(|n| mine[n % 3].write(segment_range(n).start, &put(n)).unwrap());
+    done(&client.put(pair.to_server, &segments, &remote, 0).unwrap());
+    assert_lies(&put);
+    let wanted: Vec<u8> = (0..64).flat_map(put).collect();
+    assert!(copy_of(&memory)[CANARY..CANARY + 64 * SEGMENT] == wanted);
+    canaries_are_whole(&memory);
+    // One more is too many, whatever it is of.
+    let more: Vec<_> = (0..65).map(|n| mine[n % 3].segment(0..1)).collect();
+    assert!(matches!(client.put(pair.to_server, &more, &remote, 0), Err(SubmitError::TooLong)));
+    assert!(matches!(client.get(pair.to_server, &remote, 0, &more), Err(SubmitError::TooLong)));
+    assert!(!mine.iter().any(Memory::is_in_use));
 }
 
 /// With nobody to turn the server: what is got and put is copied by the client alone.

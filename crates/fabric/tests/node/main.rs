@@ -1,6 +1,7 @@
 //! Nodes over every wire and backend: what their programs are promised.
 
 mod borrowed;
+mod closed;
 mod faults;
 mod kinds;
 mod messages;
