@@ -68,6 +68,9 @@ suites! {
         lending::what_a_peer_says_of_its_memory_is_checked,
         lending::what_a_peer_cannot_have_placed_is_not_believed,
         lending::what_a_lost_peer_could_write_is_taken_from_it,
+        lending::windows_that_come_and_go_cost_one_mapping,
+        lending::memory_with_a_window_is_not_let_go_of,
+        lending::memory_that_is_let_go_of_makes_room_at_the_peer,
     ]
 }
 
