@@ -36,6 +36,13 @@ pub const GRANTS_MAX: usize = 1024;
 /// the stream.
 pub const LOANS_MAX: usize = 64;
 
+/// Of these, pieces in which no window is open any more, and which the peer of a session keeps mapped for the next one; the one
+/// that was used longest ago goes.
+pub const RESTING_LOANS_MAX: usize = 8;
+
+/// Bytes of them; what is larger is unmapped with its last window.
+pub const RESTING_LOAN_BYTES_MAX: u64 = 32 << 20;
+
 /// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
 pub const CREDITS_DEFAULT: u16 = 256;
 

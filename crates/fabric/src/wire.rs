@@ -279,13 +279,13 @@ pub struct Grant {
     pub key: U32,
 }
 
-/// Body of `Lend`; the header names the window.
+/// Body of `Lend`; the header names the window, if it is about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Lend {
     /// Which of the pieces of memory that the sender has lent over this stream, counted from 0.
     pub number: U32,
-    /// [`Lend::PUT`] or [`Lend::GET`].
+    /// [`Lend::PUT`], [`Lend::GET`] or [`Lend::NOTHING`].
     pub rights: U32,
     /// The window's first byte there.
     pub address: U64,
@@ -296,6 +296,8 @@ pub struct Lend {
 }
 
 impl Lend {
+    /// No window lies there any more, nor will one: the memory can be unmapped.
+    pub const NOTHING: u32 = 0;
     /// The window is for puts.
     pub const PUT: u32 = 1;
     /// The window is for gets.

@@ -25,6 +25,8 @@ pub struct Counters {
     pub put_bytes: u64,
     /// Bytes copied out of it.
     pub got_bytes: u64,
+    /// Pieces of memory that peers have lent that were mapped for it.
+    pub mapped_loans: u64,
     /// Of the copied bytes that were sent, those that a CPU read from a device's memory, which no cache holds.
     pub sent_device_bytes: u64,
     /// Of the received bytes, those that a CPU wrote to a device's memory.
@@ -63,6 +65,7 @@ impl Counters {
             written_direct_bytes: self.written_direct_bytes + other.written_direct_bytes,
             put_bytes: self.put_bytes + other.put_bytes,
             got_bytes: self.got_bytes + other.got_bytes,
+            mapped_loans: self.mapped_loans + other.mapped_loans,
             sent_device_bytes: self.sent_device_bytes + other.sent_device_bytes,
             received_device_bytes: self.received_device_bytes + other.received_device_bytes,
             read_device_bytes: self.read_device_bytes + other.read_device_bytes,

@@ -48,7 +48,7 @@ pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
 pub use gather::{Gather, Part, Piece, Scatter};
-pub use loan::Loan;
+pub use loan::{Loan, RestingLoan};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use mapping::{Mapping, Use};
 pub use net::listen_shared as listen;

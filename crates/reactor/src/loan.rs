@@ -6,8 +6,8 @@
 //! there any number of peers may have it, and nothing need be taken back.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -40,6 +40,17 @@ pub struct Loan {
     region: Arc<Region>,
     file: Arc<SharedFile>,
     write: bool,
+}
+
+/// What is left of a loan whose peer uses it for nothing, and has the memory mapped still: enough to lend the same memory again
+/// without another mapping ([`Mapping::lend_again`](crate::Mapping::lend_again)). It keeps nobody else from being lent the memory,
+/// and the memory from nothing.
+#[derive(Debug)]
+pub struct RestingLoan {
+    /// Nothing else can come to lie at its address as long as this is here.
+    file: Weak<SharedFile>,
+    write: bool,
+    bytes: u64,
 }
 
 impl SharedFile {
@@ -111,6 +122,11 @@ impl Loan {
         mapping.as_ptr() == self.region.at(0)
     }
 
+    /// Ends the loan of a peer that has said it uses it no longer, and keeps the memory mapped.
+    pub fn rest(self) -> RestingLoan {
+        RestingLoan { file: Arc::downgrade(&self.file), write: self.write, bytes: self.file.bytes }
+    }
+
     /// Takes memory that a peer could write away from it and all others: from now on it has pages of its own, with what lies
     /// there. Threads of this process may use it meanwhile. It is not lent again.
     ///
@@ -147,6 +163,23 @@ impl Loan {
         }
         let own = format!("/proc/self/fd/{}", self.file.fd.as_raw_fd());
         rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+impl RestingLoan {
+    /// Whether it was a view of the same memory as `mapping`, in the same way.
+    pub fn is_of(&self, mapping: &crate::Mapping, write: bool) -> bool {
+        self.write == write && mapping.file().is_some_and(|file| std::ptr::eq(self.file.as_ptr(), Arc::as_ptr(file)))
+    }
+
+    /// Whether the memory is no longer here, but only where the peer has it.
+    pub fn is_of_nothing(&self) -> bool {
+        self.file.strong_count() == 0
+    }
+
+    /// Bytes that the peer has mapped.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -211,6 +244,25 @@ mod tests {
         assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Read).is_ok());
         let fd = mapping.lend(true).unwrap().descriptor().unwrap();
         assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn what_rests_is_lent_again_only_as_the_same_memory_in_the_same_way_and_stands_in_nobodys_way() {
+        let (mapping, other) = (Mapping::shared(BYTES).unwrap(), Mapping::shared(BYTES).unwrap());
+        let resting = mapping.lend(true).unwrap().rest();
+        assert!(resting.is_of(&mapping, true) && resting.is_of(&mapping.counted(), true) && !resting.is_of_nothing());
+        assert!(!resting.is_of(&mapping, false) && !resting.is_of(&other, true));
+        let reader = mapping.lend(false).unwrap();
+        assert!(mapping.lend_again(&resting).is_none(), "somebody else reads it now");
+        drop(reader);
+        let again = mapping.lend_again(&resting).unwrap();
+        assert!(mapping.is_exposed() && mapping.lend(false).is_none(), "it is the writer's once more");
+        assert!(other.lend_again(&resting).is_none());
+        again.take_back().unwrap();
+        drop(again);
+        assert!(mapping.lend_again(&resting).is_none(), "what the peer has is other memory now");
+        drop(mapping);
+        assert!(resting.is_of_nothing() && resting.bytes() == BYTES as u64);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::loan::{Loan, SharedFile};
+use crate::loan::{Loan, RestingLoan, SharedFile};
 use crate::region::{FileMemoryError, Region};
 
 /// A handle to memory that was mapped at once; it stays mapped while a handle or a use of it lives.
@@ -95,6 +95,19 @@ impl Mapping {
     pub fn lend(&self, write: bool) -> Option<Loan> {
         let file = self.inner.file.as_ref()?;
         Loan::begin(&self.inner.region, file, write)
+    }
+
+    /// Lends a peer that has it mapped still the same memory in the same way again; nothing is to be sent to it. `None` as for
+    /// [`Mapping::lend`], and if `resting` is of other memory.
+    pub fn lend_again(&self, resting: &RestingLoan) -> Option<Loan> {
+        let write = [false, true].into_iter().find(|write| resting.is_of(self, *write))?;
+        let loan = self.lend(write)?;
+        loan.note_sent();
+        Some(loan)
+    }
+
+    pub(crate) fn file(&self) -> Option<&Arc<SharedFile>> {
+        self.inner.file.as_ref()
     }
 
     /// A device may hold on to the pages from now on: so they are not lent for writing any more, since pages that were lent so

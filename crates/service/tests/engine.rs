@@ -4,6 +4,7 @@
 
 mod devices;
 mod durability;
+mod slicing;
 mod staging;
 
 use std::os::fd::OwnedFd;
@@ -33,7 +34,11 @@ struct Rig {
 
 impl Rig {
     fn new(io: IoChoice, store: Store, options: VolumeOptions) -> Self {
-        let mut reactor = Reactor::open(io, 8 << 20).unwrap();
+        Self::with_frames(io, (store, options), 8 << 20)
+    }
+
+    fn with_frames(io: IoChoice, (store, options): (Store, VolumeOptions), frame_bytes: usize) -> Self {
+        let mut reactor = Reactor::open(io, frame_bytes).unwrap();
         let mut engine = Engine::default();
         let volume = engine.attach(&mut reactor, Arc::new(Volume::new("v", store, options)));
         Self { reactor, engine, volume }

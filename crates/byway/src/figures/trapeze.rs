@@ -42,10 +42,10 @@ pub(super) const CUT_THROUGH: Experiment = Experiment {
         title: "Trapeze: cut-through delivery",
         source: "Anderson et al., Cheating the I/O Bottleneck: Network Storage with Trapeze/Myrinet (abstract, 1997), first item; \
                  Koukis and Koziris call it synchronized send",
-        what: "Reads from a disk past the page cache, with the wire begun while the disk reads the rest (slices of 256 KiB, as byway \
-               does it, and of 64 KiB) and with the wire begun when all is here. Latency: one read at a time. Bandwidth under \
+        what: "Reads from a disk past the page cache, with the wire begun while the disk reads the rest (slices whose length byway \
+               tries out, and of 64 KiB) and with the wire begun when all is here. Latency: one read at a time. Bandwidth under \
                load: 8 outstanding.",
-        rule: "Holds if slices of 256 KiB (1) bring the p50 of an idle read of 1 MiB to at most 0.95 of that without, and (2) \
+        rule: "Holds if slices of a length tried out (1) bring the p50 of an idle read of 1 MiB to at most 0.95 of that without, and (2) \
                under load of such reads cost nothing: at least 0.95 of the bandwidth without.",
         absent: &[
             "Cut-through inside the network card, where Trapeze's firmware pipelines payloads of up to 8 KiB: what is cut here \
@@ -183,20 +183,21 @@ fn beside_fetch(data: &Data<'_>) -> Vec<Beside> {
 const IDLE: &str = "idle";
 const LOADED: &str = "under load";
 const OFF: &str = "off";
-const ON: &str = "slices of 256 KiB";
+const ON: &str = "slices, length tried out";
 const FINE: &str = "slices of 64 KiB";
-/// As `--slice` takes them. Longer than any read: none.
-const VARIANTS: [(&str, &str); 3] = [(OFF, "32M"), (ON, "256K"), (FINE, "64K")];
+/// With what is said to `--slice`. Longer than any read: none.
+const VARIANTS: [(&str, Option<&str>); 3] = [(OFF, Some("32M")), (ON, None), (FINE, Some("64K"))];
 
 fn run_cut_through(session: &mut Session) -> Result<Measured, RunError> {
     let bytes = if session.scale.quick { 32 << 20 } else { 256 << 20 };
     let file = session.image("read", bytes)?.display().to_string();
-    let start = |slice: &str| {
+    let start = |slice: Option<&str>| {
         let volume = format!("disk=\"{file}\",ro,direct");
-        let arguments = ["--volume", &volume, "--listen", "tcp://127.0.0.1:0", "--slice", slice].map(str::to_owned);
+        let mut arguments = ["--volume", &volume, "--listen", "tcp://127.0.0.1:0"].map(str::to_owned).to_vec();
+        arguments.extend(slice.into_iter().flat_map(|slice| ["--slice".to_owned(), slice.to_owned()]));
         Server::start(&arguments, 1, None)
     };
-    let servers: Vec<_> = VARIANTS.iter().map(|(_, slice)| start(slice)).collect::<Result<_, _>>()?;
+    let servers: Vec<_> = VARIANTS.iter().map(|(_, slice)| start(*slice)).collect::<Result<_, _>>()?;
     let sizes = session.scale.points(&[256 * KIB, 512 * KIB, 1024 * KIB], &[1024 * KIB]);
     let (mut idle, mut loaded) = (Gathered::default(), Gathered::default());
     // Latencies of a disk spread: more rounds, and longer ones.

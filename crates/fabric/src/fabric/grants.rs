@@ -58,24 +58,19 @@ impl Grants {
         true
     }
 
-    /// Notes that a program's window lies in a piece of lent memory; gives the piece that no window lies in now.
-    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, (number, rights): (u32, u8)) -> Option<u32> {
-        let before = self.by_slot.get(slot_of(window)).copied().flatten().and_then(|granted| granted.lent);
-        if !self.put(Granted { window, grant, rights, lent: Some(number), is_in_use: false }) {
-            return self.unused(Some(number));
-        }
-        self.unused(before)
+    /// Notes that a program's window lies in a piece of lent memory; if there is room.
+    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, (number, rights): (u32, u8)) {
+        self.put(Granted { window, grant, rights, lent: Some(number), is_in_use: false });
     }
 
-    /// Forgets a window in lent memory; gives the piece that no window lies in now.
-    pub(super) fn forget_lent(&mut self, window: WindowKey) -> Option<u32> {
-        let granted = self.take(window)?;
-        self.unused(granted.lent)
+    /// Forgets a window in lent memory.
+    pub(super) fn forget_lent(&mut self, window: WindowKey) {
+        self.take(window);
     }
 
-    fn unused(&self, lent: Option<u32>) -> Option<u32> {
-        let number = lent?;
-        (!self.by_slot.iter().flatten().any(|granted| granted.lent == Some(number))).then_some(number)
+    /// Whether a window lies in that piece of lent memory.
+    pub(super) fn lies_in(&self, number: u32) -> bool {
+        self.by_slot.iter().flatten().any(|granted| granted.lent == Some(number))
     }
 
     fn take(&mut self, window: WindowKey) -> Option<Granted> {
@@ -196,29 +191,29 @@ mod tests {
     }
 
     #[test]
-    fn a_programs_window_is_found_for_its_own_direction_and_its_memory_is_left_with_the_last() {
+    fn a_programs_window_is_found_for_its_own_direction_and_in_the_memory_where_it_lies() {
         let mut grants = Grants::default();
         let [first, second, third] = [1, 2, 3].map(|slot| WindowKey(7 << 20 | slot));
         let at = |window| Remote { window, offset: 10 };
-        assert_eq!(grants.note_lent(first, grant(4096, 100), (5, WindowNews::PUT)), None);
-        assert_eq!(grants.note_lent(second, grant(8192, 100), (5, WindowNews::GET)), None);
+        grants.note_lent(first, grant(4096, 100), (5, WindowNews::PUT));
+        grants.note_lent(second, grant(8192, 100), (5, WindowNews::GET));
         assert_eq!(grants.find(at(first), 90, WindowNews::PUT), Ok(Place { memory: 5, address: 4106, key: 7 }));
         assert_eq!(grants.find(at(second), 90, WindowNews::GET), Ok(Place { memory: 5, address: 8202, key: 7 }));
         assert_eq!(grants.find(at(first), 1, WindowNews::GET), Err(WindowError::Rights));
         assert_eq!(grants.find(at(second), 1, WindowNews::PUT), Err(WindowError::Rights));
-        assert_eq!(grants.forget_lent(WindowKey(8 << 20 | 1)), None, "another user of the slot");
-        assert_eq!(grants.forget_lent(first), None, "another window lies there");
+        grants.forget_lent(WindowKey(8 << 20 | 1));
+        assert!(grants.find(at(first), 1, WindowNews::PUT).is_ok(), "it was another user of the slot");
+        grants.forget_lent(first);
+        assert!(grants.lies_in(5), "another window lies there");
         assert_eq!(grants.find(at(first), 1, WindowNews::PUT), Err(WindowError::Key));
-        assert_eq!(grants.forget_lent(first), None);
-        assert_eq!(grants.forget_lent(second), Some(5));
+        grants.forget_lent(second);
+        assert!(!grants.lies_in(5));
         // A slot that is used again, by a peer that does not say so first.
-        assert_eq!(grants.note_lent(third, grant(0, 1), (6, WindowNews::PUT)), None);
-        assert_eq!(grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowNews::PUT)), Some(6));
+        grants.note_lent(third, grant(0, 1), (6, WindowNews::PUT));
+        grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowNews::PUT));
+        assert!(!grants.lies_in(6) && grants.lies_in(7));
         let beyond = WindowKey(1 << 20 | GRANTS_MAX as u64);
-        assert_eq!(
-            grants.note_lent(beyond, grant(0, 1), (8, WindowNews::PUT)),
-            Some(8),
-            "no room, so nothing lies there"
-        );
+        grants.note_lent(beyond, grant(0, 1), (8, WindowNews::PUT));
+        assert!(!grants.lies_in(8), "no room, so nothing lies there");
     }
 }

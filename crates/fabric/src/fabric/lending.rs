@@ -4,18 +4,20 @@
 //! caller's file) sends its peer a view of that memory and a `Lend`, which says where in it the window lies. The peer then gets
 //! and puts by one copy of its own, and the owner's loop has nothing to do for a get.
 //!
-//! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. When a
+//! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. The memory
+//! stays mapped there, for another window in it, until we let go of it: a mapping costs more than most transfers (decision 0033).
+//! Such a loan *rests*: it stands in nobody's way, and there are few ([`RESTING_LOANS_MAX`], [`RESTING_LOAN_BYTES_MAX`]). When a
 //! session ends, a peer that ended it itself copies nothing any more (nor one that is dead). From one that we gave up, which may
 //! have been stopped in the middle of a copy, memory that it could write is taken back ([`Loan::take_back`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
-use byway_reactor::{Errno, Loan, Mapping, Reactor, Socket};
+use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
 
 use super::{Fabric, Handler};
-use crate::limits::LOANS_MAX;
+use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
@@ -25,6 +27,8 @@ use crate::wire::{Grant, Header, Kind, Lend, WindowNews};
 #[derive(Debug, Default)]
 pub(super) struct Loans {
     lent: Vec<Lent>,
+    /// In which the peer knows of no window, and which it has mapped still: the one used longest ago first.
+    resting: VecDeque<Resting>,
     /// By window, the number of what it lies in.
     windows: HashMap<u64, u32>,
     /// Those that the peer was told to forget, and has not said that it has.
@@ -37,6 +41,12 @@ struct Lent {
     loan: Loan,
     /// Windows in it that the peer knows of.
     windows: usize,
+}
+
+#[derive(Debug)]
+struct Resting {
+    number: u32,
+    loan: RestingLoan,
 }
 
 impl Loans {
@@ -71,15 +81,45 @@ impl Loans {
         self.lent.iter_mut().find(|lent| lent.loan.is_of(mapping) && (lent.loan.is_writable() || !write))
     }
 
-    /// A window that the peer knows of no longer. False if it never did.
+    /// A window that the peer knows of no longer. False if it never did. What no window lies in rests.
     fn forget(&mut self, window: WindowKey) -> bool {
         self.recalled.remove(&window.0);
         let Some(number) = self.windows.remove(&window.0) else { return false };
-        if let Some(lent) = self.lent.iter_mut().find(|lent| lent.number == number) {
-            lent.windows -= 1;
+        if let Some(at) = self.lent.iter().position(|lent| lent.number == number) {
+            self.lent[at].windows -= 1;
+            if self.lent[at].windows == 0 {
+                let Lent { number, loan, .. } = self.lent.swap_remove(at);
+                self.resting.push_back(Resting { number, loan: loan.rest() });
+            }
         }
-        self.lent.retain(|lent| lent.windows > 0);
         true
+    }
+
+    /// Memory that the peer has mapped still, and is lent again.
+    fn wake(&mut self, mapping: &Mapping, write: bool) {
+        let Some(at) = self.resting.iter().position(|resting| resting.loan.is_of(mapping, write)) else { return };
+        let Some(loan) = mapping.lend_again(&self.resting[at].loan) else { return };
+        if let Some(Resting { number, .. }) = self.resting.remove(at) {
+            self.lent.push(Lent { number, loan, windows: 0 });
+        }
+    }
+
+    /// What the peer shall unmap: what is over the bounds, if `one_more` is to be lent too, and what is gone here.
+    fn excess(&mut self, one_more: bool) -> Vec<u32> {
+        let mut excess: Vec<u32> = Vec::new();
+        self.resting.retain(|resting| {
+            let keeps = !resting.loan.is_of_nothing();
+            excess.extend((!keeps).then_some(resting.number));
+            keeps
+        });
+        while self.resting.len() > RESTING_LOANS_MAX
+            || self.resting.iter().map(|resting| resting.loan.bytes()).sum::<u64>() > RESTING_LOAN_BYTES_MAX
+            || self.lent.len() + self.resting.len() + usize::from(one_more) > LOANS_MAX
+        {
+            let Some(oldest) = self.resting.pop_front() else { break };
+            excess.push(oldest.number);
+        }
+        excess
     }
 }
 
@@ -110,10 +150,15 @@ impl Fabric {
         let Some(socket) = self.control_socket(session) else { return false };
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return false };
         if state.loans.find(mapping, write).is_none() {
+            state.loans.wake(mapping, write);
+        }
+        if state.loans.find(mapping, write).is_none() {
             if state.loans.lent.len() >= LOANS_MAX {
                 return false;
             }
             let Some(loan) = mapping.lend(write) else { return false };
+            self.let_go(session, true);
+            let Some(state) = self.sessions.get_mut(session) else { return false };
             match reactor.lend_memory(socket, &loan) {
                 Ok(number) => state.loans.lent.push(Lent { number, loan, windows: 0 }),
                 Err(error) => {
@@ -122,6 +167,7 @@ impl Fabric {
                 }
             }
         }
+        let Some(state) = self.sessions.get_mut(session) else { return false };
         let Some(lent) = state.loans.find(mapping, write) else { return false };
         lent.windows += 1;
         let (number, from) = (lent.number, lent.loan.offset());
@@ -152,6 +198,16 @@ impl Fabric {
         self.sessions.iter().map(|(_, state)| state.loans.lent.len()).sum()
     }
 
+    /// Has the peer unmap what is not to rest there any longer.
+    fn let_go(&mut self, session: Slot, one_more: bool) {
+        let excess = self.sessions.get_mut(session).map(|state| state.loans.excess(one_more));
+        for number in excess.unwrap_or_default() {
+            let mut lend = Lend::new_zeroed();
+            (lend.number, lend.rights) = (U32::new(number), U32::new(Lend::NOTHING));
+            self.send(session, Header::with_body(Kind::Lend, &lend));
+        }
+    }
+
     /// Whether it is we who look at each use of a window by the peer of a session: over RDMA its device does, for one connection.
     pub fn checks_windows(&self, session: Slot) -> bool {
         self.link_of(session).is_none()
@@ -173,7 +229,7 @@ impl Fabric {
         told
     }
 
-    /// The peer tells where a window of its own lies.
+    /// The peer tells where a window of its own lies, or that we need not keep its memory mapped.
     pub(super) fn lend_came(
         &mut self,
         reactor: &mut Reactor,
@@ -181,6 +237,9 @@ impl Fabric {
         header: &Header,
     ) -> Result<(), CloseReason> {
         let lend: Lend = header.body();
+        if lend.rights.get() == Lend::NOTHING {
+            return self.leave(reactor, session, lend.number.get());
+        }
         let rights = match lend.rights.get() {
             Lend::PUT => WindowNews::PUT,
             Lend::GET => WindowNews::GET,
@@ -194,21 +253,28 @@ impl Fabric {
                 state.peer_arena = Some(socket);
                 let grant = Grant { address: lend.address, len: lend.len, key: U32::new(0) };
                 let window = WindowKey(header.window.get());
-                let left = state.grants.note_lent(window, grant, (number, rights));
-                leave(reactor, socket, left);
+                state.grants.note_lent(window, grant, (number, rights));
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
         }
         Ok(())
     }
 
-    /// The peer wants us to forget where a window of its own lies.
-    pub(super) fn recall_came(&mut self, reactor: &mut Reactor, session: Slot, header: &Header) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        let left = state.grants.forget_lent(WindowKey(header.window.get()));
-        if let Some(socket) = state.peer_arena {
-            leave(reactor, socket, left);
+    fn leave(&mut self, reactor: &mut Reactor, session: Slot, number: u32) -> Result<(), CloseReason> {
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        if state.grants.lies_in(number) {
+            return Err(CloseReason::Unexpected(Kind::Lend));
         }
+        if let Some(socket) = state.peer_arena {
+            reactor.leave_memory(socket, number);
+        }
+        Ok(())
+    }
+
+    /// The peer wants us to forget where a window of its own lies.
+    pub(super) fn recall_came(&mut self, session: Slot, header: &Header) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        state.grants.forget_lent(WindowKey(header.window.get()));
         let mut answer = Header::new(Kind::Recalled);
         answer.window = header.window;
         self.send(session, answer);
@@ -225,6 +291,7 @@ impl Fabric {
         let window = WindowKey(header.window.get());
         let forgotten = self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window));
         self.watch(reactor, session);
+        self.let_go(session, false);
         if forgotten {
             handler.recalled(self, reactor, session, window);
         }
@@ -260,10 +327,62 @@ impl Drop for Fabric {
     }
 }
 
-fn leave(reactor: &mut Reactor, socket: Socket, left: Option<u32>) {
-    if let Some(number) = left {
-        reactor.leave_memory(socket, number);
+const _: () = assert!(LOANS_MAX <= byway_reactor::limits::ARENAS_PER_STREAM_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 4096;
+
+    /// Lends, closes the one window, and gives what the peer is to unmap.
+    fn use_once(loans: &mut Loans, mapping: &Mapping, number: u32) -> Vec<u32> {
+        loans.wake(mapping, false);
+        if loans.find(mapping, false).is_none() {
+            loans.lent.push(Lent { number, loan: mapping.lend(false).unwrap(), windows: 0 });
+        }
+        loans.find(mapping, false).unwrap().windows += 1;
+        let lent = loans.find(mapping, false).unwrap().number;
+        loans.windows.insert(77, lent);
+        assert!(loans.forget(WindowKey(77)) && loans.is_empty());
+        loans.excess(false)
+    }
+
+    #[test]
+    fn the_loans_used_last_rest_and_those_over_the_bounds_go() {
+        let mut loans = Loans::default();
+        let mappings: Vec<_> = (0..=RESTING_LOANS_MAX).map(|_| Mapping::shared(BYTES).unwrap()).collect();
+        for (number, mapping) in mappings.iter().take(RESTING_LOANS_MAX).enumerate() {
+            assert_eq!(use_once(&mut loans, mapping, number as u32), []);
+        }
+        assert_eq!(use_once(&mut loans, &mappings[0], 100), [], "it was there still");
+        assert_eq!(use_once(&mut loans, &mappings[RESTING_LOANS_MAX], 101), [1], "the one used longest ago");
+        assert_eq!(use_once(&mut loans, &mappings[1], 102), [2]);
+        let large = Mapping::shared(RESTING_LOAN_BYTES_MAX as usize).unwrap();
+        let gone = use_once(&mut loans, &large, 103);
+        assert_eq!(gone.len(), RESTING_LOANS_MAX, "all others");
+        let too_large = Mapping::shared(RESTING_LOAN_BYTES_MAX as usize + BYTES).unwrap();
+        assert_eq!(use_once(&mut loans, &too_large, 104), [103, 104]);
+    }
+
+    #[test]
+    fn memory_that_is_gone_rests_nowhere() {
+        let mut loans = Loans::default();
+        let (first, second) = (Mapping::shared(BYTES).unwrap(), Mapping::shared(BYTES).unwrap());
+        assert_eq!(use_once(&mut loans, &first, 0), []);
+        drop(first);
+        assert_eq!(use_once(&mut loans, &second, 1), [0]);
+    }
+
+    #[test]
+    fn resting_loans_make_room_for_those_that_are_used() {
+        let mut loans = Loans::default();
+        let mappings: Vec<_> = (0..LOANS_MAX).map(|_| Mapping::shared(BYTES).unwrap()).collect();
+        assert_eq!(use_once(&mut loans, &mappings[0], 0), []);
+        for (number, mapping) in mappings.iter().enumerate().skip(1) {
+            assert_eq!(loans.excess(true), [], "{number}");
+            loans.lent.push(Lent { number: number as u32, loan: mapping.lend(false).unwrap(), windows: 1 });
+        }
+        assert_eq!(loans.excess(true), [0]);
     }
 }
-
-const _: () = assert!(LOANS_MAX <= byway_reactor::limits::ARENAS_PER_STREAM_MAX);

@@ -362,7 +362,7 @@ impl Fabric {
             Kind::Pull => return self.pulled(reactor, session, header),
             Kind::Nack => return self.refused(reactor, session, header, handler),
             Kind::Lend => return self.lend_came(reactor, session, header),
-            Kind::Recall => self.recall_came(reactor, session, header),
+            Kind::Recall => self.recall_came(session, header),
             Kind::Recalled => self.recalled_came(reactor, session, header, handler),
             Kind::Call | Kind::Reply | Kind::Notice | Kind::Message | Kind::Credit | Kind::Placed => {
                 handler.message(self, reactor, session, (kind, header), payload);

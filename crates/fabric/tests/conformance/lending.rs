@@ -131,6 +131,80 @@ pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
     }
 }
 
+fn close(rig: &mut Rig, (owner, session): (usize, Slot), window: WindowKey) {
+    let End { reactor, fabric, .. } = &mut rig.ends[owner];
+    let told = fabric.recall(reactor, session, window);
+    drop(fabric.windows().close(window));
+    if told {
+        let recalled = |event: &Event| matches!(event, Event::Recalled(key) if *key == window).then_some(());
+        rig.until("it was forgotten", |rig| rig.ends[owner].take(recalled));
+    }
+}
+
+/// More pieces of memory than a peer maps at a time, one after the other: those of before are unmapped, so that it reaches each.
+pub fn memory_that_is_let_go_of_makes_room_at_the_peer(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let (ours, theirs) = ((SERVER, server), (CLIENT, client));
+    let memories: Vec<_> = (0..=byway_fabric::limits::LOANS_MAX).map(|_| filled(&pattern(1, LEN))).collect();
+    let before = rig.client().reactor.counters().got_bytes;
+    for memory in &memories {
+        let (window, lent) = open(rig, ours, memory, false);
+        assert_eq!(lent, lends(rig));
+        heard(rig, ours);
+        assert_eq!(get(rig, theirs, Remote { window, offset: 0 }, 100).1, Ok(()));
+        close(rig, ours, window);
+    }
+    let got = rig.client().reactor.counters().got_bytes - before;
+    assert_eq!(got, if lends(rig) { 100 * memories.len() as u64 } else { 0 });
+}
+
+/// Memory in which a window is opened for each transfer is mapped by the peer once, and what lies there now is what comes.
+pub fn windows_that_come_and_go_cost_one_mapping(rig: &mut Rig) {
+    let (server, client) = rig.session();
+    let names = [server, client];
+    for owner in [SERVER, CLIENT] {
+        let (ours, theirs) = ((owner, names[owner]), (1 - owner, names[1 - owner]));
+        let memory = filled(&[]);
+        let before = rig.ends[1 - owner].reactor.counters().mapped_loans;
+        for round in 0..5 {
+            let bytes = pattern(round, LEN);
+            // SAFETY: within the mapping, which is no window's now.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr().add(AT), LEN) };
+            let (window, lent) = open(rig, ours, &memory, false);
+            assert_eq!(lent, lends(rig));
+            heard(rig, ours);
+            let (got, result) = get(rig, theirs, Remote { window, offset: 0 }, LEN);
+            assert!(result.is_ok() && got == bytes);
+            close(rig, ours, window);
+            assert_eq!(get(rig, theirs, Remote { window, offset: 0 }, 10).1, Err(GetError::Refused(WindowError::Key)));
+        }
+        let mapped = rig.ends[1 - owner].reactor.counters().mapped_loans - before;
+        // With the client's first comes the arena that it had lent before.
+        let arena = owner == CLIENT && rig.places();
+        assert_eq!(mapped, u64::from(lends(rig)) + u64::from(arena));
+    }
+}
+
+/// A peer that lets go of memory in which its window is open contradicts itself.
+pub fn memory_with_a_window_is_not_let_go_of(rig: &mut Rig) {
+    let (_, client) = rig.session();
+    let memory = filled(&pattern(1, LEN));
+    let (_, lent) = open(rig, (CLIENT, client), &memory, false);
+    let number = u32::from(rig.places());
+    let nothing = |number| lend(WindowKey(0), (number, Lend::NOTHING), (0, 0));
+    // What was never lent is as good as let go of.
+    rig.client().fabric.send(client, nothing(number + 7));
+    heard(rig, (CLIENT, client));
+    rig.client().fabric.send(client, nothing(number));
+    if lent {
+        let down = |event: &Event| if let Event::Down(reason) = event { Some(*reason) } else { None };
+        let reason = rig.until("the end", |rig| rig.server().take(down));
+        assert_eq!(reason, CloseReason::Unexpected(Kind::Lend));
+    } else {
+        heard(rig, (CLIENT, client));
+    }
+}
+
 fn lend(window: WindowKey, (number, rights): (u32, u32), (address, len): (u64, u32)) -> Header {
     let mut body = Lend::new_zeroed();
     (body.number, body.rights) = (number.into(), rights.into());

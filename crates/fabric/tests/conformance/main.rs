@@ -60,6 +60,7 @@ suites! {
         transfers::puts_of_more_than_the_pool_are_done_one_after_the_other,
         transfers::a_message_does_not_wait_for_all_gets_before_it,
         transfers::payloads_with_checksums_are_checked,
+        transfers::the_time_of_long_sends_is_known,
         faults::a_window_is_not_to_be_guessed_left_or_turned_round,
         faults::a_window_of_another_session_is_refused,
         faults::a_closed_window_takes_nothing_more,
@@ -71,6 +72,9 @@ suites! {
         lending::what_a_peer_says_of_its_memory_is_checked,
         lending::what_a_peer_cannot_have_placed_is_not_believed,
         lending::what_a_lost_peer_could_write_is_taken_from_it,
+        lending::windows_that_come_and_go_cost_one_mapping,
+        lending::memory_with_a_window_is_not_let_go_of,
+        lending::memory_that_is_let_go_of_makes_room_at_the_peer,
     ]
 }
 

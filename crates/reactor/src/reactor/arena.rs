@@ -39,7 +39,7 @@ impl Reactor {
     }
 
     /// Lends the peer of a stream memory of a program ([`Mapping::lend`](crate::Mapping::lend)); gives its number, by which the
-    /// peer takes it. The loan is to be kept until the peer has [left](Reactor::leave_memory) it, or the stream has ended.
+    /// peer takes it. The loan is to be kept until the peer has said that it copies nothing there any more, or the stream has ended.
     ///
     /// # Errors
     /// `ENOTCONN` if the socket is no stream over shared memory, `EPIPE` if the peer is gone or takes nothing any more, `EAGAIN`
@@ -57,7 +57,11 @@ impl Reactor {
     /// `ENOBUFS` with [`ARENAS_PER_STREAM_MAX`](crate::limits::ARENAS_PER_STREAM_MAX) too.
     pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<usize, Errno> {
         let room = self.shared.arena_room();
-        self.shared.lending(socket)?.take_memory(number, room)
+        let (bytes, mapped) = self.shared.lending(socket)?.take_memory(number, room)?;
+        if let Some(os) = self.backend.os() {
+            os.counters.mapped_loans += mapped;
+        }
+        Ok(bytes)
     }
 
     /// Lets go of memory that the peer of a stream has lent.

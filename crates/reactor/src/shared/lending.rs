@@ -96,15 +96,17 @@ impl Lending {
         }
     }
 
-    /// Takes what the peer has lent under that number.
+    /// Takes what the peer has lent under that number: its bytes, and how many mappings that took.
     ///
     /// # Errors
     /// See [`Reactor::take_memory`](crate::Reactor::take_memory).
-    pub(crate) fn take_memory(&mut self, number: u32, mut room: usize) -> Result<usize, Errno> {
+    pub(crate) fn take_memory(&mut self, number: u32, mut room: usize) -> Result<(usize, u64), Errno> {
+        let before = self.taken;
         while self.taken <= number {
             room = room.saturating_sub(self.receive(room)?);
         }
-        self.arena(number).map(PeerArena::bytes).ok_or(Errno::NOENT)
+        let bytes = self.arena(number).map(PeerArena::bytes).ok_or(Errno::NOENT)?;
+        Ok((bytes, u64::from(self.taken - before)))
     }
 
     fn receive(&mut self, room: usize) -> Result<usize, Errno> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use byway_reactor::{File, Instant, Reactor};
 
 use super::count::VolumeCounters;
+use super::slicing::Slicing;
 use super::stage::Stage;
 use super::{Engine, VolumeId};
 use crate::block::error::BlockError;
@@ -24,6 +25,7 @@ pub(super) struct Attached {
     pub(super) jobs: u32,
     detached: bool,
     pub(super) counters: VolumeCounters,
+    pub(super) slicing: Slicing,
 }
 
 impl Engine {
@@ -34,8 +36,9 @@ impl Engine {
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let counters = VolumeCounters::default();
-        let retired = Vec::new();
-        let attached = Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, counters };
+        let (retired, slicing) = (Vec::new(), Slicing::default());
+        let attached =
+            Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, counters, slicing };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 

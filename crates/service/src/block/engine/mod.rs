@@ -10,6 +10,7 @@ mod count;
 mod fault;
 mod job;
 mod read;
+mod slicing;
 mod stage;
 mod write;
 mod zero;
@@ -30,7 +31,9 @@ use super::error::BlockError;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
-use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, PULL_SHARE_MAX, SLICE_BYTES};
+#[cfg(doc)]
+use crate::limits::SLICE_BYTES;
+use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, PULL_SHARE_MAX};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -120,6 +123,8 @@ pub struct ReadFlags {
     /// where the volume is staged there ([`Stage::Device`](crate::block::spec::Stage)). Not if they are
     /// `private`: who encrypts or sums them reads them.
     pub device: bool,
+    /// How long the wire takes for a MiB, if that was seen; what it is cut into depends on it, if it is `sliced`.
+    pub wire: Option<Duration>,
 }
 
 /// How a write is done.
@@ -149,7 +154,7 @@ pub struct Engine {
     slow: SlowLog,
     throttled_until: Option<Instant>,
     /// See [`Engine::slice_at`].
-    slice_bytes: u64,
+    slice_bytes: Option<u64>,
     /// See [`Engine::stage_in`].
     staging: Option<FramePool>,
     /// Lists of extents in flight.
@@ -165,7 +170,7 @@ impl Default for Engine {
             runs: Slab::new(),
             slow: SlowLog::default(),
             throttled_until: None,
-            slice_bytes: SLICE_BYTES,
+            slice_bytes: None,
             staging: None,
             listing: 0,
         }
@@ -188,9 +193,9 @@ impl Engine {
         self.slow.limit = Some(limit);
     }
 
-    /// Slices of reads have about `bytes`, where nothing was said [`SLICE_BYTES`].
+    /// Slices of reads have about `bytes`; where nothing was said [`SLICE_BYTES`] at first, and then what was seen to be best.
     pub fn slice_at(&mut self, bytes: u64) {
-        self.slice_bytes = bytes.max(1);
+        self.slice_bytes = Some(bytes.max(1));
     }
 
     /// What is read on its way from a store to the wire lies in frames of `pool`, and pulled writes have no more than that
@@ -238,7 +243,8 @@ impl Engine {
         let started = reactor.now();
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
-        self.jobs.insert(Job { tag, volume, operation, offset, len, started, left, error: None, fault, kind })
+        let (error, first_slice) = (None, None);
+        self.jobs.insert(Job { tag, volume, operation, offset, len, started, left, error, first_slice, fault, kind })
     }
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
@@ -276,6 +282,7 @@ impl Engine {
             }
         }
         if let Some(slice) = self.jobs[at].slice_of(run.part) {
+            self.jobs[at].first_slice.get_or_insert(reactor.now());
             done.push(Done { tag: self.jobs[at].tag, outcome: Outcome::Slice(slice) });
         }
         if self.jobs[at].left == 0 {
@@ -299,6 +306,9 @@ impl Engine {
         attached.jobs -= 1;
         let (operation, len) = (job.operation, job.len);
         let told = job.is_told();
+        if let Some((cut, seen)) = job.seen(reactor.now()) {
+            attached.slicing.note(cut, seen);
+        }
         self.listing -= usize::from(operation == Operation::Extents);
         let ended = job.end(&attached.volume);
         attached.counters.ended(operation, len, ended.outcome.is_error());

@@ -3,6 +3,7 @@
 use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::job::SliceState;
+use super::slicing::Cut;
 use super::stage::{Stage, in_device};
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
@@ -10,7 +11,7 @@ use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
 use crate::block::stripe::{Layout, Run};
 use crate::limits::{
-    EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
+    EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES,
 };
 
 impl Engine {
@@ -70,7 +71,10 @@ impl Engine {
         if len > self.read_bytes_max(reactor) {
             return Ok(Step::InParts);
         }
-        let mut longest = (PIECE_BYTES_MAX as u64).min(self.slice_bytes);
+        let (slice_bytes, chosen) = self.slice_for(id, len as u64, flags);
+        let attached = self.attached(id)?;
+        let wanted = slice_bytes.min(PIECE_BYTES_MAX as u64);
+        let mut longest = wanted;
         let pool = self.staging.as_ref().unwrap_or(reactor.frames());
         let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
@@ -89,15 +93,24 @@ impl Engine {
         let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
         self.charge(reactor, id, len);
         let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
-        let slices =
-            if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), self.slice_bytes) } else { Vec::new() };
-        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices });
+        let slices = if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), slice_bytes) } else { Vec::new() };
+        // Of operations that had to be shorter nothing is learnt.
+        let cut = chosen.filter(|_| longest == wanted).map(|cut| (cut, flags.wire));
+        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices, cut });
         for (part, (run, into)) in frames.into_iter().enumerate() {
             let len = run.len as usize;
             let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };
             self.start_run(reactor, job, part, len, op);
         }
         Ok(Step::Later)
+    }
+
+    /// How long the slices of a read are, and how that was chosen, if it was.
+    fn slice_for(&mut self, id: VolumeId, len: u64, flags: ReadFlags) -> (u64, Option<Cut>) {
+        let (said, under_way) = (self.slice_bytes, self.jobs.len());
+        let attached = self.attached_mut(id).filter(|_| flags.sliced && said.is_none());
+        let chosen = attached.map(|attached| attached.slicing.pick(len, under_way));
+        (said.or(chosen.map(|cut| cut.slice_bytes)).unwrap_or(SLICE_BYTES), chosen)
     }
 
     /// Brings a range into memory before it is asked for.

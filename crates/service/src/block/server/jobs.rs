@@ -98,7 +98,9 @@ impl Serving<'_> {
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
         let device = !private && fabric.takes_device_memory(session);
-        let flags = ReadFlags { private, sliced: read.len > SMALL_BYTES_MAX, device };
+        let sliced = read.len > SMALL_BYTES_MAX;
+        let wire = if sliced { fabric.send_time(session) } else { None };
+        let flags = ReadFlags { private, sliced, device, wire };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => {
                 self.note_held(session, read.len);
