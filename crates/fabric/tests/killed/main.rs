@@ -253,6 +253,15 @@ fn guessed() -> Descriptor {
     Descriptor::from_bytes(&bytes)
 }
 
+/// Says that something is over when dropped, also by a failure.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Writes beside a window and reads it again, and looks into the window, until told to end.
 fn use_margin(lent: &Lent, is_over: &AtomicBool) {
     let mut round = 0u64;
@@ -295,6 +304,7 @@ fn what_is_taken_back_is_out_of_reach(io: IoChoice) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| use_margin(&lent, &is_over));
+            let _over = Over(&is_over);
             // What is asked of one that is stopped takes longer than we wait.
             let asked = node.get_into(session, &guessed(), 0, &mut [0; 8], Deadline::after(TICK));
             assert_eq!(asked, Err(NodeError::Op(OpError::Deadline)), "kill {number}");
@@ -302,7 +312,6 @@ fn what_is_taken_back_is_out_of_reach(io: IoChoice) {
                 assert!(Instant::now() < deadline, "it is given up");
                 peer.step(soon());
             }
-            is_over.store(true, Ordering::Release);
         });
         drop(peer);
         assert!(!lent.writable.is_in_use());
