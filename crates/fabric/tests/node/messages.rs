@@ -197,7 +197,7 @@ fn thousand_connections_idle(rig: &Rig) {
         let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
         let enough = limit.maximum.is_none_or(|maximum| maximum >= sessions * 2 * each + 100);
         if !enough || rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_err() {
-            return eprintln!("SKIP: not enough descriptors");
+            return byway_skip::skip_this(byway_skip::SkipReason::Machine("too few descriptors (ulimit -n)"));
         }
     }
     let options = NodeOptions { frame_bytes: 512 << 20, ..rig.options() };
