@@ -15,7 +15,9 @@ pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
 pub use networks::{FAR, NEAR, Networks, Side};
 pub use script::Script;
-pub use server::{LIBNBD_PRELUDE, LIMIT, Server, binary, libnbd_python, run, run_well, until};
+pub use server::{
+    LIBNBD_PRELUDE, LIMIT, Server, binary, cpu_ticks, libnbd_python, run, run_well, until, wait_until_idle,
+};
 
 use std::path::PathBuf;
 
