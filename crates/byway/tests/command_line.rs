@@ -55,12 +55,14 @@ fn doctor_lists_findings_as_json() {
 #[test]
 fn a_stage_that_cannot_be_is_refused_with_what_is_missing() {
     // A file in memory lies on no disk, whatever disks there are.
-    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("SKIP: no /dev/shm") };
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine("no /dev/shm"));
+    };
     let file = folder.path().join("volume");
     std::fs::write(&file, [1; 8192]).unwrap();
     if byway_reactor::OpenFile::open(&file, byway_reactor::FileOptions { direct: true, ..Default::default() }).is_err()
     {
-        return eprintln!("SKIP: no O_DIRECT in memory (Linux 6.6)");
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine("no O_DIRECT in memory (Linux 6.6)"));
     }
     let volume = format!("v={},direct", text(&file));
     let socket = format!("unix://{}", text(&folder.path().join("nbd")));

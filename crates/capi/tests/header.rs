@@ -56,7 +56,7 @@ fn library() -> PathBuf {
 /// Compiles an example with `arguments` and runs it; what it printed. `None`, said aloud, without a compiler.
 fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<String> {
     if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("SKIP: no C compiler (cc)");
+        byway_skip::skip_this(byway_skip::SkipReason::MissingTool("cc"));
         return None;
     }
     let out = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn the_c_examples_run() {
 #[test]
 fn an_installed_library_is_found_by_pkg_config() {
     if Command::new("pkg-config").arg("--version").output().is_err() {
-        return eprintln!("SKIP: no pkg-config");
+        return byway_skip::skip_this(byway_skip::SkipReason::MissingTool("pkg-config"));
     }
     let prefix = tempfile::tempdir().unwrap();
     install::install(library().parent().unwrap(), folder(), prefix.path()).unwrap();

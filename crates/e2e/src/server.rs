@@ -162,6 +162,37 @@ pub fn until<T>(deadline: Instant, what: &str, mut look: impl FnMut() -> Option<
     }
 }
 
+/// CPU time that a process has used, in clock ticks (of 10 ms).
+///
+/// # Panics
+/// If it is gone.
+pub fn cpu_ticks(id: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).expect("it runs");
+    // What comes behind its name, in which there may be anything: utime and stime are the 14th and the 15th of proc(5).
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}
+
+/// Waits for two seconds in which these processes together use less than a twentieth of a core; `meanwhile` is called again and
+/// again. What spins never has such seconds, however little it gets of a busy machine.
+///
+/// # Panics
+/// If there are none within [`LIMIT`].
+pub fn wait_until_idle(ids: &[u32], mut meanwhile: impl FnMut()) {
+    const WINDOW: Duration = Duration::from_secs(2);
+    let ticks = || ids.iter().map(|id| cpu_ticks(*id)).sum::<u64>();
+    let (mut since, mut before) = (Instant::now(), ticks());
+    until(Instant::now() + LIMIT, "two seconds without work", || {
+        meanwhile();
+        if since.elapsed() < WINDOW {
+            return None;
+        }
+        let used = ticks() - before;
+        (since, before) = (Instant::now(), before + used);
+        (used * 20 < WINDOW.as_millis() as u64 / 10).then_some(())
+    });
+}
+
 /// Runs a program to its end, at most [`LIMIT`], or three times that in a long run.
 ///
 /// # Panics

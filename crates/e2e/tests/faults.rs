@@ -6,7 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+use byway_e2e::{
+    LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, cpu_ticks, libnbd_python, run, run_well, skip, until,
+    wait_until_idle,
+};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").expect("a folder in memory")
@@ -120,15 +123,9 @@ fn a_thousand_idle_connections_cost_little_and_leave_nothing() {
     let idle: Vec<_> = std::iter::repeat_with(connect).take(1000).collect();
     let each = server.anonymous_bytes().saturating_sub(memory) / 1000;
     assert!(each <= 64 << 10, "{each} bytes for each connection");
+    wait_until_idle(&[server.id()], || {});
     drop(idle);
     until(Instant::now() + LIMIT, "all connections to be closed", || (descriptors() <= open).then_some(()));
-}
-
-/// CPU time that a process has used, in clock ticks (of 10 ms).
-fn cpu_ticks(id: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
 #[test]

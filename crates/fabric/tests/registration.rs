@@ -51,7 +51,8 @@ fn a_range_is_registered_once_until_its_mapping_changes() {
 fn the_limit_on_locked_memory_is_named_with_its_remedy() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let Some(limit) = limit.filter(|limit| *limit < 1 << 29) else {
-        return eprintln!("SKIP: locked memory has no limit that could be reached");
+        let reason = "locked memory has no limit that could be reached";
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine(reason));
     };
     let region = Region::anonymous(limit as usize / 4096 + 1);
     std::thread::scope(|scope| {

@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn nothing_is_believed_to_be_in_memory_by_a_process_that_is_not_told() {
         if !rustix::process::geteuid().is_root() {
-            return eprintln!("SKIP: not root");
+            return byway_skip::skip_this(byway_skip::SkipReason::Machine("not root"));
         }
         let file = rustix::fs::memfd_create("of-root", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();

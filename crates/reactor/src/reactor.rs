@@ -17,7 +17,7 @@ use crate::path::PathState;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
-use crate::uring::Uring;
+use crate::uring::{self, Uring};
 use crate::waker::Waker;
 
 /// Which backend is wanted (`--io`).
@@ -167,7 +167,7 @@ impl Reactor {
                     return Ok(Self::over(Backend::Uring(Box::new(uring)), io, frames));
                 }
                 Err(error) if choice == IoChoice::Uring => return Err(error),
-                Err(error) => format!("io_uring is not to be had: {error}"),
+                Err(error) => format!("io_uring is not to be had: {error}{}", uring::remedy(&error)),
             },
         };
         let io = Io { name: "epoll", reason: refused };

@@ -264,7 +264,7 @@ mod tests {
         let huge = 2 << 20;
         let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
         let Ok(fd) = rustix::fs::memfd_create("test", flags) else {
-            return eprintln!("SKIP: this kernel has no huge pages");
+            return byway_skip::skip_this(byway_skip::SkipReason::Machine("this kernel has no huge pages"));
         };
         rustix::fs::ftruncate(&fd, huge as u64).unwrap();
         rustix::fs::fcntl_add_seals(&fd, SEALS).unwrap();

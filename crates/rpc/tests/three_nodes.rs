@@ -22,13 +22,56 @@ fn open() -> Rpc {
 
 /// A session from `client` to `server`: as each of them calls it.
 fn connect(server: &Rpc, client: &Rpc, address: &Address) -> (Session, Session) {
-    let at = server.node().listen(address).unwrap().map_or_else(|| address.clone(), Address::Tcp);
+    let at = match (server.node().listen(address).unwrap(), address) {
+        (Some(at), Address::Rdma(_)) => Address::Rdma(at),
+        (Some(at), _) => Address::Tcp(at),
+        (None, address) => address.clone(),
+    };
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| server.node().accept(soon()).unwrap());
         let connected = client.node().connect(&at, soon()).unwrap();
         (accepted.join().unwrap(), connected)
     })
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire {
+    Tcp,
+    Shm,
+    /// Where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
+    Rdma,
+}
+
+/// Each test with the caller and the third node on either side of these.
+macro_rules! over_each_mix {
+    ($($name:ident),* $(,)?) => {
+        over_each_mix!(@ tcp_and_shm, Tcp, Shm, $($name),*);
+        over_each_mix!(@ shm_and_tcp, Shm, Tcp, $($name),*);
+        over_each_mix!(@ rdma_and_shm, Rdma, Shm, $($name),*);
+        over_each_mix!(@ tcp_and_rdma, Tcp, Rdma, $($name),*);
+    };
+    (@ $module:ident, $first:ident, $second:ident, $($name:ident),*) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                let wires = [super::Wire::$first, super::Wire::$second];
+                if wires.contains(&super::Wire::Rdma) && byway_skip::rdma_device().is_none() {
+                    return byway_skip::skip_this(byway_skip::NO_RDMA);
+                }
+                super::$name(super::over(wires));
+            })*
+        }
+    };
+}
+
+over_each_mix!(
+    a_server_pulls_and_pushes_before_it_answers,
+    a_call_is_handed_on_to_a_node_by_its_name,
+    a_page_comes_from_whoever_is_the_first_and_from_nobody_else,
+    the_third_node_answers_the_caller_directly,
+    without_a_session_of_their_own_the_server_passes_the_answer_on,
+    who_has_handed_a_call_on_cannot_answer_it_too,
+);
 
 /// Turns a node until dropped.
 struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
@@ -59,10 +102,20 @@ struct Three {
 }
 
 fn three() -> Three {
+    over([Wire::Tcp, Wire::Shm])
+}
+
+/// The caller's session goes over the first, the third node's over the second.
+fn over(wires: [Wire; 2]) -> Three {
     let (caller, server, third) = (open(), open(), open());
     let folder = tempfile::tempdir().unwrap();
-    let (_, to_server) = connect(&server, &caller, &Address::Tcp("127.0.0.1:0".parse().unwrap()));
-    let (_, to_third) = connect(&third, &server, &Address::Shared(folder.path().join("third")));
+    let at = |wire, name: &str| match wire {
+        Wire::Tcp => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+        Wire::Shm => Address::Shared(folder.path().join(name)),
+        Wire::Rdma => Address::Rdma((byway_skip::rdma_device().expect("looked for before"), 0).into()),
+    };
+    let (_, to_server) = connect(&server, &caller, &at(wires[0], "server"));
+    let (_, to_third) = connect(&third, &server, &at(wires[1], "third"));
     Three { caller, server, third, to_server, to_third, folder }
 }
 
@@ -70,9 +123,8 @@ fn reply(op: &Op) -> Reply {
     Reply::of(op.wait(soon()).expect("the call ends").expect("it went well")).unwrap()
 }
 
-#[test]
-fn a_server_pulls_and_pushes_before_it_answers() {
-    let Three { caller, server, to_server, .. } = three();
+fn a_server_pulls_and_pushes_before_it_answers(three: Three) {
+    let Three { caller, server, to_server, .. } = three;
     let serving = std::thread::spawn(move || {
         let request = server.next_call(soon()).unwrap();
         assert_eq!((request.method, &request.arguments[..], &request.payload[..]), (7, &b"copy"[..], &b"more"[..]));
@@ -120,9 +172,7 @@ fn answer(third: &Rpc, n: usize) {
 }
 
 /// A directory that knows nodes reaches them over whichever session there is.
-#[test]
-fn a_call_is_handed_on_to_a_node_by_its_name() {
-    let three = three();
+fn a_call_is_handed_on_to_a_node_by_its_name(three: Three) {
     let Three { caller, server, third, to_server, to_third, folder } = &three;
     let until = |what: &str, look: &dyn Fn() -> bool| {
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -168,9 +218,7 @@ fn a_call_is_handed_on_to_a_node_by_its_name() {
 }
 
 /// A directory hands a fetch on, and also fetches itself, which it should not: the page is the first one's (0023).
-#[test]
-fn a_page_comes_from_whoever_is_the_first_and_from_nobody_else() {
-    let three = three();
+fn a_page_comes_from_whoever_is_the_first_and_from_nobody_else(three: Three) {
     let address = Address::Unix(three.folder.path().join("direct"));
     let (to_caller, direct) = connect(&three.third, &three.caller, &address);
     let Three { caller, server, third, to_server, to_third, .. } = three;
@@ -207,9 +255,7 @@ fn a_page_comes_from_whoever_is_the_first_and_from_nobody_else() {
     assert_eq!((counters.windows, counters.windows_refused), (0, 1));
 }
 
-#[test]
-fn the_third_node_answers_the_caller_directly() {
-    let three = three();
+fn the_third_node_answers_the_caller_directly(three: Three) {
     let address = Address::Unix(three.folder.path().join("direct"));
     let (_, direct) = connect(&three.third, &three.caller, &address);
     let Three { caller, server, third, to_server, to_third, .. } = three;
@@ -228,9 +274,8 @@ fn the_third_node_answers_the_caller_directly() {
     assert_eq!(server.counters().unwrap().relayed, 0);
 }
 
-#[test]
-fn without_a_session_of_their_own_the_server_passes_the_answer_on() {
-    let Three { caller, server, third, to_server, to_third, .. } = three();
+fn without_a_session_of_their_own_the_server_passes_the_answer_on(three: Three) {
+    let Three { caller, server, third, to_server, to_third, .. } = three;
     let _caller = Turner::of(caller.node());
     let op = caller.call(to_server, &Call { arguments: b"1", ..Call::default() }, soon()).unwrap();
     let request = server.next_call(soon()).unwrap();
@@ -344,9 +389,8 @@ fn a_call_that_is_given_up_before_it_was_sent_is_never_sent() {
     reply(&call);
 }
 
-#[test]
-fn who_has_handed_a_call_on_cannot_answer_it_too() {
-    let Three { caller, server, third, to_server, to_third, .. } = three();
+fn who_has_handed_a_call_on_cannot_answer_it_too(three: Three) {
+    let Three { caller, server, third, to_server, to_third, .. } = three;
     let _caller = Turner::of(caller.node());
     let op = caller.call(to_server, &Call::default(), soon()).unwrap();
     let request = server.next_call(soon()).unwrap();

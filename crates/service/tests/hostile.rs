@@ -33,9 +33,10 @@ macro_rules! over_each_path {
 
             $(#[test]
             fn $case() {
-                if $path.is_there() {
-                    super::$case($path);
+                if !$path.is_there() {
+                    return byway_skip::skip_this(byway_skip::NO_RDMA);
                 }
+                super::$case($path);
             })*
         }
     };

@@ -1,9 +1,9 @@
 //! `cargo xtask test`: the whole test suite, with nothing skipped in silence.
 //!
-//! A test that cannot run on a machine appends a line to the file named by `BYWAY_SKIP_LOG` (see
-//! `byway_e2e::skip`); those lines are printed at the end and counted as skipped, not as passed.
-//! With CI=true a skip for want of a program that could have been installed is an error, and so is
-//! running fewer tests than `crates/xtask/tests-minimum` says: a suite that shrinks by accident
+//! A test that cannot run on a machine appends a line to the file named by `BYWAY_SKIP_LOG` (see `crates/skip`), and so does one
+//! that runs only in part. Those lines are printed at the end, by their reasons; what did not run is counted as skipped, not
+//! as passed, though the runner's own summary knows nothing of it. With CI=true a skip for want of a program that could have
+//! been installed is an error, and so is running fewer tests than `crates/xtask/tests-minimum` says: a suite that shrinks by accident
 //! (a crate left out, a filter, a feature) fails. When tests are added, raise that number to what
 //! the last line of a run calls passed, less those that need a kernel which others may lack.
 
@@ -15,8 +15,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What `byway_e2e::skip` writes for a program that is not there.
+/// What `byway_skip` writes for a program that is not there.
 const MISSING_TOOL: &str = "missing tool: ";
+/// So many tests are named of those with one reason; the log has all.
+const NAMED: usize = 3;
 /// How long each target is fuzzed in a long run.
 const LONG_FUZZ_SECONDS: u32 = 300;
 /// How many seeds the simulation tries in a long run.
@@ -43,6 +45,15 @@ struct Counts {
     skipped: usize,
 }
 
+/// Tests that said why they did not run, or not in all their cases, in the order of their names.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Skips {
+    /// One reason each.
+    whole: BTreeMap<String, String>,
+    /// Those that ran, but for some cases.
+    in_part: BTreeMap<String, String>,
+}
+
 /// Runs the suite; the last line printed is the summary of it all.
 pub fn run(options: &Options) -> Result<()> {
     let is_ci = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
@@ -63,16 +74,20 @@ pub fn run(options: &Options) -> Result<()> {
     std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
     let (mut counts, is_good) = run_tests(options, has_nextest, &skip_log)?;
     let skips = read_skips(&skip_log)?;
-    counts.passed = counts.passed.saturating_sub(skips.len());
-    counts.skipped += skips.len();
+    counts.passed = counts.passed.saturating_sub(skips.whole.len());
+    counts.skipped += skips.whole.len();
     let complaints = judge(counts, &skips, is_ci, options.runner.is_empty());
-    for (test, reason) in &skips {
-        println!("SKIP {test}: {reason}");
+    for line in grouped("SKIP", &skips.whole).into_iter().chain(grouped("PART", &skips.in_part)) {
+        println!("{line}");
+    }
+    if !skips.whole.is_empty() || !skips.in_part.is_empty() {
+        println!("all that did not run, or only in part: {}", skip_log.display());
     }
     for complaint in &complaints {
         println!("error: {complaint}");
     }
-    println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
+    let Counts { passed, failed, skipped } = counts;
+    println!("{passed} passed, {} of them in part, {failed} failed, {skipped} skipped", skips.in_part.len());
     if !is_good || counts.failed > 0 || !complaints.is_empty() {
         // The summary is the last line: the status says the rest.
         std::process::exit(1);
@@ -197,24 +212,41 @@ fn number_before(list: &str, word: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// One reason per test, in the order of the tests' names.
-fn read_skips(log: &Path) -> Result<BTreeMap<String, String>> {
+fn read_skips(log: &Path) -> Result<Skips> {
     let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
-    Ok(text
-        .lines()
-        .filter_map(|line| line.strip_prefix("SKIP ")?.split_once(": "))
-        .map(|(test, reason)| (test.to_owned(), reason.to_owned()))
-        .collect())
+    let those = |how: &str| -> BTreeMap<String, String> {
+        let said = text.lines().filter_map(|line| line.strip_prefix(how)?.split_once(": "));
+        said.map(|(test, reason)| (test.to_owned(), reason.to_owned())).collect()
+    };
+    let (whole, mut in_part) = (those("SKIP "), those("PART "));
+    in_part.retain(|test, _| !whole.contains_key(test));
+    Ok(Skips { whole, in_part })
+}
+
+/// A line for each reason, with the first tests that gave it.
+fn grouped(how: &str, skips: &BTreeMap<String, String>) -> Vec<String> {
+    let mut tests: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (test, reason) in skips {
+        tests.entry(reason).or_default().push(test);
+    }
+    let line = |(reason, tests): (&str, Vec<&str>)| {
+        let named = tests[..tests.len().min(NAMED)].join(", ");
+        match tests.len() {
+            n if n > NAMED => format!("{how} {n} tests: {reason}: {named} and {} more", n - NAMED),
+            _ => format!("{how} {named}: {reason}"),
+        }
+    };
+    tests.into_iter().map(line).collect()
 }
 
 /// What CI does not let pass, besides failures.
-fn judge(counts: Counts, skips: &BTreeMap<String, String>, is_ci: bool, is_whole: bool) -> Vec<String> {
+fn judge(counts: Counts, skips: &Skips, is_ci: bool, is_whole: bool) -> Vec<String> {
     // A number that nobody can read is one that nobody reaches.
     let minimum = include_str!("../tests-minimum").trim().parse().unwrap_or(usize::MAX);
     if is_ci { judge_against(if is_whole { minimum } else { 0 }, counts, skips) } else { Vec::new() }
 }
 
-fn judge_against(minimum: usize, counts: Counts, skips: &BTreeMap<String, String>) -> Vec<String> {
+fn judge_against(minimum: usize, counts: Counts, skips: &Skips) -> Vec<String> {
     let mut complaints = Vec::new();
     let ran = counts.passed + counts.failed;
     if ran < minimum {
@@ -224,7 +256,9 @@ fn judge_against(minimum: usize, counts: Counts, skips: &BTreeMap<String, String
         ));
     }
     let avoidable: Vec<&str> = skips
+        .whole
         .iter()
+        .chain(&skips.in_part)
         .filter(|(_, reason)| reason.strip_prefix(MISSING_TOOL).is_some_and(packages::is_installable))
         .map(|(test, _)| test.as_str())
         .collect();
@@ -253,21 +287,36 @@ mod tests {
     #[test]
     fn ci_accepts_neither_a_shrunken_suite_nor_a_skip_that_an_installation_mends() {
         let counts = Counts { passed: 9, failed: 0, skipped: 1 };
-        let skip = |reason: &str| BTreeMap::from([("a".to_owned(), reason.to_owned())]);
+        let of = |reason: &str| BTreeMap::from([("a".to_owned(), reason.to_owned())]);
+        let skip = |reason: &str| Skips { whole: of(reason), ..Skips::default() };
         let missing = skip("missing tool: nbdinfo");
         let kernel = skip("no io_uring here");
         assert!(judge_against(9, counts, &kernel).is_empty());
         assert_eq!(judge_against(10, counts, &kernel).len(), 1);
         assert_eq!(judge_against(9, counts, &missing).len(), 1);
+        let in_part = Skips { in_part: of("missing tool: pkg-config"), ..Skips::default() };
+        assert_eq!(judge_against(9, counts, &in_part).len(), 1);
     }
 
     #[test]
     fn a_test_that_says_twice_that_it_skips_is_one_skip() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
-        std::fs::write(&log, "SKIP a: x\nnoise\nSKIP b: y: z\nSKIP a: x\n").unwrap();
+        std::fs::write(&log, "SKIP a: x\nnoise\nPART a: z\nSKIP b c::d: y: z\nSKIP a: x\nPART e: x\nPART e: x\n")
+            .unwrap();
         let skips = read_skips(&log).unwrap();
-        assert_eq!(skips.len(), 2);
-        assert_eq!(skips["b"], "y: z");
+        assert_eq!(skips.whole.len(), 2);
+        assert_eq!(skips.whole["b c::d"], "y: z");
+        // What did not run at all did not run in part either.
+        assert_eq!(skips.in_part, BTreeMap::from([("e".to_owned(), "x".to_owned())]));
+    }
+
+    #[test]
+    fn a_hundred_skips_for_one_reason_are_one_line() {
+        let mut skips: BTreeMap<String, String> =
+            (0..100).map(|n| (format!("t{n:02}"), "no RDMA device".to_owned())).collect();
+        skips.insert("u".to_owned(), "not root".to_owned());
+        let lines = ["SKIP 100 tests: no RDMA device: t00, t01, t02 and 97 more", "SKIP u: not root"];
+        assert_eq!(grouped("SKIP", &skips), lines);
     }
 }

@@ -4,11 +4,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use byway_fabric::rdma::{EventChannel, Library, PortState, RdmaError};
 use byway_reactor::device_memory::{DeviceMemory, offers};
 use byway_reactor::probe;
 
 use super::Finding;
+use super::rdma::rdma;
 use crate::units::show_size;
 
 /// All checks, in the order of the report.
@@ -123,33 +123,6 @@ fn userfaultfd() -> Finding {
         Err(error) => {
             Finding::missing(name, error.to_string(), "set sysctl vm.unprivileged_userfaultfd=1, or run as root")
         }
-    }
-}
-
-fn rdma() -> Finding {
-    let name = "RDMA";
-    let has_devices = fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
-    if !has_devices {
-        let what = "no device in /sys/class/infiniband";
-        return Finding::missing(name, what, "byway uses TCP; soft-RoCE: modprobe rdma_rxe, rdma link add");
-    }
-    match Library::load().and_then(Library::devices) {
-        Ok(devices) => {
-            let ports = || devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
-            let active = ports().filter(|(_, port)| port.state == PortState::Active);
-            let active: Vec<_> = active.map(|(device, port)| format!("{}/{}", device.name, port.number)).collect();
-            if active.is_empty() {
-                return Finding::limited(name, "devices, but no port with a link", "see `rdma link`");
-            }
-            if let Err(error) = Library::load().and_then(EventChannel::new) {
-                return Finding::limited(name, error.to_string(), "modprobe rdma_ucm");
-            }
-            Finding::ok(name, format!("ports with a link: {}", active.join(", ")))
-        }
-        Err(error @ RdmaError::LibraryMissing { .. }) => {
-            Finding::limited(name, error.to_string(), "install libibverbs1, librdmacm1 and ibverbs-providers")
-        }
-        Err(error) => Finding::limited(name, error.to_string(), "modprobe ib_uverbs rdma_ucm"),
     }
 }
 

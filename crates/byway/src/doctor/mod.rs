@@ -1,6 +1,7 @@
 //! `byway doctor`: what this machine can do, why not, and what to do about it.
 
 mod checks;
+mod rdma;
 
 use std::fmt;
 

@@ -41,6 +41,16 @@ pub enum Arena {
     None,
 }
 
+impl Wire {
+    fn is_uring(self) -> bool {
+        use Wire::{Rdma, Shared, Sim, Tcp, Unix};
+        match self {
+            Tcp(io) | Unix(io) | Shared(io, _) | Rdma(io) => io == IoChoice::Uring,
+            Sim => false,
+        }
+    }
+}
+
 /// What an end was told.
 #[derive(Debug)]
 pub enum Event {
@@ -240,9 +250,9 @@ pub fn run(wire: Wire, case: fn(&mut Rig)) {
 impl Rig {
     /// `None`, said aloud, where the kernel refuses io_uring.
     pub fn new(wire: Wire, options: Options) -> Option<Self> {
-        let device = std::env::var("BYWAY_RDMA_ADDRESS").ok().and_then(|address| address.parse::<IpAddr>().ok());
+        let device = byway_skip::rdma_device();
         if matches!(wire, Wire::Rdma(_)) && device.is_none() {
-            eprintln!("SKIP: {wire:?}: BYWAY_RDMA_ADDRESS names no device");
+            byway_skip::skip_this(byway_skip::NO_RDMA);
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder for sockets");
@@ -255,7 +265,8 @@ impl Rig {
         let (server, client) = match (open(SERVER), open(CLIENT)) {
             (Ok(server), Ok(client)) => (server, client),
             (Err(error), _) | (_, Err(error)) => {
-                eprintln!("SKIP: {wire:?}: {error}");
+                assert!(wire.is_uring(), "every kernel has epoll: {error}");
+                byway_skip::skip_this(byway_skip::NO_IO_URING);
                 return None;
             }
         };

@@ -1,6 +1,6 @@
 //! Two nodes over a wire and a backend, and somebody who turns one of them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -18,11 +18,6 @@ pub enum Wire {
     Lent,
     /// RDMA, where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
     Rdma,
-}
-
-/// The address of an RDMA device, if there is one.
-pub fn rdma_device() -> Option<IpAddr> {
-    std::env::var("BYWAY_RDMA_ADDRESS").ok()?.parse().ok()
 }
 
 /// Whatever hangs, hangs for so long.
@@ -93,7 +88,7 @@ impl Rig {
             Wire::Tcp => parse_address("tcp://127.0.0.1:0").unwrap(),
             Wire::Unix => Address::Unix(path),
             Wire::Shm | Wire::Lent => Address::Shared(path),
-            Wire::Rdma => Address::Rdma(SocketAddr::new(rdma_device().expect("looked for before"), 0)),
+            Wire::Rdma => Address::Rdma(SocketAddr::new(byway_skip::rdma_device().expect("looked for before"), 0)),
         };
         match node.listen(&address).unwrap() {
             Some(at) if self.wire == Wire::Rdma => Address::Rdma(at),
@@ -232,11 +227,11 @@ macro_rules! over_each_wire {
                 use byway_reactor::IoChoice;
                 let io = IoChoice::$io;
                 if io == IoChoice::Uring && byway_reactor::Reactor::open_for_threads(io, 1).is_err() {
-                    return eprintln!("SKIP: io_uring is not to be had");
+                    return byway_skip::skip_this(byway_skip::NO_IO_URING);
                 }
                 let wire = $crate::rig::Wire::$wire;
-                if wire == $crate::rig::Wire::Rdma && $crate::rig::rdma_device().is_none() {
-                    return eprintln!("SKIP: BYWAY_RDMA_ADDRESS names no device");
+                if wire == $crate::rig::Wire::Rdma && byway_skip::rdma_device().is_none() {
+                    return byway_skip::skip_this(byway_skip::NO_RDMA);
                 }
                 super::$name(&$crate::rig::Rig::new(wire, io));
             })*

@@ -70,6 +70,12 @@ struct Stream {
     pinned: u32,
 }
 
+/// What to do about a ring that was refused, in words to put behind the error; nothing where that is not known.
+pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
+    // The newest kernels count the ring itself as locked memory.
+    if error.raw_os_error() == Some(libc::ENOMEM) { " (raise RLIMIT_MEMLOCK)" } else { "" }
+}
+
 impl Uring {
     pub(crate) fn open(frames: &FramePool) -> std::io::Result<Self> {
         let mut builder = IoUring::builder();

@@ -154,7 +154,7 @@ mod tests {
     fn a_send_in_several_parts_is_counted_once_and_as_copied_if_any_was() {
         let frames = FramePool::new(1 << 20).unwrap();
         if Uring::open(&frames).is_err() {
-            return eprintln!("SKIP: no io_uring here");
+            return byway_skip::skip_this(byway_skip::NO_IO_URING);
         }
         assert_eq!(counted(&[0]), (0, 1000));
         assert_eq!(counted(&[0, 0, 0]), (0, 1000));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_long_send_is_tried_without_a_copy_and_no_more_where_the_kernel_copies() {
         let frames = FramePool::new(4 << 20).unwrap();
-        let Ok(mut uring) = Uring::open(&frames) else { return eprintln!("SKIP: no io_uring here") };
+        let Ok(mut uring) = Uring::open(&frames) else { return byway_skip::skip_this(byway_skip::NO_IO_URING) };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut theirs, _) = listener.accept().unwrap();

@@ -51,7 +51,7 @@ pub fn run(backend: Backend, case: fn(&mut Rig)) {
         Backend::UringTcp | Backend::UringUnix | Backend::UringShared => {
             match (open(IoChoice::Uring), open(IoChoice::Uring)) {
                 (Ok(a), Ok(b)) => ([a, b], None),
-                (Err(error), _) | (_, Err(error)) => return eprintln!("skipped: no io_uring here: {error}"),
+                _ => return byway_skip::skip_this(byway_skip::NO_IO_URING),
             }
         }
     };

@@ -78,9 +78,13 @@ impl Moment {
     }
 }
 
+/// Whether there is such a backend; said aloud if not.
 fn usable(io: IoChoice) -> bool {
-    let opened = Reactor::open(io, 1);
-    opened.inspect_err(|error| eprintln!("SKIP {io:?}: {error}")).is_ok()
+    let is_usable = io == IoChoice::Epoll || Reactor::open(io, 1).is_ok();
+    if !is_usable {
+        byway_skip::skip_this(byway_skip::NO_IO_URING);
+    }
+    is_usable
 }
 
 /// Turns a server until something is so.

@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
+use byway_skip::{SkipReason, skip_this};
+
 use super::*;
 
 const LEN: usize = 1 << 20;
@@ -27,7 +29,8 @@ impl Device {
     /// `None`, and a word why, where none can be had. The one without `holes` has no offload: neither zeroing nor discard.
     fn new(holes: bool) -> Option<Self> {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        Self::attach(folder, holes).inspect_err(|why| eprintln!("skipped: no such loop device here: {why}")).ok()
+        let skip = |why: &String| skip_this(SkipReason::Machine(&format!("no such loop device here: {why}")));
+        Self::attach(folder, holes).inspect_err(skip).ok()
     }
 
     fn attach(folder: tempfile::TempDir, holes: bool) -> Result<Self, String> {

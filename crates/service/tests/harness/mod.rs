@@ -6,7 +6,7 @@ pub mod link;
 pub mod session;
 pub mod stream;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use byway_reactor::{Address, Counters, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
 use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
+use byway_skip::rdma_device;
 
 pub const SERVER: u8 = 0x20;
 pub const FRAMES: usize = 32 << 20;
@@ -55,19 +56,10 @@ impl Path {
         }
     }
 
-    /// Whether it can be taken here; said aloud if not.
+    /// Whether it can be taken here. If not, say so.
     pub fn is_there(self) -> bool {
-        let is_there = self != Self::Rdma || rdma_device().is_some();
-        if !is_there {
-            eprintln!("SKIP {self:?}: BYWAY_RDMA_ADDRESS names no device");
-        }
-        is_there
+        self != Self::Rdma || rdma_device().is_some()
     }
-}
-
-/// An address of an RDMA device, if there is one to test with.
-pub fn rdma_device() -> Option<IpAddr> {
-    std::env::var("BYWAY_RDMA_ADDRESS").ok()?.parse().ok()
 }
 
 /// A folder on a file system that does all that a store may ask for: that of the build, or `BYWAY_TEST_FOLDER`.
@@ -286,8 +278,8 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 pub fn each_io(test: impl Fn(IoChoice)) {
     for io in [IoChoice::Epoll, IoChoice::Uring] {
-        if let Err(error) = Reactor::open(io, 1) {
-            eprintln!("SKIP {io:?}: {error}");
+        if io == IoChoice::Uring && Reactor::open(io, 1).is_err() {
+            byway_skip::skip_part_of_this(byway_skip::NO_IO_URING);
             continue;
         }
         test(io);
@@ -295,16 +287,18 @@ pub fn each_io(test: impl Fn(IoChoice)) {
 }
 
 pub fn each_wire(test: impl Fn(Wire)) {
-    for path in PATHS.into_iter().filter(|path| path.is_there()) {
-        each_io(|io| test(Wire { io, path }));
+    for path in PATHS {
+        if path.is_there() {
+            each_io(|io| test(Wire { io, path }));
+        } else {
+            byway_skip::skip_part_of_this(byway_skip::NO_RDMA);
+        }
     }
 }
 
 /// Over streams of bytes alone, which TLS and payload checksums need.
 pub fn each_stream(test: impl Fn(Wire)) {
-    each_wire(|wire| {
-        if wire.path != Path::Rdma {
-            test(wire);
-        }
-    });
+    for path in [Path::Tcp, Path::SharedMemory] {
+        each_io(|io| test(Wire { io, path }));
+    }
 }

@@ -27,7 +27,7 @@ const COPIED_BEFORE_KILL: usize = 8 << 20;
 pub enum Part {
     /// The provider's own checks.
     Check = 1,
-    /// The fabric's suites: conformance, and nodes.
+    /// The fabric's suites: conformance, and nodes; calls that are handed on.
     Conformance = 2,
     /// The service's suites.
     Service = 3,
@@ -52,6 +52,7 @@ pub fn run(system: &System, only: Option<Part>) -> Result<()> {
         for suite in ["conformance", "node"] {
             initramfs.add_program(suite, &super::build_suite("byway-fabric", suite)?)?;
         }
+        initramfs.add_program("three_nodes", &super::build_suite("byway-rpc", "three_nodes")?)?;
     }
     if runs(Part::Service) {
         for suite in ["native", "tls", "hostile"] {

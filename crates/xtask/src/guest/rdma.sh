@@ -22,6 +22,7 @@ fi
 if runs 2; then
     conformance rdma --test-threads 1 2>&1 || fail "the fabric's conformance suite"
     node rdma --test-threads 1 2>&1 || fail "the suite of nodes"
+    three_nodes rdma --test-threads 1 2>&1 || fail "the suite of calls between three nodes"
 fi
 if runs 3; then
     # All wires: there is no shorter way to say which tests have RDMA among theirs.

@@ -1,4 +1,4 @@
-//! What must not be committed: ignored tests, holes in the code, and notes to oneself.
+//! What must not be committed: ignored tests, tests that skip in silence, holes in the code, and notes to oneself.
 
 use super::tree::Tree;
 use super::{Finding, tokens};
@@ -17,6 +17,12 @@ const NOTES: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 /// Ends of the names of files that are searched for notes.
 const NOTED: [&str; 5] = [".rs", ".toml", ".sh", ".yml", ".ci/run"];
 
+/// How a test that cannot run speaks to nobody: what a test prints that passes is hidden. In small letters.
+const SILENT_SKIP: &str = concat!("println!(\"", "skip");
+
+/// Whose prints are read by people.
+const TASKS: &str = "crates/xtask/";
+
 const RULE: &str = "banned";
 
 /// Checks every file.
@@ -29,6 +35,11 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
                 let remedy = format!("`{}` is not committed: {instead}", words.concat());
                 findings.push(Finding::new(path, line, RULE, remedy));
             }
+        }
+        let is_silent = |line: &str| line.to_ascii_lowercase().contains(SILENT_SKIP);
+        for (index, _) in text.lines().enumerate().filter(|(_, line)| !path.starts_with(TASKS) && is_silent(line)) {
+            let remedy = "nobody sees what a test prints that passes: say it by byway_skip, which also counts it";
+            findings.push(Finding::new(path, index + 1, RULE, remedy));
         }
     }
     for (path, text) in NOTED.iter().flat_map(|end| tree.texts(end)) {
@@ -59,6 +70,14 @@ mod tests {
             let found = check(&Tree::of(&[("crates/rpc/src/a.rs", text)]));
             assert_eq!(found.len(), 1, "{text}");
         }
+    }
+
+    #[test]
+    fn a_skip_that_is_only_printed_is_found() {
+        let text = "fn f() {\n    return e!(\"SKIP: no device\");\n}\n".replace("e!", "eprintln!");
+        let found = check(&Tree::of(&[("crates/rpc/tests/a.rs", &text)]));
+        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2]);
+        assert!(check(&Tree::of(&[("crates/xtask/src/peers.rs", &text)])).is_empty());
     }
 
     #[test]

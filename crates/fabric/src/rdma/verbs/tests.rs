@@ -1,7 +1,6 @@
 //! The definitions against the real headers: a small C program prints what the compiler makes of them.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::mem::{offset_of, size_of};
 use std::process::{Command, Stdio};
 
@@ -97,16 +96,6 @@ fn missing() -> Option<&'static str> {
     (!has("rdma/rdma_cma.h")).then_some("rdma/rdma_cma.h")
 }
 
-/// Says aloud that a test did not run, as the other crates' tests do.
-fn skip(test: &str, tool: &str) {
-    let line = format!("SKIP {test}: missing tool: {tool}\n");
-    eprint!("{line}");
-    if let Some(log) = std::env::var_os("BYWAY_SKIP_LOG") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(log);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a skip must be recorded");
-    }
-}
-
 /// The value of each expression, in a program that is compiled against the headers.
 fn values_in_c(expressions: &[&str]) -> BTreeMap<String, usize> {
     let folder = tempfile::tempdir().unwrap();
@@ -131,7 +120,7 @@ fn values_in_c(expressions: &[&str]) -> BTreeMap<String, usize> {
 #[test]
 fn every_definition_is_the_headers() {
     if let Some(tool) = missing() {
-        return skip("rdma::verbs::tests::every_definition_is_the_headers", tool);
+        return byway_skip::skip_this(byway_skip::SkipReason::MissingTool(tool));
     }
     let constants = VERBS_CONSTANTS.iter().chain(CONNECTION_CONSTANTS);
     let mut rows: Vec<Row> = constants.map(|(name, value)| ((*name).to_owned(), *value as usize)).collect();
