@@ -5,6 +5,7 @@
 //! into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`]) know no socket
 //! and no clock. Who is served when something is short is [`Deficit`]'s to say.
 
+mod capabilities;
 mod checksum;
 pub mod deficit;
 mod fabric;
@@ -22,6 +23,7 @@ pub mod tls;
 pub mod windows;
 pub mod wire;
 
+pub use capabilities::{Capabilities, OneSided, WireKind};
 pub use deficit::Deficit;
 pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, Remote, Route};
 pub use feedback::{Feedback, Stall};

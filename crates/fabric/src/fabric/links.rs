@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Op, Reactor, Token};
+use byway_reactor::{Completion, Instant, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, Phase};
@@ -359,6 +359,11 @@ impl Fabric {
     pub(super) fn link_queued(&self, lane: &Lane) -> (usize, usize) {
         let (Some(links), Some(link)) = (&self.links, lane.link) else { return (0, 0) };
         (links.transport.queued(link), links.transport.queued_heap(link))
+    }
+
+    /// When the oldest was queued of what a link has not handed to its device.
+    pub(super) fn link_oldest(&self, lane: &Lane) -> Option<Instant> {
+        self.links.as_ref()?.transport.oldest(lane.link?)
     }
 
     /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.

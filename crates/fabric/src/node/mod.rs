@@ -56,6 +56,7 @@ mod deferred;
 mod engine;
 mod error;
 mod events;
+mod feedback;
 mod fork;
 mod group;
 mod layer;
@@ -80,6 +81,7 @@ use byway_reactor::{IoChoice, Mapping, Waker};
 pub use self::address::{AddressError, parse as parse_address};
 use self::engine::Engine;
 pub use self::error::{InUse, NodeError, OpError, SubmitError, WaitError};
+pub use self::feedback::SessionFeedback;
 pub use self::group::{Group, GroupCompletion, GroupFull};
 pub use self::layer::{Layer, Turn};
 pub use self::memory::{Bytes, DESCRIPTOR_BYTES, Descriptor, Memory, Rights, Segment, Window};
@@ -92,7 +94,7 @@ use crate::registration::{Counters, Unavailable};
 use crate::session::PayloadChecksum;
 use crate::slots::Slot;
 use crate::tls::ServerTls;
-pub use byway_reactor::{Address, FileMemoryError as RegisterError};
+pub use byway_reactor::{Address, FileMemoryError as RegisterError, PathState};
 
 /// How a node is opened.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 mod borrowed;
 mod faults;
+mod feedback;
 mod kinds;
 mod messages;
 mod rig;

@@ -387,6 +387,12 @@ impl Transport {
         self.connections.get(connection).map_or(0, |state| state.queued + state.posted_bytes)
     }
 
+    /// When the oldest was queued of what waits: for credits, for frames, for room in the device's queues.
+    pub fn oldest(&self, connection: Slot) -> Option<Instant> {
+        let state = self.connections.get(connection)?;
+        state.times.map(|times| times.queued).or_else(|| state.queue.front().and_then(|(_, queued)| *queued))
+    }
+
     /// Heap memory of what waits.
     pub fn queued_heap(&self, connection: Slot) -> usize {
         self.connections.get(connection).map_or(0, |state| state.queued_heap)
