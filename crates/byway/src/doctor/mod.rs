@@ -1,6 +1,7 @@
 //! `byway doctor`: what this machine can do, why not, and what to do about it.
 
 mod checks;
+mod wires;
 
 use std::fmt;
 
@@ -69,7 +70,7 @@ pub fn examine() -> Vec<Finding> {
     checks::ALL.iter().map(|check| check()).collect()
 }
 
-/// Looks at everything and prints it.
+/// Looks at everything and prints it; for a reader, also what each wire can do, which is the same on all machines.
 ///
 /// # Errors
 /// When it cannot be printed.
@@ -85,5 +86,6 @@ pub fn run(arguments: DoctorArguments) -> Result<(), serde_json::Error> {
             println!("{:<31}-> {remedy}", "");
         }
     }
+    println!("\n{}", wires::table());
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What every wire promises those above it, written once and run on each: TCP and unix sockets on io_uring and epoll, shared
 //! memory with an arena and without, and the simulation; and what holds over RDMA too, where there is a device.
 
+mod capabilities;
 mod faults;
 mod greedy;
 mod lending;
@@ -67,6 +68,9 @@ suites! {
         lending::what_a_peer_says_of_its_memory_is_checked,
         lending::what_a_peer_cannot_have_placed_is_not_believed,
         lending::what_a_lost_peer_could_write_is_taken_from_it,
+        capabilities::both_ends_know_what_their_wire_can_do,
+        capabilities::a_window_is_enforced_where_that_is_claimed,
+        capabilities::a_get_takes_the_owners_loop_where_it_is_emulated,
     ]
 }
 
@@ -91,5 +95,7 @@ suites! {
         faults::whenever_the_server_dies_the_client_has_all_its_memory_again,
         faults::whenever_the_client_dies_every_get_ends_once,
         faults::a_session_that_is_closed_ends_at_both_ends,
+        capabilities::both_ends_know_what_their_wire_can_do,
+        capabilities::a_get_takes_the_owners_loop_where_it_is_emulated,
     ]
 }
