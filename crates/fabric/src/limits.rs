@@ -105,6 +105,9 @@ pub const REGISTRATION_CACHES_MAX: usize = 16;
 /// Ranges that a registration cache keeps, if nothing else is said.
 pub const REGISTERED_RANGES_DEFAULT: usize = 1024;
 
+/// The most ranges that a node's registration cache can be told to keep; it takes memory for twice as many when it begins.
+pub const REGISTERED_RANGES_MAX: usize = 1 << 16;
+
 /// Bytes that a registration cache keeps registered, if nothing else is said.
 pub const REGISTERED_BYTES_DEFAULT: usize = 1 << 30;
 

@@ -36,6 +36,7 @@ use crate::capabilities::Capabilities;
 use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, TICK};
 use crate::random::Random;
+use crate::registration;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
@@ -62,6 +63,8 @@ pub struct Options {
     pub terms: Terms,
     /// Silence of a peer that owes something, after which it is probed; after twice that it is dead.
     pub keep_alive: Duration,
+    /// How much of a program's own memory stays registered with each device of RDMA after its use.
+    pub registrations: registration::Limits,
     /// Makes keys and nonces those of a seed: for simulations only.
     pub seed: Option<u64>,
 }
@@ -71,7 +74,8 @@ impl Options {
     pub fn new(class: u8) -> Self {
         let terms =
             Terms { checksum: session::PayloadChecksum::Off, bulk_lanes: 2, credits: crate::limits::CREDITS_DEFAULT };
-        Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, seed: None }
+        let registrations = registration::Limits::default();
+        Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, registrations, seed: None }
     }
 }
 

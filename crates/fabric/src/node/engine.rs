@@ -21,7 +21,7 @@ use super::transfers::{Get, Linger, Put};
 use super::windows::Closings;
 use super::wire::Class;
 use super::{NodeOptions, OpId, Session};
-use crate::limits::CLOSE_TIME_MAX;
+use crate::limits::{CLOSE_TIME_MAX, REGISTERED_RANGES_MAX};
 use crate::registration;
 use crate::session::{self, ClientId, CloseReason, Identity};
 use crate::slots::{Slot, Slots};
@@ -140,6 +140,8 @@ impl Engine {
         fabric_options.keep_alive = options.keep_alive;
         fabric_options.terms.bulk_lanes = options.bulk_lanes;
         fabric_options.terms.checksum = options.checksum;
+        let ranges_max = options.registrations.ranges_max.min(REGISTERED_RANGES_MAX);
+        fabric_options.registrations = registration::Limits { ranges_max, ..options.registrations };
         let mut fabric = Fabric::new(fabric_options);
         fabric.set_tls_server(options.tls.clone());
         let instance = fabric.random().next_u64();

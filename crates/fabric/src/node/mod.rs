@@ -90,7 +90,7 @@ use self::shared::Shared;
 pub use self::wait::Deadline;
 pub use self::wire::Class;
 use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
-use crate::registration::{Counters, Unavailable};
+use crate::registration::{Counters, Limits, Unavailable};
 use crate::session::PayloadChecksum;
 use crate::slots::Slot;
 use crate::tls::ServerTls;
@@ -114,6 +114,11 @@ pub struct NodeOptions {
     pub keep_alive: Duration,
     /// Whether payloads carry a checksum.
     pub checksum: PayloadChecksum,
+    /// How much of the program's memory stays registered after its use with each device of RDMA, in ranges and bytes: above, what
+    /// was used longest ago is let go of, and what is in use is registered for one use ([`NodeCounters::registrations`] tells).
+    /// With 0 of either each use registers. More ranges than [`REGISTERED_RANGES_MAX`](crate::limits::REGISTERED_RANGES_MAX) are taken
+    /// for so many. Bytes count against the limit on locked memory (`ulimit -l`).
+    pub registrations: Limits,
     /// What sessions that others begin may or must do about TLS. [`Node::connect_secure`] begins one.
     pub tls: ServerTls,
 }
@@ -127,6 +132,7 @@ impl Default for NodeOptions {
             messages: MESSAGES_DEFAULT,
             keep_alive: NODE_KEEP_ALIVE_DEFAULT,
             checksum: PayloadChecksum::Off,
+            registrations: Limits::default(),
             tls: ServerTls::Off,
         }
     }
