@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 
 use byway_fabric::{Capabilities, WireKind};
 
-/// The columns, and what is said of a wire in each.
-const COLUMNS: [(&str, fn(&Capabilities) -> String); 6] = [
+/// The name of a column, and what is said of a wire there.
+type Column = (&'static str, fn(&Capabilities) -> String);
+
+const COLUMNS: [Column; 6] = [
     ("puts and gets", |wire| wire.one_sided.name().to_owned()),
     ("windows enforced", |wire| if wire.window_enforced { "yes" } else { "not where lent" }.to_owned()),
     ("zero-copy send", |wire| yes(wire.zero_copy_send)),

@@ -96,7 +96,7 @@ use crate::slots::Slot;
 use crate::tls::ServerTls;
 pub use byway_reactor::{Address, FileMemoryError as RegisterError, PathState};
 
-/// How a node is opened.
+/// How a node is opened. To be written with `..NodeOptions::default()` at its end: there may be more to say one day.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// The backend. `Auto` is epoll: a ring does not survive a fork in which the child goes on to use it, and is taken where it is
