@@ -89,6 +89,15 @@ int main(void) {
     finish(op, "put");
     if (byway_put(user, session, halves, 2, descriptor, 1, &op) != BYWAY_E_RANGE)
         return 1;
+    /* What a program knows that has several to choose from. */
+    struct byway_feedback feedback;
+    struct byway_capabilities wire;
+    check(byway_session_feedback(user, session, &feedback), "feedback");
+    if (feedback.sent_bytes < BYTES || feedback.received_bytes < BYTES || feedback.round_trip_ns == 0)
+        return 1;
+    check(byway_session_capabilities(user, session, &wire), "capabilities");
+    if (wire.wire != BYWAY_WIRE_TCP || wire.one_sided != BYWAY_ONE_SIDED_EMULATED || !wire.window_enforced)
+        return 1;
     byway_message_free(came.message);
     check(byway_send(user, session, NULL, 0, NULL, 0, &op), "send");
     finish(op, "send");

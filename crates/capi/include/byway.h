@@ -65,6 +65,27 @@
 // The window can be used once, and has at most 1 MiB.
 #define BYWAY_ONCE 4
 
+// The wire is TCP.
+#define BYWAY_WIRE_TCP 1
+
+// The wire is a unix socket.
+#define BYWAY_WIRE_UNIX 2
+
+// The wire is shared memory.
+#define BYWAY_WIRE_SHM 3
+
+// The wire is RDMA.
+#define BYWAY_WIRE_RDMA 4
+
+// The peer's node has a part in each put and get: its program must turn it.
+#define BYWAY_ONE_SIDED_EMULATED 0
+
+// Who asks copies by himself, where the peer has lent the memory; elsewhere emulated.
+#define BYWAY_ONE_SIDED_WHERE_LENT 1
+
+// Devices move the bytes; the peer's processor has no part in it.
+#define BYWAY_ONE_SIDED_NATIVE 2
+
 // Completions of the operations that were added to it.
 struct byway_group;
 
@@ -122,6 +143,63 @@ struct byway_call {
   const uint8_t *payload;
   // How many.
   uintptr_t payload_bytes;
+};
+
+// How often something waited, and for how long.
+struct byway_waits {
+  // Times.
+  uint64_t count;
+  // Nanoseconds in all.
+  uint64_t total_ns;
+  // Nanoseconds of the longest.
+  uint64_t max_ns;
+};
+
+// What the transfers of a session are like.
+struct byway_feedback {
+  // Bytes that the peer, or the kernel for it, has taken since the session began.
+  uint64_t sent_bytes;
+  // Bytes that came from it.
+  uint64_t received_bytes;
+  // Bytes a second that it takes, over about the last second.
+  double send_rate;
+  // Bytes a second that come from it.
+  double receive_rate;
+  // From when a message was queued to when the last byte of what it was sent with was taken.
+  struct byway_waits send_delay;
+  // Messages that had to wait for the peer's program to take others; counted when that is over.
+  struct byway_waits credit_stalls;
+  // Sends for which the peer, or the path, took at least a millisecond; counted when that is over.
+  struct byway_waits take_stalls;
+  // Bytes that wait now to be taken.
+  uint64_t queued_bytes;
+  // Nanoseconds for which what has waited longest now has waited already; 0 if nothing waits.
+  uint64_t waiting_ns;
+  // The path's round trip in nanoseconds, as the kernel says; 0 where nobody says, as over shared memory.
+  uint64_t round_trip_ns;
+  // Bytes a second that the peer last acknowledged while the path was full; 0 where nobody says.
+  uint64_t delivery_rate;
+};
+
+// What the wire of a session can do. Truths are 0 or 1.
+struct byway_capabilities {
+  // One of `BYWAY_WIRE_*`, or 0 for one that this header does not know.
+  uint32_t wire;
+  // One of `BYWAY_ONE_SIDED_*`: who moves the bytes of puts and gets.
+  uint32_t one_sided;
+  // Pieces of memory that the wire takes at a time; `SIZE_MAX` for any number. A payload of more goes in several.
+  uintptr_t segments_max;
+  // All of it goes through TLS.
+  uint8_t secure;
+  // A peer that means harm is kept to the windows that are open to it. Else it reaches all of a memory that was lent to it; over
+  // shared memory C lends none.
+  uint8_t window_enforced;
+  // What is sent may go from where it lies, without a copy.
+  uint8_t zero_copy_send;
+  // Memory is registered with a device before it is moved.
+  uint8_t registers;
+  // Payloads to the peer may lie in memory of a device.
+  uint8_t device_memory;
 };
 
 #ifdef __cplusplus
@@ -465,6 +543,22 @@ int byway_delegate(struct byway_request *request,
 // # Safety
 // `request` is null or a request, and not used after.
 void byway_request_free(struct byway_request *request);
+
+// Writes what the transfers of a session are like now to `*feedback`. Never waits for the peer.
+//
+// # Safety
+// `node` is a node; `feedback` can be written.
+int byway_session_feedback(const struct byway_node *node,
+                           uint64_t session,
+                           struct byway_feedback *feedback);
+
+// Writes what the wire of a session can do to `*capabilities`: the same as long as the session lasts.
+//
+// # Safety
+// `node` is a node; `capabilities` can be written.
+int byway_session_capabilities(const struct byway_node *node,
+                               uint64_t session,
+                               struct byway_capabilities *capabilities);
 
 #ifdef __cplusplus
 }  // extern "C"

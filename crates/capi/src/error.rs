@@ -66,6 +66,9 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
     text.as_ptr()
 }
 
+/// An error that the libraries below have got since, and that has no code here yet.
+const UNKNOWN: c_int = BYWAY_E_BUG;
+
 /// What went wrong, as a code.
 pub(crate) struct Code(pub(crate) c_int);
 
@@ -88,6 +91,7 @@ impl From<SubmitError> for Code {
             SubmitError::OutOfRange => BYWAY_E_RANGE,
             SubmitError::TooLong => BYWAY_E_TOO_LONG,
             SubmitError::Rights => BYWAY_E_RIGHTS,
+            _ => UNKNOWN,
         })
     }
 }
@@ -102,6 +106,7 @@ impl From<OpError> for Code {
             OpError::Full => BYWAY_E_BUSY,
             OpError::Io(_) | OpError::Rdma(_) => BYWAY_E_SYSTEM,
             OpError::Deadline => BYWAY_E_EXPIRED,
+            _ => UNKNOWN,
         })
     }
 }
@@ -113,6 +118,7 @@ impl From<WaitError> for Code {
             WaitError::Taken => BYWAY_E_TAKEN,
             WaitError::Forked => BYWAY_E_FORKED,
             WaitError::Io(_) => BYWAY_E_SYSTEM,
+            _ => UNKNOWN,
         })
     }
 }
@@ -123,6 +129,7 @@ impl From<NodeError> for Code {
             NodeError::Submit(error) => error.into(),
             NodeError::Op(error) => error.into(),
             NodeError::Wait(error) => error.into(),
+            _ => Self(UNKNOWN),
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod call;
 mod error;
+mod feedback;
 mod group;
 mod memory;
 mod node;
@@ -18,6 +19,9 @@ pub use call::{
     byway_request_payload, byway_request_session, byway_request_windows,
 };
 pub use error::byway_error_text;
+pub use feedback::{
+    byway_capabilities, byway_feedback, byway_session_capabilities, byway_session_feedback, byway_waits,
+};
 pub use group::{
     byway_group, byway_group_add, byway_group_descriptor, byway_group_free, byway_group_new, byway_group_wait,
 };

@@ -227,3 +227,41 @@ fn a_request_that_is_not_handed_on_can_be_looked_at_meanwhile() {
         byway::byway_op_free(called);
     }
 }
+
+/// Messages that nobody takes: how many wait, and for how long, is there to be asked for.
+#[test]
+fn a_session_whose_peer_takes_nothing_says_so() {
+    let pair = Pair::new();
+    let mut feedback = byway::byway_feedback::default();
+    let ops: Vec<*mut byway_op> = (0..70)
+        .map(|_| {
+            let (mut op, none) = (null_mut(), null());
+            // SAFETY: a node and a place of ours.
+            let sent = unsafe { byway::byway_send(pair.server, pair.to_client, none, 0, none, 0, &raw mut op) };
+            assert_eq!(sent, 0);
+            op
+        })
+        .collect();
+    // SAFETY: what is not null is ours, and as it should be.
+    unsafe {
+        let mut look = |session| byway::byway_session_feedback(pair.server, session, &raw mut feedback);
+        assert_eq!(look(0), NO_SESSION);
+        assert_eq!(look(pair.to_client), 0);
+        assert!(feedback.waiting_ns > 0, "six of them wait for credit: {feedback:?}");
+        assert_eq!(feedback.credit_stalls.count, 0, "and wait still");
+        for _ in 0..70 {
+            assert_eq!(header(pair.receive()), b"");
+            byway::byway_progress(pair.server);
+        }
+        for op in ops {
+            assert_eq!(byway::byway_wait(op, SOON, null_mut()), 0);
+            byway::byway_op_free(op);
+        }
+        assert_eq!(byway::byway_session_feedback(pair.server, pair.to_client, &raw mut feedback), 0);
+        assert!(feedback.credit_stalls.count > 0 && feedback.credit_stalls.max_ns > 0, "{feedback:?}");
+        let mut wire = byway::byway_capabilities::default();
+        assert_eq!(byway::byway_session_capabilities(pair.server, 0, &raw mut wire), NO_SESSION);
+        assert_eq!(byway::byway_session_capabilities(pair.server, pair.to_client, &raw mut wire), 0);
+        assert_eq!((wire.wire, wire.window_enforced, wire.segments_max), (1, 1, 1024));
+    }
+}

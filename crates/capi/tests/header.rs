@@ -6,7 +6,7 @@ use std::process::Command;
 #[path = "../install.rs"]
 mod install;
 
-const FILES: [&str; 6] = ["error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs"];
+const FILES: [&str; 7] = ["error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
 
 fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -135,8 +135,10 @@ fn null_pointers_are_refused() {
             byway::byway_request_windows(null(), null_mut()),
             byway::byway_answer(null_mut(), 0, null(), 0, null(), 0),
             byway::byway_delegate(null_mut(), 0, null()),
+            byway::byway_session_feedback(null(), 0, null_mut()),
+            byway::byway_session_capabilities(null(), 0, null_mut()),
         ];
-        assert_eq!(refused, [-1; 18]);
+        assert_eq!(refused, [-1; 20]);
         byway::byway_group_free(null_mut());
         byway::byway_request_free(null_mut());
         byway::byway_node_close(null_mut());

@@ -152,6 +152,7 @@ impl Flow {
 
 /// What is measured of a session, or of all sessions of a fabric together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Feedback {
     /// Bytes that the peer, or the kernel for it, has taken.
     pub sent_bytes: u64,
@@ -166,8 +167,12 @@ pub struct Feedback {
     /// From when a message was queued to when the last byte of what it was sent with was taken: the oldest message of each
     /// send counts.
     pub send_delay: Waits,
-    /// By [`Stall::ALL`].
+    /// By [`Stall::ALL`]. A stall is counted when it is over; see [`waiting`](Self::waiting) for one that is not.
     pub stalls: [Waits; 3],
+    /// Bytes that wait now for the peer, or the kernel for it, to take them.
+    pub queued_bytes: u64,
+    /// How long what has waited longest now has waited already: for the peer to take it, or for credit. 0 if nothing waits.
+    pub waiting: Duration,
 }
 
 impl Feedback {
@@ -189,6 +194,8 @@ impl Feedback {
             start_delay: self.start_delay.plus(&other.start_delay),
             send_delay: self.send_delay.plus(&other.send_delay),
             stalls,
+            queued_bytes: self.queued_bytes + other.queued_bytes,
+            waiting: self.waiting.max(other.waiting),
         }
     }
 }
@@ -229,6 +236,7 @@ impl Meter {
         self.mebibyte_nanos.map(Duration::from_nanos)
     }
 
+    /// What waits now is for others to say.
     pub(crate) fn read(&self, now: Instant) -> Feedback {
         Feedback {
             sent_bytes: self.sent.bytes,
@@ -238,6 +246,8 @@ impl Meter {
             start_delay: self.start_delay,
             send_delay: self.send_delay,
             stalls: self.stalls,
+            queued_bytes: 0,
+            waiting: Duration::ZERO,
         }
     }
 }

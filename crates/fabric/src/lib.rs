@@ -1,27 +1,84 @@
-//! Bytes between the memory of two nodes: sessions of several lanes, windows, messages.
+//! Bytes between the memory of two nodes, whatever lies between them: TCP, unix sockets, shared memory, RDMA.
 //!
-//! A [`Fabric`] drives the sessions of one loop over any backend of the [`Reactor`](byway_reactor::Reactor). Small
-//! messages travel in batches on a session's control lane; large payloads on bulk lanes, from the sender's memory straight
-//! into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`]) know no socket
-//! and no clock. Who is served when something is short is [`Deficit`]'s to say.
+//! A node opens a [*window*](node::Window): memory of its own that one peer may read or write, under a key that cannot be
+//! guessed. The peer puts and gets, in ranges of any length, without the other's program; beside that they send each other messages.
+//! The same calls do over each wire. What differs is data: [`Capabilities`] says of a session what its wire can do and what it
+//! does not protect, [`Feedback`] how it fares.
+//!
+//! ```
+//! use byway_fabric::node::{Descriptor, Node, NodeOptions, Rights, parse_address};
+//! type Error = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! # fn main() -> Result<(), Error> {
+//! const BYTES: usize = 1 << 20;
+//! let soon = std::time::Duration::from_secs(20);
+//! let lender = Node::open(&NodeOptions::default())?;
+//! // Or `unix://PATH`, `shm://PATH`, `rdma://IP:PORT`.
+//! let at = lender.listen(&parse_address("tcp://127.0.0.1:0")?)?.ok_or("no port")?;
+//!
+//! // One program lends what it has. Whoever waits for anything turns the node, and so serves its windows.
+//! let lending = std::thread::spawn(move || -> Result<(), Error> {
+//!     let session = lender.accept(soon)?;
+//!     let memory = lender.register(BYTES)?;
+//!     memory.write(0, &[7; BYTES])?;
+//!     let window = lender.open_window(session, &memory, 0..BYTES, Rights::GET)?;
+//!     lender.send(session, b"here it is", &window.descriptor().to_bytes())?;
+//!     assert_eq!(lender.receive(soon)?.header, b"thanks");
+//!     Ok(())
+//! });
+//!
+//! // Another gets it.
+//! let node = Node::open(&NodeOptions::default())?;
+//! let session = node.connect(&parse_address(&format!("tcp://{at}"))?, soon)?;
+//! let message = node.receive(soon)?;
+//! let window = Descriptor::from_bytes(message.payload[..].try_into()?);
+//! let memory = node.register(BYTES)?;
+//! node.get(session, &window, 0, &[memory.segment(0..BYTES)])?.wait(soon)??;
+//! assert!(memory.bytes()?.iter().all(|byte| *byte == 7));
+//!
+//! // What to choose by, where there are several to ask.
+//! let wire = node.capabilities(session)?;
+//! assert!(wire.window_enforced && wire.wire.name() == "tcp");
+//! let seen = node.feedback(session)?.measured;
+//! assert!(seen.received_bytes >= BYTES as u64 && seen.receive_rate > 0.0);
+//!
+//! node.send(session, b"thanks", &[])?;
+//! lending.join().map_err(|_| "the lender panicked")?
+//! # }
+//! ```
+//!
+//! # Where to begin
+//!
+//! - [`node`] is for programs: handles that threads share, operations that are waited for in many ways, no thread and no runtime of
+//!   ours. Calls stand on it, in the crate `byway-rpc`, and C has it too. `examples/echo.rs` and `examples/remote_memory.rs` run.
+//! - [`Fabric`] is for event loops: it drives the sessions of one loop over any backend of the
+//!   [`Reactor`](byway_reactor::Reactor). Small messages travel in batches on a session's control lane; large payloads on bulk lanes, from the
+//!   sender's memory straight into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`])
+//!   know no socket and no clock. Who is served when something is short is [`Deficit`]'s to say.
+//! - [`registration`] keeps memory registered with devices between uses, for whoever has such devices.
+//! - [`limits`] has every bound, and what happens at it.
 
+mod capabilities;
 mod checksum;
 pub mod deficit;
 mod fabric;
 pub mod feedback;
 pub mod limits;
 pub mod node;
+#[doc(hidden)]
 pub mod random;
 pub mod rdma;
 pub mod registration;
 pub mod registry;
+#[doc(hidden)]
 pub mod scheduling;
 pub mod session;
-pub mod slots;
+mod slots;
 pub mod tls;
 pub mod windows;
 pub mod wire;
 
+pub use capabilities::{Capabilities, OneSided, WireKind};
 pub use deficit::Deficit;
 pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, Remote, Route};
 pub use feedback::{Feedback, Stall};

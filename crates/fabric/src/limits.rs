@@ -115,7 +115,8 @@ pub const REGISTRATION_CACHES_MAX: usize = 16;
 /// Ranges that a registration cache keeps, if nothing else is said.
 pub const REGISTERED_RANGES_DEFAULT: usize = 1024;
 
-/// More is taken as this: the cache has all its memory, some 200 bytes for each, from the beginning.
+/// The most ranges that a registration cache keeps: more is taken as this. It takes memory for twice as many, some 100 bytes each,
+/// when it begins.
 pub const REGISTERED_RANGES_MAX: usize = 1 << 16;
 
 /// Bytes that a registration cache keeps registered, if nothing else is said.

@@ -19,6 +19,7 @@ use crate::wire::{
 
 /// Why a session ended, or never came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CloseReason {
     /// The peer closed the connection between two messages.
     #[error("the peer closed the connection")]

@@ -31,6 +31,7 @@ pub(crate) const fn slot_of(key: WindowKey) -> usize {
 /// Why a window cannot be used so. The peer's fault; the memory was not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u16)]
+#[non_exhaustive]
 pub enum WindowError {
     /// No window of this session has that key.
     #[error("no window has that key")]
@@ -60,6 +61,7 @@ impl WindowError {
 
 /// Why a window was not opened. Nothing has come of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// All windows are open ([`WINDOWS_MAX`], over RDMA [`GRANTS_MAX`]); close some.
     #[error("too many windows are open; close some")]

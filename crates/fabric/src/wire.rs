@@ -186,6 +186,7 @@ impl Header {
 
 /// Why a header is not to be trusted. The peer's fault, or the network's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum HeaderError {
     /// Its checksum is wrong.
     #[error("the header's checksum is wrong")]

@@ -48,6 +48,29 @@ fn a_range_is_registered_once_until_its_mapping_changes() {
 }
 
 #[test]
+fn no_more_stays_registered_than_was_asked_for() {
+    let regions: Vec<Region> = (0..4).map(|_| Region::anonymous(5)).collect();
+    // Ranges, bytes, and how many of these stay: none is beside another, which would make them one.
+    for (ranges_max, bytes_max, kept) in
+        [(2, 1 << 20, 2), (64, 3 * 4 * 4096, 3), (0, 1 << 20, 0), (64, 0, 0), (64, 1 << 20, 4)]
+    {
+        let cache = RegistrationCache::new(PinnedBuffers::new(8).unwrap(), Limits { ranges_max, bytes_max });
+        for region in &regions {
+            drop(cache.get(region.part(0, 4)).unwrap());
+        }
+        let counters = cache.counters();
+        assert_eq!(
+            (counters.ranges, counters.bytes),
+            (kept, kept * 4 * 4096),
+            "{ranges_max} ranges, {bytes_max} bytes"
+        );
+        let (evicted, once) = if kept == 0 { (0, 4) } else { (4 - kept as u64, 0) };
+        assert_eq!((counters.evictions, counters.uncached, counters.misses), (evicted, once, 4));
+    }
+    regions.into_iter().for_each(Region::unmap);
+}
+
+#[test]
 fn the_limit_on_locked_memory_is_named_with_its_remedy() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let Some(limit) = limit.filter(|limit| *limit < 1 << 29) else {

@@ -460,6 +460,11 @@ impl Reactor {
         }
     }
 
+    /// Whether a stream is one over shared memory.
+    pub fn is_shared(&self, socket: Socket) -> bool {
+        self.shared.is_busy(socket).is_some()
+    }
+
     /// What the kernel says of the path to a TCP peer, by a system call; `None` for other streams.
     pub fn path_state(&self, socket: Socket) -> Option<PathState> {
         match &self.backend {

@@ -7,7 +7,7 @@
 use std::io::{Read, Write};
 use std::path::{Component, Path};
 
-use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Segment, parse_address};
+use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, parse_address};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
 
 type Error = Box<dyn std::error::Error>;
@@ -64,8 +64,7 @@ fn fetch(address: &str, name: &str) -> Result<(), Error> {
     let memory = rpc.node().register(CHUNK_BYTES)?;
     let mut at = 0;
     while at < len {
-        let Segment { memory: buffer, range } = memory.segment(0..CHUNK_BYTES);
-        let window = rpc.node().open_window(session, buffer, range, Rights::PUT)?;
+        let window = rpc.node().open_window(session, &memory, 0..CHUNK_BYTES, Rights::PUT)?;
         let windows = [window.descriptor()];
         let offset = at.to_le_bytes();
         let call = Call { method: READ, arguments: &offset, windows: &windows, payload: name.as_bytes() };

@@ -4,6 +4,7 @@ use byway_fabric::Slot;
 
 /// A breach of protocol by the caller: its session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InboundError {
     /// More calls than it was granted.
     #[error("more calls in flight than granted")]

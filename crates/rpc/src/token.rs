@@ -202,12 +202,17 @@ impl<S> Default for Relays<S> {
 }
 
 impl<S> Relays<S> {
-    /// A call that came over `caller` was handed on.
-    pub fn add(&mut self, token: TokenName, caller: S) {
+    /// A call that came over `caller` was handed on. False if it was handed on before, which is looked for if it `may_be`: the way
+    /// that it came first is the one towards its caller, and stays.
+    pub fn add(&mut self, token: TokenName, caller: S, may_be: bool) -> bool {
+        if may_be && self.0.iter().any(|(other, _)| *other == token) {
+            return false;
+        }
         if self.0.len() >= RELAYS_MAX {
             self.0.pop_front();
         }
         self.0.push_back((token, caller));
+        true
     }
 
     /// The session to pass an answer on over; nobody's twice.
@@ -266,8 +271,9 @@ mod tests {
     fn an_answer_is_passed_on_once() {
         let mut relays = Relays::default();
         for call in 0..=RELAYS_MAX as u64 {
-            relays.add(token(call, 1), call);
+            assert!(relays.add(token(call, 1), call, true));
         }
+        assert!(!relays.add(token(RELAYS_MAX as u64, 1), 0, true), "the first way stays");
         assert_eq!(relays.take(&token(0, 1)), None, "the oldest is forgotten");
         assert_eq!(relays.take(&token(1, 2)), None, "a forged one");
         assert_eq!((relays.take(&token(1, 1)), relays.take(&token(1, 1))), (Some(1), None));

@@ -7,7 +7,7 @@ use byway_fabric::node::{
     Address, Class, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Rights, Session, SubmitError,
     WaitError,
 };
-use byway_rpc::node::{ABANDONED, Call, Reply, Rpc};
+use byway_rpc::node::{ABANDONED, Call, Reply, Request, Rpc};
 use byway_rpc::token::{Head, Kind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromZeros, IntoBytes};
@@ -272,6 +272,91 @@ fn the_third_node_answers_the_caller_directly(three: Three) {
     assert_eq!((reply.session, &reply.result[..]), (direct, &b"from the server"[..]), "not by the server");
     assert_eq!(reply.payload, b"and bytes");
     assert_eq!(server.counters().unwrap().relayed, 0);
+}
+
+/// A directory whose entry is stale: it tries one holder after the other, and keeps nothing of the call in between (0023).
+#[test]
+fn a_call_that_comes_back_is_carried_on_by_its_continuation() {
+    const LOOK_UP: u16 = 1;
+    const FETCH: u16 = 2;
+    const NOT_HERE: u16 = 3;
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let _caller = Turner::of(caller.node());
+    // Two calls at a time, so that whose continuation it is matters.
+    let names: [&[u8]; 2] = [b"page one", b"page two"];
+    let call = |name| Call { method: LOOK_UP, arguments: name, ..Call::default() };
+    let ops = names.map(|name| caller.call(to_server, &call(name), soon()).unwrap());
+    for _ in names {
+        let Request { method, arguments, delegated, token, .. } = server.next_call(soon()).unwrap();
+        assert_eq!((method, delegated), (LOOK_UP, false));
+        // What is left to be tried, in the directory's own words.
+        let continuation = [&b"tried 1 of "[..], &arguments].concat();
+        token.delegate(to_third, FETCH, &arguments, (&[], &continuation)).map_err(|error| error.1).unwrap();
+    }
+    for _ in names {
+        let Request { method, session, arguments, payload, token, .. } = third.next_call(soon()).unwrap();
+        assert_eq!(method, FETCH);
+        token.delegate(session, NOT_HERE, &arguments, (&[], &payload)).map_err(|error| error.1).unwrap();
+    }
+    for _ in names {
+        let Request { method, arguments, payload, delegated, token, .. } = server.next_call(soon()).unwrap();
+        assert_eq!((method, delegated), (NOT_HERE, true));
+        assert_eq!(payload, [&b"tried 1 of "[..], &arguments].concat(), "what the directory said");
+        token.reply(0, &arguments, &payload).unwrap();
+    }
+    let _server = Turner::of(server.node());
+    for (op, name) in ops.iter().zip(names) {
+        let reply = reply(op);
+        assert_eq!((reply.session, &reply.result[..]), (to_server, name));
+        assert_eq!(reply.payload, [b"tried 1 of ", name].concat());
+    }
+    let (server, caller) = (server.counters().unwrap(), caller.counters().unwrap());
+    assert_eq!((server.delegated, server.relayed, caller.late, caller.calls), (2, 0, 0, 0));
+}
+
+/// As above, and a third node that answers late, over the way that it came: the caller has its one answer.
+#[test]
+fn a_call_that_came_back_is_answered_once_and_its_way_is_gone() {
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let caller_turned = Turner::of(caller.node());
+    let op = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let first = server.next_call(soon()).unwrap();
+    first.token.delegate(to_third, 1, &[], (&[], b"go on")).map_err(|error| error.1).unwrap();
+    let Request { session: back, payload, token, .. } = third.next_call(soon()).unwrap();
+    let name = token.name();
+    token.delegate(back, 2, &[], (&[], &payload)).map_err(|error| error.1).unwrap();
+    server.next_call(soon()).unwrap().token.reply(0, b"by the directory", &[]).unwrap();
+    assert_eq!(reply(&op).result, b"by the directory");
+    let mut late = Head::new_zeroed();
+    late.kind = Kind::Relay as u8;
+    late.token = name;
+    third.node().layer_send(back, Class::Now, late.as_bytes(), &[]).unwrap();
+    let probe = third.call(back, &Call::default(), soon()).unwrap();
+    answer_plain(&server);
+    probe.wait(soon()).unwrap().unwrap();
+    drop(caller_turned);
+    // It is not passed on: nobody waits for it.
+    assert_eq!((server.counters().unwrap().late, server.counters().unwrap().relayed), (1, 0));
+    assert_eq!(caller.counters().unwrap().late, 0);
+}
+
+/// Four nodes in a row, each with a session with the next alone: an answer goes all the way back.
+#[test]
+fn an_answer_is_passed_on_by_all_who_handed_the_call_on() {
+    let three = three();
+    let last = open();
+    let (_, to_last) = connect(&last, &three.third, &Address::Unix(three.folder.path().join("last")));
+    let Three { caller, server, third, to_server, to_third, .. } = &three;
+    let _caller = Turner::of(caller.node());
+    let op = caller.call(*to_server, &Call { arguments: b"far", ..Call::default() }, soon()).unwrap();
+    for (rpc, next) in [(server, *to_third), (third, to_last)] {
+        let Request { arguments, token, .. } = rpc.next_call(soon()).unwrap();
+        token.delegate(next, 1, &arguments, (&[], &[])).map_err(|error| error.1).unwrap();
+    }
+    answer(&last, 1);
+    let _turners = [Turner::of(server.node()), Turner::of(third.node())];
+    let reply = reply(&op);
+    assert_eq!((reply.session, &reply.result[..]), (*to_server, &b"far"[..]));
 }
 
 fn without_a_session_of_their_own_the_server_passes_the_answer_on(three: Three) {

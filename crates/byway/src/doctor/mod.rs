@@ -2,6 +2,7 @@
 
 mod checks;
 mod rdma;
+mod wires;
 
 use std::fmt;
 
@@ -70,7 +71,7 @@ pub fn examine() -> Vec<Finding> {
     checks::ALL.iter().map(|check| check()).collect()
 }
 
-/// Looks at everything and prints it.
+/// Looks at everything and prints it; for a reader, also what each wire can do, which is the same on all machines.
 ///
 /// # Errors
 /// When it cannot be printed.
@@ -86,5 +87,6 @@ pub fn run(arguments: DoctorArguments) -> Result<(), serde_json::Error> {
             println!("{:<31}-> {remedy}", "");
         }
     }
+    println!("\n{}", wires::table());
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use byway_fabric::Slot;
 use byway_fabric::rdma::transport::{CreditError, Down, Event, GetFailed, Got, Received, Transport};
 use byway_fabric::rdma::{Report, Window, WindowAddress, WorkError};
+use byway_fabric::registration::Limits;
 use byway_reactor::{Frame, Gather, IoChoice, Reactor, Token, Wait};
 
 use crate::memory::pattern;
@@ -32,7 +33,7 @@ struct Side {
 impl Side {
     fn open() -> Outcome<Self> {
         let reactor = Reactor::open(IoChoice::Auto, POOL_BYTES)?;
-        let transport = Transport::new(Token::new(1, 1, 0, 0));
+        let transport = Transport::new(Token::new(1, 1, 0, 0), Limits::default());
         let (messages, connected, downs, gots) = Default::default();
         Ok(Self { reactor, transport, messages, connected, downs, gots })
     }

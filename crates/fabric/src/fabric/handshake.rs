@@ -9,6 +9,7 @@ use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
+use crate::capabilities::{Capabilities, WireKind};
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
@@ -83,7 +84,8 @@ impl Fabric {
             }
         }
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
-        let mut state = Session::new((Role::Client, identity), (terms, agreed), lanes, liveness);
+        let capabilities = Capabilities::on(reactor, WireKind::of_address(&to), tls.is_some());
+        let mut state = Session::new((Role::Client, identity), capabilities, (terms, agreed), lanes, liveness);
         (state.remote, state.tls) = (Some(to), tls);
         let session = self.sessions.insert(state);
         self.connect_lane(reactor, session, 0);
@@ -315,11 +317,13 @@ impl Fabric {
         let lanes = 1 + usize::from(bulk_lanes);
         let tls_peer = lane.peer();
         let socket = lane.socket;
+        let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
         let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));
         let peer = peer.or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
-        let mut state = Session::new((Role::Server, *identity), (self.options.terms, agreed), lanes, liveness);
+        let terms = (self.options.terms, agreed);
+        let mut state = Session::new((Role::Server, *identity), capabilities, terms, lanes, liveness);
         (state.tls_peer, state.peer) = (tls_peer, peer);
         let session = self.sessions.insert(state);
         self.lane_up(reactor, slot, session, 0);

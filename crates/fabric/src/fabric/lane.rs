@@ -213,6 +213,11 @@ impl Lane {
         outbox + self.pending.len() + self.sending.unwrap_or(0)
     }
 
+    /// When the oldest of that was queued.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        if self.sending.is_some() { Some(self.send_times.queued) } else { self.queued_at }
+    }
+
     /// Heap memory of what has not been taken by the connection.
     pub(super) fn queued_heap(&self) -> usize {
         let outbox: usize = self.outbox.iter().map(|(_, gather)| size_of::<Header>() + gather.heap_bytes()).sum();
@@ -222,6 +227,7 @@ impl Lane {
     /// Takes what a link shall send.
     pub(super) fn take_outbox(&mut self) -> Vec<(Header, Gather)> {
         self.dirty = false;
+        self.queued_at = None;
         std::mem::take(&mut self.outbox)
     }
 

@@ -144,7 +144,7 @@ impl Fabric {
         place: (usize, usize),
         write: bool,
     ) -> bool {
-        if self.is_secure(session) {
+        if self.capabilities(session).is_none_or(|wire| wire.secure) {
             return false;
         }
         let Some(socket) = self.control_socket(session) else { return false };
@@ -206,11 +206,6 @@ impl Fabric {
             (lend.number, lend.rights) = (U32::new(number), U32::new(Lend::NOTHING));
             self.send(session, Header::with_body(Kind::Lend, &lend));
         }
-    }
-
-    /// Whether it is we who look at each use of a window by the peer of a session: over RDMA its device does, for one connection.
-    pub fn checks_windows(&self, session: Slot) -> bool {
-        self.link_of(session).is_none()
     }
 
     /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it

@@ -12,16 +12,16 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Op, Reactor, Token};
+use byway_reactor::{Completion, Instant, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, Phase};
 use super::reach::Reach;
-use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Role};
+use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Options, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
 use crate::rdma::transport::{Event as News, Received, Transport};
-use crate::registration::{Counters, Mode};
+use crate::registration::{Counters, Limits, Mode};
 use crate::session::{self, CloseReason};
 use crate::slots::Slot;
 use crate::tls::ServerTls;
@@ -46,8 +46,8 @@ impl Links {
 }
 
 impl Links {
-    fn new(class: u8) -> Self {
-        let transport = Transport::new(Token::new(class, LINK, 0, 0));
+    fn new(class: u8, limits: Limits) -> Self {
+        let transport = Transport::new(Token::new(class, LINK, 0, 0), limits);
         Self { transport, lanes: HashMap::new(), reach: Reach::default(), is_watching: false, failed: Vec::new() }
     }
 
@@ -68,8 +68,8 @@ impl Fabric {
     }
 
     fn links(&mut self) -> &mut Links {
-        let class = self.options.class;
-        self.links.get_or_insert_with(|| Box::new(Links::new(class)))
+        let Options { class, registrations, .. } = self.options;
+        self.links.get_or_insert_with(|| Box::new(Links::new(class, registrations)))
     }
 
     pub(super) fn close_link_listeners(&mut self) {
@@ -359,6 +359,11 @@ impl Fabric {
     pub(super) fn link_queued(&self, lane: &Lane) -> (usize, usize) {
         let (Some(links), Some(link)) = (&self.links, lane.link) else { return (0, 0) };
         (links.transport.queued(link), links.transport.queued_heap(link))
+    }
+
+    /// When the oldest was queued of what a link has not handed to its device.
+    pub(super) fn link_oldest(&self, lane: &Lane) -> Option<Instant> {
+        self.links.as_ref()?.transport.oldest(lane.link?)
     }
 
     /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.

@@ -10,10 +10,18 @@ use crate::rdma::transport::Went;
 use crate::slots::Slot;
 
 impl Fabric {
-    /// What a session's transfers were like until now; `None` if it is not up.
+    /// What a session's transfers were like until now, and what waits; `None` if it is not up. A walk over its lanes, no system call.
     pub fn feedback(&self, reactor: &Reactor, session: Slot) -> Option<Feedback> {
         let state = self.sessions.get(session).filter(|state| state.up && !state.down)?;
-        Some(state.meter.read(reactor.now()))
+        let now = reactor.now();
+        let mut feedback = state.meter.read(now);
+        for lane in state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)) {
+            let (queued, _) = self.link_queued(lane);
+            feedback.queued_bytes += (lane.queued() + queued) as u64;
+            let oldest = lane.oldest().into_iter().chain(self.link_oldest(lane)).min();
+            feedback.waiting = feedback.waiting.max(oldest.map_or(Duration::ZERO, |at| now.since(at)));
+        }
+        Some(feedback)
     }
 
     /// What the wire says of the path to a session's peer; `None` where it says nothing, as over shared memory. A system

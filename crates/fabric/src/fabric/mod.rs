@@ -32,9 +32,11 @@ use self::lane::{Lane, Phase};
 use self::lending::Loans;
 use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
+use crate::capabilities::Capabilities;
 use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
 use crate::random::Random;
+use crate::registration;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
@@ -62,6 +64,8 @@ pub struct Options {
     /// Silence of a peer that owes something, after which it is probed; after twice that it is dead. What is longer than
     /// [`KEEP_ALIVE_MAX`] is that.
     pub keep_alive: Duration,
+    /// How much of a program's own memory stays registered with each device of RDMA after its use.
+    pub registrations: registration::Limits,
     /// Makes keys and nonces those of a seed: for simulations only.
     pub seed: Option<u64>,
 }
@@ -71,7 +75,8 @@ impl Options {
     pub fn new(class: u8) -> Self {
         let terms =
             Terms { checksum: session::PayloadChecksum::Off, bulk_lanes: 2, credits: crate::limits::CREDITS_DEFAULT };
-        Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, seed: None }
+        let registrations = registration::Limits::default();
+        Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, registrations, seed: None }
     }
 }
 
@@ -157,6 +162,7 @@ enum Role {
 struct Session {
     role: Role,
     identity: Identity,
+    capabilities: Capabilities,
     terms: Terms,
     agreed: Agreed,
     /// What a client shows and asks for on every lane.
@@ -197,6 +203,7 @@ impl Session {
     /// A session that is not up, with places for so many lanes.
     fn new(
         (role, identity): (Role, Identity),
+        capabilities: Capabilities,
         (terms, agreed): (Terms, Agreed),
         lanes: usize,
         liveness: Liveness,
@@ -204,6 +211,7 @@ impl Session {
         Self {
             role,
             identity,
+            capabilities,
             terms,
             agreed,
             tls: None,
@@ -325,17 +333,10 @@ impl Fabric {
         self.tls_client = tls;
     }
 
-    /// Whether a session's lanes are TLS. Payloads must then lie in frames or heads: what is encrypted must be read.
-    pub fn is_secure(&self, session: Slot) -> bool {
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        lane.and_then(|slot| self.lanes.get(slot)).is_some_and(|lane| lane.secure.is_some())
-    }
-
-    /// Whether payloads to a session's peer may lie in memory of a device, which the CPU should not look at: on plain TCP
-    /// the kernel takes them from there; over TLS, shared memory and RDMA we would have to.
-    pub fn takes_device_memory(&self, session: Slot) -> bool {
-        // Only TCP and RDMA tell their peers' addresses.
-        !self.is_secure(session) && self.peer(session).is_some() && self.link_of(session).is_none()
+    /// What the wire of a session can do; `None` if there is no such session. With TLS payloads must lie in frames or heads:
+    /// what is encrypted must be read.
+    pub fn capabilities(&self, session: Slot) -> Option<Capabilities> {
+        self.sessions.get(session).map(|session| session.capabilities)
     }
 
     /// The windows, to be closed.

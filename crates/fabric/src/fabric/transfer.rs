@@ -40,6 +40,7 @@ pub struct Route(usize);
 
 /// Why a get brought nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum GetError {
     /// The peer has no such window, or not so much of it: its fault, or ours if we named it wrongly.
     #[error("the peer refused: {0}")]

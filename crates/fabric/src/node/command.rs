@@ -1,10 +1,12 @@
 //! What threads ask of whoever turns the loop.
 
+use std::sync::{Arc, OnceLock};
+
 use byway_reactor::{Address, Mapping};
 
 use super::memory::{Descriptor, Held, Places, Rights};
 use super::wire::Class;
-use super::{OpId, Session};
+use super::{OpId, Session, SessionFeedback};
 use crate::slots::Slot;
 use crate::tls::TlsClient;
 
@@ -70,6 +72,12 @@ pub(super) enum Command {
     Cancel {
         op: OpId,
         kind: super::shared::OpKind,
+    },
+    /// What a session's transfers are like.
+    Look {
+        op: Slot,
+        session: Session,
+        into: Arc<OnceLock<SessionFeedback>>,
     },
     /// The program has taken messages.
     GiveCredit {

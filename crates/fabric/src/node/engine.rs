@@ -64,6 +64,8 @@ pub(super) struct Link {
     /// Credit is to be given back once the peer has read more of what waits for it.
     pub(super) credit_held: bool,
     pub(super) waiting: VecDeque<Waiting>,
+    /// Since when something waits for credit of the peer.
+    pub(super) short_since: Option<Instant>,
     /// Parts of puts and gets that have not ended, of operations that have not.
     pub(super) asked: usize,
     pub(super) deferred: Deferred,
@@ -71,7 +73,7 @@ pub(super) struct Link {
     pub(super) puts: BTreeSet<u64>,
     pub(super) put_count: u64,
     /// Puts in flight that go through the stream, by the key of their window: what is put there meanwhile goes behind them, even
-    /// if the window's place is known by now.
+    /// if the window's place is known by now. None where there is no stream.
     pub(super) streamed: HashMap<u64, u32>,
     /// Flushes, each with the number of puts before it.
     pub(super) flushes: VecDeque<(u64, Slot)>,
@@ -138,6 +140,7 @@ impl Engine {
         fabric_options.keep_alive = options.keep_alive;
         fabric_options.terms.bulk_lanes = options.bulk_lanes;
         fabric_options.terms.checksum = options.checksum;
+        fabric_options.registrations = options.registrations;
         let mut fabric = Fabric::new(fabric_options);
         fabric.set_tls_server(options.tls.clone());
         let instance = fabric.random().next_u64();
@@ -336,6 +339,10 @@ impl Core {
             Command::CloseWindow { op, sessions, descriptor, mapping } => {
                 self.close_window((fabric, reactor), (op, &sessions), descriptor, mapping);
             }
+            Command::Look { op, session, into } => {
+                let looked = self.look(fabric, reactor, session, &into);
+                self.complete(op, looked.map(|()| Outcome::Done));
+            }
             Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
             Command::GiveCredit { session } => self.give_credit(fabric, session),
             Command::Alarm { at } => self.set_alarm(reactor, at),
@@ -351,6 +358,7 @@ impl Core {
             granted: u32::from(self.credits),
             credit_held: false,
             waiting: VecDeque::new(),
+            short_since: None,
             asked: 0,
             deferred: Deferred::default(),
             puts: BTreeSet::new(),
@@ -417,6 +425,7 @@ impl Core {
                 let Some(link) = self.links.get_mut(&session) else { return };
                 let place = link.waiting.iter().position(|waiting| waiting.op() == Some(op.0));
                 let is_waiting = place.and_then(|place| link.waiting.remove(place)).is_some();
+                self.note_credit(fabric, reactor, session);
                 if !is_waiting && !self.cancel_deferred(session, op) {
                     return;
                 }

@@ -8,6 +8,7 @@ use crate::windows::{OpenError, WindowError};
 
 /// Why an operation was not begun. Nothing has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SubmitError {
     /// This is the child of a fork: the node is its parent's. Open another.
     #[error("this process is a child of the one that opened the node; open another node")]
@@ -37,6 +38,7 @@ pub enum SubmitError {
 
 /// Why an operation did not do what it was to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpError {
     /// It was cancelled before it had begun.
     #[error("cancelled")]
@@ -80,6 +82,7 @@ impl From<OpenError> for OpError {
 
 /// Why a wait ended with nothing to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitError {
     /// The deadline has passed; the operation goes on.
     #[error("nothing has ended by the deadline")]
@@ -97,6 +100,7 @@ pub enum WaitError {
 
 /// Why something that waits for its own end failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NodeError {
     /// It was not begun.
     #[error(transparent)]

@@ -152,7 +152,8 @@ impl Core {
 
     /// Both ends can use a session.
     fn began(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
-        let taken = self.shared().session_up(session);
+        let slot = self.links.get(&session).map(|link| link.fabric);
+        let taken = self.shared().session_up(session, slot.and_then(|slot| fabric.capabilities(slot)));
         if taken {
             self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session));
         } else {

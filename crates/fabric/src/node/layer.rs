@@ -66,7 +66,9 @@ impl<'a> Turn<'a> {
 
     /// Takes back a message of [`Class::Layer`] that has not been sent: the first whose header `is` it. False if there is none.
     pub fn take_back(&mut self, session: Session, is: impl Fn(&[u8]) -> bool) -> bool {
-        self.core.take_back(session, |class, header| class == Class::Layer && is(header.as_slice()))
+        let taken = self.core.take_back(session, |class, header| class == Class::Layer && is(header.as_slice()));
+        self.core.note_credit(self.fabric, self.reactor, session);
+        taken
     }
 
     /// Ends an operation; of one that has ended nothing happens.

@@ -56,6 +56,7 @@ mod deferred;
 mod engine;
 mod error;
 mod events;
+mod feedback;
 mod fork;
 mod group;
 mod layer;
@@ -80,6 +81,7 @@ use byway_reactor::{IoChoice, Mapping, Waker};
 pub use self::address::{AddressError, parse as parse_address};
 use self::engine::Engine;
 pub use self::error::{InUse, NodeError, OpError, SubmitError, WaitError};
+pub use self::feedback::SessionFeedback;
 pub use self::group::{Group, GroupCompletion, GroupFull};
 pub use self::layer::{Layer, Turn};
 pub use self::memory::{Bytes, DESCRIPTOR_BYTES, Descriptor, Memory, Rights, Segment, Window};
@@ -88,13 +90,13 @@ use self::shared::Shared;
 pub use self::wait::Deadline;
 pub use self::wire::Class;
 use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
-use crate::registration::{Counters, Unavailable};
+use crate::registration::{Counters, Limits, Unavailable};
 use crate::session::PayloadChecksum;
 use crate::slots::Slot;
 use crate::tls::ServerTls;
-pub use byway_reactor::{Address, FileMemoryError as RegisterError};
+pub use byway_reactor::{Address, FileMemoryError as RegisterError, PathState};
 
-/// How a node is opened.
+/// How a node is opened. To be written with `..NodeOptions::default()` at its end: there may be more to say one day.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// The backend. `Auto` is epoll: a ring does not survive a fork in which the child goes on to use it, and is taken where it is
@@ -113,6 +115,11 @@ pub struct NodeOptions {
     pub keep_alive: Duration,
     /// Whether payloads carry a checksum.
     pub checksum: PayloadChecksum,
+    /// How much of the program's memory stays registered after its use with each device of RDMA, in ranges and bytes: above, what
+    /// was used longest ago is let go of, and what is in use is registered for one use ([`NodeCounters::registrations`] tells).
+    /// With 0 of either each use registers. More ranges than [`REGISTERED_RANGES_MAX`](crate::limits::REGISTERED_RANGES_MAX) are taken
+    /// for so many. Bytes count against the limit on locked memory (`ulimit -l`).
+    pub registrations: Limits,
     /// What sessions that others begin may or must do about TLS. [`Node::connect_secure`] begins one.
     pub tls: ServerTls,
 }
@@ -126,6 +133,7 @@ impl Default for NodeOptions {
             messages: MESSAGES_DEFAULT,
             keep_alive: NODE_KEEP_ALIVE_DEFAULT,
             checksum: PayloadChecksum::Off,
+            registrations: Limits::default(),
             tls: ServerTls::Off,
         }
     }

@@ -27,7 +27,7 @@ impl Node {
     }
 
     /// An operation that ends without anybody's doing but the loop's.
-    fn run(&self, command: impl FnOnce(crate::Slot) -> Command) -> Result<Outcome, NodeError> {
+    pub(super) fn run(&self, command: impl FnOnce(crate::Slot) -> Command) -> Result<Outcome, NodeError> {
         Ok(self.command(OpKind::Plain, command)?.wait(Deadline::NEVER)??)
     }
 

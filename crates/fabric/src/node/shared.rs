@@ -14,6 +14,7 @@ use super::op::{Completed, Outcome};
 use super::wait::Parker;
 use super::wire::Class;
 use super::{Message, Session};
+use crate::Capabilities;
 use crate::limits::{ACCEPTED_MAX, ENDED_SESSIONS_MAX, MESSAGES_WAITING_MAX, NODE_OPS_MAX};
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
@@ -64,6 +65,8 @@ pub(super) struct SessionState {
     pub(super) give_back_at: u32,
     /// The program has closed it, and need not be told of its end.
     pub(super) closed: bool,
+    /// What its wire can do, once it can be used.
+    pub(super) capabilities: Option<Capabilities>,
 }
 
 #[derive(Default)]
@@ -176,6 +179,7 @@ impl Shared {
             taken: 0,
             give_back_at: u32::from(credits).div_ceil(2),
             closed: false,
+            capabilities: None,
         }))
     }
 
@@ -211,8 +215,9 @@ impl Shared {
     }
 
     /// A client's session can be used, or a server's: its peer has granted messages. False if it is one too many.
-    pub(super) fn session_up(&mut self, session: Session) -> bool {
+    pub(super) fn session_up(&mut self, session: Session, capabilities: Option<Capabilities>) -> bool {
         let Some(state) = self.sessions.get_mut(session.0) else { return true };
+        state.capabilities = capabilities;
         match std::mem::replace(&mut state.phase, Phase::Up) {
             Phase::Connecting(op) => self.complete(op, Ok(Outcome::Session(session))),
             Phase::Arriving => match self.acceptors.pop_front() {

@@ -151,7 +151,8 @@ fn push_part(
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
 fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
-    fabric.checks_windows(session) || segments.iter().all(|segment| segment.mapping.pin())
+    let registers = fabric.capabilities(session).is_some_and(|wire| wire.registers);
+    !registers || segments.iter().all(|segment| segment.mapping.pin())
 }
 
 impl Core {
@@ -192,7 +193,7 @@ impl Core {
                 if is_full {
                     self.note_crowded(session);
                 }
-                return;
+                return self.note_credit(fabric, reactor, session);
             }
             link.credits -= 1;
         } else if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
@@ -205,16 +206,18 @@ impl Core {
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
-            let Some(first) = link.waiting.front() else { return };
+            let Some(first) = link.waiting.front() else { break };
             // A message asks for nothing.
             let holds = link.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
             if holds || is_full(fabric, link.fabric) {
-                return self.note_crowded(session);
+                self.note_crowded(session);
+                break;
             }
-            let Some(waiting) = link.waiting.pop_front() else { return };
+            let Some(waiting) = link.waiting.pop_front() else { break };
             link.credits -= 1;
             self.send_now(fabric, reactor, session, waiting);
         }
+        self.note_credit(fabric, reactor, session);
     }
 
     pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
@@ -278,7 +281,7 @@ impl Core {
         link.put_count += 1;
         link.puts.insert(number);
         let by_route = |part: &Part| fabric.goes_by_route(slot, Remote { window, offset: part.offset }, part.len());
-        let is_behind = fabric.checks_windows(slot) && link.streamed.contains_key(&window.0);
+        let is_behind = link.streamed.contains_key(&window.0);
         let streamed = (is_behind || parts.iter().any(by_route)).then_some(window.0);
         if let Some(window) = streamed {
             *link.streamed.entry(window).or_default() += 1;

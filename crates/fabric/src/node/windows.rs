@@ -12,7 +12,7 @@ use super::memory::{Descriptor, Rights};
 use super::op::Outcome;
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
-use crate::{Fabric, WindowKey};
+use crate::{Capabilities, Fabric, WindowKey};
 
 /// What a window is opened with: it is closed when it was used once.
 pub(super) const ONCE: u64 = 1;
@@ -50,12 +50,13 @@ impl Core {
             slots.push(link.fabric);
         }
         let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
-        if !fabric.checks_windows(slot) && !mapping.pin() {
+        let wires: Vec<Capabilities> = slots.iter().filter_map(|slot| fabric.capabilities(*slot)).collect();
+        if slots.len() > 1 && wires.iter().any(|wire| !wire.windows_for_several) {
+            return Err(OpError::Io(Errno::OPNOTSUPP));
+        }
+        if wires.iter().any(|wire| wire.registers) && !mapping.pin() {
             // Lent to another peer for writing: what its device would have may be replaced.
             return Err(OpError::Io(Errno::BUSY));
-        }
-        if slots.len() > 1 && slots.iter().any(|slot| !fabric.checks_windows(*slot)) {
-            return Err(OpError::Io(Errno::OPNOTSUPP));
         }
         // SAFETY: the program's side makes no references to a mapping that is in use, and this one is, by the caller's handle
         // and then by its frames. Frames over the same bytes are all of this loop.

@@ -10,6 +10,7 @@ use super::verbs;
 
 /// Why something could not be set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RdmaError {
     /// A library is not installed, or does not load.
     #[error("{library} does not load ({reason}): install the package {package}")]
@@ -122,6 +123,7 @@ impl RdmaError {
 
 /// Why an operation was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostError {
     /// The queue pair, the completion queue or the shared receive queue is full: poll, and try again.
     #[error("the queue is full: poll it, then try again")]
@@ -183,6 +185,7 @@ pub enum Fault {
 
 /// How an operation failed: the statuses of the InfiniBand specification, volume 1, 10.10.3 and 11.6.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkError {
     /// A message longer than the receive that it met, or than the device takes.
     #[error("a message is longer than the memory for it")]

@@ -58,10 +58,10 @@ unsafe impl Send for LocalRegion {}
 unsafe impl Sync for LocalRegion {}
 
 impl LocalMemory {
-    /// None registered yet.
-    pub fn new(domain: &Domain) -> Self {
+    /// None registered yet; so much stays registered after use.
+    pub fn new(domain: &Domain, limits: Limits) -> Self {
         let registrar = LocalRegistrar { library: domain.0.device.library, pd: domain.0.pd };
-        Self { cache: RegistrationCache::new(registrar, Limits::default()), domain: domain.clone() }
+        Self { cache: RegistrationCache::new(registrar, limits), domain: domain.clone() }
     }
 
     /// The memory of a frame of no pool, registered.

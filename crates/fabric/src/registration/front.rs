@@ -47,6 +47,7 @@ pub enum Mode {
 
 /// Why a range was not registered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GetError {
     /// This process is a forked child of the cache's.
     #[error("this process was forked from the cache's and has no registered memory: make a cache of its own")]

@@ -26,11 +26,13 @@ mod backing;
 mod cache;
 mod fork;
 mod front;
+#[doc(hidden)]
 pub mod measured;
 mod monitor;
 mod pinned;
 mod range;
 mod registrar;
+#[doc(hidden)]
 pub mod seeded;
 mod sightings;
 mod suspects;
@@ -63,6 +65,7 @@ impl Default for Limits {
 
 /// Why the process is not told of changes of its address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unavailable {
     /// The kernel has no userfaultfd.
     #[error("this kernel has no userfaultfd, or a filter hides it: allow the system call, or do without")]

@@ -27,6 +27,7 @@ pub trait Registrar: std::fmt::Debug + Send + Sync + 'static {
 
 /// Why memory was not registered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refused {
     /// The limit on locked memory is reached.
     #[error(

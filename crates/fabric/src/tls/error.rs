@@ -7,6 +7,7 @@ use rustls::{AlertDescription, CertificateError, Error};
 
 /// Why TLS cannot be set up: the operator's files.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TlsSetupError {
     /// A file cannot be read, or holds nothing of its kind.
     #[error("{path}: {reason}; give a PEM file that this user may read", path = path.display())]
@@ -65,6 +66,7 @@ impl TlsSetupError {
 
 /// Why a TLS stream broke: the peer, or somebody between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TlsError {
     /// A certificate is required, and the peer showed none.
     #[error("the peer showed no certificate, and one is required")]

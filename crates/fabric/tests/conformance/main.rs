@@ -4,6 +4,7 @@
 //! What a program sees of it that waits for its operations is in `tests/node`: cancelling, credits that are used up, lists of 64
 //! pieces, forks, a thousand connections.
 
+mod capabilities;
 mod faults;
 mod greedy;
 mod lending;
@@ -75,6 +76,9 @@ suites! {
         lending::windows_that_come_and_go_cost_one_mapping,
         lending::memory_with_a_window_is_not_let_go_of,
         lending::memory_that_is_let_go_of_makes_room_at_the_peer,
+        capabilities::both_ends_know_what_their_wire_can_do,
+        capabilities::a_window_is_enforced_where_that_is_claimed,
+        capabilities::a_get_takes_the_owners_loop_where_it_is_emulated,
     ]
 }
 
@@ -100,5 +104,7 @@ suites! {
         faults::whenever_the_server_dies_the_client_has_all_its_memory_again,
         faults::whenever_the_client_dies_every_get_ends_once,
         faults::a_session_that_is_closed_ends_at_both_ends,
+        capabilities::both_ends_know_what_their_wire_can_do,
+        capabilities::a_get_takes_the_owners_loop_where_it_is_emulated,
     ]
 }

@@ -3,6 +3,7 @@
 mod borrowed;
 mod closed;
 mod faults;
+mod feedback;
 mod kinds;
 mod messages;
 mod rig;

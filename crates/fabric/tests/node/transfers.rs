@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::ASKED_MAX;
 use byway_fabric::node::{Descriptor, Memory, NodeOptions, OpError, Outcome, Rights, SubmitError};
-use byway_fabric::registration::Counters;
+use byway_fabric::registration::{Counters, Limits};
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
 
@@ -33,12 +33,13 @@ crate::over_rdma!(
     memory_in_use_is_not_lent_to_its_program,
     a_flush_comes_after_the_puts_before_it,
     a_programs_memory_is_registered_once,
+    no_more_of_a_programs_memory_stays_registered_than_it_wants,
     memory_that_cannot_be_locked_is_copied_or_refused,
     memory_that_cannot_be_locked_goes_through_a_small_pool,
     a_get_in_several_pieces_is_one_use,
 );
 
-/// Only over RDMA, as are the next three.
+/// Only over RDMA, as are the next four.
 fn a_programs_memory_is_registered_once(rig: &Rig) {
     let pair = rig.pair();
     let turner = Turner::of(&pair.server);
@@ -69,6 +70,24 @@ fn a_programs_memory_is_registered_once(rig: &Rig) {
     assert_eq!(registrations().misses, 2);
     window_is_all(&memory, 7);
     drop(turner);
+}
+
+fn no_more_of_a_programs_memory_stays_registered_than_it_wants(rig: &Rig) {
+    let registrations = Limits { ranges_max: 64, bytes_max: 2 << 20 };
+    let pair = rig.pair_of(&NodeOptions { registrations, ..rig.options() });
+    let _turner = Turner::of(&pair.server);
+    let (_memory, window) = pair.open(1 << 20, Rights::BOTH);
+    // None is beside another, and all of them are kept alive: nothing but the limit lets go of them.
+    let mine: Vec<Memory> = (0..5).map(|_| pair.client.register((1 << 20) + 4096).unwrap()).collect();
+    for memory in &mine {
+        done(&pair.client.put(pair.to_server, &[memory.segment(0..1 << 20)], &window.descriptor(), 0).unwrap());
+    }
+    let counters = pair.client.counters().unwrap();
+    if let Some(reason) = counters.registered_each_time {
+        return eprintln!("SKIP: registered for each transfer: {reason}");
+    }
+    let seen = counters.registrations;
+    assert_eq!((seen.ranges, seen.bytes, seen.evictions, seen.misses), (2, 2 << 20, 3, 5), "{seen:?}");
 }
 
 /// A put goes through frames then; a get says so, and the session goes on.

@@ -86,17 +86,17 @@ impl RpcLayer {
 
     /// An answer came that is somebody else's.
     fn relay(&self, turn: &mut Turn<'_>, mut head: Head, payload: &[u8]) {
-        let to = {
+        let step = {
             let mut tables = self.tables();
-            let to = tables.relays.take(&head.token);
-            match to {
+            let way = tables.relays.take(&head.token);
+            match way {
                 Some(_) => tables.counters.relayed += 1,
                 None => tables.counters.late += 1,
             }
-            to
+            way.map(|way| tables.next_step(&head.token, way))
         };
-        if let Some(to) = to {
-            head.kind = Kind::Reply as u8;
+        if let Some((to, kind)) = step {
+            head.kind = kind as u8;
             // A caller that is gone needs no answer.
             let _ = turn.send(to, Class::Now, head.as_bytes(), payload);
         }

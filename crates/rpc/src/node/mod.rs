@@ -2,8 +2,9 @@
 //!
 //! [`Rpc::call`] is an operation whose end is the answer. A server takes calls with [`Rpc::next_call`]; each comes with a
 //! [`Token`], the right to answer it. Until it answers, the server reads from and writes to the windows that the call
-//! names, in any order, with the node's own gets and puts. Or it hands the token on ([`Token::delegate`]): the third node answers the
-//! caller directly, over its own session with it if there is one, else through the server.
+//! names, in any order, with the node's own gets and puts. Or it hands the token on ([`Token::delegate`]) with a continuation, what
+//! is to be known to carry on: the third node answers the caller directly, over its own session with it if there is one, else through
+//! the server. The caller's continuation is the context with which it adds the call to a [`Group`](byway_fabric::node::Group).
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, NodeOptions, parse_address};
@@ -132,6 +133,17 @@ struct Tables {
     held: HashMap<TokenName, bool>,
     relays: Relays<Session>,
     counters: RpcCounters,
+}
+
+impl Tables {
+    /// How an answer gets nearer to the caller: to himself, over `way` or another session with him; else to whoever is before us on
+    /// `way`, the way that the call came.
+    fn next_step(&self, token: &TokenName, way: Session) -> (Session, Kind) {
+        if self.names.get(&way) == Some(&token.caller) {
+            return (way, Kind::Reply);
+        }
+        self.peers.get(&token.caller).map_or((way, Kind::Relay), |caller| (*caller, Kind::Reply))
+    }
 }
 
 /// A node that makes and serves calls. A handle; threads share it.

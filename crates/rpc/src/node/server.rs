@@ -24,7 +24,7 @@ pub struct Request {
     pub arguments: Vec<u8>,
     /// Windows of the caller.
     pub windows: Vec<Descriptor>,
-    /// More bytes.
+    /// More bytes; of a call that was handed on, the continuation of who [did so](Token::delegate).
     pub payload: Vec<u8>,
     /// The right to answer.
     pub token: Token,
@@ -147,10 +147,12 @@ impl Token {
         let (to, kind) = {
             let mut tables = self.rpc.tables();
             tables.held.remove(&token);
-            match tables.peers.get(&token.caller) {
-                _ if !delegated => (self.session, Kind::Reply),
-                Some(caller) => (*caller, Kind::Reply),
-                None => (self.session, Kind::Relay),
+            if delegated {
+                // If it has come back to us, we know a shorter way than that over those who had it meanwhile.
+                let way = tables.relays.take(&token).unwrap_or(self.session);
+                tables.next_step(&token, way)
+            } else {
+                (self.session, Kind::Reply)
             }
         };
         let mut reply = head(kind, token);
@@ -160,8 +162,13 @@ impl Token {
     }
 
     /// Hands the call on: the node at the other end of `third` will answer the caller, over their own session if they have one. It gets
-    /// `method`, `arguments` and `payload` as they are given here, and the windows of the call, which are of use to it only if
+    /// `method`, `arguments` and `payload` as they are given here, and the windows that are given, which are of use to it only if
     /// the caller has opened them for their session.
+    ///
+    /// The payload is the continuation: all that the third node must know to carry on, since nothing of the call stays here but
+    /// the way back for an answer that must come through us. The third may hand the call on in its turn, also back to this node with
+    /// that payload as it was: then it comes here as a [`Request`] once more, and goes on from what the payload says
+    /// (docs/decisions/0023).
     ///
     /// # Errors
     /// The token and why not: `TooLong`, `Busy`, the session is gone.
@@ -212,10 +219,13 @@ impl Token {
             let left = self.deadline.since(self.rpc.node.now()).as_millis();
             handed.left_ms = U32::new(u32::try_from(left).unwrap_or(u32::MAX).max(1));
         }
-        // Before the third can answer; of a call that was handed on to us, we are in the middle.
-        self.rpc.tables().relays.add(token, self.session);
+        // Before the third can answer. Of a call that was handed on to us, we are in the middle, unless it was here before.
+        let is_callers = self.head.kind == Kind::Call as u8;
+        let added = self.rpc.tables().relays.add(token, self.session, !is_callers);
         if let Err(error) = self.rpc.node.layer_send(third, Class::Layer, handed.as_bytes(), payload) {
-            self.rpc.tables().relays.take(&token);
+            if added {
+                self.rpc.tables().relays.take(&token);
+            }
             return Err(error);
         }
         {
@@ -224,7 +234,7 @@ impl Token {
             tables.counters.delegated += 1;
         }
         // Only the caller's own server can say so, and it has.
-        if self.head.kind == Kind::Call as u8 {
+        if is_callers {
             let _ = self.rpc.node.layer_send(self.session, Class::Now, head(Kind::Moved, token).as_bytes(), &[]);
         }
         Ok(())

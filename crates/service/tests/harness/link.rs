@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::Slot;
 use byway_fabric::rdma::transport::{Event, Received, Transport};
+use byway_fabric::registration::Limits;
 use byway_fabric::wire::HEADER_BYTES;
 use byway_reactor::{Reactor, Token, Wait};
 
@@ -28,7 +29,7 @@ pub struct Link {
 
 impl Link {
     pub fn connect(reactor: &mut Reactor, to: SocketAddr) -> Result<Self> {
-        let mut transport = Transport::new(Token::new(2, 0, 0, 0));
+        let mut transport = Transport::new(Token::new(2, 0, 0, 0), Limits::default());
         let connection = transport.connect(reactor, to).map_err(Error::other)?;
         let (unread, bytes) = Default::default();
         let mut link = Self { transport, connection, is_up: false, is_down: false, unread, bytes };

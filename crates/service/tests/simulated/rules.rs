@@ -61,16 +61,8 @@ pub fn check_end_of_session(whose: &str, reason: CloseReason) {
             // `ShuttingDown`: the volume was replaced.
             !matches!(code, Busy | Superseded | UnknownSession | ShuttingDown)
         }
-        CloseReason::NotByway
-        | CloseReason::Tls(_)
-        | CloseReason::Header(_)
-        | CloseReason::Oversize(_)
-        | CloseReason::PayloadChecksum
-        | CloseReason::Unexpected(_)
-        | CloseReason::Rdma(_)
-        | CloseReason::TakesNothing
-        | CloseReason::AsksTooMuch
-        | CloseReason::Credit => true,
+        // Those that say that the peer did something wrong, and whatever else there may come to be.
+        _ => true,
     };
     if wrong {
         broken(format!("{whose} ended a session of honest peers: {reason}"));

@@ -26,6 +26,7 @@ use crate::limits::{
     RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES, RDMA_RECEIVES_MAX,
     RDMA_SEGMENTS_MAX, SMALL_BYTES_MAX,
 };
+use crate::registration::Limits;
 use crate::slots::Slot;
 use crate::wire::HEADER_BYTES;
 
@@ -41,6 +42,8 @@ pub(super) struct Adapter {
     pool: FramePool,
     /// Memory outside the pool, once there was any.
     local: OnceCell<LocalMemory>,
+    /// How much of that stays registered.
+    limits: Limits,
     descriptor: Descriptor,
     /// Whose a queue pair is.
     queue_pairs: HashMap<u32, Slot>,
@@ -54,7 +57,7 @@ pub(super) struct Adapter {
 
 impl Adapter {
     /// A device with nothing posted.
-    pub(super) fn open(device: Device, reactor: &mut Reactor) -> Result<Self, RdmaError> {
+    pub(super) fn open(device: Device, reactor: &mut Reactor, limits: Limits) -> Result<Self, RdmaError> {
         let domain = Domain::new(&device)?;
         let receives_max = RDMA_RECEIVES_MAX.min(device.receives_max()).min(device.completions_max() / 2);
         let entries = (receives_max + RDMA_OPERATIONS_MAX).min(device.completions_max());
@@ -78,6 +81,7 @@ impl Adapter {
             region,
             pool,
             local: OnceCell::new(),
+            limits,
             descriptor,
             queue_pairs,
             receives_max,
@@ -94,7 +98,7 @@ impl Adapter {
 
     /// Memory outside the pool.
     pub(super) fn local(&self) -> &LocalMemory {
-        self.local.get_or_init(|| LocalMemory::new(&self.domain))
+        self.local.get_or_init(|| LocalMemory::new(&self.domain, self.limits))
     }
 
     /// What is known of memory outside the pool, if there was any.

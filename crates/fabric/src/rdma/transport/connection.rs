@@ -21,6 +21,7 @@ use crate::wire::{HEADER_BYTES, RefuseCode};
 
 /// Why a connection ended, or never came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Down {
     /// The peer ended it, or its process did.
     #[error("the peer closed the connection")]

@@ -29,6 +29,7 @@ pub(super) struct Credits {
 
 /// How a peer broke the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CreditError {
     /// It sent without a credit.
     #[error("the peer sent a message without a credit for it")]

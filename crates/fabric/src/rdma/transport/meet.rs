@@ -151,7 +151,7 @@ impl Transport {
         if self.adapters.len() >= RDMA_DEVICES_MAX {
             return Err(Down::TooMany);
         }
-        let adapter = Adapter::open(device, reactor).map_err(Down::Setup)?;
+        let adapter = Adapter::open(device, reactor, self.limits).map_err(Down::Setup)?;
         let number = self.adapters.insert(adapter);
         if let Some(adapter) = self.adapters.get(number) {
             adapter.device.set_token(ADAPTER | number.to_u64());

@@ -45,7 +45,7 @@ use super::endpoint::Listener;
 use super::error::{RdmaError, WorkError};
 use super::library::Library;
 use super::operations::Completion as Done;
-use crate::registration::{Counters, Mode};
+use crate::registration::{Counters, Limits, Mode};
 use crate::slots::{Slot, Slots};
 use crate::wire::{HEADER_BYTES, RefuseCode};
 
@@ -171,13 +171,16 @@ pub struct Transport {
     ends: Vec<Event>,
     turns: Turns,
     spare: Vec<Gather>,
+    /// How much of a program's own memory each device keeps registered.
+    limits: Limits,
     /// The time of the turn.
     clock: Instant,
 }
 
 impl Transport {
-    /// One without connections, whose completions have the class of `token` and its tag, or the tag after that.
-    pub fn new(token: Token) -> Self {
+    /// One without connections, whose completions have the class of `token` and its tag, or the tag after that. Of a
+    /// program's own memory so much stays registered after use, with each device.
+    pub fn new(token: Token, limits: Limits) -> Self {
         Self {
             tokens: [token, token.with_tag(token.tag() + 1)],
             manager: None,
@@ -192,6 +195,7 @@ impl Transport {
             ends: Vec::new(),
             turns: Turns::default(),
             spare: Vec::new(),
+            limits,
             clock: Instant::ZERO,
         }
     }
@@ -385,6 +389,12 @@ impl Transport {
     /// Bytes that wait, or are under way, to the peer.
     pub fn queued(&self, connection: Slot) -> usize {
         self.connections.get(connection).map_or(0, |state| state.queued + state.posted_bytes)
+    }
+
+    /// When the oldest was queued of what waits: for credits, for frames, for room in the device's queues.
+    pub fn oldest(&self, connection: Slot) -> Option<Instant> {
+        let state = self.connections.get(connection)?;
+        state.times.map(|times| times.queued).or_else(|| state.queue.front().and_then(|(_, queued)| *queued))
     }
 
     /// Heap memory of what waits.

@@ -155,10 +155,11 @@ mod tests {
 
     use super::super::Posted;
     use super::*;
+    use crate::registration::Limits;
 
     #[test]
     fn a_get_whose_memory_a_lost_device_keeps_ends_once_without_it() {
-        let mut transport = Transport::new(Token::new(1, 1, 0, 0));
+        let mut transport = Transport::new(Token::new(1, 1, 0, 0), Limits::default());
         let connection = Slot { index: 0, generation: 1 };
         let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
         let memory = Mapping::new(4096).unwrap();

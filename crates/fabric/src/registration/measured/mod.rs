@@ -11,6 +11,7 @@ pub use sends::{FileSender, Sent, Way};
 
 /// Why something was not measured.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MeasureError {
     /// The system.
     #[error("the system refused it: {0}")]

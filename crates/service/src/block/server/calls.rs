@@ -195,7 +195,7 @@ impl Serving<'_> {
         });
         let index = found.ok_or(CallError::NotFound)?;
         let volume = self.engine.volume(self.core.exports[index].volume).ok_or(CallError::NotFound)?;
-        if volume.options().tls_required && !fabric.is_secure(call.session) {
+        if volume.options().tls_required && !fabric.capabilities(call.session).is_some_and(|wire| wire.secure) {
             return Err(CallError::TlsRequired);
         }
         let flags =

@@ -97,7 +97,7 @@ impl Serving<'_> {
         let private = self.core.session(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
-        let device = !private && fabric.takes_device_memory(session);
+        let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
         let wire = if sliced { fabric.send_time(session) } else { None };
         let flags = ReadFlags { private, sliced, device, wire };

@@ -312,7 +312,7 @@ impl Handler for Serving<'_> {
             inbound: Inbound::new(agreed.credits),
             jobs: 0,
             held_bytes: 0,
-            private: agreed.payload_checksum() || fabric.is_secure(slot),
+            private: agreed.payload_checksum() || fabric.capabilities(slot).is_none_or(|wire| wire.secure),
             checksum: agreed.payload_checksum(),
             down: false,
             drained: false,

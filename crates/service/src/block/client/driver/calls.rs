@@ -185,8 +185,9 @@ fn read_extents(payload: &[u8]) -> Vec<Extent> {
 /// want of memory. So only a program's operation that is alone fails, and what is to be raised the fabric has logged.
 fn refusal(error: OpenError, is_users: bool, is_alone: bool) -> CallError {
     match error {
-        OpenError::Rdma(_) if is_users && is_alone => BlockError::Io(Errno::NOMEM).into(),
-        OpenError::Full | OpenError::Rdma(_) => CallError::Busy,
+        OpenError::Full => CallError::Busy,
+        _ if is_users && is_alone => BlockError::Io(Errno::NOMEM).into(),
+        _ => CallError::Busy,
     }
 }
 
