@@ -13,6 +13,7 @@ mod process;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Address, Deadline, Descriptor, Node, NodeError, NodeOptions, Op, OpError};
@@ -150,11 +151,11 @@ impl Survivor<'_> {
         let lent = self.role.borrows().then_some(self.lent);
         let mut peer = Peer::new(self.node, lent, self.begin(path), seed);
         let mut was_busy = false;
-        while !(killer.as_ref().is_some_and(|killer| killer.is_finished()) && self.is_over(&peer)) {
+        while !(killer.as_ref().is_some_and(JoinHandle::is_finished) && self.is_over(&peer)) {
             assert!(Instant::now() < deadline, "{moment:?}: the death of the victim is not noticed");
             peer.step(soon());
             // One that does not listen yet.
-            let is_dead = killer.as_ref().is_some_and(|killer| killer.is_finished());
+            let is_dead = killer.as_ref().is_some_and(JoinHandle::is_finished);
             if peer.has_ended && peer.session().is_none() && !is_dead {
                 peer = Peer::new(self.node, lent, self.begin(path), seed);
             }
