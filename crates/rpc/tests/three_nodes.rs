@@ -67,11 +67,15 @@ macro_rules! over_each_mix {
 over_each_mix!(
     a_server_pulls_and_pushes_before_it_answers,
     a_call_is_handed_on_to_a_node_by_its_name,
-    a_page_comes_from_whoever_is_the_first_and_from_nobody_else,
     the_third_node_answers_the_caller_directly,
     without_a_session_of_their_own_the_server_passes_the_answer_on,
     who_has_handed_a_call_on_cannot_answer_it_too,
 );
+
+// A window of the caller's for either of two, which no device has (0023): the caller's session goes over another wire.
+over_each_mix!(@ tcp_and_shm_for_one_of_two, Tcp, Shm, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
+over_each_mix!(@ shm_and_tcp_for_one_of_two, Shm, Tcp, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
+over_each_mix!(@ tcp_and_rdma_for_one_of_two, Tcp, Rdma, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
 
 /// Turns a node until dropped.
 struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
