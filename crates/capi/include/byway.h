@@ -528,7 +528,8 @@ int byway_answer(struct byway_request *request,
                  uintptr_t payload_bytes);
 
 // Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
-// well. `call` is what it gets; the windows in it are of use to it only if they were opened to its session. If it fails the request
+// well. `call` is what it gets: its payload is the continuation, all that the third must know to carry on, as nothing of the call
+// stays here. The windows in it are of use to the third only if they were opened to its session. If it fails the request
 // is as it was, whoever looks at it meanwhile. But nobody may use it when this succeeds, since that frees it.
 //
 // # Safety
