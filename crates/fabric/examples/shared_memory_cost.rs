@@ -3,7 +3,7 @@
 //! The other process is this program once more. First, ways to fetch: by the kernel (`process_vm_readv`), by a get from private
 //! memory (two copies, through the rings), by a get from memory that is lent (one copy), and a plain copy within this process.
 //! Then, what a window costs that is opened for each get, beside one that stays open; both take the same messages. Rounds are
-//! interleaved; each figure is the median of them. docs/decisions/0032 and 0033 have the outcome.
+//! interleaved; each figure is the median of them. docs/decisions/0028 and 0029 have the outcome.
 
 use std::time::{Duration, Instant};
 

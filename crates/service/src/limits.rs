@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const PIECE_BYTES_MAX: usize = 256 << 10;
 
 /// About the bytes of a read that are told at once while its disk still reads the rest, until another length was seen to be
-/// better (docs/decisions/0031): enough to be worth a message.
+/// better (docs/decisions/0027): enough to be worth a message.
 pub const SLICE_BYTES: u64 = 256 << 10;
 
 /// The shortest slice that is tried out; the longest is the whole read.

@@ -5,7 +5,7 @@
 //! and puts by one copy of its own, and the owner's loop has nothing to do for a get.
 //!
 //! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. The memory
-//! stays mapped there, for another window in it, until we let go of it: a mapping costs more than most transfers (decision 0033).
+//! stays mapped there, for another window in it, until we let go of it: a mapping costs more than most transfers (decision 0029).
 //! Such a loan *rests*: it stands in nobody's way, and there are few ([`RESTING_LOANS_MAX`], [`RESTING_LOAN_BYTES_MAX`]). When a
 //! session ends, a peer that ended it itself copies nothing any more (nor one that is dead). From one that we gave up, which may
 //! have been stopped in the middle of a copy, memory that it could write is taken back ([`Loan::take_back`]).

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Address, Deadline, Descriptor, Node, NodeError, NodeOptions, Op, OpError};
 use byway_reactor::IoChoice;
+use byway_skip::SkipReason;
 
 use bytes::{CANARY, MARGIN, Random, WINDOW, read};
 use held::{Held, is_lent_to};
@@ -71,7 +72,7 @@ fn random() -> Random {
 /// A node, unless the kernel refuses the backend.
 fn node(io: IoChoice) -> Option<Node> {
     let opened = Node::open(&NodeOptions { io, frame_bytes: 8 << 20, ..NodeOptions::default() });
-    opened.inspect_err(|error| eprintln!("SKIP: {io:?}: {error}")).ok()
+    opened.inspect_err(|error| byway_skip::skip_this(SkipReason::Machine(&format!("no {io:?} here: {error}")))).ok()
 }
 
 fn soon() -> Deadline {

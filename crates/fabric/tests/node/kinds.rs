@@ -227,7 +227,9 @@ fn sixty_four_segments_of_all_kinds_of_memory_are_one_transfer(rig: &Rig) {
         client.register_shared(bytes).unwrap(),
         client.register_file(file.as_fd(), 4096..4096 + bytes as u64).unwrap(),
     ];
-    mine.iter().for_each(|memory| memory.write(0, &vec![0xee; bytes]).unwrap());
+    for memory in &mine {
+        memory.write(0, &vec![0xee; bytes]).unwrap();
+    }
     let segments: Vec<_> = (0..64).map(|n| mine[n % 3].segment(segment_range(n))).collect();
     // What each memory is to look like, where segment `n` has the bytes that `lies` says.
     let assert_lies = |lies: &dyn Fn(usize) -> Vec<u8>| {
