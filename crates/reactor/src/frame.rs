@@ -45,6 +45,7 @@ struct Buddies {
     free_order: Vec<u8>,
     place: Vec<u32>,
     free_bytes: usize,
+    given_back: u64,
 }
 
 /// A piece of memory from a [`FramePool`], given back when dropped.
@@ -113,6 +114,7 @@ impl FramePool {
             free_order: vec![0; blocks],
             place: vec![0; blocks],
             free_bytes: bytes,
+            given_back: 0,
         };
         for first in (0..blocks).step_by(FRAME_BYTES_MAX / FRAME_BYTES_MIN).rev() {
             buddies.put(first as u32, ORDERS - 1);
@@ -150,6 +152,11 @@ impl FramePool {
     /// Bytes not in use; they may be in pieces.
     pub fn free_bytes(&self) -> usize {
         self.inner.buddies.borrow().free_bytes
+    }
+
+    /// How many frames have ever come back: who waits for some, and sees another number, may try again.
+    pub fn given_back(&self) -> u64 {
+        self.inner.buddies.borrow().given_back
     }
 
     /// The whole mapping, start and bytes, for registration with the kernel or a NIC. It stays while a handle to the pool, or
@@ -221,6 +228,7 @@ impl Buddies {
 
     fn give(&mut self, mut block: u32, mut order: usize) {
         self.free_bytes += FRAME_BYTES_MIN << order;
+        self.given_back += 1;
         while order + 1 < ORDERS {
             let buddy = block ^ (1 << order);
             if self.free_order[buddy as usize] as usize != order + 1 {

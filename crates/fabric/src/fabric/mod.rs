@@ -6,6 +6,7 @@
 
 mod ending;
 mod grants;
+mod handler;
 mod handshake;
 mod lane;
 mod lending;
@@ -28,6 +29,7 @@ use byway_reactor::{
 };
 
 use self::grants::Grants;
+pub use self::handler::Handler;
 use self::lane::{Lane, Phase};
 use self::lending::Loans;
 use self::links::Links;
@@ -41,7 +43,7 @@ use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
 use crate::slots::{Slot, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
-use crate::windows::{WindowError, Windows};
+use crate::windows::Windows;
 use crate::wire::{Header, Kind};
 
 const RECV: u8 = 1;
@@ -49,10 +51,11 @@ const SEND: u8 = 2;
 const CONNECT: u8 = 3;
 const ACCEPT: u8 = 4;
 const TIMER: u8 = 5;
+const AGAIN: u8 = 6;
 /// And the one after it.
-const LINK: u8 = 6;
-const LINK_FAILED: u8 = 8;
-const LINK_IDLE: u8 = 9;
+const LINK: u8 = 7;
+const LINK_FAILED: u8 = 9;
+const LINK_IDLE: u8 = 10;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]
@@ -92,64 +95,6 @@ pub struct FabricCounters {
 }
 
 type Admits = Box<dyn Fn(SocketAddr) -> bool + Send>;
-
-/// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
-pub trait Handler {
-    /// A session can be used.
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
-
-    /// A message of the layer above came; its payload, if any, is at most
-    /// [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) and valid during the call.
-    fn message(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        message: (Kind, &Header),
-        payload: &[u8],
-    );
-
-    /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
-
-    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. There is no frame
-    /// with [`GetError::GivenUp`], and with no other. Each get ends exactly once, before its session is drained. For those who
-    /// get nothing there is nothing to do.
-    fn got(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        memory: (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let _ = (fabric, reactor, session, memory, result);
-    }
-
-    /// The peer refused a put of ours: `header` has its body. For those whose puts name nothing there is nothing to do.
-    fn put_refused(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        refused: (&Header, WindowError),
-    ) {
-        let _ = (fabric, reactor, session, refused);
-    }
-
-    /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For
-    /// those who lend nothing there is nothing to do.
-    fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: crate::WindowKey) {
-        let _ = (fabric, reactor, session, window);
-    }
-
-    /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
-    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
-
-    /// The last lane of an ended session is gone: every window's frame is in its window again. The owner closes its
-    /// windows and, once its own I/O for the session has ended, calls [`Fabric::release`].
-    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
-}
 
 /// Which end of a session this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +213,8 @@ pub struct Fabric {
     handshakes: usize,
     owing: usize,
     ticking: bool,
+    /// A timer is set that has the loop not sleep, and look at what waits once more.
+    turns_again: bool,
     /// No session is begun any more.
     draining: bool,
     /// Heap memory of what waits to be sent, on all lanes.
@@ -309,6 +256,7 @@ impl Fabric {
             handshakes: 0,
             owing: 0,
             ticking: false,
+            turns_again: false,
             draining: false,
             queued_heap: 0,
             answering: false,
@@ -406,6 +354,7 @@ impl Fabric {
             Outcome::Connected(result) => self.connected(reactor, slot, result),
             Outcome::Accepted(result) => self.accepted(reactor, slot.index, result),
             Outcome::TimedOut(_) if completion.token.tag() == ACCEPT => self.accept_again(reactor, slot.index),
+            Outcome::TimedOut(_) if completion.token.tag() == AGAIN => self.turns_again = false,
             Outcome::TimedOut(_) => {
                 self.ticking = false;
                 self.tick(reactor);
@@ -454,6 +403,7 @@ impl Fabric {
 
     /// Sends what has gathered. To be called once after all completions of a reap were handled.
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        let given_back = reactor.frames().given_back();
         self.deliver(reactor, handler);
         let class = self.options.class;
         let mut clocked = false;
@@ -484,6 +434,11 @@ impl Fabric {
             self.ticking = true;
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
+        }
+        let starved = !self.starved.is_empty() && reactor.frames().given_back() != given_back;
+        if (starved || handler.can_go_on(reactor)) && !std::mem::replace(&mut self.turns_again, true) {
+            // What ended here has no completion to wake the loop by.
+            reactor.submit(Op::Timer { at: reactor.now() }, Token::new(class, AGAIN, 0, 0));
         }
     }
 

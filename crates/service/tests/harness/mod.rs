@@ -112,7 +112,19 @@ impl Running {
         wire: impl Into<Wire>,
         at: Option<Address>,
         instance: u64,
+        how: (Options, ServerTls),
+        volumes: Vec<Arc<Volume>>,
+    ) -> Self {
+        Self::start_short(wire, at, instance, how, FRAMES, volumes)
+    }
+
+    /// With so much memory for frames.
+    pub fn start_short(
+        wire: impl Into<Wire>,
+        at: Option<Address>,
+        instance: u64,
         (options, tls): (Options, ServerTls),
+        frame_bytes: usize,
         volumes: Vec<Arc<Volume>>,
     ) -> Self {
         let (wire, folder) = (wire.into(), tempfile::tempdir().unwrap());
@@ -126,7 +138,7 @@ impl Running {
             let (stop, drain, state) = (Arc::clone(&stop), Arc::clone(&drain), Arc::clone(&state));
             let replacement = Arc::clone(&replacement);
             move || {
-                let mut reactor = Reactor::open(wire.io, FRAMES).unwrap();
+                let mut reactor = Reactor::open(wire.io, frame_bytes).unwrap();
                 let mut engine = Engine::default();
                 let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
                 server.set_tls(tls);

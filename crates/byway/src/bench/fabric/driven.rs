@@ -140,6 +140,10 @@ impl Server {
 }
 
 impl Handler for Server {
+    fn can_go_on(&self, _reactor: &Reactor) -> bool {
+        !self.waiting.is_empty() && !self.frames.is_empty() && self.getting.len() < self.ahead
+    }
+
     fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot) {}
 
     fn message(

@@ -227,6 +227,11 @@ impl NbdDoor {
         reactor.peer_address(self.clients.get(pending.connection)?.socket)
     }
 
+    /// Whether a connection waits for a frame.
+    pub fn is_starved(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
     /// Asks again for connections that waited for a frame: to be called after each round of completions.
     pub fn turn(&mut self, floor: &mut Floor<'_>) {
         for _ in 0..self.stalled.len() {

@@ -76,6 +76,8 @@ struct Core {
     pulls_first: bool,
     waiting_bytes: usize,
     pulled_bytes: usize,
+    /// Frames that had come back when those who wait had had their turns.
+    given_back: u64,
     served: u64,
     /// No call is begun any more; each session is told goodbye when its calls have been answered.
     draining: bool,
@@ -102,6 +104,7 @@ impl Server {
             pulls_first: false,
             waiting_bytes: 0,
             pulled_bytes: 0,
+            given_back: 0,
             served: 0,
             draining: false,
         };
@@ -300,6 +303,10 @@ impl Serving<'_> {
 }
 
 impl Handler for Serving<'_> {
+    fn can_go_on(&self, reactor: &Reactor) -> bool {
+        self.is_waited() && reactor.frames().given_back() != self.core.given_back
+    }
+
     fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
         let Some(agreed) = fabric.agreed(slot) else { return };
         let index = slot.index as usize;

@@ -121,15 +121,22 @@ impl Serving<'_> {
         held > 0 && held > reactor.frames().free_bytes()
     }
 
+    /// Whether something waits for frames.
+    pub(super) fn is_waited(&self) -> bool {
+        !(self.core.requests.is_empty() && self.core.pulls.is_empty())
+    }
+
     /// Gives those that wait their turns, as long as there are frames.
     pub(super) fn feed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
-        if self.core.requests.is_empty() && self.core.pulls.is_empty() {
+        if !self.is_waited() {
             return;
         }
         self.core.pulls_first = !self.core.pulls_first;
         let pulls_first = self.core.pulls_first;
         self.feed_ring(fabric, reactor, pulls_first);
         self.feed_ring(fabric, reactor, !pulls_first);
+        // Not before: what is tried in vain gives frames back too.
+        self.core.given_back = reactor.frames().given_back();
     }
 
     /// Feeds one ring. Sessions that must wait for something of their own are passed over: those whose volume has had its

@@ -1,0 +1,75 @@
+//! What a fabric's owner is told.
+
+use byway_reactor::{Frame, Reactor};
+
+use super::{Fabric, GetError};
+use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::windows::WindowError;
+use crate::wire::{Header, Kind};
+
+/// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
+pub trait Handler {
+    /// A session can be used.
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+
+    /// A message of the layer above came; its payload, if any, is at most
+    /// [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) and valid during the call.
+    fn message(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        message: (Kind, &Header),
+        payload: &[u8],
+    );
+
+    /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
+
+    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. There is no frame
+    /// with [`GetError::GivenUp`], and with no other. Each get ends exactly once, before its session is drained. For those who
+    /// get nothing there is nothing to do.
+    fn got(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        memory: (Option<Frame>, u64),
+        result: Result<(), GetError>,
+    ) {
+        let _ = (fabric, reactor, session, memory, result);
+    }
+
+    /// The peer refused a put of ours: `header` has its body. For those whose puts name nothing there is nothing to do.
+    fn put_refused(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        refused: (&Header, WindowError),
+    ) {
+        let _ = (fabric, reactor, session, refused);
+    }
+
+    /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For
+    /// those who lend nothing there is nothing to do.
+    fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: crate::WindowKey) {
+        let _ = (fabric, reactor, session, window);
+    }
+
+    /// Whether something that waited for memory could go on, since some has come back: asked at the end of [`Fabric::flush`], in
+    /// which gets and sends over shared memory end, without a completion that would wake the loop. If so it does not sleep. For
+    /// those with whom nothing waits there is nothing to do.
+    fn can_go_on(&self, reactor: &Reactor) -> bool {
+        let _ = reactor;
+        false
+    }
+
+    /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
+
+    /// The last lane of an ended session is gone: every window's frame is in its window again. The owner closes its
+    /// windows and, once its own I/O for the session has ended, calls [`Fabric::release`].
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+}
