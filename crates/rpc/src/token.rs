@@ -205,7 +205,7 @@ impl<S> Relays<S> {
     /// A call that came over `caller` was handed on. False if it was handed on before, which is looked for if it `may_be`: the way
     /// that it came first is the one towards its caller, and stays.
     pub fn add(&mut self, token: TokenName, caller: S, may_be: bool) -> bool {
-        if may_be && self.0.iter().any(|(other, _)| *other == token) {
+        if may_be && self.0.iter().rev().any(|(other, _)| *other == token) {
             return false;
         }
         if self.0.len() >= RELAYS_MAX {
@@ -217,7 +217,8 @@ impl<S> Relays<S> {
 
     /// The session to pass an answer on over; nobody's twice.
     pub fn take(&mut self, token: &TokenName) -> Option<S> {
-        let place = self.0.iter().position(|(other, _)| other == token)?;
+        // What was handed on last is answered first, and many of the old ones were answered directly.
+        let place = self.0.iter().rposition(|(other, _)| other == token)?;
         self.0.remove(place).map(|(_, session)| session)
     }
 }

@@ -44,10 +44,16 @@ impl RpcLayer {
             tables.queue.push_back(waiting);
             return true;
         }
-        let to = tables.peers.get(&head.token.caller).copied().unwrap_or(session);
+        // What was handed on is answered as any such call: its caller may have no session with us.
+        let (to, kind) = if head.kind == Kind::Delegate as u8 {
+            let way = tables.relays.take(&head.token).unwrap_or(session);
+            tables.next_step(&head.token, way)
+        } else {
+            (session, Kind::Reply)
+        };
         drop(tables);
         turn.taken(session);
-        let mut reply = super::head(Kind::Reply, head.token);
+        let mut reply = super::head(kind, head.token);
         reply.status.set(BUSY);
         let _ = turn.send(to, Class::Now, reply.as_bytes(), &[]);
         true
@@ -93,7 +99,7 @@ impl RpcLayer {
                 Some(_) => tables.counters.relayed += 1,
                 None => tables.counters.late += 1,
             }
-            way.map(|way| tables.next_step(&head.token, way))
+            way.map(|way| tables.way_back(&head.token, way))
         };
         if let Some((to, kind)) = step {
             head.kind = kind as u8;

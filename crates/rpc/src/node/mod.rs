@@ -144,6 +144,16 @@ impl Tables {
         }
         self.peers.get(&token.caller).map_or((way, Kind::Relay), |caller| (*caller, Kind::Reply))
     }
+
+    /// How an answer that somebody else gave goes on: back on `way`, while that is there. Anybody can say that he is the caller;
+    /// whoever handed the call to us had it from him, or from somebody nearer to him.
+    fn way_back(&self, token: &TokenName, way: Session) -> (Session, Kind) {
+        let is_callers = self.names.get(&way) == Some(&token.caller);
+        match (self.names.contains_key(&way), is_callers) {
+            (true, false) => (way, Kind::Relay),
+            _ => self.next_step(token, way),
+        }
+    }
 }
 
 /// A node that makes and serves calls. A handle; threads share it.

@@ -221,18 +221,20 @@ impl Token {
         }
         // Before the third can answer. Of a call that was handed on to us, we are in the middle, unless it was here before.
         let is_callers = self.head.kind == Kind::Call as u8;
-        let added = self.rpc.tables().relays.add(token, self.session, !is_callers);
+        let (added, cancelled) = {
+            let mut tables = self.rpc.tables();
+            // And before the third can hand it back: then it is held anew.
+            (tables.relays.add(token, self.session, !is_callers), tables.held.remove(&token))
+        };
         if let Err(error) = self.rpc.node.layer_send(third, Class::Layer, handed.as_bytes(), payload) {
+            let mut tables = self.rpc.tables();
             if added {
-                self.rpc.tables().relays.take(&token);
+                tables.relays.take(&token);
             }
+            tables.held.extend(cancelled.map(|cancelled| (token, cancelled)));
             return Err(error);
         }
-        {
-            let mut tables = self.rpc.tables();
-            tables.held.remove(&token);
-            tables.counters.delegated += 1;
-        }
+        self.rpc.tables().counters.delegated += 1;
         // Only the caller's own server can say so, and it has.
         if is_callers {
             let _ = self.rpc.node.layer_send(self.session, Class::Now, head(Kind::Moved, token).as_bytes(), &[]);
