@@ -90,6 +90,9 @@ impl Engine {
             }
         };
         let files = attached.files.clone();
+        if let (Some(cut), Some(attached)) = (chosen, self.attached_mut(id)) {
+            attached.slicing.began(cut);
+        }
         let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
         self.charge(reactor, id, len);
         let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
@@ -106,9 +109,9 @@ impl Engine {
     }
 
     /// How long the slices of a read are, and how that was chosen, if it was.
-    fn slice_for(&mut self, id: VolumeId, len: u64, flags: ReadFlags) -> (u64, Option<Cut>) {
+    fn slice_for(&self, id: VolumeId, len: u64, flags: ReadFlags) -> (u64, Option<Cut>) {
         let (said, under_way) = (self.slice_bytes, self.jobs.len());
-        let attached = self.attached_mut(id).filter(|_| flags.sliced && said.is_none());
+        let attached = self.attached(id).ok().filter(|_| flags.sliced && said.is_none());
         let chosen = attached.map(|attached| attached.slicing.pick(len, under_way));
         (said.or(chosen.map(|cut| cut.slice_bytes)).unwrap_or(SLICE_BYTES), chosen)
     }

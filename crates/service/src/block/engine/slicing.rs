@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use crate::limits::{SLICE_BYTES, SLICE_BYTES_MIN, SLICE_PAIRS, SLICE_PAIRS_WON_MIN, SLICE_PAUSE_MAX, SLICE_PAUSE_MIN};
 
-/// Reads of less than twice the length of a class's shortest are of one class: from [`SLICE_BYTES_MIN`] to 8 MiB.
+/// Reads of more than half the length of a class's longest are of one class: up to [`SLICE_BYTES_MIN`], up to twice that, and so on
+/// to 4 MiB, and all that are longer.
 const LENGTHS: usize = 8;
 
 /// A neighbour is better than the length in use if it takes less than this share of the time.
@@ -57,8 +58,8 @@ struct Choice {
     pause: u32,
     /// Whether the next neighbour is the shorter one.
     shorter: bool,
-    /// Whether the last read that a comparison began had the length in use, and the next one has the other.
-    other: bool,
+    /// Reads that comparisons began.
+    turn: u32,
     /// Nanoseconds for a KiB, of the length in use and of its neighbour, until there are both.
     scores: [Option<u64>; 2],
     /// Pairs of a comparison, and those in which the neighbour was better.
@@ -73,7 +74,7 @@ impl Default for Choice {
             left: SLICE_PAUSE_MIN,
             pause: SLICE_PAUSE_MIN,
             shorter: true,
-            other: false,
+            turn: 0,
             scores: [None; 2],
             pairs: 0,
             won: 0,
@@ -83,10 +84,18 @@ impl Default for Choice {
 
 impl Slicing {
     /// How to cut a read of `len` bytes, when `under_way` other requests are under way on the loop.
-    pub(super) fn pick(&mut self, len: u64, under_way: usize) -> Cut {
+    pub(super) fn pick(&self, len: u64, under_way: usize) -> Cut {
         let busy = under_way > 0;
         let exponent = self.classes[class(len)][usize::from(busy)].next(len);
         Cut { slice_bytes: SLICE_BYTES_MIN << exponent, len, busy }
+    }
+
+    /// The read that was to be cut so has begun: the next one may have its turn.
+    pub(super) fn began(&mut self, cut: Cut) {
+        let choice = &mut self.classes[class(cut.len)][usize::from(cut.busy)];
+        if choice.left == 0 {
+            choice.turn = choice.turn.wrapping_add(1);
+        }
     }
 
     /// A read that was cut so went like that.
@@ -96,8 +105,9 @@ impl Slicing {
     }
 }
 
+/// Reads of a class have the same slices to choose from.
 fn class(len: u64) -> usize {
-    ((len / SLICE_BYTES_MIN).max(1).ilog2() as usize).min(LENGTHS - 1)
+    (whole(len) as usize).min(LENGTHS - 1)
 }
 
 /// The exponent of the shortest slice that holds all of a read.
@@ -126,11 +136,12 @@ impl Choice {
         if self.shorter { shorter.or(longer) } else { longer.or(shorter) }
     }
 
-    fn next(&mut self, len: u64) -> u32 {
+    /// The turns are those of Thue and Morse (0 1 1 0 1 0 0 1 and so on): as many for either in each two, and in no step with a load
+    /// that alternates itself.
+    fn next(&self, len: u64) -> u32 {
         let used = self.used.min(whole(len));
         let Some(neighbour) = self.neighbour(len).filter(|_| self.left == 0) else { return used };
-        self.other = !self.other;
-        if self.other { used } else { neighbour }
+        if self.turn.count_ones().is_multiple_of(2) { used } else { neighbour }
     }
 
     fn note(&mut self, (exponent, len): (u32, u64), score: u64) {
@@ -190,6 +201,12 @@ mod tests {
         }
     }
 
+    fn start(slicing: &mut Slicing, len: u64, under_way: usize) -> Cut {
+        let cut = slicing.pick(len, under_way);
+        slicing.began(cut);
+        cut
+    }
+
     /// After so many reads, the length in use.
     fn settled(model: Model, len: u64, under_way: usize) -> u64 {
         let mut slicing = Slicing::default();
@@ -199,7 +216,7 @@ mod tests {
 
     fn serve(slicing: &mut Slicing, model: Model, (len, under_way): (u64, usize), reads: usize) {
         for _ in 0..reads {
-            let cut = slicing.pick(len, under_way);
+            let cut = start(slicing, len, under_way);
             assert!((SLICE_BYTES_MIN..len * 2).contains(&cut.slice_bytes), "{cut:?}");
             slicing.note(cut, model.read(cut));
         }
@@ -242,9 +259,9 @@ mod tests {
             Seen { first: last, last, wire: None }
         };
         for _ in 0..4000 {
-            let cut = slicing.pick(MIB, 15);
+            let cut = start(&mut slicing, MIB, 15);
             slicing.note(cut, busy(cut));
-            let cut = slicing.pick(MIB, 0);
+            let cut = start(&mut slicing, MIB, 0);
             slicing.note(cut, Model { operation: 0, disk: 1000, wire: Some(1000) }.read(cut));
         }
         assert_eq!((used(&slicing, MIB, 15), used(&slicing, MIB, 0)), (MIB, 64 * KIB));
@@ -257,7 +274,7 @@ mod tests {
         let mut others = [0; 2];
         for half in &mut others {
             for _ in 0..40_000 {
-                let cut = slicing.pick(MIB, 0);
+                let cut = start(&mut slicing, MIB, 0);
                 *half += u64::from(cut.slice_bytes != 256 * KIB);
                 slicing.note(cut, Seen { first: Duration::ZERO, last: Duration::from_millis(1), wire: None });
             }
@@ -271,11 +288,34 @@ mod tests {
     fn times_that_spread_by_chance_change_nothing() {
         let (mut slicing, mut random) = (Slicing::default(), byway_fabric::random::Random::from_seed(7));
         for _ in 0..100_000 {
-            let cut = slicing.pick(MIB, 0);
+            let cut = start(&mut slicing, MIB, 0);
             let last = Duration::from_micros(500 + random.next_u64() % 1500);
             slicing.note(cut, Seen { first: last / 2, last, wire: None });
             assert_eq!(used(&slicing, MIB, 0), 256 * KIB);
         }
+    }
+
+    #[test]
+    fn a_load_that_alternates_changes_nothing() {
+        let mut slicing = Slicing::default();
+        for read in 0..100_000u64 {
+            // By turns long and short ones, of which the long ones take less time for each KiB.
+            let len = MIB + 4096 + (read % 2) * 900 * KIB;
+            let cut = start(&mut slicing, len, 0);
+            let last = Duration::from_micros(8000 + 5 * len / KIB);
+            slicing.note(cut, Seen { first: last, last, wire: None });
+            assert_eq!(used(&slicing, len, 0), 256 * KIB, "read {read}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_begun_takes_no_turn() {
+        let mut slicing = Slicing::default();
+        serve(&mut slicing, Model { operation: 0, disk: 1000, wire: None }, (MIB, 0), SLICE_PAUSE_MIN as usize);
+        let cuts: Vec<u64> = (0..4).map(|_| slicing.pick(MIB, 0).slice_bytes).collect();
+        assert_eq!(cuts, [256 * KIB; 4]);
+        slicing.began(slicing.pick(MIB, 0));
+        assert_eq!(slicing.pick(MIB, 0).slice_bytes, 128 * KIB);
     }
 
     #[test]
@@ -284,7 +324,7 @@ mod tests {
         for len in [1, 4096, 64 * KIB, 64 * KIB + 1, MIB - 1, MIB + 1, 32 * MIB, u64::MAX >> 20] {
             for took in [Duration::ZERO, Duration::MAX] {
                 for _ in 0..200 {
-                    let cut = slicing.pick(len, 0);
+                    let cut = start(&mut slicing, len, 0);
                     assert!(cut.slice_bytes >= SLICE_BYTES_MIN && cut.slice_bytes.is_power_of_two());
                     slicing.note(cut, Seen { first: took, last: took, wire: Some(took) });
                 }
