@@ -19,7 +19,9 @@ const RATE_STEP: Duration = Duration::from_millis(100);
 pub const STALL_TIME_MIN: Duration = Duration::from_millis(1);
 
 /// Shorter sends say more of what a send costs than of how fast bytes go.
-pub const LONG_SEND_BYTES_MIN: usize = 32 << 10;
+pub const LONG_SEND_BYTES_MIN: usize = 48 << 10;
+// What is copied over shared memory at once takes no time that is measured.
+const _: () = assert!(LONG_SEND_BYTES_MIN > byway_reactor::limits::SHARED_STEP_BYTES);
 
 /// Classes of a [`Histogram`]: the first is under 2 us, each next one twice as long, the last has no end (over 0.5 s).
 pub const DELAY_CLASSES: usize = 20;

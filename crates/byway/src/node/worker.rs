@@ -179,12 +179,10 @@ impl Worker {
         let mut completions = Vec::new();
         let mut done = Vec::new();
         while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.native.is_idle()) {
-            let given_back = self.reactor.frames().given_back();
             self.native.flush(&mut self.reactor, &mut self.engine);
             self.wait_for_rates();
-            // Over shared memory answers are gone at once, and no completion says that frames are back for the other door.
-            let frames_are_back = self.reactor.frames().given_back() != given_back;
-            let wait = if frames_are_back && self.nbd.is_starved() { Wait::Poll } else { Wait::Block };
+            // The doors have one pool; the other one looks at it when this turn ends.
+            let wait = if self.native.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
                 tracing::error!(%error, "the event loop failed; its connections end");
                 return;

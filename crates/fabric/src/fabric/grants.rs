@@ -68,9 +68,9 @@ impl Grants {
         self.take(window);
     }
 
-    /// Whether a window lies in that piece of lent memory.
+    /// Whether a window lies in that piece of lent memory; those of an arena lie in the first.
     pub(super) fn lies_in(&self, number: u32) -> bool {
-        self.by_slot.iter().flatten().any(|granted| granted.lent == Some(number))
+        self.by_slot.iter().flatten().any(|granted| granted.lent.unwrap_or(0) == number)
     }
 
     fn take(&mut self, window: WindowKey) -> Option<Granted> {
@@ -141,7 +141,9 @@ mod tests {
         let at = |window, offset| Remote { window, offset };
         let find = |grants: &Grants, at, len| grants.find(at, len, WindowNews::PUT);
         assert_eq!(find(&grants, at(window, 0), 1), Err(WindowError::Key));
+        assert!(!grants.lies_in(0));
         assert!(grants.note(window, grant(4096, 100), WindowNews::PUT));
+        assert!(grants.lies_in(0) && !grants.lies_in(1), "an arena is the first that is lent");
         assert_eq!(find(&grants, at(window, 40), 60), Ok(Place { memory: 0, address: 4136, key: 7 }));
         assert_eq!(find(&grants, at(window, 41), 60), Err(WindowError::Bounds), "beyond its end");
         assert_eq!(find(&grants, at(window, u64::MAX), 2), Err(WindowError::Bounds));

@@ -104,11 +104,12 @@ impl Loans {
         }
     }
 
-    /// What the peer shall unmap: what is over the bounds, if `one_more` is to be lent too, and what is gone here.
+    /// What the peer shall unmap: what is gone here, and what is over the bounds, if `one_more` is to be lent too; what is too large by
+    /// itself makes no other go.
     fn excess(&mut self, one_more: bool) -> Vec<u32> {
         let mut excess: Vec<u32> = Vec::new();
         self.resting.retain(|resting| {
-            let keeps = !resting.loan.is_of_nothing();
+            let keeps = !resting.loan.is_of_nothing() && resting.loan.bytes() <= RESTING_LOAN_BYTES_MAX;
             excess.extend((!keeps).then_some(resting.number));
             keeps
         });
@@ -183,9 +184,10 @@ impl Fabric {
         true
     }
 
-    /// Ends the sessions whose peers were lent memory, before all of this is dropped: a peer that looks at memory which is taken
-    /// back is told so by the end of its stream.
-    pub(crate) fn end_lent(&mut self, reactor: &mut Reactor) {
+    /// Ends the sessions whose peers were lent memory. To be called before a fabric is dropped that has lent some by
+    /// [`Fabric::lend_window`]: dropping takes it back, and a peer that looks at memory which was taken back is told so by the end of
+    /// its stream.
+    pub fn end_lent(&mut self, reactor: &mut Reactor) {
         let lent: Vec<Slot> =
             self.sessions.iter().filter(|(_, state)| !state.loans.is_empty()).map(|(slot, _)| slot).collect();
         for session in lent {
@@ -357,7 +359,7 @@ mod tests {
         let gone = use_once(&mut loans, &large, 103);
         assert_eq!(gone.len(), RESTING_LOANS_MAX, "all others");
         let too_large = Mapping::shared(RESTING_LOAN_BYTES_MAX as usize + BYTES).unwrap();
-        assert_eq!(use_once(&mut loans, &too_large, 104), [103, 104]);
+        assert_eq!(use_once(&mut loans, &too_large, 104), [104], "it alone");
     }
 
     #[test]

@@ -332,7 +332,7 @@ impl Window {
 
     /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
     /// session has ended. Of memory that the peer was lent it says so
-    /// itself, so its program must turn its node; a hostile one can keep the memory mapped.
+    /// itself, so its program must turn its node. It may keep the memory mapped, for the next window; a hostile one may use it.
     ///
     /// # Errors
     /// `Busy`, or the child of a fork.

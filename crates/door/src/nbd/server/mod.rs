@@ -227,8 +227,8 @@ impl NbdDoor {
         reactor.peer_address(self.clients.get(pending.connection)?.socket)
     }
 
-    /// Whether a connection waits for a frame.
-    pub fn is_starved(&self) -> bool {
+    /// Whether a connection is to be asked again by [`turn`](Self::turn): for want of frames, or of what its volume may move.
+    pub fn is_stalled(&self) -> bool {
         !self.stalled.is_empty()
     }
 

@@ -34,6 +34,8 @@ use super::wire::{NOTICE_RESIZED, Resized};
 pub struct Server {
     fabric: Fabric,
     core: Core,
+    /// Frames came back in the last flush.
+    has_let_go: bool,
 }
 
 /// A volume that is offered.
@@ -108,7 +110,7 @@ impl Server {
             served: 0,
             draining: false,
         };
-        Self { fabric, core }
+        Self { fabric, core, has_let_go: false }
     }
 
     /// Listens at `address`.
@@ -194,7 +196,16 @@ impl Server {
         self.fabric.feed_starved(reactor, &mut Serving { core: &mut self.core, engine });
         Serving { core: &mut self.core, engine }.feed(&mut self.fabric, reactor);
         self.core.say_goodbyes(&mut self.fabric, reactor);
+        // After those who wait were given turns: what is tried in vain gives frames back too.
+        let given_back = reactor.frames().given_back();
         self.fabric.flush(reactor, &mut Serving { core: &mut self.core, engine });
+        self.has_let_go = reactor.frames().given_back() != given_back;
+    }
+
+    /// Whether frames came back while the last [`Server::flush`] sent what had gathered. Others who wait for frames of this loop hear
+    /// of it by nothing else, where it was sent over shared memory.
+    pub fn has_let_go(&self) -> bool {
+        self.has_let_go
     }
 
     /// Stops listening, begins no call any more, and says goodbye to each client when its calls have been answered. A call
