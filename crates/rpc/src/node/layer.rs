@@ -90,8 +90,11 @@ impl RpcLayer {
         }
     }
 
-    /// An answer came that is somebody else's.
-    fn relay(&self, turn: &mut Turn<'_>, mut head: Head, payload: &[u8]) {
+    /// An answer came that is somebody else's. False if it is none: who passes that on would be taken for who made it.
+    fn relay(&self, turn: &mut Turn<'_>, mut head: Head, payload: &[u8]) -> bool {
+        if unpack(&head, payload).is_none() {
+            return false;
+        }
         let step = {
             let mut tables = self.tables();
             let way = tables.relays.take(&head.token);
@@ -106,6 +109,7 @@ impl RpcLayer {
             // A caller that is gone needs no answer.
             let _ = turn.send(to, Class::Now, head.as_bytes(), payload);
         }
+        true
     }
 
     fn cancel_at(turn: &mut Turn<'_>, caller: [u8; 16], call: u64, secret: u64, session: Option<Session>) {
@@ -149,7 +153,7 @@ impl Layer for RpcLayer {
                 // Of a call that has ended, or is not that server's, nothing changes.
                 let _ = self.tables().pending.moved(&head.token, session);
             }
-            Some(Kind::Relay) if !credited => self.relay(turn, head, payload),
+            Some(Kind::Relay) if !credited => return self.relay(turn, head, payload),
             _ => return false,
         }
         true

@@ -222,19 +222,19 @@ impl Rpc {
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let payload = pack(call.windows, call.arguments, call.payload)?;
         let deadline = deadline.into();
-        let op = self.node.layer_op()?;
         let secret = lock(&self.random).next_u64();
-        let (token, left_ms, alarm) = {
+        let (op, token, left_ms, alarm) = {
             let mut tables = self.tables();
             if tables.pending.len() >= CALLS_MAX {
                 return Err(SubmitError::Busy);
             }
+            let op = self.node.layer_op()?;
             let left = deadline.left();
             let at = left.map_or(Instant::FAR, |left| self.node.now() + left);
             let number = tables.pending.start(secret, session, at, op.id());
             let token = TokenName { caller: tables.id, call: U64::new(number), secret: U64::new(secret) };
             let left_ms = left.map_or(0, |left| u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1));
-            (token, left_ms, left.map(|_| at))
+            (op, token, left_ms, left.map(|_| at))
         };
         let mut head = head(Kind::Call, token);
         head.method = U16::new(call.method);
@@ -243,6 +243,8 @@ impl Rpc {
         head.left_ms = U32::new(left_ms);
         if let Err(error) = self.node.layer_send(session, Class::Layer, head.as_bytes(), &payload) {
             let _ = self.tables().pending.answered(&token);
+            // Nobody else will end it, and only what has ended is forgotten.
+            self.node.complete(op.id(), Err(OpError::Cancelled))?;
             return Err(error);
         }
         if let Some(at) = alarm {

@@ -73,19 +73,17 @@ impl Rpc {
             let ready = self.tables().take_waiting();
             return ready.map_or(Err(WaitError::Deadline.into()), |waiting| self.request(waiting));
         }
-        let op = self.node.layer_op()?;
-        let ready = {
+        let op = {
             let mut tables = self.tables();
-            // One may have come in between.
-            let ready = tables.take_waiting();
-            if ready.is_none() {
-                tables.takers.push_back(op.id());
+            // One may have come in between; then nothing was begun that somebody would have to end.
+            if let Some(waiting) = tables.take_waiting() {
+                drop(tables);
+                return self.request(waiting);
             }
-            ready
+            let op = self.node.layer_op()?;
+            tables.takers.push_back(op.id());
+            op
         };
-        if let Some(waiting) = ready {
-            return self.request(waiting);
-        }
         let result = match op.wait(deadline) {
             Err(WaitError::Deadline) => {
                 op.cancel()?;

@@ -1,0 +1,92 @@
+//! What is refused costs the node nothing, and whoever sends what is no answer loses his own session only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_fabric::node::{Address, Class, Deadline, NodeOptions, Op, OpError, Session, SubmitError};
+use byway_rpc::node::{Call, Rpc};
+use byway_rpc::token::{Head, Kind};
+use zerocopy::{FromZeros, IntoBytes};
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn open() -> Rpc {
+    Rpc::open(&NodeOptions { frame_bytes: 16 << 20, ..NodeOptions::default() }).unwrap()
+}
+
+/// A session from `client` to `server`, as the client calls it.
+fn connect(server: &Rpc, client: &Rpc) -> Session {
+    let at = server.node().listen(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| server.node().accept(soon()).unwrap());
+        let connected = client.node().connect(&Address::Tcp(at), soon()).unwrap();
+        accepted.join().unwrap();
+        connected
+    })
+}
+
+fn turn(rpc: &Rpc) -> (Arc<Op>, std::thread::JoinHandle<()>) {
+    let op = Arc::new(rpc.node().start_accept().unwrap());
+    let waited = Arc::clone(&op);
+    (op, std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100))))))
+}
+
+#[test]
+fn calls_that_are_refused_leave_no_operation() {
+    let (server, client) = (open(), open());
+    let to_server = connect(&server, &client);
+    let ops = || client.node().counters().unwrap().ops;
+    let mut calls = Vec::new();
+    // Nobody turns the server, so nothing is answered and no credit comes back.
+    let refused = loop {
+        match client.call(to_server, &Call::default(), Deadline::NEVER) {
+            Ok(op) => calls.push(op),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((refused, ops()), (SubmitError::Busy, calls.len()));
+    for _ in 0..1000 {
+        assert_eq!(client.call(to_server, &Call::default(), soon()).unwrap_err(), SubmitError::Busy);
+    }
+    assert_eq!(ops(), calls.len());
+    assert_eq!(client.counters().unwrap().calls, calls.len());
+    client.node().close(to_server).unwrap();
+    for op in &calls {
+        assert!(matches!(op.wait(soon()).unwrap(), Err(OpError::Ended(_))));
+    }
+    for _ in 0..1000 {
+        assert_eq!(client.call(to_server, &Call::default(), soon()).unwrap_err(), SubmitError::NoSession);
+    }
+    assert_eq!((ops(), client.counters().unwrap().calls), (0, 0));
+}
+
+/// A third node that answers a call which was handed to it with less than its head says.
+#[test]
+fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
+    let (caller, server, third) = (open(), open(), open());
+    let to_server = connect(&server, &caller);
+    let to_third = connect(&third, &server);
+    let (caller_op, caller_turns) = turn(&caller);
+    let _lost = caller.call(to_server, &Call::default(), Deadline::NEVER).unwrap();
+    let handed = server.next_call(soon()).unwrap();
+    handed.token.delegate(to_third, 1, &[], (&[], &[])).map_err(|error| error.1).unwrap();
+    let request = third.next_call(soon()).unwrap();
+    let mut mangled = Head::new_zeroed();
+    mangled.kind = Kind::Relay as u8;
+    mangled.token = request.token.name();
+    mangled.inline = 64;
+    third.node().layer_send(request.session, Class::Now, mangled.as_bytes(), &[]).unwrap();
+    let (third_op, third_turns) = turn(&third);
+    let probe = server.call(to_third, &Call::default(), soon()).unwrap();
+    assert!(matches!(probe.wait(soon()).unwrap(), Err(OpError::Ended(_))), "its session with the server is over");
+    let next = caller.call(to_server, &Call::default(), soon()).unwrap();
+    server.next_call(soon()).unwrap().token.reply(0, b"still here", &[]).unwrap();
+    let (server_op, server_turns) = turn(&server);
+    next.wait(soon()).unwrap().expect("the caller's is not");
+    for (op, thread) in [(caller_op, caller_turns), (third_op, third_turns), (server_op, server_turns)] {
+        op.cancel().unwrap();
+        thread.join().unwrap();
+    }
+}
