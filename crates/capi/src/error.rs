@@ -39,6 +39,8 @@ pub const BYWAY_E_BUG: c_int = -14;
 pub const BYWAY_E_EXPIRED: c_int = -15;
 /// The server did not do what it was called for; the completion has its number.
 pub const BYWAY_E_STATUS: c_int = -16;
+/// Memory was registered with another node, or an operation is another's.
+pub const BYWAY_E_OTHER_NODE: c_int = -17;
 
 /// What a code says, in English; never null, and never freed.
 #[unsafe(no_mangle)]
@@ -61,6 +63,7 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_BUG => c"a bug in byway",
         BYWAY_E_EXPIRED => c"no answer to the call came in time",
         BYWAY_E_STATUS => c"the server did not do what it was called for",
+        BYWAY_E_OTHER_NODE => c"the memory or the operation is another node's",
         _ => c"no code of byway's",
     };
     text.as_ptr()
@@ -91,6 +94,7 @@ impl From<SubmitError> for Code {
             SubmitError::OutOfRange => BYWAY_E_RANGE,
             SubmitError::TooLong => BYWAY_E_TOO_LONG,
             SubmitError::Rights => BYWAY_E_RIGHTS,
+            SubmitError::OtherNode => BYWAY_E_OTHER_NODE,
             _ => UNKNOWN,
         })
     }
@@ -116,6 +120,7 @@ impl From<WaitError> for Code {
         Self(match error {
             WaitError::Deadline => BYWAY_E_DEADLINE,
             WaitError::Taken => BYWAY_E_TAKEN,
+            WaitError::OtherNode => BYWAY_E_OTHER_NODE,
             WaitError::Forked => BYWAY_E_FORKED,
             WaitError::Io(_) => BYWAY_E_SYSTEM,
             _ => UNKNOWN,

@@ -22,7 +22,8 @@ pub const BYWAY_GET: u32 = 2;
 /// The window can be used once, and has at most 1 MiB.
 pub const BYWAY_ONCE: u32 = 4;
 
-/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. Free it with `byway_memory_free`.
+/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page, for operations and windows of this node (`BYWAY_E_OTHER_NODE`). Free it
+/// with `byway_memory_free`.
 ///
 /// # Safety
 /// `node` is a node; `memory` can be written.
@@ -41,7 +42,8 @@ pub unsafe extern "C" fn byway_register(
 }
 
 /// Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
-/// that it can live with what it reads; valid until the memory is freed.
+/// that it can live with what it reads; where the peer requires checksums, changing what is put or got from ends the session. Valid
+/// until the memory is freed.
 ///
 /// # Safety
 /// `memory` is null or of `byway_register`.

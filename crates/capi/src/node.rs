@@ -79,7 +79,8 @@ pub unsafe extern "C" fn byway_node_open_for_calls(node: *mut *mut byway_node) -
     })
 }
 
-/// Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
+/// Frees a node. Its sessions are cut, and it listens no more, when its operations, windows, groups and requests are freed too; close
+/// sessions before. Null is nothing.
 ///
 /// # Safety
 /// `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.

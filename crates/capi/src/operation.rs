@@ -28,7 +28,7 @@ pub struct byway_segment {
     pub len: usize,
 }
 
-/// What an operation brought.
+/// What an operation brought. Whoever waits in vain finds it empty.
 #[repr(C)]
 pub struct byway_completion {
     /// A receive's message, else null. Free it with `byway_message_free`.
@@ -165,9 +165,17 @@ pub unsafe extern "C" fn byway_flush(node: *const byway_node, session: u64, op: 
 /// # Safety
 /// `at` is null or can be written, for as long as the place lives.
 pub(crate) unsafe fn completion_at(at: *mut byway_completion) -> Result<Option<Place<byway_completion>>, Code> {
+    if at.is_null() {
+        return Ok(None);
+    }
     // SAFETY: by the caller's word.
-    if at.is_null() { Ok(None) } else { unsafe { Place::at(at) }.map(Some) }
+    unsafe { Place::at(at)?.give(NOTHING) };
+    // SAFETY: by the caller's word.
+    unsafe { Place::at(at) }.map(Some)
 }
+
+/// What is at the place of a completion before anything has ended, so that a program which frees its message frees nothing.
+const NOTHING: byway_completion = byway_completion { message: std::ptr::null_mut(), session: 0, status: 0 };
 
 fn completed(outcome: Outcome) -> byway_completion {
     let none = std::ptr::null_mut();

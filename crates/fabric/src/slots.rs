@@ -12,7 +12,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The slot in one number.
+    /// The slot in one number; never 0, if it was given out.
     pub const fn to_u64(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
@@ -68,7 +68,8 @@ impl<T> Slots<T> {
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let entry = self.entries.get_mut(slot.index as usize).filter(|entry| entry.generation == slot.generation)?;
         let value = entry.value.take()?;
-        entry.generation = (entry.generation + 1) & 0x00ff_ffff;
+        // Never 0: the name of a slot as a number is not 0 either.
+        entry.generation = ((entry.generation + 1) & 0x00ff_ffff).max(1);
         self.free.push(slot.index);
         Some(value)
     }
@@ -120,6 +121,16 @@ mod tests {
         assert_eq!(slots.remove(first), None);
         assert_eq!(slots.get(second), Some(&'b'));
         assert_eq!(slots.len(), 1);
+    }
+
+    #[test]
+    fn no_name_is_zero_however_often_a_slot_is_used() {
+        let mut slots = Slots::default();
+        for _ in 0..(1 << 24) + 2 {
+            let name = slots.insert(());
+            assert!(name.to_u64() != 0 && name.generation < 1 << 24);
+            slots.remove(name);
+        }
     }
 
     #[test]

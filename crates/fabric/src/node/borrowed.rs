@@ -130,7 +130,7 @@ impl Drop for Borrowed<'_> {
             let nobody = |_: &mut super::shared::Shared| (self.mapping.uses() == 0).then_some(());
             match self.node.turn_until(Deadline::after(LOOK_AGAIN), nobody) {
                 Ok(()) | Err(WaitError::Forked) => return,
-                Err(WaitError::Deadline | WaitError::Taken) => {}
+                Err(WaitError::Deadline | WaitError::Taken | WaitError::OtherNode) => {}
                 // The kernel may write into memory that is somebody else's in a moment, and nothing is left to prevent it.
                 Err(WaitError::Io(_)) => std::process::abort(),
             }

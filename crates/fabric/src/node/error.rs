@@ -34,6 +34,9 @@ pub enum SubmitError {
     /// The memory is looked at by the program: let go of what [`Memory::bytes`](super::Memory::bytes) gave first.
     #[error("the program is looking at the memory")]
     Borrowed,
+    /// The memory was registered with another node, or the operation is another's; the caller's fault.
+    #[error("the memory or the operation is another node's")]
+    OtherNode,
 }
 
 /// Why an operation did not do what it was to do.
@@ -90,6 +93,9 @@ pub enum WaitError {
     /// The result was taken already, by another thread or a group.
     #[error("the result was taken already")]
     Taken,
+    /// An operation is another node's; the caller's fault.
+    #[error("the operation is another node's")]
+    OtherNode,
     /// See [`SubmitError::Forked`].
     #[error("this process is a child of the one that opened the node; open another node")]
     Forked,

@@ -31,7 +31,7 @@ pub struct Group {
     event: Arc<OnceLock<OwnedFd>>,
 }
 
-/// The operation could not be added: the group is as full as it was made, or the result was taken.
+/// The operation could not be added: the group is as full as it was made, or the result was taken, or it is another node's.
 #[derive(Debug, thiserror::Error)]
 #[error("the operation cannot be added to the group: {reason}")]
 pub struct GroupFull {
@@ -138,7 +138,7 @@ impl Group {
     /// Adds an operation; `context` is what its completion will be called. If it has ended, the completion is there at once.
     ///
     /// # Errors
-    /// The operation: the group holds as many as it was made for, or this is the child of a fork, or the result was taken.
+    /// The operation: the group holds as many as it was made for, or this is the child of a fork, or the result was taken, or it is another node's.
     pub fn add(&self, op: Op, context: u64) -> Result<OpId, GroupFull> {
         // The handle's end finds that the operation is the group's.
         self.adopt(&op, context).map_err(|reason| GroupFull { op, reason })
@@ -148,8 +148,11 @@ impl Group {
     /// as it was if not.
     ///
     /// # Errors
-    /// `Busy`: the group holds as many as it was made for, or the result was taken, or is another group's. `Forked`.
+    /// `Busy`: the group holds as many as it was made for, or the result was taken, or is another group's. `Forked`; `OtherNode`.
     pub fn adopt(&self, op: &Op, context: u64) -> Result<OpId, SubmitError> {
+        if op.node.number() != self.node.number() {
+            return Err(SubmitError::OtherNode);
+        }
         let mut shared = self.node.inner.lock()?;
         let shared = &mut *shared;
         let (slot, id) = (op.slot, op.id());

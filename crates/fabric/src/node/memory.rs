@@ -29,6 +29,8 @@ use crate::windows::WindowKey;
 pub struct Memory {
     mapping: Mapping,
     len: usize,
+    /// [`Node::number`] of the node that it was registered with.
+    node: u64,
     /// How often the program looks at it.
     borrows: AtomicUsize,
 }
@@ -108,8 +110,8 @@ pub(super) struct Held {
 }
 
 impl Memory {
-    pub(super) fn new(mapping: Mapping, len: usize) -> Self {
-        Self { mapping, len, borrows: AtomicUsize::new(0) }
+    pub(super) fn new(node: &Node, mapping: Mapping, len: usize) -> Self {
+        Self { mapping, len, node: node.number(), borrows: AtomicUsize::new(0) }
     }
 
     /// Bytes, as asked for.
@@ -179,7 +181,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes in from `at` on, whoever uses the memory.
+    /// Copies bytes in from `at` on, whoever uses the memory. A peer that gets them at that moment, over a session with
+    /// [checksums](super::NodeOptions::checksum), may find bytes that do not fit their checksum, and end the session.
     ///
     /// # Errors
     /// The range does not lie in the memory; [`SubmitError::Borrowed`] if the program looks at it elsewhere.
@@ -219,7 +222,11 @@ impl Places {
 }
 
 impl Segment<'_> {
-    pub(super) fn hold(&self) -> Result<Held, SubmitError> {
+    /// For an operation of that node: frames over the same bytes on two loops, that is two threads, would be a data race.
+    pub(super) fn hold(&self, node: &Node) -> Result<Held, SubmitError> {
+        if self.memory.node != node.number() {
+            return Err(SubmitError::OtherNode);
+        }
         let range = self.memory.check(&self.range)?;
         Ok(Held { mapping: self.memory.begin_use()?, start: range.start, len: range.len() })
     }
@@ -335,7 +342,7 @@ impl Window {
     /// itself, so its program must turn its node. It may keep the memory mapped, for the next window; a hostile one may use it.
     ///
     /// # Errors
-    /// `Busy`, or the child of a fork.
+    /// The child of a fork.
     pub fn close(mut self) -> Result<Op, SubmitError> {
         let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
         self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping)
@@ -345,7 +352,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.take() {
-            // Too many operations under way, or a fork: then the window goes with its session.
+            // In the child of a fork: the window is its parent's.
             let _ = self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping);
         }
     }

@@ -73,6 +73,7 @@ mod wire;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -113,7 +114,9 @@ pub struct NodeOptions {
     /// waits nor polls for so long is taken for dead by its peers. What is longer than
     /// [`KEEP_ALIVE_MAX`](crate::limits::KEEP_ALIVE_MAX) is that.
     pub keep_alive: Duration,
-    /// Whether payloads carry a checksum.
+    /// Whether payloads carry a checksum. It is taken before the bytes are sent: where a session has them, memory must not be
+    /// written to ([`Memory::write`]) while it is put or got from, or the receiver ends the session as for any wrong checksum. A
+    /// peer that requires them has a session with them.
     pub checksum: PayloadChecksum,
     /// How much of the program's memory stays registered after its use with each device of RDMA, in ranges and bytes: above, what
     /// was used longest ago is let go of, and what is in use is registered for one use ([`NodeCounters::registrations`] tells).
@@ -195,7 +198,12 @@ pub struct Node {
     inner: Arc<Inner>,
 }
 
+/// Nodes that this process has opened.
+static NODES: AtomicU64 = AtomicU64::new(0);
+
 struct Inner {
+    /// Of the nodes that this process has opened.
+    number: u64,
     mark: fork::Mark,
     /// Not dropped in the child of a fork: it would speak on the parent's connections.
     engine: ManuallyDrop<Mutex<Engine>>,
@@ -252,6 +260,7 @@ impl Node {
         let waker = engine.reactor().waker();
         let loop_fd = engine.reactor().descriptor().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
         let inner = Inner {
+            number: NODES.fetch_add(1, Ordering::Relaxed),
             mark: fork::Mark::new()?,
             io: engine.io(),
             messages: options.messages.max(1),
@@ -264,19 +273,24 @@ impl Node {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// What tells it from other nodes of the process.
+    pub(super) fn number(&self) -> u64 {
+        self.inner.number
+    }
+
     /// Which backend it has: `epoll` or `uring`.
     pub fn io(&self) -> &'static str {
         self.inner.io
     }
 
-    /// Memory of `bytes` (1 to [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX)), page-aligned, zeroes. Any node of the
-    /// process can use it.
+    /// Memory of `bytes` (1 to [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX)), page-aligned, zeroes. It is for
+    /// operations and windows of this node.
     ///
     /// # Errors
     /// `InvalidInput` for another number of bytes; the kernel's, if there is no memory.
     pub fn register(&self, bytes: usize) -> std::io::Result<Memory> {
         check_bytes(bytes)?;
-        Ok(Memory::new(Mapping::new(bytes)?, bytes))
+        Ok(Memory::new(self, Mapping::new(bytes)?, bytes))
     }
 
     /// As [`Node::register`], of memory that peers on this host can be lent: to whom a window in it is opened over `shm://`, he gets
@@ -288,7 +302,7 @@ impl Node {
     /// As for [`Node::register`]; no descriptors.
     pub fn register_shared(&self, bytes: usize) -> std::io::Result<Memory> {
         check_bytes(bytes)?;
-        Ok(Memory::new(Mapping::shared(bytes)?, bytes))
+        Ok(Memory::new(self, Mapping::shared(bytes)?, bytes))
     }
 
     /// Memory that the caller has made: a range of a file in memory (`memfd_create`), from the start of a page on, of 1 to
@@ -307,7 +321,7 @@ impl Node {
     pub fn register_file(&self, file: BorrowedFd<'_>, range: Range<u64>) -> Result<Memory, RegisterError> {
         let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = bytes.filter(|bytes| *bytes <= crate::limits::MEMORY_BYTES_MAX).ok_or(RegisterError::Range)?;
-        Ok(Memory::new(Mapping::of_file(file, range.start, bytes)?, bytes))
+        Ok(Memory::new(self, Mapping::of_file(file, range.start, bytes)?, bytes))
     }
 
     /// Opens a range of memory to the peer of a session. See [`Node::open_window_once`] for one that can be used once.

@@ -213,7 +213,7 @@ impl Node {
         to: &Descriptor,
         offset: u64,
     ) -> Result<Op, SubmitError> {
-        let (segments, len) = hold(segments)?;
+        let (segments, len) = hold(self, segments)?;
         let to = to.writable()?.place(to.put_key(), offset, len)?;
         self.start_put(session, segments, to)
     }
@@ -229,7 +229,7 @@ impl Node {
         to: &Descriptor,
         ranges: &[Range<u64>],
     ) -> Result<Op, SubmitError> {
-        let (segments, len) = hold(segments)?;
+        let (segments, len) = hold(self, segments)?;
         let to = to.writable()?.places(to.put_key(), ranges, len)?;
         self.start_put(session, segments, to)
     }
@@ -260,7 +260,7 @@ impl Node {
         header: &[u8],
     ) -> Result<Op, SubmitError> {
         let message = Header::new(header).ok_or(SubmitError::TooLong)?;
-        let (segments, len) = hold(segments)?;
+        let (segments, len) = hold(self, segments)?;
         let to = to.writable()?.place(to.put_key(), offset, len)?;
         if to.is_empty() {
             return Err(SubmitError::OutOfRange);
@@ -280,7 +280,7 @@ impl Node {
         offset: u64,
         segments: &[Segment<'_>],
     ) -> Result<Op, SubmitError> {
-        let (segments, len) = hold(segments)?;
+        let (segments, len) = hold(self, segments)?;
         let from = from.readable()?.place(from.get_key(), offset, len)?;
         self.start_get(session, from, segments)
     }
@@ -298,7 +298,7 @@ impl Node {
         ranges: &[Range<u64>],
         segments: &[Segment<'_>],
     ) -> Result<Op, SubmitError> {
-        let (segments, len) = hold(segments)?;
+        let (segments, len) = hold(self, segments)?;
         let from = from.readable()?.places(from.get_key(), ranges, len)?;
         self.start_get(session, from, segments)
     }
@@ -358,7 +358,7 @@ impl Node {
         rights: Rights,
         once: bool,
     ) -> Result<Window, NodeError> {
-        let held = segment.hold()?;
+        let held = segment.hold(self)?;
         if held.len == 0 || !(rights.put || rights.get) {
             return Err(SubmitError::OutOfRange.into());
         }
@@ -381,7 +381,13 @@ impl Node {
         descriptor: Descriptor,
         mapping: Mapping,
     ) -> Result<Op, SubmitError> {
-        self.command(OpKind::Plain, |op| Command::CloseWindow { op, sessions, descriptor, mapping })
+        let mut shared = self.inner.lock()?;
+        // However much is under way: a window that could not be closed would stay open to the peer, and its handle is gone.
+        let slot = shared.begin_beyond(OpKind::Plain);
+        shared.commands.push_back(Command::CloseWindow { op: slot, sessions, descriptor, mapping });
+        drop(shared);
+        self.inner.nudge();
+        Ok(Op { node: self.clone(), slot })
     }
 
     /// What it has, counted now.
@@ -416,11 +422,11 @@ fn session(outcome: Outcome) -> Result<Session, NodeError> {
 }
 
 /// Begins a use of each segment; gives the bytes of all.
-fn hold(segments: &[Segment<'_>]) -> Result<(Vec<Held>, usize), SubmitError> {
+fn hold(node: &Node, segments: &[Segment<'_>]) -> Result<(Vec<Held>, usize), SubmitError> {
     if segments.len() > SEGMENTS_MAX {
         return Err(SubmitError::TooLong);
     }
-    let held = segments.iter().map(Segment::hold).collect::<Result<Vec<_>, _>>()?;
+    let held = segments.iter().map(|segment| segment.hold(node)).collect::<Result<Vec<_>, _>>()?;
     let len = held.iter().map(|segment| segment.len).sum();
     if len > OPERATION_BYTES_MAX { Err(SubmitError::TooLong) } else { Ok((held, len)) }
 }

@@ -69,6 +69,14 @@ pub(super) struct SessionState {
     pub(super) capabilities: Option<Capabilities>,
 }
 
+/// A session that has ended, which the program is to be told.
+struct Ending {
+    session: Session,
+    reason: CloseReason,
+    /// The program was given it, by [`super::Node::accept`] or as it connected.
+    known: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) ops: Slots<OpState>,
@@ -82,7 +90,8 @@ pub(super) struct Shared {
     receivers: VecDeque<Slot>,
     acceptors: VecDeque<Slot>,
     accepted: VecDeque<Session>,
-    endings: VecDeque<(Session, CloseReason)>,
+    /// Sessions that have ended, and whether the program was ever given them.
+    endings: VecDeque<Ending>,
     /// Something ended since [`super::Node::progress`] was last called.
     pub(super) news: bool,
 }
@@ -92,7 +101,12 @@ impl Shared {
         if self.ops.len() >= NODE_OPS_MAX {
             return Err(SubmitError::Busy);
         }
-        Ok(self.ops.insert(OpState { kind, result: None, detached: false, group: None, waiters: Vec::new() }))
+        Ok(self.begin_beyond(kind))
+    }
+
+    /// As [`Self::begin`], of what only frees: it is not refused. There are no more of them than windows.
+    pub(super) fn begin_beyond(&mut self, kind: OpKind) -> Slot {
+        self.ops.insert(OpState { kind, result: None, detached: false, group: None, waiters: Vec::new() })
     }
 
     /// The end of an operation; of one that has ended nothing happens.
@@ -222,7 +236,11 @@ impl Shared {
             Phase::Connecting(op) => self.complete(op, Ok(Outcome::Session(session))),
             Phase::Arriving => match self.acceptors.pop_front() {
                 Some(op) => self.complete(op, Ok(Outcome::Session(session))),
-                None if self.accepted.len() >= ACCEPTED_MAX => return false,
+                None if self.accepted.len() >= ACCEPTED_MAX => {
+                    // It will be closed, and the program was never given it.
+                    state.closed = true;
+                    return false;
+                }
                 None => self.accepted.push_back(session),
             },
             other => state.phase = other,
@@ -253,18 +271,25 @@ impl Shared {
     }
 
     fn note_ending(&mut self, session: Session, reason: CloseReason) {
+        let known = !self.accepted.contains(&session);
         self.accepted.retain(|other| *other != session);
-        if self.endings.len() >= ENDED_SESSIONS_MAX
-            && let Some((oldest, _)) = self.endings.pop_front()
-        {
-            self.forget_session(oldest);
+        if !known && self.sessions.get(session.0).is_none_or(|state| state.queue.is_empty()) {
+            // A stranger who said nothing: the program never heard of it, and need not hear of its end.
+            return self.forget_session(session);
+        }
+        if self.endings.len() >= ENDED_SESSIONS_MAX {
+            // Strangers who come and go do not push out what sessions of the program have said last.
+            let stranger = self.endings.iter().position(|ending| !ending.known);
+            if let Some(oldest) = self.endings.remove(stranger.unwrap_or(0)) {
+                self.forget_session(oldest.session);
+            }
         }
         match self.receivers.pop_front() {
             Some(op) => {
                 self.forget_session(session);
                 self.complete(op, Ok(Outcome::Ended(session, reason)));
             }
-            None => self.endings.push_back((session, reason)),
+            None => self.endings.push_back(Ending { session, reason, known }),
         }
     }
 
@@ -283,7 +308,7 @@ impl Shared {
         if matches!(self.sessions.get(session.0), Some(SessionState { phase: Phase::Ended(_), .. })) {
             self.sessions.remove(session.0);
             self.arrivals.retain(|other| *other != session.0);
-            self.endings.retain(|(other, _)| *other != session);
+            self.endings.retain(|ending| ending.session != session);
         }
     }
 
@@ -327,7 +352,7 @@ impl Shared {
             None => self.arrivals.pop_front(),
         };
         let Some(session) = session else {
-            let (session, reason) = self.endings.pop_front()?;
+            let Ending { session, reason, .. } = self.endings.pop_front()?;
             self.forget_session(session);
             return Some(Outcome::Ended(session, reason));
         };

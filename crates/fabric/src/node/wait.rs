@@ -270,8 +270,11 @@ impl Node {
     /// Waits for one of several operations, and takes its result; gives which.
     ///
     /// # Errors
-    /// See [`WaitError`]; `Taken` if the result of one of them was taken.
+    /// See [`WaitError`]; `Taken` if the result of one of them was taken; `OtherNode`.
     pub fn wait_any(&self, ops: &[&Op], deadline: impl Into<Deadline>) -> Result<(usize, Completed), WaitError> {
+        if ops.iter().any(|op| op.node.number() != self.number()) {
+            return Err(WaitError::OtherNode);
+        }
         let take = |shared: &mut Shared| {
             let ended = |(index, op): (usize, &&Op)| Some((index, shared.take(op.slot)?));
             ops.iter().enumerate().find_map(ended)

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use byway_fabric::node::{Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError};
+use byway_fabric::node::{Deadline, Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError, WaitError};
 use byway_fabric::windows::WindowError;
 use byway_reactor::IoChoice;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -52,6 +52,32 @@ fn a_file_that_will_not_do_is_refused_by_name() {
     let mut memory = node.register_file(fd.as_fd(), 4096..8292).unwrap();
     assert_eq!((memory.len(), memory.is_exposed()), (4196, true));
     assert!(memory.bytes().is_err() && memory.bytes_mut().is_err(), "the caller may write there at any time");
+}
+
+/// The frames of a node are its loop's alone: over the same bytes, those of another would be on another thread.
+#[test]
+fn memory_and_operations_are_of_one_node() {
+    let rig = Rig::new(Wire::Tcp, IoChoice::Epoll);
+    let pair = rig.pair();
+    let theirs = pair.server.register(4096).unwrap();
+    let ours = pair.client.register_shared(4096).unwrap();
+    let window = pair.server.open_window(pair.to_client, &theirs, 0..4096, Rights::BOTH).unwrap();
+    let at = window.descriptor();
+    let put = pair.client.put(pair.to_server, &[theirs.segment(0..1)], &at, 0);
+    assert_eq!(put.unwrap_err(), SubmitError::OtherNode);
+    let got = pair.client.get(pair.to_server, &at, 0, &[ours.segment(0..1), theirs.segment(0..1)]);
+    assert_eq!(got.unwrap_err(), SubmitError::OtherNode);
+    let opened = pair.server.open_window(pair.to_client, &ours, 0..4096, Rights::GET);
+    assert_eq!(opened.unwrap_err(), SubmitError::OtherNode.into());
+    assert!(!ours.is_in_use(), "nothing has begun");
+    // Names of operations are alike in both.
+    let (here, there) = (pair.client.start_accept().unwrap(), pair.server.start_accept().unwrap());
+    assert_eq!(pair.client.wait_any(&[&here, &there], Deadline::now()), Err(WaitError::OtherNode));
+    let group = pair.client.group(4).unwrap();
+    assert_eq!(group.adopt(&there, 1), Err(SubmitError::OtherNode));
+    there.cancel().unwrap();
+    assert_eq!(end(&there), Err(OpError::Cancelled), "its own node has it still");
+    pair.close(window);
 }
 
 /// The server's window lies in a file of its program's, the client receives into one.
