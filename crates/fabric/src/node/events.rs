@@ -111,6 +111,8 @@ impl Handler for Core {
         let Some(link) = self.links.get_mut(&session) else { return };
         link.ended = Some(reason);
         let ready = link.is_ready();
+        // First: what other threads begin meanwhile would be told of its end by nobody.
+        self.shared().session_ends(session, reason);
         self.end_deferred(fabric, reactor, session);
         if ready {
             self.with_layer(fabric, reactor, |layer, turn| layer.ended(turn, session, reason));

@@ -50,6 +50,8 @@ pub(super) enum Phase {
     /// A server's, before its client has granted messages.
     Arriving,
     Up,
+    /// Nothing more begins, and what is under way is told.
+    Ending(CloseReason),
     Ended(CloseReason),
 }
 
@@ -187,7 +189,9 @@ impl Shared {
     pub(super) fn usable(&mut self, session: Session) -> Result<&mut SessionState, SubmitError> {
         match self.sessions.get_mut(session.0) {
             None | Some(SessionState { closed: true, .. }) => Err(SubmitError::NoSession),
-            Some(SessionState { phase: Phase::Ended(reason), .. }) => Err(SubmitError::Ended(*reason)),
+            Some(SessionState { phase: Phase::Ending(reason) | Phase::Ended(reason), .. }) => {
+                Err(SubmitError::Ended(*reason))
+            }
             Some(state) => Ok(state),
         }
     }
@@ -230,6 +234,15 @@ impl Shared {
         true
     }
 
+    /// A session is about to end, with all that has begun by now. The program is told when that has.
+    pub(super) fn session_ends(&mut self, session: Session, reason: CloseReason) {
+        if let Some(state) = self.sessions.get_mut(session.0)
+            && matches!(state.phase, Phase::Up)
+        {
+            state.phase = Phase::Ending(reason);
+        }
+    }
+
     /// A session has ended: nothing more comes. Its messages stay, if the program knows of it.
     pub(super) fn session_ended(&mut self, session: Session, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session.0) else { return };
@@ -245,8 +258,8 @@ impl Shared {
                 self.complete(op, Err(OpError::Ended(reason)));
             }
             Phase::Arriving => self.forget_session(session),
-            Phase::Up | Phase::Ended(_) if closed => self.forget_session(session),
-            Phase::Up | Phase::Ended(_) => self.note_ending(session, reason),
+            Phase::Up | Phase::Ending(_) | Phase::Ended(_) if closed => self.forget_session(session),
+            Phase::Up | Phase::Ending(_) | Phase::Ended(_) => self.note_ending(session, reason),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Peers that speak out of turn.
+//! Peers that speak out of turn, and layers that hear of sessions.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant as Clock};
@@ -7,7 +7,7 @@ use byway_reactor::{Address, Instant, IoChoice, Wait};
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Turn};
+use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, SubmitError, Turn};
 use crate::session::{ClientId, Identity};
 use crate::{Options, Registry};
 
@@ -78,17 +78,19 @@ impl Peer {
     }
 }
 
-/// What a layer heard.
+/// What a layer heard, and could do then.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
     Began,
     Message,
-    Ended,
+    /// With the result of a message begun there, and whether a receiver of anything had been told.
+    Ended(Result<(), SubmitError>, bool),
 }
 
 #[derive(Clone, Default)]
 struct Listener {
     heard: Arc<Mutex<Vec<Heard>>>,
+    receiver: Arc<Mutex<Option<Arc<Op>>>>,
 }
 
 impl Listener {
@@ -107,8 +109,12 @@ impl Layer for Listener {
         true
     }
 
-    fn ended(&mut self, _: &mut Turn<'_>, _: Session, _: CloseReason) {
-        self.note(Heard::Ended);
+    fn ended(&mut self, turn: &mut Turn<'_>, session: Session, _: CloseReason) {
+        // As what another thread does at this time.
+        let begun = turn.send(session, Class::Layer, b"too late", &[]);
+        let receiver = self.receiver.lock().unwrap().take();
+        let told = receiver.is_some_and(|op| !op.node.inner.lock().unwrap().is_under_way(op.slot));
+        self.note(Heard::Ended(begun, told));
     }
 
     fn cancelled(&mut self, _: &mut Turn<'_>, _: OpId) {}
@@ -194,4 +200,22 @@ fn a_server_that_speaks_before_all_lanes_are_there_is_cut_off() {
         assert_eq!(node.counters().unwrap().sessions, 0);
     }
     assert_eq!(*listener.heard.lock().unwrap(), []);
+}
+
+/// What is begun behind that is ended by nobody; and the program hears of the session when all of it has ended.
+#[test]
+fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_later() {
+    let (node, listener, at, _folder) = layered();
+    node.listen(&at).unwrap();
+    let mut peer = Peer::new(vec![credit(), message(Class::Now)]);
+    peer.connect(&at);
+    let session = peer.until(|_| node.accept(Deadline::now()).ok());
+    let receive = Arc::new(node.start_receive(None).unwrap());
+    *listener.receiver.lock().unwrap() = Some(Arc::clone(&receive));
+    drop(peer);
+    let ended = receive.wait(soon()).unwrap();
+    let Ok(Outcome::Ended(of, reason)) = ended else { panic!("{ended:?}") };
+    assert_eq!(of, session);
+    let heard = listener.heard.lock().unwrap();
+    assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(Err(SubmitError::Ended(reason)), false)]);
 }

@@ -46,3 +46,30 @@ fn an_arrival_of_a_session_that_is_gone_is_passed_over() {
     assert_eq!(received(&mut shared).as_deref(), Some(&b"first"[..]));
     assert_eq!(received(&mut shared).as_deref(), Some(&b"second"[..]));
 }
+
+#[test]
+fn while_a_session_ends_nothing_begins_and_its_end_is_told_last() {
+    let mut shared = Shared::default();
+    let (session, reason) = (began(&mut shared), CloseReason::Closed);
+    let (mine, any) = (shared.receive(Some(session)).unwrap(), shared.receive(None).unwrap());
+    shared.session_ends(session, reason);
+    assert_eq!(shared.count_of_class(session, Class::Now), Err(SubmitError::Ended(reason)));
+    assert_eq!(shared.count_waiting(session), Err(SubmitError::Ended(reason)));
+    assert!(shared.is_under_way(mine) && shared.is_under_way(any));
+    shared.session_ended(session, reason);
+    assert_eq!(shared.take(mine), Some(Ok(Err(OpError::Ended(reason)))));
+    assert_eq!(shared.take(any), Some(Ok(Ok(Outcome::Ended(session, reason)))));
+}
+
+/// Who closes it then is told nothing, as ever, and its receivers are.
+#[test]
+fn a_session_can_be_closed_while_it_ends() {
+    let mut shared = Shared::default();
+    let session = began(&mut shared);
+    let mine = shared.receive(Some(session)).unwrap();
+    shared.session_ends(session, CloseReason::Closed);
+    shared.close(session);
+    shared.session_ended(session, CloseReason::Closed);
+    assert_eq!(shared.take(mine), Some(Ok(Err(OpError::Ended(CloseReason::Closed)))));
+    assert_eq!((shared.sessions.len(), shared.endings.len()), (0, 0));
+}
