@@ -5,7 +5,7 @@ use zerocopy::FromZeros;
 
 use super::Message;
 use super::Session;
-use super::engine::Core;
+use super::engine::{Core, Link};
 use super::error::OpError;
 use super::shared::Phase;
 use super::transfers::grant;
@@ -46,6 +46,8 @@ impl Handler for Core {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let taken = match kind {
             Kind::Credit => self.credit_came(fabric, reactor, session, header),
+            // Neither program nor layer knows of the session, nor would either be told that it has ended.
+            other if !self.is_ready(session) => Err(CloseReason::Unexpected(other)),
             Kind::Message => self.message_came(fabric, reactor, session, header, payload),
             Kind::Placed => {
                 let name = Slot::from_u64(put_number(header.body::<PlacedBody>().put));
@@ -62,7 +64,7 @@ impl Handler for Core {
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, (kind, header): (Kind, &Header)) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let body: PutBody = header.body();
-        let (Kind::Data, Ok(message)) = (kind, body.message()) else {
+        let (Kind::Data, Ok(message), true) = (kind, body.message(), self.is_ready(session)) else {
             return fabric.close(reactor, slot, CloseReason::Unexpected(kind));
         };
         let window = WindowKey(header.window.get());
@@ -109,6 +111,8 @@ impl Handler for Core {
         let Some(link) = self.links.get_mut(&session) else { return };
         link.ended = Some(reason);
         let ready = link.is_ready();
+        // First: what other threads begin meanwhile would be told of its end by nobody.
+        self.shared().session_ends(session, reason);
         self.end_deferred(fabric, reactor, session);
         if ready {
             self.with_layer(fabric, reactor, |layer, turn| layer.ended(turn, session, reason));
@@ -131,6 +135,11 @@ impl Handler for Core {
 }
 
 impl Core {
+    /// Whether a session has begun: a peer that is a node says nothing but `Credit` before.
+    fn is_ready(&self, session: Session) -> bool {
+        self.links.get(&session).is_some_and(Link::is_ready)
+    }
+
     fn credit_came(
         &mut self,
         fabric: &mut Fabric,
@@ -210,3 +219,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,8 @@ pub(super) enum Phase {
     /// A server's, before its client has granted messages.
     Arriving,
     Up,
+    /// Nothing more begins, and what is under way is told.
+    Ending(CloseReason),
     Ended(CloseReason),
 }
 
@@ -201,7 +203,9 @@ impl Shared {
     pub(super) fn usable(&mut self, session: Session) -> Result<&mut SessionState, SubmitError> {
         match self.sessions.get_mut(session.0) {
             None | Some(SessionState { closed: true, .. }) => Err(SubmitError::NoSession),
-            Some(SessionState { phase: Phase::Ended(reason), .. }) => Err(SubmitError::Ended(*reason)),
+            Some(SessionState { phase: Phase::Ending(reason) | Phase::Ended(reason), .. }) => {
+                Err(SubmitError::Ended(*reason))
+            }
             Some(state) => Ok(state),
         }
     }
@@ -248,7 +252,16 @@ impl Shared {
         true
     }
 
-    /// A session has ended: nothing more comes. Its messages stay.
+    /// A session is about to end, with all that has begun by now. The program is told when that has.
+    pub(super) fn session_ends(&mut self, session: Session, reason: CloseReason) {
+        if let Some(state) = self.sessions.get_mut(session.0)
+            && matches!(state.phase, Phase::Up)
+        {
+            state.phase = Phase::Ending(reason);
+        }
+    }
+
+    /// A session has ended: nothing more comes. Its messages stay, if the program knows of it.
     pub(super) fn session_ended(&mut self, session: Session, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session.0) else { return };
         let closed = state.closed;
@@ -259,14 +272,12 @@ impl Shared {
         }
         match phase {
             Phase::Connecting(op) => {
-                self.sessions.remove(session.0);
+                self.forget_session(session);
                 self.complete(op, Err(OpError::Ended(reason)));
             }
-            Phase::Arriving => {
-                self.sessions.remove(session.0);
-            }
-            Phase::Up | Phase::Ended(_) if closed => self.forget_session(session),
-            Phase::Up | Phase::Ended(_) => self.note_ending(session, reason),
+            Phase::Arriving => self.forget_session(session),
+            Phase::Up | Phase::Ending(_) | Phase::Ended(_) if closed => self.forget_session(session),
+            Phase::Up | Phase::Ending(_) | Phase::Ended(_) => self.note_ending(session, reason),
         }
     }
 
@@ -344,21 +355,27 @@ impl Shared {
     }
 
     fn next_received(&mut self, from: Option<Session>) -> Option<Outcome> {
-        let session = match from {
-            Some(session) => {
-                let place = self.arrivals.iter().position(|other| *other == session.0)?;
-                self.arrivals.remove(place)
+        loop {
+            let session = match from {
+                Some(session) => {
+                    let place = self.arrivals.iter().position(|other| *other == session.0)?;
+                    self.arrivals.remove(place)
+                }
+                None => self.arrivals.pop_front(),
+            };
+            let Some(session) = session else {
+                let Ending { session, reason, .. } = self.endings.pop_front()?;
+                self.forget_session(session);
+                return Some(Outcome::Ended(session, reason));
+            };
+            // One that names no message must not have who asks wait while others are behind it.
+            if let Some(state) = self.sessions.get_mut(session)
+                && let Some(message) = state.queue.pop_front()
+            {
+                state.taken += 1;
+                return Some(Outcome::Message(message));
             }
-            None => self.arrivals.pop_front(),
-        };
-        let Some(session) = session else {
-            let Ending { session, reason, .. } = self.endings.pop_front()?;
-            self.forget_session(session);
-            return Some(Outcome::Ended(session, reason));
-        };
-        let state = self.sessions.get_mut(session)?;
-        state.taken += 1;
-        Some(Outcome::Message(state.queue.pop_front()?))
+        }
     }
 
     /// The layer is done with a message. True if credit is to be given back.
@@ -383,3 +400,6 @@ impl Shared {
         Ok(op)
     }
 }
+
+#[cfg(test)]
+mod tests;

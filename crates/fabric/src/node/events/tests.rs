@@ -1,0 +1,221 @@
+//! Peers that speak out of turn, and layers that hear of sessions.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant as Clock};
+
+use byway_reactor::{Address, Instant, IoChoice, Wait};
+use zerocopy::little_endian::U32;
+
+use super::*;
+use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, SubmitError, Turn};
+use crate::session::{ClientId, Identity};
+use crate::{Options, Registry};
+
+/// A fabric that says these when its session is up, and nothing else.
+struct Peer {
+    reactor: Reactor,
+    fabric: Fabric,
+    says: Says,
+}
+
+struct Says {
+    words: Vec<Header>,
+    down: bool,
+}
+
+impl Handler for Says {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+        for word in self.words.drain(..) {
+            fabric.send(session, word);
+        }
+    }
+
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header), _: &[u8]) {}
+
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {
+        self.down = true;
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+        fabric.release(session);
+    }
+}
+
+impl Peer {
+    fn new(words: Vec<Header>) -> Self {
+        let reactor = Reactor::open(IoChoice::Epoll, 4 << 20).unwrap();
+        Self { reactor, fabric: Fabric::new(Options::new(7)), says: Says { words, down: false } }
+    }
+
+    fn connect(&mut self, to: &Address) {
+        let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
+        self.fabric.connect(&mut self.reactor, to.clone(), identity);
+    }
+
+    fn listen(&mut self, at: &Address) {
+        self.fabric.serve(&self.reactor, Arc::new(Registry::new(5)));
+        self.fabric.listen(&mut self.reactor, at).unwrap();
+    }
+
+    fn until<T>(&mut self, mut look: impl FnMut(&Says) -> Option<T>) -> T {
+        let deadline = Clock::now() + Duration::from_secs(20);
+        loop {
+            assert!(Clock::now() < deadline, "it never comes to this");
+            let Self { reactor, fabric, says } = self;
+            fabric.flush(reactor, says);
+            let mut completions = Vec::new();
+            reactor.reap(&mut completions, Wait::Poll).unwrap();
+            for completion in completions {
+                fabric.handle(reactor, completion, says);
+            }
+            fabric.flush(reactor, says);
+            if let Some(found) = look(says) {
+                return found;
+            }
+        }
+    }
+}
+
+/// What a layer heard, and could do then.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Began,
+    Message,
+    /// With the result of a message begun there, and whether a receiver of anything had been told.
+    Ended(Result<(), SubmitError>, bool),
+}
+
+#[derive(Clone, Default)]
+struct Listener {
+    heard: Arc<Mutex<Vec<Heard>>>,
+    receiver: Arc<Mutex<Option<Arc<Op>>>>,
+}
+
+impl Listener {
+    fn note(&self, heard: Heard) {
+        self.heard.lock().unwrap().push(heard);
+    }
+}
+
+impl Layer for Listener {
+    fn began(&mut self, _: &mut Turn<'_>, _: Session) {
+        self.note(Heard::Began);
+    }
+
+    fn message(&mut self, _: &mut Turn<'_>, _: Session, _: Class, _: &[u8], _: &[u8]) -> bool {
+        self.note(Heard::Message);
+        true
+    }
+
+    fn ended(&mut self, turn: &mut Turn<'_>, session: Session, _: CloseReason) {
+        // As what another thread does at this time.
+        let begun = turn.send(session, Class::Layer, b"too late", &[]);
+        let receiver = self.receiver.lock().unwrap().take();
+        let told = receiver.is_some_and(|op| !op.node.inner.lock().unwrap().is_under_way(op.slot));
+        self.note(Heard::Ended(begun, told));
+    }
+
+    fn cancelled(&mut self, _: &mut Turn<'_>, _: OpId) {}
+
+    fn alarm(&mut self, _: &mut Turn<'_>, _: Instant) {}
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// A node with a layer, and where it can listen.
+fn layered() -> (Node, Listener, Address, tempfile::TempDir) {
+    let (listener, folder) = (Listener::default(), tempfile::tempdir().unwrap());
+    let node = Node::open_with(&NodeOptions::default(), Box::new(listener.clone())).unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    (node, listener, at, folder)
+}
+
+fn credit() -> Header {
+    Header::with_body(Kind::Credit, &CreditBody { messages: U32::new(64), reserved: [0; 76] })
+}
+
+fn message(class: Class) -> Header {
+    Header::with_body(Kind::Message, &MessageBody::new(class, b"out of turn"))
+}
+
+fn words() -> [(Kind, Header); 4] {
+    let placed = Header::with_body(Kind::Placed, &PlacedBody::new_zeroed());
+    let [program, layer, now] = [Class::Program, Class::Layer, Class::Now].map(|class| (Kind::Message, message(class)));
+    [program, layer, now, (Kind::Placed, placed)]
+}
+
+/// Else what is kept of such a session is kept for ever, since nobody is told that it has ended.
+#[test]
+fn who_speaks_before_it_grants_is_cut_off_and_leaves_nothing() {
+    let (node, listener, at, _folder) = layered();
+    node.listen(&at).unwrap();
+    for (_, word) in words() {
+        let mut peer = Peer::new(vec![word, credit()]);
+        peer.connect(&at);
+        peer.until(|says| {
+            node.progress().unwrap();
+            (says.down && node.counters().unwrap().sessions == 0).then_some(())
+        });
+    }
+    assert_eq!(*listener.heard.lock().unwrap(), []);
+    // Who receives from all is not held up by them.
+    let client = Node::open(&NodeOptions::default()).unwrap();
+    let connecting = client.start_connect(&at).unwrap();
+    let session = turned(&node, &connecting);
+    let Ok(Outcome::Session(session)) = session else { panic!("{session:?}") };
+    for word in [b"first ", b"second"] {
+        assert_eq!(turned(&node, &client.send(session, word, &[]).unwrap()), Ok(Outcome::Done));
+    }
+    assert_eq!(node.receive(soon()).unwrap().header, b"first ");
+    assert_eq!(node.receive(soon()).unwrap().header, b"second");
+}
+
+/// The end of an operation of another node, while this one is turned.
+fn turned(node: &Node, op: &Op) -> Completed {
+    let deadline = Clock::now() + Duration::from_secs(20);
+    loop {
+        assert!(Clock::now() < deadline, "it does not end");
+        node.progress().unwrap();
+        if let Ok(result) = op.test() {
+            return result;
+        }
+    }
+}
+
+/// A server is up with its first lane, and its client with its last: between them it has not begun, whatever was granted.
+#[test]
+fn a_server_that_speaks_before_all_lanes_are_there_is_cut_off() {
+    let (node, listener, _, folder) = layered();
+    for (place, (kind, word)) in words().into_iter().enumerate() {
+        let mut peer = Peer::new(vec![credit(), word]);
+        let at = Address::Unix(folder.path().join(place.to_string()));
+        peer.listen(&at);
+        let connect = node.start_connect(&at).unwrap();
+        let result = peer.until(|_| connect.test().ok());
+        assert_eq!(result, Err(OpError::Ended(CloseReason::Unexpected(kind))));
+        assert_eq!(node.counters().unwrap().sessions, 0);
+    }
+    assert_eq!(*listener.heard.lock().unwrap(), []);
+}
+
+/// What is begun behind that is ended by nobody; and the program hears of the session when all of it has ended.
+#[test]
+fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_later() {
+    let (node, listener, at, _folder) = layered();
+    node.listen(&at).unwrap();
+    let mut peer = Peer::new(vec![credit(), message(Class::Now)]);
+    peer.connect(&at);
+    let session = peer.until(|_| node.accept(Deadline::now()).ok());
+    let receive = Arc::new(node.start_receive(None).unwrap());
+    *listener.receiver.lock().unwrap() = Some(Arc::clone(&receive));
+    drop(peer);
+    let ended = receive.wait(soon()).unwrap();
+    let Ok(Outcome::Ended(of, reason)) = ended else { panic!("{ended:?}") };
+    assert_eq!(of, session);
+    let heard = listener.heard.lock().unwrap();
+    assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(Err(SubmitError::Ended(reason)), false)]);
+}

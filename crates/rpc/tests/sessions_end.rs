@@ -1,0 +1,144 @@
+//! Sessions that end before they have begun, or while calls begin on them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use byway_fabric::node::{Address, Class, Deadline, NodeOptions, Op, OpError, SubmitError};
+use byway_fabric::wire::{Header, Kind as Word};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
+use byway_reactor::{IoChoice, Reactor, Wait};
+use byway_rpc::node::{Call, Rpc};
+use byway_rpc::token::{Head, Kind, NodeId};
+use zerocopy::{FromZeros, IntoBytes};
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn open() -> Rpc {
+    Rpc::open(&NodeOptions { frame_bytes: 16 << 20, ..NodeOptions::default() }).unwrap()
+}
+
+/// Turns a node until dropped.
+struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
+
+impl Turner {
+    fn of(rpc: &Rpc) -> Self {
+        let op = Arc::new(rpc.node().start_accept().unwrap());
+        let waited = Arc::clone(&op);
+        Self(op, Some(std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100)))))))
+    }
+}
+
+impl Drop for Turner {
+    fn drop(&mut self) {
+        self.0.cancel().unwrap();
+        self.1.take().unwrap().join().unwrap();
+    }
+}
+
+/// Says a name that is not its own, before anything else, and goes.
+struct Impostor {
+    name: NodeId,
+    down: bool,
+}
+
+impl Handler for Impostor {
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+        let mut head = Head::new_zeroed();
+        (head.kind, head.token.caller) = (Kind::Hello as u8, self.name);
+        let head = head.as_bytes();
+        let mut body = [0; 80];
+        (body[0], body[1]) = (Class::Now as u8, head.len() as u8);
+        body[16..16 + head.len()].copy_from_slice(head);
+        fabric.send(session, Header::with_body(Word::Message, &body));
+        fabric.say_goodbye(reactor, session, byway_fabric::wire::RefuseCode::ShuttingDown);
+    }
+
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Word, &Header), _: &[u8]) {}
+
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Word, &Header)) {}
+
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {
+        self.down = true;
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+        fabric.release(session);
+    }
+}
+
+/// Else who has that name could be reached by it never again.
+#[test]
+fn a_name_that_is_said_on_a_session_before_it_begins_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    let (server, caller) = (open(), open());
+    server.node().listen(&at).unwrap();
+    let mut reactor = Reactor::open(IoChoice::Epoll, 4 << 20).unwrap();
+    let mut fabric = Fabric::new(Options::new(7));
+    let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
+    fabric.connect(&mut reactor, at.clone(), identity);
+    let mut impostor = Impostor { name: caller.id(), down: false };
+    let began = Instant::now();
+    while !impostor.down || server.node().counters().unwrap().sessions > 0 {
+        assert!(began.elapsed() < Duration::from_secs(20), "it does not end");
+        server.node().progress().unwrap();
+        let mut completions = Vec::new();
+        reactor.reap(&mut completions, Wait::Poll).unwrap();
+        for completion in completions {
+            fabric.handle(&mut reactor, completion, &mut impostor);
+        }
+        fabric.flush(&mut reactor, &mut impostor);
+    }
+    assert_eq!(server.session_with(&caller.id()), None);
+    let (to_caller, _to_server) = std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| server.node().accept(soon()).unwrap());
+        let connected = caller.node().connect(&at, soon()).unwrap();
+        caller.node().send(connected, b"behind the name", &[]).unwrap();
+        (accepted.join().unwrap(), connected)
+    });
+    server.node().receive(soon()).unwrap();
+    assert_eq!(server.session_with(&caller.id()), Some(to_caller));
+}
+
+/// Calls that begin while other threads are told of the end of theirs.
+#[test]
+fn each_call_ends_that_began_while_its_session_ended() {
+    const ROUNDS: usize = 200;
+    const THREADS: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    let (server, caller) = (open(), open());
+    server.node().listen(&at).unwrap();
+    for round in 0..ROUNDS {
+        let (to_caller, to_server) = std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| server.node().accept(soon()).unwrap());
+            let connected = caller.node().connect(&at, soon()).unwrap();
+            (accepted.join().unwrap(), connected)
+        });
+        let calls = std::thread::scope(|scope| {
+            let call = || {
+                let mut ops = Vec::new();
+                loop {
+                    match caller.call(to_server, &Call::default(), Deadline::NEVER) {
+                        Ok(op) => ops.push(op),
+                        Err(SubmitError::Busy) => std::thread::yield_now(),
+                        Err(SubmitError::Ended(_) | SubmitError::NoSession) => return ops,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            };
+            let callers: Vec<_> = (0..THREADS).map(|_| scope.spawn(call)).collect();
+            let _turners = [Turner::of(&server), Turner::of(&caller)];
+            server.node().close(to_caller).unwrap();
+            callers.into_iter().flat_map(|calling| calling.join().unwrap()).collect::<Vec<_>>()
+        });
+        for (index, op) in calls.iter().enumerate() {
+            let result = op.wait(soon());
+            assert!(matches!(result, Ok(Err(OpError::Ended(_)))), "round {round}, call {index}: {result:?}");
+        }
+        drop(calls);
+    }
+    assert_eq!(caller.counters().unwrap().calls, 0);
+}
