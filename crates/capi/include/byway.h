@@ -235,7 +235,8 @@ void byway_node_close(struct byway_node *node);
 int byway_listen(const struct byway_node *node,
                  const char *at);
 
-// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`; for ever if negative.
+// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`, after which nothing of the connection stays; for
+// ever if negative.
 //
 // # Safety
 // `node` is a node; `to` ends with a zero byte; `session` can be written.
@@ -390,7 +391,8 @@ int byway_wait_any(const struct byway_op *const *ops,
 // `op` is an operation.
 int byway_cancel(const struct byway_op *op);
 
-// Frees an operation. One that has not ended goes on, and what it brings is nobody's; a receive is cancelled. Null is nothing.
+// Frees an operation. One that has not ended goes on, and what it brings is nobody's; but a receive is cancelled, and what it has brought
+// and nobody took goes to the next. Null is nothing.
 //
 // # Safety
 // `op` is null or an operation, and not used after.
@@ -451,7 +453,7 @@ int byway_group_wait(const struct byway_group *group,
 // `group` is a group.
 int byway_group_descriptor(const struct byway_group *group);
 
-// Frees a group. Its operations go on, and what they bring is nobody's. Null is nothing.
+// Frees a group, and what is in it as `byway_op_free` does. Null is nothing.
 //
 // # Safety
 // `group` is null or a group, and not used after.

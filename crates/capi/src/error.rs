@@ -39,7 +39,7 @@ pub const BYWAY_E_BUG: c_int = -14;
 pub const BYWAY_E_EXPIRED: c_int = -15;
 /// The server did not do what it was called for; the completion has its number.
 pub const BYWAY_E_STATUS: c_int = -16;
-/// Memory was registered with another node, or an operation is another's.
+/// Operations or windows of another node use the memory, or an operation is another's.
 pub const BYWAY_E_OTHER_NODE: c_int = -17;
 
 /// What a code says, in English; never null, and never freed.
@@ -63,7 +63,7 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_BUG => c"a bug in byway",
         BYWAY_E_EXPIRED => c"no answer to the call came in time",
         BYWAY_E_STATUS => c"the server did not do what it was called for",
-        BYWAY_E_OTHER_NODE => c"the memory or the operation is another node's",
+        BYWAY_E_OTHER_NODE => c"another node uses the memory, or has the operation",
         _ => c"no code of byway's",
     };
     text.as_ptr()

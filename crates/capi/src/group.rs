@@ -87,7 +87,7 @@ pub unsafe extern "C" fn byway_group_descriptor(group: *const byway_group) -> c_
     guard(|| Ok(unsafe { borrow(group)? }.0.descriptor()?.as_raw_fd()))
 }
 
-/// Frees a group. Its operations go on, and what they bring is nobody's. Null is nothing.
+/// Frees a group, and what is in it as `byway_op_free` does. Null is nothing.
 ///
 /// # Safety
 /// `group` is null or a group, and not used after.

@@ -22,8 +22,8 @@ pub const BYWAY_GET: u32 = 2;
 /// The window can be used once, and has at most 1 MiB.
 pub const BYWAY_ONCE: u32 = 4;
 
-/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page, for operations and windows of this node (`BYWAY_E_OTHER_NODE`). Free it
-/// with `byway_memory_free`.
+/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. While operations or windows of one node use it, other
+/// nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 ///
 /// # Safety
 /// `node` is a node; `memory` can be written.

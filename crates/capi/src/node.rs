@@ -109,7 +109,8 @@ pub unsafe extern "C" fn byway_listen(node: *const byway_node, at: *const c_char
     })
 }
 
-/// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`; for ever if negative.
+/// Connects, and writes the session's number to `*session`. Waits at most `timeout_ms`, after which nothing of the connection stays; for
+/// ever if negative.
 ///
 /// # Safety
 /// `node` is a node; `to` ends with a zero byte; `session` can be written.

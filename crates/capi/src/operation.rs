@@ -260,7 +260,8 @@ pub unsafe extern "C" fn byway_cancel(op: *const byway_op) -> c_int {
     })
 }
 
-/// Frees an operation. One that has not ended goes on, and what it brings is nobody's; a receive is cancelled. Null is nothing.
+/// Frees an operation. One that has not ended goes on, and what it brings is nobody's; but a receive is cancelled, and what it has brought
+/// and nobody took goes to the next. Null is nothing.
 ///
 /// # Safety
 /// `op` is null or an operation, and not used after.

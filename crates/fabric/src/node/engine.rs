@@ -438,7 +438,7 @@ impl Core {
                 }
             }
             OpKind::Layer => self.with_layer(fabric, reactor, |layer, turn| layer.cancelled(turn, op)),
-            OpKind::Receive(_) | OpKind::Accept | OpKind::Plain => {}
+            OpKind::Receive(_) | OpKind::Accept | OpKind::Connect(_) | OpKind::Plain => {}
         }
     }
 }

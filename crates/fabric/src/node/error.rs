@@ -34,8 +34,8 @@ pub enum SubmitError {
     /// The memory is looked at by the program: let go of what [`Memory::bytes`](super::Memory::bytes) gave first.
     #[error("the program is looking at the memory")]
     Borrowed,
-    /// The memory was registered with another node, or the operation is another's; the caller's fault.
-    #[error("the memory or the operation is another node's")]
+    /// Operations or windows of another node use the memory, or the operation is another's; the caller's fault.
+    #[error("another node uses the memory, or has the operation")]
     OtherNode,
 }
 

@@ -8,6 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::error::{SubmitError, WaitError};
 use super::op::{Completed, Op, OpId};
+use super::shared::Origin;
 use super::wait::Parker;
 use super::{Deadline, Node};
 use crate::limits::GROUP_OPS_MAX;
@@ -22,8 +23,8 @@ pub struct GroupCompletion {
     pub result: Completed,
 }
 
-/// Completions of the operations that were added to it. Threads share a reference to it. When it is dropped, its operations go on
-/// and their results are nobody's.
+/// Completions of the operations that were added to it. Threads share a reference to it. When it is dropped, what becomes of its
+/// operations, and of results that nobody took, is what becomes of them when [their handles are dropped](Op).
 #[derive(Debug)]
 pub struct Group {
     node: Node,
@@ -42,7 +43,7 @@ pub struct GroupFull {
 }
 
 struct GroupState {
-    queue: VecDeque<GroupCompletion>,
+    queue: VecDeque<(Origin, GroupCompletion)>,
     /// Operations that are in flight or in the queue.
     members: usize,
     capacity: usize,
@@ -56,9 +57,14 @@ pub(super) struct Groups(Slots<GroupState>);
 
 impl Groups {
     /// Gives the result back if the group is gone.
-    pub(super) fn completed(&mut self, group: Slot, context: u64, result: Completed) -> Option<Completed> {
+    pub(super) fn completed(
+        &mut self,
+        group: Slot,
+        context: u64,
+        (origin, result): (Origin, Completed),
+    ) -> Option<Completed> {
         let Some(state) = self.0.get_mut(group) else { return Some(result) };
-        state.queue.push_back(GroupCompletion { context, result });
+        state.queue.push_back((origin, GroupCompletion { context, result }));
         if let Some(waiter) = state.waiters.pop_front() {
             waiter.wake();
         }
@@ -68,7 +74,7 @@ impl Groups {
 
     pub(super) fn take(&mut self, group: Slot) -> Option<GroupCompletion> {
         let state = self.0.get_mut(group)?;
-        let completion = state.queue.pop_front()?;
+        let (_, completion) = state.queue.pop_front()?;
         state.members -= 1;
         // Who was woken for this one may find none, and others may not have been woken for the next.
         if !state.queue.is_empty()
@@ -78,6 +84,12 @@ impl Groups {
         }
         state.signal();
         Some(completion)
+    }
+
+    /// Takes a group out; gives what nobody has taken of it.
+    pub(super) fn remove(&mut self, group: Slot) -> impl Iterator<Item = (Origin, Completed)> + use<> {
+        let queue = self.0.remove(group).map(|state| state.queue).unwrap_or_default();
+        queue.into_iter().map(|(origin, completion)| (origin, completion.result))
     }
 
     pub(super) fn add_waiter(&mut self, group: Slot, parker: &Arc<Parker>) {
@@ -167,9 +179,10 @@ impl Group {
         for waiter in state.waiters.drain(..) {
             waiter.wake();
         }
+        let origin = state.origin;
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
-            shared.groups.completed(self.slot, context, result);
+            shared.groups.completed(self.slot, context, (origin, result));
         }
         Ok(id)
     }
@@ -216,12 +229,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Ok(mut shared) = self.node.inner.lock()
-            && let Some(state) = shared.groups.0.remove(self.slot)
-        {
-            for completion in state.queue {
-                shared.discard(completion.result);
-            }
+        let must_look = self.node.inner.lock().is_ok_and(|mut shared| shared.end_group(self.slot));
+        if must_look {
+            self.node.inner.nudge();
         }
     }
 }

@@ -14,6 +14,7 @@
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 
 use byway_reactor::Mapping;
 use zerocopy::little_endian::U64;
@@ -29,8 +30,8 @@ use crate::windows::WindowKey;
 pub struct Memory {
     mapping: Mapping,
     len: usize,
-    /// [`Node::number`] of the node that it was registered with.
-    node: u64,
+    /// [`Node::number`] of the node that used it last.
+    user: Mutex<u64>,
     /// How often the program looks at it.
     borrows: AtomicUsize,
 }
@@ -111,7 +112,7 @@ pub(super) struct Held {
 
 impl Memory {
     pub(super) fn new(node: &Node, mapping: Mapping, len: usize) -> Self {
-        Self { mapping, len, node: node.number(), borrows: AtomicUsize::new(0) }
+        Self { mapping, len, user: Mutex::new(node.number()), borrows: AtomicUsize::new(0) }
     }
 
     /// Bytes, as asked for.
@@ -206,6 +207,18 @@ impl Memory {
         if range.start <= range.end && range.end <= self.len { Ok(range.clone()) } else { Err(SubmitError::OutOfRange) }
     }
 
+    /// Begins a use by operations of that node: frames over the same bytes on two loops, that is two threads, would be a data race.
+    fn begin_use_by(&self, node: &Node) -> Result<Mapping, SubmitError> {
+        // A panic cannot leave a number half written.
+        let mut user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        if *user != node.number() && self.mapping.uses() > 0 {
+            return Err(SubmitError::OtherNode);
+        }
+        *user = node.number();
+        // Counted before another node is let in.
+        self.begin_use()
+    }
+
     /// Begins a use, which ends when the mapping that it gives, and all that was made of it, is dropped.
     fn begin_use(&self) -> Result<Mapping, SubmitError> {
         let counted = self.mapping.counted();
@@ -222,13 +235,9 @@ impl Places {
 }
 
 impl Segment<'_> {
-    /// For an operation of that node: frames over the same bytes on two loops, that is two threads, would be a data race.
     pub(super) fn hold(&self, node: &Node) -> Result<Held, SubmitError> {
-        if self.memory.node != node.number() {
-            return Err(SubmitError::OtherNode);
-        }
         let range = self.memory.check(&self.range)?;
-        Ok(Held { mapping: self.memory.begin_use()?, start: range.start, len: range.len() })
+        Ok(Held { mapping: self.memory.begin_use_by(node)?, start: range.start, len: range.len() })
     }
 }
 

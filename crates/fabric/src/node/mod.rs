@@ -283,8 +283,8 @@ impl Node {
         self.inner.io
     }
 
-    /// Memory of `bytes` (1 to [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX)), page-aligned, zeroes. It is for
-    /// operations and windows of this node.
+    /// Memory of `bytes` (1 to [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX)), page-aligned, zeroes. Any
+    /// node of the process can use it, one at a time: while operations or windows of one do, others are refused.
     ///
     /// # Errors
     /// `InvalidInput` for another number of bytes; the kernel's, if there is no memory.

@@ -48,7 +48,10 @@ impl OpId {
 }
 
 /// An operation under way, or one that has ended and whose result nobody has taken. It ends exactly once, whoever waits for it and
-/// however. Dropping the handle lets it go on and throws the result away; of a receive or an accept it is cancelled.
+/// however. Dropping the handle lets it go on and throws the result away. But a receive, an accept or a connect is cancelled; and what
+/// had come by then, and nobody has taken, is not lost: a message, the end of a session, or a session that was accepted goes to the
+/// next operation that asks for one, and a session that was connected is closed. Only a message of a session whose end was told
+/// already is gone.
 #[derive(Debug)]
 pub struct Op {
     pub(super) node: Node,
@@ -74,6 +77,27 @@ impl Op {
         self.node.wait_any(&[self], deadline).map(|(_, result)| result)
     }
 
+    /// Waits for the end of a receive, an accept or a connect, and calls it off if it does not come by the deadline.
+    ///
+    /// # Errors
+    /// As for [`Op::wait`]; nothing goes on.
+    pub(super) fn wait_or_call_off(self, deadline: impl Into<Deadline>) -> Result<Completed, WaitError> {
+        let error = match self.wait(deadline) {
+            Ok(result) => return Ok(result),
+            Err(error) => error,
+        };
+        // Another thread may have turned the loop since the last look: then it has ended here. To ask that, and to call it off if
+        // not, is one step.
+        let mut shared = self.node.inner.lock()?;
+        let ended = shared.call_off(self.slot);
+        let must_look = !shared.commands.is_empty();
+        drop(shared);
+        if must_look {
+            self.node.inner.nudge();
+        }
+        ended.ok_or(error)
+    }
+
     /// The result, if it has ended, after a look at what the kernel has.
     ///
     /// # Errors
@@ -82,7 +106,8 @@ impl Op {
         self.wait(Deadline::now())
     }
 
-    /// Asks for its early end. It still ends once: as cancelled, if it had not begun to move bytes, else as it would have.
+    /// Asks for its early end. It still ends once: as cancelled, if it had not begun to move bytes, else as it would have. Of a
+    /// connect nothing stays.
     ///
     /// # Errors
     /// The child of a fork.
@@ -93,8 +118,9 @@ impl Op {
 
 impl Drop for Op {
     fn drop(&mut self) {
-        if let Ok(mut shared) = self.node.inner.lock() {
-            shared.detach(self.slot);
+        let must_look = self.node.inner.lock().is_ok_and(|mut shared| shared.detach(self.slot));
+        if must_look {
+            self.node.inner.nudge();
         }
     }
 }

@@ -7,7 +7,7 @@ use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{Descriptor, Held, Places, Rights, Segment, Window};
 use super::op::{Op, OpId, Outcome};
-use super::shared::{OpKind, Phase};
+use super::shared::OpKind;
 use super::wire::Class;
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
@@ -72,14 +72,13 @@ impl Node {
         tls: &TlsClient,
         deadline: impl Into<Deadline>,
     ) -> Result<Session, NodeError> {
-        session(self.start_connect_secure(address, tls)?.wait(deadline)??)
+        session(self.start_connect_secure(address, tls)?.wait_or_call_off(deadline)??)
     }
 
     fn start_connect_with(&self, address: &Address, tls: Option<TlsClient>) -> Result<Op, SubmitError> {
         let credits = self.inner.messages;
         let mut shared = self.inner.lock()?;
-        let slot = shared.begin(OpKind::Plain)?;
-        let session = shared.add_session(Phase::Connecting(slot), credits);
+        let (slot, session) = shared.connect(credits)?;
         shared.commands.push_back(Command::Connect { session, address: address.clone(), tls });
         drop(shared);
         self.inner.nudge();
@@ -89,9 +88,9 @@ impl Node {
     /// Connects, and waits for it.
     ///
     /// # Errors
-    /// Nobody listens there, or no node, or none that turns its loop by the deadline.
+    /// Nobody listens there, or no node, or none that turns its loop by the deadline: then nothing of the connection stays.
     pub fn connect(&self, address: &Address, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
-        session(self.start_connect(address)?.wait(deadline)??)
+        session(self.start_connect(address)?.wait_or_call_off(deadline)??)
     }
 
     /// Waits for a session that somebody else begins: an operation.
@@ -108,7 +107,7 @@ impl Node {
     /// # Errors
     /// None by the deadline.
     pub fn accept(&self, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
-        session(self.start_accept()?.wait(deadline)??)
+        session(self.start_accept()?.wait_or_call_off(deadline)??)
     }
 
     /// Ends a session, when the messages that were sent have gone out; what has not come of its operations ends with an error.
@@ -183,7 +182,7 @@ impl Node {
     pub fn receive(&self, deadline: impl Into<Deadline>) -> Result<Message, NodeError> {
         let deadline = deadline.into();
         loop {
-            if let Outcome::Message(message) = self.start_receive(None)?.wait(deadline)?? {
+            if let Outcome::Message(message) = self.start_receive(None)?.wait_or_call_off(deadline)?? {
                 return Ok(message);
             }
         }
@@ -194,7 +193,7 @@ impl Node {
     /// # Errors
     /// None by the deadline, or the session has ended.
     pub fn receive_from(&self, session: Session, deadline: impl Into<Deadline>) -> Result<Message, NodeError> {
-        match self.start_receive(Some(session))?.wait(deadline)?? {
+        match self.start_receive(Some(session))?.wait_or_call_off(deadline)?? {
             Outcome::Message(message) => Ok(message),
             _ => Err(OpError::WrongAnswer.into()),
         }
@@ -342,7 +341,7 @@ impl Node {
     pub fn cancel(&self, op: OpId) -> Result<(), SubmitError> {
         let mut shared = self.inner.lock()?;
         if !shared.cancel(op.0)
-            && let Some(kind) = shared.ops.get(op.0).map(|state| state.kind)
+            && let Some(kind) = shared.ops.get(op.0).map(|state| state.origin.kind)
         {
             shared.commands.push_back(Command::Cancel { op, kind });
         }

@@ -2,7 +2,8 @@
 //! the commands for whoever turns the loop next.
 //!
 //! Pure tables: nothing here waits, and what is to be woken is noted and woken by the caller. Each operation ends by exactly one
-//! [`Shared::complete`]; its result is then taken once, by its handle or its group, or is nobody's.
+//! [`Shared::complete`]; its result is then taken once, by its handle or its group, or is nobody's. A message or a session that was
+//! somebody's who did not take it belongs to the next who asks for one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::slots::{Slot, Slots};
 pub(super) enum OpKind {
     Receive(Option<Session>),
     Accept,
+    Connect(Session),
     /// A message, or a put with one, that may wait for credit.
     Send(Session),
     /// A put or get, which may wait until less is under way.
@@ -34,8 +36,16 @@ pub(super) enum OpKind {
     Plain,
 }
 
-pub(super) struct OpState {
+/// Where the result of an operation came from, and so where it belongs if nobody takes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
     pub(super) kind: OpKind,
+    /// The place of a receive's message among all that came.
+    came: u64,
+}
+
+pub(super) struct OpState {
+    pub(super) origin: Origin,
     pub(super) result: Option<Completed>,
     /// Its handle is gone: nobody takes the result.
     pub(super) detached: bool,
@@ -57,12 +67,14 @@ pub(super) enum Phase {
 
 pub(super) struct SessionState {
     pub(super) phase: Phase,
-    pub(super) queue: VecDeque<Message>,
+    /// With the place of each among all that came, in that order.
+    queue: VecDeque<(u64, Message)>,
     receivers: VecDeque<Slot>,
     /// Messages that were sent or wait to be, without credit.
     pub(super) waiting: usize,
-    /// Messages that the program has taken, whose credit was not given back.
-    pub(super) taken: u32,
+    /// Messages that the program has taken, whose credit was not given back; below 0 if it was given back for some that lie in the
+    /// queue again.
+    pub(super) taken: i64,
     /// When so many were taken their credit is given back.
     pub(super) give_back_at: u32,
     /// The program has closed it, and need not be told of its end.
@@ -87,8 +99,10 @@ pub(super) struct Shared {
     pub(super) commands: VecDeque<Command>,
     /// Threads that wait while another turns the loop, and have not been offered to.
     pub(super) followers: VecDeque<Arc<Parker>>,
-    /// A session for each message in a queue, in the order in which they came.
-    arrivals: VecDeque<Slot>,
+    /// A session for each message in a queue, with its place among all that came, in that order.
+    arrivals: VecDeque<(u64, Slot)>,
+    /// Messages that came.
+    came: u64,
     receivers: VecDeque<Slot>,
     acceptors: VecDeque<Slot>,
     accepted: VecDeque<Session>,
@@ -108,7 +122,8 @@ impl Shared {
 
     /// As [`Self::begin`], of what only frees: it is not refused. There are no more of them than windows.
     pub(super) fn begin_beyond(&mut self, kind: OpKind) -> Slot {
-        self.ops.insert(OpState { kind, result: None, detached: false, group: None, waiters: Vec::new() })
+        let origin = Origin { kind, came: 0 };
+        self.ops.insert(OpState { origin, result: None, detached: false, group: None, waiters: Vec::new() })
     }
 
     /// The end of an operation; of one that has ended nothing happens.
@@ -118,25 +133,76 @@ impl Shared {
         for waiter in state.waiters.drain(..) {
             waiter.wake();
         }
+        let origin = state.origin;
         if let Some((group, context)) = state.group {
             self.ops.remove(op);
-            if let Some(result) = self.groups.completed(group, context, result) {
-                self.discard(result);
+            if let Some(result) = self.groups.completed(group, context, (origin, result)) {
+                self.discard(origin, result);
             }
-            return;
-        }
-        if state.detached {
+        } else if state.detached {
             self.ops.remove(op);
-            return self.discard(result);
+            self.discard(origin, result);
+        } else {
+            state.result = Some(result);
         }
-        state.result = Some(result);
     }
 
-    /// Nobody wants a result: what is in it must not be lost to others.
-    pub(super) fn discard(&mut self, result: Completed) {
-        if let Ok(Outcome::Session(session)) = result {
-            self.accepted.push_front(session);
+    /// Nobody wants a result: what is in it must not be lost to others. True if whoever turns the loop must look: another operation
+    /// has ended by it, or there is a command.
+    pub(super) fn discard(&mut self, origin: Origin, result: Completed) -> bool {
+        match (origin.kind, result) {
+            (OpKind::Connect(session), Ok(_)) => self.abandon(session),
+            (OpKind::Accept, Ok(Outcome::Session(session))) => self.give_back_session(session),
+            (OpKind::Receive(_), Ok(Outcome::Message(message))) => self.give_back_message(origin.came, message),
+            (OpKind::Receive(_), Ok(Outcome::Ended(session, reason))) => self.give_back_ending(session, reason),
+            _ => false,
         }
+    }
+
+    /// A session that was accepted, and that nobody has taken: it is the next to be.
+    fn give_back_session(&mut self, session: Session) -> bool {
+        // Of one that has ended the program is told by its end.
+        if self.usable(session).is_err() {
+            return false;
+        }
+        if let Some(op) = self.acceptors.pop_front() {
+            self.complete(op, Ok(Outcome::Session(session)));
+            return true;
+        }
+        self.accepted.push_front(session);
+        let youngest = if self.accepted.len() > ACCEPTED_MAX { self.accepted.pop_back() } else { None };
+        youngest.is_some_and(|youngest| self.abandon(youngest))
+    }
+
+    /// A message that nobody has taken. Of a session whose end was told it is gone.
+    fn give_back_message(&mut self, came: u64, message: Message) -> bool {
+        if let Some(state) = self.sessions.get_mut(message.session.0) {
+            state.taken -= 1;
+        }
+        self.hand_out(came, message)
+    }
+
+    /// The end of a session, which is told once, and was told to nobody.
+    fn give_back_ending(&mut self, session: Session, reason: CloseReason) -> bool {
+        if let Some(op) = self.receivers.pop_front() {
+            self.complete(op, Ok(Outcome::Ended(session, reason)));
+            return true;
+        }
+        // If there are too many the first is forgotten, which is this one.
+        if self.endings.len() < ENDED_SESSIONS_MAX {
+            self.endings.push_front(Ending { session, reason, known: true });
+        }
+        false
+    }
+
+    /// Closes a session that the program does not know of. True if there is a command for it.
+    fn abandon(&mut self, session: Session) -> bool {
+        let is_known = self.sessions.get(session.0).is_some_and(|state| !state.closed);
+        let is_left = is_known && self.close(session);
+        if is_left {
+            self.commands.push_back(Command::Close { session });
+        }
+        is_left
     }
 
     /// Whether an operation is under way.
@@ -154,28 +220,64 @@ impl Shared {
         self.ops.remove(op)?.result.map(Ok)
     }
 
-    /// The handle of an operation is gone.
-    pub(super) fn detach(&mut self, op: Slot) {
-        let Some(state) = self.ops.get_mut(op).filter(|state| state.group.is_none()) else { return };
+    /// Ends an operation that is waited for no longer, and takes its result: none if it was cancelled, or cannot be.
+    pub(super) fn call_off(&mut self, op: Slot) -> Option<Completed> {
+        self.cancel(op);
+        self.take(op)?.ok().filter(|result| *result != Err(OpError::Cancelled))
+    }
+
+    /// The handle of an operation is gone. True as for [`Self::discard`].
+    pub(super) fn detach(&mut self, op: Slot) -> bool {
+        self.ops.get(op).is_some_and(|state| state.group.is_none()) && self.let_go(op)
+    }
+
+    /// Nobody will take the result of an operation. True as for [`Self::discard`].
+    fn let_go(&mut self, op: Slot) -> bool {
+        let Some(state) = self.ops.get_mut(op) else { return false };
+        let origin = state.origin;
         if let Some(result) = state.result.take() {
             self.ops.remove(op);
-            return self.discard(result);
+            return self.discard(origin, result);
         }
         state.detached = true;
-        if matches!(state.kind, OpKind::Receive(_) | OpKind::Accept) {
+        if matches!(origin.kind, OpKind::Receive(_) | OpKind::Accept | OpKind::Connect(_)) {
             self.cancel(op);
         }
+        matches!(origin.kind, OpKind::Connect(_))
+    }
+
+    /// A group is gone, and what it had with it. True as for [`Self::discard`].
+    pub(super) fn end_group(&mut self, group: Slot) -> bool {
+        let queued = self.groups.remove(group);
+        let is_member = |state: &OpState| state.group.is_some_and(|(other, _)| other == group);
+        let members: Vec<Slot> = self.ops.iter().filter(|(_, state)| is_member(state)).map(|(op, _)| op).collect();
+        // First what still waits, which is not to be given what nobody took.
+        let mut must_look = false;
+        for op in members {
+            must_look |= self.let_go(op);
+        }
+        for (origin, result) in queued {
+            must_look |= self.discard(origin, result);
+        }
+        must_look
     }
 
     /// Cancels what waits here for somebody else's doing. False if the loop must be asked.
     pub(super) fn cancel(&mut self, op: Slot) -> bool {
-        let queue = match self.ops.get(op).map(|state| state.kind) {
+        let queue = match self.ops.get(op).map(|state| state.origin.kind) {
             Some(OpKind::Receive(None)) => &mut self.receivers,
             Some(OpKind::Receive(Some(session))) => match self.sessions.get_mut(session.0) {
                 Some(state) => &mut state.receivers,
                 None => return true,
             },
             Some(OpKind::Accept) => &mut self.acceptors,
+            Some(OpKind::Connect(session)) => {
+                if self.is_under_way(op) {
+                    self.abandon(session);
+                    self.complete(op, Err(OpError::Cancelled));
+                }
+                return true;
+            }
             Some(OpKind::Send(_) | OpKind::Transfer(_) | OpKind::Layer) => return false,
             Some(OpKind::Plain) | None => return true,
         };
@@ -184,6 +286,16 @@ impl Shared {
             self.complete(op, Err(OpError::Cancelled));
         }
         true
+    }
+
+    /// Begins to connect: the operation, and what will be its session.
+    pub(super) fn connect(&mut self, credits: u16) -> Result<(Slot, Session), SubmitError> {
+        let op = self.begin(OpKind::Plain)?;
+        let session = self.add_session(Phase::Connecting(op), credits);
+        if let Some(state) = self.ops.get_mut(op) {
+            state.origin.kind = OpKind::Connect(session);
+        }
+        Ok((op, session))
     }
 
     pub(super) fn add_session(&mut self, phase: Phase, credits: u16) -> Session {
@@ -307,6 +419,7 @@ impl Shared {
     /// The program wants a session no longer. False if it has ended already.
     pub(super) fn close(&mut self, session: Session) -> bool {
         self.accepted.retain(|other| *other != session);
+        self.endings.retain(|ending| ending.session != session);
         let Some(state) = self.sessions.get_mut(session.0) else { return false };
         state.closed = true;
         let ended = matches!(state.phase, Phase::Ended(_));
@@ -318,21 +431,39 @@ impl Shared {
     pub(super) fn forget_session(&mut self, session: Session) {
         if matches!(self.sessions.get(session.0), Some(SessionState { phase: Phase::Ended(_), .. })) {
             self.sessions.remove(session.0);
-            self.arrivals.retain(|other| *other != session.0);
+            self.arrivals.retain(|(_, other)| *other != session.0);
             self.endings.retain(|ending| ending.session != session);
         }
     }
 
-    /// A message came. True if its credit can be given back: a receiver waited for it.
+    /// A message came.
     pub(super) fn message_came(&mut self, message: Message) {
+        self.came += 1;
+        self.hand_out(self.came, message);
+    }
+
+    /// Gives a message to an operation that waits for it, or puts it in its place. True if an operation has ended by it.
+    fn hand_out(&mut self, came: u64, message: Message) -> bool {
         let session = message.session;
-        let Some(state) = self.sessions.get_mut(session.0) else { return };
+        let Some(state) = self.sessions.get_mut(session.0) else { return false };
         if let Some(op) = state.receivers.pop_front().or_else(|| self.receivers.pop_front()) {
             state.taken += 1;
-            return self.complete(op, Ok(Outcome::Message(message)));
+            self.end_receive(op, came, Outcome::Message(message));
+            return true;
         }
-        state.queue.push_back(message);
-        self.arrivals.push_back(session.0);
+        // Mostly the last: only what was given back has a place before others.
+        let place = state.queue.partition_point(|(other, _)| *other < came);
+        state.queue.insert(place, (came, message));
+        let place = self.arrivals.partition_point(|(other, _)| *other < came);
+        self.arrivals.insert(place, (came, session.0));
+        false
+    }
+
+    fn end_receive(&mut self, op: Slot, came: u64, outcome: Outcome) {
+        if let Some(state) = self.ops.get_mut(op) {
+            state.origin.came = came;
+        }
+        self.complete(op, Ok(outcome));
     }
 
     /// Begins to receive: at once, if something is here.
@@ -344,8 +475,8 @@ impl Shared {
             }
         }
         let op = self.begin(OpKind::Receive(from))?;
-        if let Some(outcome) = self.next_received(from) {
-            self.complete(op, Ok(outcome));
+        if let Some((came, outcome)) = self.next_received(from) {
+            self.end_receive(op, came, outcome);
         } else if let Some(state) = from.and_then(|session| self.sessions.get_mut(session.0)) {
             state.receivers.push_back(op);
         } else {
@@ -354,26 +485,26 @@ impl Shared {
         Ok(op)
     }
 
-    fn next_received(&mut self, from: Option<Session>) -> Option<Outcome> {
+    fn next_received(&mut self, from: Option<Session>) -> Option<(u64, Outcome)> {
         loop {
-            let session = match from {
+            let arrival = match from {
                 Some(session) => {
-                    let place = self.arrivals.iter().position(|other| *other == session.0)?;
+                    let place = self.arrivals.iter().position(|(_, other)| *other == session.0)?;
                     self.arrivals.remove(place)
                 }
                 None => self.arrivals.pop_front(),
             };
-            let Some(session) = session else {
+            let Some((_, session)) = arrival else {
                 let Ending { session, reason, .. } = self.endings.pop_front()?;
                 self.forget_session(session);
-                return Some(Outcome::Ended(session, reason));
+                return Some((0, Outcome::Ended(session, reason)));
             };
             // One that names no message must not have who asks wait while others are behind it.
             if let Some(state) = self.sessions.get_mut(session)
-                && let Some(message) = state.queue.pop_front()
+                && let Some((came, message)) = state.queue.pop_front()
             {
                 state.taken += 1;
-                return Some(Outcome::Message(message));
+                return Some((came, Outcome::Message(message)));
             }
         }
     }
@@ -386,9 +517,17 @@ impl Shared {
         self.owes_credit(session)
     }
 
+    /// For how many messages credit is given back now.
+    pub(super) fn settle_credit(&mut self, session: Session) -> u32 {
+        let Some(state) = self.sessions.get_mut(session.0) else { return 0 };
+        let taken = u32::try_from(state.taken).unwrap_or(0);
+        state.taken -= i64::from(taken);
+        taken
+    }
+
     /// Whether credit is to be given back for messages of a session.
     pub(super) fn owes_credit(&self, session: Session) -> bool {
-        self.sessions.get(session.0).is_some_and(|state| state.taken >= state.give_back_at)
+        self.sessions.get(session.0).is_some_and(|state| state.taken >= i64::from(state.give_back_at))
     }
 
     pub(super) fn accept(&mut self) -> Result<Slot, SubmitError> {
@@ -401,5 +540,7 @@ impl Shared {
     }
 }
 
+#[cfg(test)]
+mod sessions;
 #[cfg(test)]
 mod tests;

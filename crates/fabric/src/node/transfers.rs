@@ -446,10 +446,7 @@ impl Core {
                 return self.note_crowded(session);
             }
         }
-        let taken = match self.shared().sessions.get_mut(session.0) {
-            Some(state) => std::mem::take(&mut state.taken),
-            None => 0,
-        };
+        let taken = self.shared().settle_credit(session);
         if taken > 0
             && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
         {

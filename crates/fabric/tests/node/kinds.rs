@@ -56,7 +56,7 @@ fn a_file_that_will_not_do_is_refused_by_name() {
 
 /// The frames of a node are its loop's alone: over the same bytes, those of another would be on another thread.
 #[test]
-fn memory_and_operations_are_of_one_node() {
+fn memory_and_operations_are_of_one_node_at_a_time() {
     let rig = Rig::new(Wire::Tcp, IoChoice::Epoll);
     let pair = rig.pair();
     let theirs = pair.server.register(4096).unwrap();
@@ -67,8 +67,6 @@ fn memory_and_operations_are_of_one_node() {
     assert_eq!(put.unwrap_err(), SubmitError::OtherNode);
     let got = pair.client.get(pair.to_server, &at, 0, &[ours.segment(0..1), theirs.segment(0..1)]);
     assert_eq!(got.unwrap_err(), SubmitError::OtherNode);
-    let opened = pair.server.open_window(pair.to_client, &ours, 0..4096, Rights::GET);
-    assert_eq!(opened.unwrap_err(), SubmitError::OtherNode.into());
     assert!(!ours.is_in_use(), "nothing has begun");
     // Names of operations are alike in both.
     let (here, there) = (pair.client.start_accept().unwrap(), pair.server.start_accept().unwrap());
@@ -78,6 +76,11 @@ fn memory_and_operations_are_of_one_node() {
     there.cancel().unwrap();
     assert_eq!(end(&there), Err(OpError::Cancelled), "its own node has it still");
     pair.close(window);
+    let window =
+        pair.client.open_window(pair.to_server, &theirs, 0..4096, Rights::GET).expect("nobody else uses it now");
+    let opened = pair.server.open_window(pair.to_client, &theirs, 0..1, Rights::GET);
+    assert_eq!(opened.unwrap_err(), SubmitError::OtherNode.into());
+    drop(window);
 }
 
 /// The server's window lies in a file of its program's, the client receives into one.

@@ -2,6 +2,7 @@
 
 mod borrowed;
 mod closed;
+mod ends;
 mod faults;
 mod feedback;
 mod kinds;

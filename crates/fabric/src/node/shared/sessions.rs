@@ -1,0 +1,75 @@
+//! What becomes of sessions that end.
+
+use super::*;
+
+fn message(session: Session, header: &[u8]) -> Message {
+    Message { session, header: header.to_vec(), payload: Vec::new() }
+}
+
+fn began(shared: &mut Shared) -> Session {
+    let session = shared.add_session(Phase::Arriving, 9);
+    assert!(shared.session_up(session, None));
+    session
+}
+
+fn received(shared: &mut Shared) -> Option<Vec<u8>> {
+    let op = shared.receive(None).unwrap();
+    match shared.take(op)? {
+        Ok(Ok(Outcome::Message(message))) => Some(message.header),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Each would have one who receives wait while messages are there, and they would gather.
+#[test]
+fn a_session_that_never_began_leaves_no_arrivals() {
+    let mut shared = Shared::default();
+    let connecting = shared.begin(OpKind::Plain).unwrap();
+    for phase in [Phase::Arriving, Phase::Connecting(connecting)] {
+        let gone = shared.add_session(phase, 9);
+        shared.message_came(message(gone, b"of nobody"));
+        shared.session_ended(gone, CloseReason::Closed);
+        assert_eq!((shared.arrivals.len(), shared.sessions.len()), (0, 0));
+    }
+    assert_eq!(shared.take(connecting), Some(Ok(Err(OpError::Ended(CloseReason::Closed)))));
+}
+
+#[test]
+fn an_arrival_of_a_session_that_is_gone_is_passed_over() {
+    let mut shared = Shared::default();
+    let gone = shared.add_session(Phase::Arriving, 9);
+    shared.sessions.remove(gone.0);
+    shared.arrivals.push_back((0, gone.0));
+    let session = began(&mut shared);
+    shared.message_came(message(session, b"first"));
+    shared.message_came(message(session, b"second"));
+    assert_eq!(received(&mut shared).as_deref(), Some(&b"first"[..]));
+    assert_eq!(received(&mut shared).as_deref(), Some(&b"second"[..]));
+}
+
+#[test]
+fn while_a_session_ends_nothing_begins_and_its_end_is_told_last() {
+    let mut shared = Shared::default();
+    let (session, reason) = (began(&mut shared), CloseReason::Closed);
+    let (mine, any) = (shared.receive(Some(session)).unwrap(), shared.receive(None).unwrap());
+    shared.session_ends(session, reason);
+    assert_eq!(shared.count_of_class(session, Class::Now), Err(SubmitError::Ended(reason)));
+    assert_eq!(shared.count_waiting(session), Err(SubmitError::Ended(reason)));
+    assert!(shared.is_under_way(mine) && shared.is_under_way(any));
+    shared.session_ended(session, reason);
+    assert_eq!(shared.take(mine), Some(Ok(Err(OpError::Ended(reason)))));
+    assert_eq!(shared.take(any), Some(Ok(Ok(Outcome::Ended(session, reason)))));
+}
+
+/// Who closes it then is told nothing, as ever, and its receivers are.
+#[test]
+fn a_session_can_be_closed_while_it_ends() {
+    let mut shared = Shared::default();
+    let session = began(&mut shared);
+    let mine = shared.receive(Some(session)).unwrap();
+    shared.session_ends(session, CloseReason::Closed);
+    shared.close(session);
+    shared.session_ended(session, CloseReason::Closed);
+    assert_eq!(shared.take(mine), Some(Ok(Err(OpError::Ended(CloseReason::Closed)))));
+    assert_eq!((shared.sessions.len(), shared.endings.len()), (0, 0));
+}
