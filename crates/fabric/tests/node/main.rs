@@ -6,6 +6,7 @@ mod faults;
 mod feedback;
 mod kinds;
 mod messages;
+mod poll;
 mod rig;
 mod secure;
 mod threads;
