@@ -150,8 +150,8 @@ impl Group {
     /// # Errors
     /// `Busy`: the group holds as many as it was made for, or the result was taken, or is another group's. `Forked`.
     pub fn adopt(&self, op: &Op, context: u64) -> Result<OpId, SubmitError> {
-        let mut shared = self.node.inner.lock()?;
-        let shared = &mut *shared;
+        let mut tables = self.node.inner.lock()?;
+        let shared = &mut *tables;
         let (slot, id) = (op.slot, op.id());
         let (Some(group), Some(state)) = (self.groups_state(&mut shared.groups), shared.ops.get_mut(slot)) else {
             return Err(SubmitError::Busy);
@@ -167,6 +167,9 @@ impl Group {
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, result);
+            drop(tables);
+            // Who waits for it may be the one that turns the loop, and sleep there.
+            self.node.inner.nudge();
         }
         Ok(id)
     }

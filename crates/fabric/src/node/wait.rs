@@ -242,6 +242,10 @@ impl Inner {
         let mut parker: Option<Arc<Parker>> = None;
         let found = loop {
             if let Some(mut engine) = self.try_engine() {
+                // It looks for itself now: what wakes a sleeper is for the others.
+                if let Some(parker) = parker.take() {
+                    on.leave(&mut self.tables(), &parker);
+                }
                 let found = self.drive(&mut engine, deadline, &mut look);
                 engine.leave();
                 self.let_go(engine);
