@@ -9,6 +9,7 @@ mod messages;
 mod poll;
 mod rig;
 mod secure;
+mod silent;
 mod threads;
 mod transfers;
 mod windows;
