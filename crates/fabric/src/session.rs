@@ -285,7 +285,7 @@ pub struct Liveness {
     keep_alive: Duration,
     /// The last sign of life, or when the peer began to owe.
     since: Instant,
-    probed: bool,
+    probed: Option<Instant>,
     owes: bool,
 }
 
@@ -303,13 +303,13 @@ pub enum Health {
 impl Liveness {
     /// A peer that owes nothing.
     pub fn new(keep_alive: Duration, now: Instant) -> Self {
-        Self { keep_alive, since: now, probed: false, owes: false }
+        Self { keep_alive, since: now, probed: None, owes: false }
     }
 
     /// Something came.
     pub fn heard(&mut self, now: Instant) {
         self.since = self.since.max(now);
-        self.probed = false;
+        self.probed = None;
     }
 
     /// The peer owes something from now on, or no longer.
@@ -325,16 +325,20 @@ impl Liveness {
         self.owes
     }
 
-    /// What to do now.
+    /// What to do now. Nobody is dead who was not asked: while a loop is not turned it is its own silence that it hears.
     pub fn check(&mut self, now: Instant) -> Health {
         let silence = now - self.since;
         if !self.owes || silence < self.keep_alive {
             return Health::Well;
         }
-        if silence >= self.keep_alive * 2 {
-            return Health::Dead;
+        match self.probed {
+            None => {
+                self.probed = Some(now);
+                Health::Probe
+            }
+            Some(at) if now - at >= self.keep_alive => Health::Dead,
+            Some(_) => Health::Well,
         }
-        if std::mem::replace(&mut self.probed, true) { Health::Well } else { Health::Probe }
     }
 }
 
@@ -455,6 +459,11 @@ mod tests {
         assert_eq!(peer.check(at(100_360)), Health::Dead);
         peer.set_owes(false, at(100_361));
         assert_eq!(peer.check(at(200_000)), Health::Well);
+        // Nobody has looked for long.
+        peer.set_owes(true, at(200_000));
+        assert_eq!(peer.check(at(300_000)), Health::Probe);
+        assert_eq!(peer.check(at(300_099)), Health::Well);
+        assert_eq!(peer.check(at(300_100)), Health::Dead);
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Core {
         let Some(link) = self.links.get_mut(&session) else { return };
         let reason = link.ended.unwrap_or(CloseReason::Closed);
         let (waiting, deferred) = (std::mem::take(&mut link.waiting), std::mem::take(&mut link.deferred));
+        self.note_debts(session);
         for one in waiting {
             self.send_or_end(fabric, reactor, (session, reason), one);
         }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
 use super::command::{Command, Header};
+use super::debts::Debts;
 use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
@@ -78,6 +79,11 @@ pub(super) struct Link {
     /// Flushes, each with the number of puts before it.
     pub(super) flushes: VecDeque<(u64, Slot)>,
     pub(super) windows: HashSet<(u64, u64)>,
+    /// Windows that were closed while the peer may have been sending into them.
+    pub(super) filling: usize,
+    /// Whether the fabric was told that the peer owes something, and whether it is to be told anew.
+    pub(super) was_owed: bool,
+    pub(super) debts_noted: bool,
     pub(super) ended: Option<CloseReason>,
 }
 
@@ -124,6 +130,7 @@ pub(super) struct Core {
     /// Sessions of which something is deferred.
     pub(super) crowded: Vec<Session>,
     pub(super) closings: Closings,
+    pub(super) debts: Debts,
     pub(super) layer: Option<Box<dyn Layer>>,
     pub(super) credits: u16,
     alarm: Option<Instant>,
@@ -154,6 +161,7 @@ impl Engine {
             lingering: Vec::new(),
             crowded: Vec::new(),
             closings: Closings::default(),
+            debts: Debts::default(),
             layer,
             credits: options.messages.max(1),
             alarm: None,
@@ -206,8 +214,12 @@ impl Engine {
     /// Sends what has gathered, and begins what may now begin.
     fn flush(&mut self) {
         loop {
+            self.core.end_filling(&mut self.fabric);
+            // Before: who is watched from now on has the fabric set a timer.
+            self.core.tell_debts(&mut self.fabric, &self.reactor);
             self.fabric.flush(&mut self.reactor, &mut self.core);
-            if self.core.crowded.is_empty() || !self.core.run_deferred(&mut self.fabric, &mut self.reactor) {
+            let ran = !self.core.crowded.is_empty() && self.core.run_deferred(&mut self.fabric, &mut self.reactor);
+            if !ran && !self.core.debts.are_untold() {
                 break;
             }
         }
@@ -366,6 +378,9 @@ impl Core {
             streamed: HashMap::new(),
             flushes: VecDeque::new(),
             windows: HashSet::new(),
+            filling: 0,
+            was_owed: false,
+            debts_noted: false,
             ended: None,
         };
         self.links.insert(session, link);

@@ -80,5 +80,6 @@ impl Core {
             }
             _ => {}
         }
+        self.note_debts(session);
     }
 }

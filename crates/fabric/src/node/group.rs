@@ -165,8 +165,8 @@ impl Group {
         if op.node.number() != self.node.number() {
             return Err(SubmitError::OtherNode);
         }
-        let mut shared = self.node.inner.lock()?;
-        let shared = &mut *shared;
+        let mut tables = self.node.inner.lock()?;
+        let shared = &mut *tables;
         let (slot, id) = (op.slot, op.id());
         let (Some(group), Some(state)) = (self.groups_state(&mut shared.groups), shared.ops.get_mut(slot)) else {
             return Err(SubmitError::Busy);
@@ -183,6 +183,9 @@ impl Group {
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, (origin, result));
+            drop(tables);
+            // Who waits for it may be the one that turns the loop, and sleep there.
+            self.node.inner.nudge();
         }
         Ok(id)
     }

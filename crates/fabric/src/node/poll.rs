@@ -1,15 +1,19 @@
 //! For programs with an event loop of their own: a descriptor to poll, and a call to make when it is readable.
 //!
-//! The descriptor is an epoll of three: the loop's own, a timer for the loop's next one, and an event for what other threads have
-//! brought meanwhile.
+//! The descriptor is an epoll of three: the loop's own, a timer for the loop's next one, and an event for what has ended or
+//! is left to do. The last two are seen to by whoever lets go of the engine, for whatever he had it: who polls has not turned the
+//! loop last.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use byway_reactor::{Instant, Wait};
+use byway_reactor::{Errno, Instant, Wait};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
+use super::engine::Engine;
 use super::error::WaitError;
 use super::{Inner, Node};
 
@@ -17,7 +21,12 @@ pub(super) struct Poll {
     all: OwnedFd,
     timer: OwnedFd,
     event: OwnedFd,
+    /// What the timer is set to, on the loop's clock.
+    armed: AtomicU64,
 }
+
+/// No time of the loop's.
+const DISARMED: u64 = u64::MAX;
 
 /// Turns in one call of [`Node::progress`]; what is left keeps the descriptor readable.
 const TURNS_MAX: usize = 16;
@@ -31,27 +40,54 @@ impl Poll {
         for fd in [inner.loop_fd.as_fd(), timer.as_fd(), event.as_fd()] {
             epoll::add(&all, fd, EventData::new_u64(0), EventFlags::IN)?;
         }
-        Ok(Self { all, timer, event })
+        Ok(Self { all, timer, event, armed: AtomicU64::new(DISARMED) })
     }
 
-    /// Makes the descriptor readable at once, or at that time.
-    fn arm(&self, ready: bool, left: Option<std::time::Duration>) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.event, &mut count);
-        if ready {
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    /// Makes the descriptor readable when the loop's next timer is due. For who has the engine, and so for one thread at a time.
+    fn arm(&self, next: Option<Instant>, now: Instant) {
+        let at = next.map_or(DISARMED, |next| next.since(Instant::ZERO).as_nanos() as u64);
+        if self.armed.swap(at, Ordering::Relaxed) == at {
+            return;
         }
         // Zero would disarm it.
-        let nanos = left.map_or(0, |left| left.as_nanos().clamp(1, 1 << 62)) as i64;
+        let nanos = next.map_or(0, |next| next.since(now).as_nanos().clamp(1, 1 << 62)) as i64;
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let at = Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 };
         let spec = Itimerspec { it_interval: zero, it_value: at };
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// Something has come while another thread turned the loop.
+    /// Who has the engine wakes for its timers himself from now on: nobody else is to find one due, and nothing to do.
+    pub(super) fn disarm(&self) {
+        self.arm(None, Instant::ZERO);
+    }
+
+    /// Makes the descriptor readable at once: something has ended, or is left to do.
     pub(super) fn signal(&self) {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Takes back what was signalled: for who looks after this, and at all that there is.
+    fn clear(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count);
+    }
+}
+
+impl Inner {
+    /// Lets go of the engine, and leaves what the loop must do next to those who poll. To be followed by [`Inner::left_engine`].
+    pub(super) fn let_go(&self, mut engine: MutexGuard<'_, Engine>) {
+        let quiet = self.poll.get().is_some_and(|poll| {
+            let (quiet, next) = engine.reactor().before_sleep();
+            poll.arm(next, engine.now());
+            quiet
+        });
+        drop(engine);
+        // Not before: whoever polls would find the engine taken, and think that this was still to come. The descriptor may have been
+        // asked for in between.
+        if let Some(poll) = self.poll.get().filter(|_| !quiet) {
+            poll.signal();
+        }
     }
 }
 
@@ -67,7 +103,7 @@ impl Node {
         }
         if self.inner.poll.get().is_none() {
             let poll = Poll::new(&self.inner)?;
-            poll.arm(true, None);
+            poll.signal();
             let _ = self.inner.poll.set(poll);
         }
         self.inner.poll.get().map(|poll| poll.all.as_fd()).ok_or_else(|| std::io::ErrorKind::Other.into())
@@ -78,37 +114,53 @@ impl Node {
     /// # Errors
     /// `Forked`, or the kernel does not let the node look.
     pub fn progress(&self) -> Result<bool, WaitError> {
-        self.turn()?;
-        Ok(std::mem::take(&mut self.inner.lock()?.news))
+        self.look(true)
     }
 
-    /// As [`Node::progress`], and leaves it to that to say what has ended: for a [`Layer`](super::Layer) that looks on behalf of a program.
+    /// As [`Node::progress`], and leaves it to that to say what has ended, for which the descriptor stays readable: for a
+    /// [`Layer`](super::Layer) that looks on behalf of a program.
     ///
     /// # Errors
     /// As there.
     pub fn turn(&self) -> Result<(), WaitError> {
-        drop(self.inner.lock()?);
-        let mut quiet = (false, None);
-        let mut held = false;
-        if let Some(mut engine) = self.inner.try_engine() {
-            held = true;
-            for _ in 0..TURNS_MAX {
-                engine.submit();
-                engine.reap(Wait::Poll).map_err(WaitError::Io)?;
-                let (may_sleep, next): (bool, Option<Instant>) = engine.reactor().before_sleep();
-                let now = engine.now();
-                quiet = (may_sleep, next.map(|at| at.since(now)));
-                if may_sleep {
-                    break;
-                }
-            }
-            engine.leave();
-            drop(engine);
-            self.inner.left_engine();
+        self.look(false).map(drop)
+    }
+
+    fn look(&self, takes_news: bool) -> Result<bool, WaitError> {
+        let inner = &self.inner;
+        drop(inner.lock()?);
+        // What is signalled from here on is for the next look.
+        if let Some(poll) = inner.poll.get() {
+            poll.clear();
         }
-        if let Some(poll) = self.inner.poll.get() {
-            // While somebody else turns the loop, what he brings is signalled: after this, or it is in the news already.
-            poll.arm(held && !quiet.0, quiet.1);
+        let turned = inner.try_engine().map(|mut engine| {
+            let turned = engine.turn_until_quiet();
+            engine.leave();
+            inner.let_go(engine);
+            turned
+        });
+        // Who has taken it is not told of it again.
+        let news = takes_news && std::mem::take(&mut inner.lock()?.news);
+        match turned {
+            Some(turned) => {
+                inner.left_engine();
+                turned.map_err(WaitError::Io)?;
+            }
+            // While somebody else turns the loop, what he brings is signalled, and its timers are his.
+            None => inner.tell_poll(),
+        }
+        Ok(news)
+    }
+}
+
+impl Engine {
+    fn turn_until_quiet(&mut self) -> Result<(), Errno> {
+        for _ in 0..TURNS_MAX {
+            self.submit();
+            self.reap(Wait::Poll)?;
+            if self.reactor().before_sleep().0 {
+                break;
+            }
         }
         Ok(())
     }

@@ -99,6 +99,7 @@ impl Node {
     /// `Busy`, `Forked`.
     pub fn start_accept(&self) -> Result<Op, SubmitError> {
         let slot = self.inner.lock()?.accept()?;
+        self.inner.tell_poll();
         Ok(Op { node: self.clone(), slot })
     }
 
@@ -171,6 +172,9 @@ impl Node {
             shared.commands.push_back(Command::GiveCredit { session });
             drop(shared);
             self.inner.nudge();
+        } else {
+            drop(shared);
+            self.inner.tell_poll();
         }
         Ok(Op { node: self.clone(), slot })
     }
@@ -401,7 +405,7 @@ impl Node {
         let (held, registrations) = match self.inner.try_engine() {
             Some(mut engine) => {
                 let (held, registrations) = (engine.held(), engine.registrations());
-                drop(engine);
+                self.inner.let_go(engine);
                 self.inner.left_engine();
                 (held, registrations)
             }

@@ -286,8 +286,11 @@ impl Core {
         if let Some(window) = streamed {
             *link.streamed.entry(window).or_default() += 1;
         }
+        self.note_debts(session);
         // It ends when its memory is noted here, and not before: else who waits could find it in use.
-        link.asked += parts.len();
+        if let Some(link) = self.links.get_mut(&session) {
+            link.asked += parts.len();
+        }
         let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
         let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
         let name = self.puts.insert(put);
@@ -351,6 +354,7 @@ impl Core {
         for op in done {
             self.complete(op, result.clone());
         }
+        self.note_debts(session);
     }
 
     pub(super) fn start_flush(&mut self, op: Slot, session: Session) {

@@ -158,7 +158,7 @@ impl Inner {
             None => self.waker.wake(),
             Some(mut engine) => {
                 engine.pass_on();
-                drop(engine);
+                self.let_go(engine);
                 self.left_engine();
             }
         }
@@ -182,11 +182,12 @@ impl Inner {
             drop(shared);
             let Some(mut engine) = self.try_engine() else { return };
             engine.pass_on();
+            self.let_go(engine);
         }
     }
 
     /// Tells those who wait with a poll of their own that something has ended.
-    fn tell_poll(&self) {
+    pub(super) fn tell_poll(&self) {
         if let Some(poll) = self.poll.get()
             && self.tables().news
         {
@@ -211,6 +212,9 @@ impl Inner {
                 Some(at) => Wait::Until(at),
                 None => Wait::Block,
             };
+            if let Some(poll) = self.poll.get().filter(|_| wait != Wait::Poll) {
+                poll.disarm();
+            }
             engine.reap(wait).map_err(WaitError::Io)?;
             self.tell_poll();
             if let Some(found) = look(&mut self.tables()) {
@@ -238,9 +242,13 @@ impl Inner {
         let mut parker: Option<Arc<Parker>> = None;
         let found = loop {
             if let Some(mut engine) = self.try_engine() {
+                // It looks for itself now: what wakes a sleeper is for the others.
+                if let Some(parker) = parker.take() {
+                    on.leave(&mut self.tables(), &parker);
+                }
                 let found = self.drive(&mut engine, deadline, &mut look);
                 engine.leave();
-                drop(engine);
+                self.let_go(engine);
                 break found;
             }
             match &parker {

@@ -12,6 +12,7 @@ use super::memory::{Descriptor, Rights};
 use super::op::Outcome;
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
+use crate::windows::Closed;
 use crate::{Capabilities, Fabric, WindowKey};
 
 /// What a window is opened with: it is closed when it was used once.
@@ -112,7 +113,11 @@ impl Core {
             let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(reactor, link.fabric, *key));
             recalled.extend(lent.map(|key| (link.fabric, key.0)));
         }
-        let _ = (fabric.windows().close(keys.0), fabric.windows().close(keys.1));
+        for key in [keys.0, keys.1] {
+            if matches!(fabric.windows().close(key), Closed::WhenReceived) {
+                self.note_filling(key, sessions);
+            }
+        }
         if recalled.is_empty() {
             return self.linger(op, vec![mapping], Ok(Outcome::Done));
         }

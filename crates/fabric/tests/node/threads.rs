@@ -1,13 +1,13 @@
 //! Many threads on one node: each end goes to one of them, and none waits in vain.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Deadline, Op, Outcome, Rights, WaitError};
+use byway_fabric::node::{Deadline, GroupCompletion, Op, Outcome, Rights, WaitError};
 
-use crate::rig::{Rig, Turner, Wire, done, end, pattern, soon};
+use crate::rig::{Pair, Rig, Turner, Wire, done, end, pattern, soon};
 
 crate::over_each_wire!(
     each_completion_of_a_group_is_seen_once,
@@ -16,6 +16,8 @@ crate::over_each_wire!(
     the_first_of_several_is_found,
     many_threads_transfer_at_once,
     a_loop_outlives_the_thread_that_began_its_operations,
+    what_had_ended_when_it_was_added_wakes_who_turns_the_loop,
+    what_had_ended_when_it_was_added_wakes_each_who_waits,
 );
 
 crate::over_rdma!(
@@ -213,5 +215,73 @@ fn a_loop_outlives_the_thread_that_began_its_operations(rig: &Rig) {
             });
         });
         assert_eq!(pair.client.receive(soon()).unwrap().header, [round]);
+    }
+}
+
+/// Waits until somebody else turns the client's loop: nobody counts its frames then.
+fn is_turned(pair: &Pair) {
+    let began = Instant::now();
+    while pair.client.counters().unwrap().frame_bytes > 0 && began.elapsed() < Duration::from_millis(50) {
+        std::thread::yield_now();
+    }
+}
+
+/// Has messages wait at the client.
+fn send_ahead(pair: &Pair, messages: usize) {
+    for _ in 0..messages {
+        done(&pair.server.send(pair.to_client, b"ahead", &[]).unwrap());
+    }
+    for _ in 0..10 {
+        pair.client.progress().unwrap();
+    }
+}
+
+/// What comes first out of a wait for a group. (One that is over looks once more, and finds what nobody woke it for.)
+#[track_caller]
+fn first(waits: &mpsc::Receiver<Result<GroupCompletion, WaitError>>) -> u64 {
+    let completion = waits.recv_timeout(Duration::from_secs(2)).expect("somebody is woken");
+    completion.unwrap().context
+}
+
+fn what_had_ended_when_it_was_added_wakes_who_turns_the_loop(rig: &Rig) {
+    let pair = rig.pair();
+    let group = pair.client.group(8).unwrap();
+    for round in 0..20 {
+        send_ahead(&pair, 1);
+        std::thread::scope(|scope| {
+            let (waiting, waits) = mpsc::channel();
+            let group = &group;
+            scope.spawn(move || waiting.send(group.wait(soon())));
+            is_turned(&pair);
+            group.add(pair.client.start_receive(None).unwrap(), round).unwrap();
+            assert_eq!(first(&waits), round);
+        });
+    }
+}
+
+/// Some of them have slept before one of them turned the loop.
+fn what_had_ended_when_it_was_added_wakes_each_who_waits(rig: &Rig) {
+    let pair = rig.pair();
+    let group = pair.client.group(8).unwrap();
+    for _ in 0..10 {
+        send_ahead(&pair, 3);
+        let turner = Turner::of(&pair.client);
+        is_turned(&pair);
+        std::thread::scope(|scope| {
+            let (waiting, waits) = mpsc::channel();
+            for _ in 0..3 {
+                let (group, waiting) = (&group, waiting.clone());
+                scope.spawn(move || waiting.send(group.wait(soon())));
+            }
+            std::thread::yield_now();
+            drop(turner);
+            is_turned(&pair);
+            for context in 0..3 {
+                group.add(pair.client.start_receive(None).unwrap(), context).unwrap();
+            }
+            let mut contexts = [(); 3].map(|()| first(&waits));
+            contexts.sort_unstable();
+            assert_eq!(contexts, [0, 1, 2]);
+        });
     }
 }

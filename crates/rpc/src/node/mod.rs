@@ -209,7 +209,8 @@ impl Rpc {
     /// # Errors
     /// `Forked`: in a child of the process that opened the node.
     pub fn counters(&self) -> Result<RpcCounters, SubmitError> {
-        self.node.progress().map_err(|_| SubmitError::Forked)?;
+        // Whose news these are is told by `progress`.
+        self.node.turn().map_err(|_| SubmitError::Forked)?;
         let tables = self.tables();
         Ok(RpcCounters { calls: tables.pending.len(), ..tables.counters })
     }

@@ -58,7 +58,8 @@ impl Tables {
 
 impl Rpc {
     /// Waits for a call. Threads share the calls: each goes to one. With a deadline that has passed it is a look, which begins
-    /// nothing that ends later and would make [`Node::descriptor`](byway_fabric::node::Node::descriptor) readable again.
+    /// nothing that ends later and would make [`Node::descriptor`](byway_fabric::node::Node::descriptor) readable again. What has ended
+    /// it leaves to [`Node::progress`](byway_fabric::node::Node::progress).
     ///
     /// # Errors
     /// None by the deadline.
