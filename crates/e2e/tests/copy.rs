@@ -194,6 +194,31 @@ fn a_file_that_is_served_or_copied_to_is_no_destination() {
 }
 
 #[test]
+fn a_volume_is_not_copied_onto_the_file_behind_it() {
+    let rig = Rig::new();
+    let image = rig.image("served", SIZE);
+    std::fs::hard_link(rig.path("served"), rig.path("linked")).unwrap();
+    std::os::unix::fs::symlink(rig.path("served"), rig.path("pointed")).unwrap();
+    // Neither keeps others from opening it for writing.
+    for option in ["ro", "shared"] {
+        let mut server = rig.serve("auto", &[format!("v={},{option}", rig.text("served"))]);
+        let [native, ..] = rig.names(&server, "v");
+        for to in ["served", "linked", "pointed"] {
+            for more in [&["--overwrite"][..], &["--overwrite", "--verify"], &[]] {
+                let said = rig.fail(&native, &rig.text(to), more);
+                assert!(said.contains("both source and destination"), "{option}: {said}");
+                assert!(std::fs::read(rig.path("served")).unwrap() == image, "{option}: {to} was touched");
+            }
+        }
+        // Another file is none of that.
+        std::fs::write(rig.path("other"), noise(SIZE, 4)).unwrap();
+        rig.copy(&native, &rig.text("other"), &["--overwrite"]);
+        assert!(std::fs::read(rig.path("other")).unwrap() == image);
+        server.terminate();
+    }
+}
+
+#[test]
 fn a_destination_that_is_blank_again_gets_everything() {
     let rig = Rig::new();
     let image = rig.image("source", SIZE);

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use byway_reactor::{FileOptions, OpenFile};
 use byway_service::block::{OpenError, is_claimed, lock_for_writing};
 use rustix::fs::OFlags;
 
@@ -65,6 +66,17 @@ impl Claim {
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The name by which a server that has this file open tells what its volume lies in ([`OpenFile::medium`]): the same
+    /// name, the same file. `None` for a device, which many machines have by the same number (and which a copy does not
+    /// empty first), and where the file system does not tell a file's birth.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn medium(&self) -> io::Result<Option<u64>> {
+        let file = OpenFile::from_fd(self.file.try_clone()?.into(), FileOptions::default())?;
+        Ok(Some(file.medium()).filter(|medium| *medium != 0 && !file.is_device()))
     }
 
     /// What it was when it was claimed.
