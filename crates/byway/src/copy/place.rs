@@ -354,7 +354,7 @@ fn find_path((from, source): (&Place, &Opened), to: &Path) -> Result<Option<Foun
     if medium.is_some() && medium == claim.medium()? {
         return Ok(None);
     }
-    Ok(Some(Found::Path { claim: Some(claim) }))
+    Ok(Some(Found::Path { claim: Some(claim.alone()?) }))
 }
 
 #[cfg(test)]
