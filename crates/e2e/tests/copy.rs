@@ -193,6 +193,60 @@ fn a_file_that_is_served_or_copied_to_is_no_destination() {
     rig.copy(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
 }
 
+/// A volume that keeps nobody from writing to its file.
+fn serve_unlocked(rig: &Rig, option: &str) -> Server {
+    rig.serve("auto", &[format!("v={},{option}", rig.text("served"))])
+}
+
+#[test]
+fn a_volume_is_not_copied_onto_the_file_behind_it() {
+    let rig = Rig::new();
+    let image = rig.image("served", SIZE);
+    std::fs::hard_link(rig.path("served"), rig.path("linked")).unwrap();
+    std::os::unix::fs::symlink(rig.path("served"), rig.path("pointed")).unwrap();
+    for option in ["ro", "shared"] {
+        let mut server = serve_unlocked(&rig, option);
+        let [native, ..] = rig.names(&server, "v");
+        for to in ["served", "linked", "pointed"] {
+            for more in [&["--overwrite"][..], &["--overwrite", "--verify"], &[]] {
+                let said = rig.fail(&native, &rig.text(to), more);
+                assert!(said.contains("both source and destination"), "{option}: {said}");
+                assert!(std::fs::read(rig.path("served")).unwrap() == image, "{option}: {to} was touched");
+            }
+        }
+        // Another file is none of that.
+        std::fs::write(rig.path("other"), noise(SIZE, 4)).unwrap();
+        rig.copy(&native, &rig.text("other"), &["--overwrite"]);
+        assert!(std::fs::read(rig.path("other")).unwrap() == image);
+        server.terminate();
+    }
+}
+
+#[test]
+fn a_file_that_is_served_to_be_read_is_no_destination_either() {
+    let rig = Rig::new();
+    let image = rig.image("served", SIZE);
+    std::fs::write(rig.path("source"), noise(SIZE, 4)).unwrap();
+    for option in ["ro", "shared"] {
+        let mut server = serve_unlocked(&rig, option);
+        let [_, by_nbd, by_socket] = rig.names(&server, "v");
+        for from in [by_nbd, by_socket, rig.text("source")] {
+            let said = rig.fail(&from, &rig.text("served"), &["--overwrite"]);
+            assert!(said.contains("is in use: it is served"), "{option}: {said}");
+            assert!(std::fs::read(rig.path("served")).unwrap() == image, "{option}: {from} was copied over it");
+        }
+        // Neither those who read it nor those who write to it are kept away.
+        let folder = tempfile::tempdir().unwrap();
+        let volumes = ["ro", "shared"].map(|option| format!("{option}={},{option}", rig.text("served")));
+        let writer = format!("rw={}", rig.text("served"));
+        let mut arguments = vec!["--listen", "tcp://127.0.0.1:0"];
+        arguments.extend([&volumes[0], &volumes[1], &writer].into_iter().flat_map(|volume| ["--volume", volume]));
+        Server::start(folder.path(), 1, &arguments).terminate();
+        server.terminate();
+    }
+    rig.copy(&rig.text("source"), &rig.text("served"), &["--overwrite"]);
+}
+
 #[test]
 fn a_destination_that_is_blank_again_gets_everything() {
     let rig = Rig::new();
@@ -289,6 +343,9 @@ fn qemu_nbd_gives_and_takes() {
     let server = ForeignServer::qemu_nbd(&qemu, &rig.path("s"), &rig.path("back"));
     rig.copy(&rig.text("source"), &server.uri(""), &["--overwrite"]);
     assert!(std::fs::read(rig.path("back")).unwrap() == image);
+    let said = rig.fail(&server.uri(""), &rig.text("back"), &["--overwrite"]);
+    assert!(said.contains("another program has locked it"), "{said}");
+    assert!(std::fs::read(rig.path("back")).unwrap() == image, "nothing was touched");
     assert!(zero_bytes(&rig.copy(&server.uri(""), &rig.text("out"), &[])) >= 6 << 20, "it tells of its holes");
     assert!(std::fs::read(rig.path("out")).unwrap() == image);
 }

@@ -33,6 +33,7 @@ mod path;
 pub mod privilege;
 pub mod probe;
 mod reactor;
+pub mod record_lock;
 mod region;
 pub mod seeded;
 mod shared;

@@ -1,5 +1,6 @@
 //! A file or block device that is to be overwritten, held against everybody else of this machine who would write to it:
-//! servers and other copies. They hold theirs in the same way.
+//! servers and other copies. They hold theirs in the same way. Those who only read it, or share it, say so by another lock
+//! ([`record_lock`]), which keeps no server away.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -7,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use byway_reactor::{FileOptions, OpenFile, record_lock};
 use byway_service::block::{OpenError, is_claimed, lock_for_writing};
 use rustix::fs::OFlags;
 
@@ -62,9 +64,33 @@ impl Claim {
         Ok(Self { file, metadata })
     }
 
+    /// Refuses what others have open who keep no writer away, and would have it emptied under them: servers that only read
+    /// it or share it, and programs that lock records of it, as virtual machines do of their disks.
+    ///
+    /// # Errors
+    /// [`ClaimError::InUse`].
+    pub fn alone(self) -> Result<Self, ClaimError> {
+        // A file system without such locks does not tell.
+        if record_lock::is_held_by_others(self.file.as_fd()).unwrap_or(false) {
+            return Err(ClaimError::InUse("it is served, or another program has locked it (fcntl)"));
+        }
+        Ok(self)
+    }
+
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The name by which a server that has this file open tells what its volume lies in ([`OpenFile::medium`]): the same
+    /// name, the same file. `None` for a device, which many machines have by the same number (and which a copy does not
+    /// empty first), and where the file system does not tell a file's birth.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn medium(&self) -> io::Result<Option<u64>> {
+        let file = OpenFile::from_fd(self.file.try_clone()?.into(), FileOptions::default())?;
+        Ok(Some(file.medium()).filter(|medium| *medium != 0 && !file.is_device()))
     }
 
     /// What it was when it was claimed.
@@ -129,6 +155,19 @@ mod tests {
         assert!(!flags.contains(OFlags::NONBLOCK));
         assert_eq!(std::fs::read(&path).unwrap(), b"something");
         drop(open);
+    }
+
+    #[test]
+    fn what_others_read_is_claimed_by_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "something").unwrap();
+        let reader = File::open(&path).unwrap();
+        drop(Claim::existing(&path).unwrap().alone().unwrap());
+        record_lock::hold_for_reading(reader.as_fd()).unwrap();
+        assert!(matches!(Claim::existing(&path).unwrap().alone(), Err(ClaimError::InUse(_))));
+        drop(reader);
+        Claim::existing(&path).unwrap().alone().unwrap();
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct CopyArguments {
     #[arg(value_parser = place_parser())]
     pub source: Place,
     /// Where to: a file (made if it is not there), a block device, or a volume that is large enough. A file or device that
-    /// a server or another copy writes to, or that is mounted, is refused
+    /// is served, that another copy writes to, or that is mounted, is refused
     #[arg(value_parser = place_parser())]
     pub destination: Place,
     /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the

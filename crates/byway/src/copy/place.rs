@@ -152,6 +152,14 @@ impl Opened {
         }
     }
 
+    /// Names what a volume's bytes lie in, where its server tells it.
+    fn medium(&self) -> Option<u64> {
+        match self {
+            Self::File(_) => None,
+            Self::Remote(remote) => remote.info().medium,
+        }
+    }
+
     /// The volume, once the copy is over.
     pub(super) fn into_remote(self) -> Option<Remote> {
         match self {
@@ -242,7 +250,7 @@ pub(super) fn find_destination(
 ) -> Result<Option<Found>, PlaceError> {
     let bytes = source.endpoint().bytes();
     match place {
-        Place::Path(path) => find_path(from, path).map_err(|error| unclaimed(path, error)),
+        Place::Path(path) => find_path((from, source), path).map_err(|error| unclaimed(path, error)),
         Place::Remote(_) if place == from => Ok(None),
         Place::Remote(uri) => {
             let other = match source {
@@ -327,8 +335,9 @@ fn unclaimed(path: &Path, error: ClaimError) -> PlaceError {
     }
 }
 
-/// Claims what is at a path, from before it is looked at until the copy has ended; `None` if it is the source itself.
-fn find_path(from: &Place, to: &Path) -> Result<Option<Found>, ClaimError> {
+/// Claims what is at a path, from before it is looked at until the copy has ended; `None` if it is the source itself,
+/// by its path or as the volume that a server of this machine makes of it.
+fn find_path((from, source): (&Place, &Opened), to: &Path) -> Result<Option<Found>, ClaimError> {
     let there = match std::fs::metadata(to) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Found::Path { claim: None })),
         there => there?,
@@ -340,7 +349,12 @@ fn find_path(from: &Place, to: &Path) -> Result<Option<Found>, ClaimError> {
             return Ok(None);
         }
     }
-    Ok(Some(Found::Path { claim: Some(Claim::existing(to)?) }))
+    let claim = Claim::existing(to)?;
+    let medium = source.medium();
+    if medium.is_some() && medium == claim.medium()? {
+        return Ok(None);
+    }
+    Ok(Some(Found::Path { claim: Some(claim.alone()?) }))
 }
 
 #[cfg(test)]

@@ -40,6 +40,11 @@ impl RemoteEndpoint {
         &mut self.remote
     }
 
+    /// What its server said of it.
+    pub fn info(&self) -> &RemoteInfo {
+        &self.info
+    }
+
     /// Gives the volume back.
     pub fn into_remote(self) -> Remote {
         self.remote

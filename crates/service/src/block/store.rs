@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::device_memory::DeviceMemory;
-use byway_reactor::{FileOptions, OpenFile};
+use byway_reactor::{FileOptions, OpenFile, record_lock};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::OpenError;
@@ -267,11 +267,15 @@ fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<O
     if file.is_empty() {
         return Err(OpenError::Empty { path: path.to_owned() });
     }
-    if !options.read_only
-        && !options.shared
-        && let Some(fd) = file.descriptor()
-    {
-        lock_for_writing(fd, path)?;
+    match file.descriptor() {
+        Some(fd) if !options.read_only && !options.shared => lock_for_writing(fd, path)?,
+        // Nobody is kept from writing to it, and a copy does not empty it. Where there are no locks, that is not known.
+        Some(fd) => {
+            if let Err(error) = record_lock::hold_for_reading(fd) {
+                tracing::debug!(path = %path.display(), %error, "that it is served cannot be told to copies");
+            }
+        }
+        None => {}
     }
     Ok(Arc::new(file))
 }

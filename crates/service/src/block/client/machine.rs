@@ -24,7 +24,7 @@ use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use self::log::Unflushed;
+use self::log::{Name, Unflushed};
 use self::pause::Pause;
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
@@ -96,8 +96,8 @@ impl<R, W> Operation<R, W> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     User(u64),
-    /// Sends the log's entry of that number again.
-    Replay(u64),
+    /// Sends the log's entry of that name again.
+    Replay(Name),
     /// Makes room in the log.
     OwnFlush,
 }
@@ -112,8 +112,13 @@ pub(super) struct Machine<R, W> {
     changing: Vec<(u64, u64, OpId)>,
     log: VecDeque<Unflushed<W>>,
     next_sequence: u64,
-    next_id: u64,
     log_bytes: usize,
+    /// No entry of the log in front of this index is to be sent again. Each replay that looked at all of those that went
+    /// before would be quadratic: of trims, hundreds of thousands may be kept.
+    replay_from: usize,
+    /// Entries that were looked at to send some again.
+    #[cfg(test)]
+    steps: std::cell::Cell<u64>,
     /// Of each flush in flight: the first log entry that it does not cover.
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
@@ -143,8 +148,10 @@ impl<R, W: Clone> Machine<R, W> {
             changing: Vec::new(),
             log: VecDeque::new(),
             next_sequence: 0,
-            next_id: 0,
             log_bytes: 0,
+            replay_from: 0,
+            #[cfg(test)]
+            steps: std::cell::Cell::default(),
             flushing: Vec::new(),
             own_flush: false,
             place: None,
@@ -293,6 +300,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.place = Some(place);
         self.connected = true;
         self.lost_since = None;
+        self.replay_from = 0;
         self.replaying = self.log.iter().any(|entry| entry.place != place) && !seeded::is(Bug::NoReplay);
     }
 
@@ -306,6 +314,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.own_flush = false;
         self.replaying = false;
         self.replays_in_flight = 0;
+        self.replay_from = 0;
         self.log.iter_mut().for_each(|entry| entry.sent = false);
         let mut again: Vec<(u64, OpId)> = Vec::new();
         let (mut dropped, mut cancelled) = (Vec::new(), Vec::new());
@@ -343,6 +352,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.failed.get_or_insert(error);
         self.connected = false;
         self.log.clear();
+        self.replay_from = 0;
         self.log_bytes = 0;
         self.answer_queued();
     }
@@ -467,10 +477,10 @@ impl<R, W: Clone> Machine<R, W> {
                 let buffer = operation.into;
                 self.done.push(Done { tag, result: result.map_err(VolumeError::Call), buffer });
             }
-            Purpose::Replay(number) => {
+            Purpose::Replay(name) => {
                 self.replays_in_flight -= 1;
                 match result {
-                    Ok(_) => self.replay_went(number),
+                    Ok(_) => self.replay_went(name),
                     Err(error) => self.fail(VolumeError::ReplayFailed(error)),
                 }
             }
@@ -492,17 +502,27 @@ impl<R, W: Clone> Machine<R, W> {
         match operation.purpose {
             Purpose::User(_) if operation.cancelled => self.end_cancelled(id),
             Purpose::User(_) => self.queue.push_front(id),
-            Purpose::Replay(number) => {
+            Purpose::Replay(name) => {
                 self.operations.remove(id);
                 self.replays_in_flight -= 1;
-                self.replaying = true;
-                self.log.iter_mut().filter(|entry| entry.id == number).for_each(|entry| entry.sent = false);
+                self.replay_waits(name);
             }
             Purpose::OwnFlush => {
                 self.operations.remove(id);
                 self.own_flush = false;
             }
         }
+    }
+
+    fn count_step(&self) {
+        #[cfg(test)]
+        self.steps.set(self.steps.get() + 1);
+    }
+
+    /// See the field.
+    #[cfg(test)]
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.get()
     }
 
     /// Appends the answers that there are.

@@ -2,7 +2,7 @@
 //!
 //! Every write has a number, counted in order of submission, and a sector holds the number of the write that it has.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use byway_fabric::random::Random;
@@ -298,6 +298,57 @@ fn what_is_cancelled_is_not_sent_again_and_its_answer_says_whether_it_may_have_b
     machine.connected(FIRST, 1, false);
     assert_eq!((machine.next(Instant::from_nanos(5)), machine.pending()), (None, 0));
     assert!(!machine.cancel(2));
+}
+
+#[test]
+fn each_of_many_kept_changes_is_sent_again_in_order_and_none_is_searched_for() {
+    const CHANGES: u64 = 20_000;
+    let bounds = Bounds { unflushed_bytes_max: usize::MAX / 4, ..BOUNDS };
+    let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+    let mut machine: Machine<(), ()> = Machine::new(bounds, at(0));
+    machine.connected(FIRST, 1, false);
+    for tag in 0..CHANGES {
+        machine.submit(Request::Trim { offset: tag * 4096, len: 4096, durable: false }, tag).unwrap();
+        let id = machine.next(at(0)).unwrap();
+        machine.complete(id, Ok(Answer::Unit), at(0));
+    }
+    // Ten of them are cut in two by durable ones.
+    for tag in (0..CHANGES).step_by(CHANGES as usize / 10) {
+        machine.submit(Request::Trim { offset: tag * 4096 + 1024, len: 1024, durable: true }, tag).unwrap();
+        let id = machine.next(at(0)).unwrap();
+        machine.complete(id, Ok(Answer::Unit), at(0));
+    }
+    // Servers that are too busy for some, of which the first dies in the middle.
+    let (mut now, mut answers, mut sent) = (0, 0, VecDeque::new());
+    for (instance, limit) in [(2, CHANGES / 2), (3, u64::MAX)] {
+        machine.disconnected(at(now));
+        machine.connected(Place { instance, ..FIRST }, 1, false);
+        sent.clear();
+        let (mut next, mut went) = (0, 0);
+        while !machine.settled() && went < limit {
+            now += 1000;
+            while sent.len() < 16
+                && let Some(id) = machine.next(at(now))
+            {
+                sent.push_back(id);
+            }
+            answers += 1;
+            if answers % 97 == 0 {
+                // The newest, so that it is the next one.
+                machine.complete(sent.pop_back().unwrap(), Err(CallError::Busy), at(now));
+                continue;
+            }
+            let id = sent.pop_front().unwrap();
+            let operation = machine.operation(id).unwrap();
+            assert!(operation.offset >= next, "byte {} after {next}", operation.offset);
+            next = operation.offset + operation.len;
+            machine.complete(id, Ok(Answer::Unit), at(now));
+            went += 1;
+        }
+        assert!(went == limit || went == CHANGES + 10 && next == CHANGES * 4096, "{went} changes up to byte {next}");
+    }
+    let each = machine.steps() / machine.replayed();
+    assert!(each < 64, "{each} entries were looked at for each that was sent");
 }
 
 #[test]

@@ -5,11 +5,17 @@ use byway_reactor::seeded::{self, Bug};
 use super::super::super::wire::CallError;
 use super::{Kind, Machine, OpId, Operation, Place, Purpose};
 
+/// Names a kept change. The log is in the order of these names: what a cut leaves of a change keeps its place in the
+/// order of acknowledgements, and lies in the order of offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    sequence: u64,
+    offset: u64,
+}
+
 /// A change that was acknowledged and not flushed.
 #[derive(Debug)]
 pub(super) struct Unflushed<W> {
-    /// Its own number.
-    pub(super) id: u64,
     /// Its place in the order of acknowledgements.
     pub(super) sequence: u64,
     pub(super) kind: Kind,
@@ -22,6 +28,33 @@ pub(super) struct Unflushed<W> {
     pub(super) sent: bool,
 }
 
+impl<W> Unflushed<W> {
+    fn name(&self) -> Name {
+        Name { sequence: self.sequence, offset: self.offset }
+    }
+
+    fn cost(&self) -> usize {
+        log_cost(self.len, self.from.is_some())
+    }
+}
+
+impl<W: Clone> Unflushed<W> {
+    /// What is left of it in front of `first`, and from `end` on.
+    fn without(mut self, first: u64, end: u64) -> [Option<Self>; 2] {
+        let (from, to) = (self.offset, self.offset.saturating_add(self.len));
+        let behind = (to > end).then(|| Self {
+            offset: end,
+            len: to - end,
+            from: self.from.clone(),
+            start: self.start + (end - from) as usize,
+            sent: false,
+            ..self
+        });
+        self.len = first.saturating_sub(from);
+        [(from < first).then_some(self), behind]
+    }
+}
+
 /// What a kept change counts as: at least a frame's smallest size.
 fn log_cost(len: u64, has_payload: bool) -> usize {
     if has_payload { (len as usize).next_multiple_of(4096) } else { 64 }
@@ -31,15 +64,21 @@ impl<R, W: Clone> Machine<R, W> {
     /// The next entry of the log that was acknowledged in another place.
     pub(super) fn next_replay(&mut self) -> Option<OpId> {
         let place = self.place?;
-        let waits = |entry: &Unflushed<W>| entry.place != place && !entry.sent;
+        let waits = |index: &usize| {
+            self.count_step();
+            self.log[*index].place != place && !self.log[*index].sent
+        };
         let backwards = seeded::is(Bug::ReplayBackwards);
-        let next = if backwards { self.log.iter().rposition(waits) } else { self.log.iter().position(waits) };
-        let Some(index) = next else {
+        let mut left = self.replay_from..self.log.len();
+        let Some(index) = (if backwards { left.rfind(waits) } else { left.find(waits) }) else {
             self.replaying = false;
             return None;
         };
+        if !backwards {
+            self.replay_from = index;
+        }
         let entry = &self.log[index];
-        let (number, kind, range, start) = (entry.id, entry.kind, (entry.offset, entry.len), entry.start);
+        let (name, kind, range, start) = (entry.name(), entry.kind, (entry.offset, entry.len), entry.start);
         let payload = entry.from.clone();
         if self.overlaps_change(range.0, range.1) {
             return None;
@@ -47,7 +86,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.log[index].sent = true;
         self.replays_in_flight += 1;
         self.replayed += 1;
-        let id = self.add(kind, range, None, payload, Purpose::Replay(number));
+        let id = self.add(kind, range, None, payload, Purpose::Replay(name));
         if let Some(operation) = self.operations.get_mut(id) {
             operation.start = start;
         }
@@ -67,9 +106,7 @@ impl<R, W: Clone> Machine<R, W> {
             return;
         }
         self.log_bytes += log_cost(operation.len, operation.from.is_some());
-        self.next_id += 1;
         self.log.push_back(Unflushed {
-            id: self.next_id,
             sequence: self.next_sequence,
             kind: operation.kind,
             offset: operation.offset,
@@ -84,43 +121,49 @@ impl<R, W: Clone> Machine<R, W> {
 
     /// What was durably changed from `first` to `end` is no longer kept in older versions.
     fn cut(&mut self, first: u64, end: u64) {
-        let mut index = 0;
-        while let Some(entry) = self.log.get_mut(index) {
-            let (from, to) = (entry.offset, entry.offset.saturating_add(entry.len));
-            index += 1;
-            if from >= end || to <= first {
+        let is_touched = |entry: &Unflushed<W>| entry.offset < end && first < entry.offset.saturating_add(entry.len);
+        if !self.log.iter().any(is_touched) {
+            return;
+        }
+        // Rebuilt in one pass: each entry that is taken out of the middle, or put there, moves half of the others.
+        for entry in std::mem::take(&mut self.log) {
+            if !is_touched(&entry) {
+                self.log.push_back(entry);
                 continue;
             }
-            let Some(mut whole) = self.log.remove(index - 1) else { return };
-            self.log_bytes -= log_cost(whole.len, whole.from.is_some());
-            index -= 1;
-            let mut pieces = [None, None];
-            if to > end {
-                self.next_id += 1;
-                let (skipped, id) = ((end - from) as usize, self.next_id);
-                let (kind, sequence, place) = (whole.kind, whole.sequence, whole.place);
-                let (from, start) = (whole.from.clone(), whole.start + skipped);
-                let (offset, len) = (end, to - end);
-                pieces[1] = Some(Unflushed { id, sequence, kind, offset, len, from, start, place, sent: false });
+            self.log_bytes -= entry.cost();
+            for piece in entry.without(first, end).into_iter().flatten() {
+                self.log_bytes += piece.cost();
+                self.log.push_back(piece);
             }
-            if from < first {
-                whole.len = first - from;
-                pieces[0] = Some(whole);
-            }
-            for piece in pieces.into_iter().flatten() {
-                self.log_bytes += log_cost(piece.len, piece.from.is_some());
-                self.log.insert(index, piece);
-                index += 1;
-            }
+        }
+        self.replay_from = 0;
+    }
+
+    /// Where a kept change is in the log, if it still is.
+    fn index_of(&self, name: Name) -> Option<usize> {
+        let name_of = |entry: &Unflushed<W>| {
+            self.count_step();
+            entry.name()
+        };
+        self.log.binary_search_by_key(&name, name_of).ok()
+    }
+
+    pub(super) fn replay_went(&mut self, name: Name) {
+        let Some(place) = self.place else { return };
+        if let Some(index) = self.index_of(name) {
+            self.log[index].place = place;
+            self.log[index].sent = false;
         }
     }
 
-    pub(super) fn replay_went(&mut self, number: u64) {
-        let Some(place) = self.place else { return };
-        if let Some(entry) = self.log.iter_mut().find(|entry| entry.id == number) {
-            entry.place = place;
-            entry.sent = false;
+    /// What was being sent again is not: it comes next, unless an older one has to as well.
+    pub(super) fn replay_waits(&mut self, name: Name) {
+        if let Some(index) = self.index_of(name) {
+            self.log[index].sent = false;
+            self.replay_from = self.replay_from.min(index);
         }
+        self.replaying = true;
     }
 
     pub(super) fn flushed(&mut self, id: OpId, result: Result<(), CallError>) -> Result<(), CallError> {
@@ -132,8 +175,9 @@ impl<R, W: Clone> Machine<R, W> {
             if covered.is_none_or(|covered| entry.sequence >= covered) {
                 break;
             }
-            self.log_bytes -= log_cost(entry.len, entry.from.is_some());
+            self.log_bytes -= entry.cost();
             self.log.pop_front();
+            self.replay_from = self.replay_from.saturating_sub(1);
         }
         Ok(())
     }
