@@ -56,6 +56,9 @@
 // The server did not do what it was called for; the completion has its number.
 #define BYWAY_E_STATUS -16
 
+// Operations or windows of another node use the memory, or an operation is another's.
+#define BYWAY_E_OTHER_NODE -17
+
 // The peer may write.
 #define BYWAY_PUT 1
 
@@ -117,7 +120,7 @@ struct byway_segment {
   uintptr_t len;
 };
 
-// What an operation brought.
+// What an operation brought. Whoever waits in vain finds it empty.
 struct byway_completion {
   // A receive's message, else null. Free it with `byway_message_free`.
   struct byway_message *message;
@@ -221,7 +224,8 @@ int byway_node_open(struct byway_node **node);
 // `node` can be written.
 int byway_node_open_for_calls(struct byway_node **node);
 
-// Frees a node. Its sessions are cut when its operations and windows are freed too; close them before. Null is nothing.
+// Frees a node. Its sessions are cut, and it listens no more, when its operations, windows, groups and requests are freed too; close
+// sessions before. Null is nothing.
 //
 // # Safety
 // `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.
@@ -270,14 +274,18 @@ int byway_node_descriptor(const struct byway_node *node);
 // `node` is a node.
 int byway_progress(const struct byway_node *node);
 
-// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. Free it with `byway_memory_free`.
+// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. While operations or windows of one node use it, other
+// nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 //
 // # Safety
 // `node` is a node; `memory` can be written.
-int byway_register(const struct byway_node *node, uintptr_t bytes, struct byway_memory **memory);
+int byway_register(const struct byway_node *node,
+                   uintptr_t bytes,
+                   struct byway_memory **memory);
 
 // Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
-// that it can live with what it reads; valid until the memory is freed.
+// that it can live with what it reads; where the peer requires checksums, changing what is put or got from ends the session. Valid
+// until the memory is freed.
 //
 // # Safety
 // `memory` is null or of `byway_register`.
