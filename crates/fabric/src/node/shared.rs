@@ -87,7 +87,7 @@ pub(super) struct SessionState {
 struct Ending {
     session: Session,
     reason: CloseReason,
-    /// The program was given it, by [`super::Node::accept`] or as it connected.
+    /// It did not wait to be accepted.
     known: bool,
 }
 
@@ -106,7 +106,6 @@ pub(super) struct Shared {
     receivers: VecDeque<Slot>,
     acceptors: VecDeque<Slot>,
     accepted: VecDeque<Session>,
-    /// Sessions that have ended, and whether the program was ever given them.
     endings: VecDeque<Ending>,
     /// Something ended since [`super::Node::progress`] was last called.
     pub(super) news: bool,
@@ -396,12 +395,8 @@ impl Shared {
     fn note_ending(&mut self, session: Session, reason: CloseReason) {
         let known = !self.accepted.contains(&session);
         self.accepted.retain(|other| *other != session);
-        if !known && self.sessions.get(session.0).is_none_or(|state| state.queue.is_empty()) {
-            // A stranger who said nothing: the program never heard of it, and need not hear of its end.
-            return self.forget_session(session);
-        }
         if self.endings.len() >= ENDED_SESSIONS_MAX {
-            // Strangers who come and go do not push out what sessions of the program have said last.
+            // Strangers who come and go do not push out what sessions that were accepted have said last.
             let stranger = self.endings.iter().position(|ending| !ending.known);
             if let Some(oldest) = self.endings.remove(stranger.unwrap_or(0)) {
                 self.forget_session(oldest.session);

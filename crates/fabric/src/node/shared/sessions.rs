@@ -73,3 +73,20 @@ fn a_session_can_be_closed_while_it_ends() {
     assert_eq!(shared.take(mine), Some(Ok(Err(OpError::Ended(CloseReason::Closed)))));
     assert_eq!((shared.sessions.len(), shared.endings.len()), (0, 0));
 }
+
+/// Whoever may connect can come and go as often as he likes.
+#[test]
+fn strangers_who_come_and_go_push_out_no_message_of_others() {
+    let mut shared = Shared::default();
+    let accepted = began(&mut shared);
+    let op = shared.accept().unwrap();
+    assert_eq!(shared.take(op), Some(Ok(Ok(Outcome::Session(accepted)))));
+    shared.message_came(message(accepted, b"the last"));
+    shared.session_ended(accepted, CloseReason::Closed);
+    for _ in 0..ENDED_SESSIONS_MAX + 10 {
+        let stranger = began(&mut shared);
+        shared.session_ended(stranger, CloseReason::Closed);
+    }
+    assert_eq!(shared.sessions.len(), ENDED_SESSIONS_MAX);
+    assert_eq!(received(&mut shared).as_deref(), Some(&b"the last"[..]));
+}
