@@ -13,8 +13,8 @@ pub enum Bug {
     IgnoredFua,
     /// A flush that failed is forgotten: the next one says that all is well.
     ForgottenFlushError,
-    /// A sync that fails on one file of a stripe is noted when the whole flush ends, after others have answered.
-    LateFlushError,
+    /// A sync that the kernel told that all is well answers before one that it told otherwise was looked at.
+    AnswersNotHeld,
     /// A durable zeroing makes its first file durable, not the others of a stripe.
     OneFileSynced,
     /// The client takes a flush to cover what was acknowledged before its answer, not before it was sent.
@@ -65,7 +65,7 @@ impl Bug {
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
-        Self::LateFlushError,
+        Self::AnswersNotHeld,
         Self::OneFileSynced,
         Self::FlushCoversLater,
         Self::NoReplay,

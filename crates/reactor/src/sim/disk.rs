@@ -43,8 +43,9 @@ pub struct FileFault {
     pub error: Errno,
 }
 
-/// A file of a simulated disk. Cloning it gives another handle to the same one. Its length is fixed: a write past its
-/// end answers `EINVAL`.
+/// A file of a simulated disk. Cloning it gives another handle to the same one, also for another loop: all are one open
+/// file, so that of all who sync one is told of bytes that were lost. Its length is fixed: a write past its end answers
+/// `EINVAL`.
 #[derive(Clone, Debug)]
 pub struct SimFile {
     state: Arc<Mutex<State>>,
@@ -64,6 +65,8 @@ struct State {
     /// Syncs in flight, by operation: the version up to which each makes durable.
     syncs: BTreeMap<u64, u64>,
     faults: VecDeque<FileFault>,
+    /// That bytes were lost, until somebody who syncs was told.
+    untold: Option<Errno>,
 }
 
 /// A write in flight.
@@ -85,6 +88,7 @@ impl SimFile {
             writes: BTreeMap::new(),
             syncs: BTreeMap::new(),
             faults: VecDeque::new(),
+            untold: None,
         };
         Self { state: Arc::new(Mutex::new(state)) }
     }
@@ -120,6 +124,15 @@ impl SimFile {
     /// Has the next operation of a kind fail; several are taken in order.
     pub fn fault_next(&self, fault: FileFault) {
         self.lock().faults.push_back(fault);
+    }
+
+    /// Writing out what is not durable yet fails: it is lost, and the kernel takes it for clean. The next sync or durable
+    /// write that ends is told, and nobody after.
+    pub fn fail_writeback(&self, error: Errno) {
+        let mut state = self.lock();
+        let version = state.version;
+        state.forget_dirty(version);
+        state.untold = Some(error);
     }
 
     /// What is left after a crash; gives the number of sectors that fell back to an older value.
@@ -371,8 +384,20 @@ impl Inner {
     pub(super) fn disk_done(&mut self, id: u64, key: u64) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let Some(InFlight { token, work, .. }) = node.ops.remove(&key) else { return };
-        let Work::Disk { op, file, direct, since } = work else { return };
+        let (op, file, direct, since) = match work {
+            Work::Disk { op, file, direct, since } => (op, file, direct, since),
+            Work::Told(outcome) => return node.push(token, outcome),
+            _ => return,
+        };
+        let syncs = matches!(op, Op::Sync { .. } | Op::Write { durable: true, .. });
         let outcome = self.disk_outcome(key, op, &file, since);
+        let failed = matches!(outcome, Outcome::Synced(Err(_)) | Outcome::Written { result: Err(_), .. });
+        // Who is told that bytes were lost may say so after others who then were told that all is well.
+        if syncs && failed && self.rng.one_in(2) {
+            let at = self.now + Duration::from_nanos(self.rng.between(5_000, 400_000));
+            let event = Some(self.events.add(at, Event::Disk { node: id, op: key }));
+            return self.insert(id, key, InFlight { token, work: Work::Told(outcome), event });
+        }
         if let Some(node) = self.nodes.get_mut(&id) {
             let counters = &mut node.counters;
             let (count, bytes) = match &outcome {
@@ -406,6 +431,7 @@ impl Inner {
             }
             Op::Sync { .. } => {
                 let fault = file.lock().fault(FileOp::Sync);
+                let fault = fault.or_else(|| file.lock().untold.take());
                 let fault = fault.or_else(|| self.rng.chance(plan.sync_error).then_some(Errno::IO));
                 self.count.disk_errors += u64::from(fault.is_some());
                 let mut state = file.lock();
@@ -444,6 +470,9 @@ impl Inner {
         let fault = file.lock().fault(FileOp::Write);
         let fault = fault.or_else(|| self.rng.chance(plan.write_error).then_some(Errno::IO));
         let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
+        // A durable write is told of others' bytes as a sync is, also that there was no room for them.
+        let others = durable && self.rng.chance(plan.sync_error);
+        let others = others.then(|| if self.rng.one_in(2) { Errno::NOSPC } else { Errno::IO });
         let Some(write) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;
@@ -454,6 +483,11 @@ impl Inner {
         state.end_write(&write, usize::MAX);
         if durable && len > 0 {
             let version = state.version;
+            if let Some(error) = state.untold.take().or(others) {
+                self.count.disk_errors += 1;
+                state.forget_dirty(version);
+                return Err(error);
+            }
             state.harden(write.sectors(), version);
         }
         Ok(len)

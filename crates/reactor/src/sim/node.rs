@@ -48,11 +48,31 @@ pub(super) struct InFlight {
 /// An operation in flight, with its memory and how far it is.
 #[derive(Debug)]
 pub(super) enum Work {
-    Accept { listener: Listener },
-    Connect { to: Address, from: Option<SocketAddr> },
-    Recv { socket: Socket, into: Scatter, min: usize, got: usize },
-    Send { socket: Socket, sending: Sending },
-    Disk { op: Op, file: SimFile, direct: bool, since: u64 },
+    Accept {
+        listener: Listener,
+    },
+    Connect {
+        to: Address,
+        from: Option<SocketAddr>,
+    },
+    Recv {
+        socket: Socket,
+        into: Scatter,
+        min: usize,
+        got: usize,
+    },
+    Send {
+        socket: Socket,
+        sending: Sending,
+    },
+    Disk {
+        op: Op,
+        file: SimFile,
+        direct: bool,
+        since: u64,
+    },
+    /// A file operation that has ended, and whose end is not seen yet.
+    Told(Outcome),
     Timer,
 }
 
@@ -118,6 +138,7 @@ impl Work {
             Self::Recv { into, .. } => Outcome::Received { into, result: Err(error) },
             Self::Send { sending, .. } => Outcome::Sent { gather: sending.gather, result: Err(error) },
             Self::Disk { op, .. } => crate::os::failed(op, error),
+            Self::Told(outcome) => outcome,
             Self::Timer => Outcome::TimedOut(Err(error)),
         }
     }

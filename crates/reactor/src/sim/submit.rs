@@ -105,7 +105,7 @@ impl Inner {
         }
     }
 
-    fn insert(&mut self, id: u64, op: u64, in_flight: InFlight) {
+    pub(super) fn insert(&mut self, id: u64, op: u64, in_flight: InFlight) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.ops.insert(op, in_flight);
         }

@@ -4,6 +4,7 @@ mod catalog;
 pub mod client;
 mod engine;
 mod error;
+mod health;
 mod payload;
 mod rate;
 pub mod server;

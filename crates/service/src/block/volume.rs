@@ -1,12 +1,11 @@
 //! A volume: a store with a name and the promises that its clients see. Shared by all loops.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use byway_fabric::random::Random;
-
 use super::engine::{Effect, Fault, Operation};
+use super::health::Health;
 use super::rate::Rate;
 use super::spec::{FaultEffect, FaultOperation, FaultRules};
 use super::store::{Kind, Store};
@@ -42,35 +41,12 @@ pub struct Volume {
     fault_matches: Arc<Vec<AtomicU64>>,
 }
 
-/// What is known of a volume's open files, in any size and under any options.
-#[derive(Debug)]
-struct Health {
-    /// A flush failed: what it covered may be lost, and the kernel says so only once.
-    flush_failed: AtomicBool,
-    /// Names these files, unlike any others.
-    store_identity: u64,
-}
-
-impl Health {
-    fn new() -> Self {
-        Self { flush_failed: AtomicBool::new(false), store_identity: Random::from_kernel().next_u64().max(1) }
-    }
-}
-
 impl Volume {
     /// Names a store.
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
         let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
         let fault_matches = matches_of(&options);
-        Self {
-            name: name.into(),
-            options,
-            store,
-            identity: Arc::default(),
-            health: Arc::new(Health::new()),
-            rate,
-            fault_matches,
-        }
+        Self { name: name.into(), options, store, identity: Arc::default(), health: Health::new(), rate, fault_matches }
     }
 
     /// The same volume with its store in another size, or with other options: its clients go on.
@@ -110,7 +86,7 @@ impl Volume {
     /// have not flushed again when it changes: into the new files, or into the same ones once they were opened anew, where
     /// it also makes up for a failed flush that the volume before knew of and this one does not.
     pub fn store_identity(&self) -> u64 {
-        self.health.store_identity
+        self.health.store_identity()
     }
 
     /// Its name.
@@ -192,12 +168,15 @@ impl Volume {
         fault
     }
 
-    pub(super) fn flush_failed(&self) -> bool {
-        self.health.flush_failed.load(Ordering::Acquire)
+    /// What is known of its open files.
+    pub(super) fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
-    pub(super) fn note_failed_flush(&self) {
-        self.health.flush_failed.store(true, Ordering::Release);
+    /// Whether a sync of it may be told of bytes that were lost: memory loses none, and is not to pay for it.
+    pub(super) fn syncs_can_fail(&self) -> bool {
+        let files = if let Kind::Files { files, .. } = &self.store.kind { &files[..] } else { &[] };
+        self.has_faults() || files.iter().any(|file| !file.is_receivable())
     }
 }
 

@@ -205,6 +205,41 @@ fn a_failed_sync_forgets_what_was_dirty() {
 }
 
 #[test]
+fn one_of_those_who_sync_is_told_of_a_loss_perhaps_after_others_who_were_not() {
+    let (mut passed, mut by_write) = (0, 0);
+    for seed in 0..100 {
+        let mut rig = Rig::new(seed, 2);
+        let (sim, first) = rig.open(0, "store", LEN, FileOptions::default());
+        let second = rig.loops[1].add_file(Arc::new(OpenFile::simulated(sim.clone(), FileOptions::default())));
+        rig.write(0, first, 0, &[1; SECTOR], false).unwrap();
+        sim.fail_writeback(Errno::NOSPC);
+        rig.submit(0, Op::Sync { file: first });
+        let write = rig.write_op(0, first, 1024, &[2; SECTOR], true);
+        let write = rig.submit(0, write);
+        rig.submit(1, Op::Sync { file: second });
+        let mut told = Vec::new();
+        while told.len() < 3 {
+            assert!(rig.world.step());
+            rig.turn();
+            told.extend(rig.done.iter_mut().flat_map(|done| done.drain(..)).map(|completion| {
+                let result = match completion.outcome {
+                    Outcome::Synced(result) => result,
+                    Outcome::Written { result, .. } => result.map(|_| ()),
+                    other => panic!("{other:?}"),
+                };
+                (completion.token, result)
+            }));
+        }
+        let bad: Vec<usize> = (0..3).filter(|at| told[*at].1 == Err(Errno::NOSPC)).collect();
+        assert_eq!(bad.len(), 1, "seed {seed}: {told:?}");
+        passed += usize::from(bad[0] > 0);
+        by_write += usize::from(told[bad[0]].0 == write);
+        assert_eq!(rig.sync(1, second), Ok(()), "it is told once");
+    }
+    assert!(passed > 20 && by_write > 20, "{passed} were passed, {by_write} told to a write");
+}
+
+#[test]
 fn a_cancelled_write_happened_or_left_a_prefix() {
     let (mut done, mut cancelled) = (0, 0);
     for seed in 0..50 {

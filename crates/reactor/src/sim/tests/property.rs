@@ -1,6 +1,6 @@
 //! Random lives against models, and the same life twice.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::*;
@@ -22,6 +22,10 @@ struct Model {
     in_flight: BTreeMap<u32, (usize, Vec<u64>)>,
     /// By sync in flight: how many values each sector had when it was submitted.
     syncs: BTreeMap<u32, Vec<usize>>,
+    /// Syncs and durable writes in flight: one of them is told of a loss, and the others that all is well.
+    telling: BTreeSet<u32>,
+    /// What good syncs said that ended before such others: the others, and the floors if they end well, too.
+    unsure: Vec<(BTreeSet<u32>, Vec<usize>)>,
 }
 
 impl Model {
@@ -37,26 +41,56 @@ impl Model {
                 self.floor[sector] = self.values[sector].len() - 1;
             }
         }
+        if durable {
+            if !certain {
+                self.forget(&self.values.iter().map(Vec::len).collect::<Vec<_>>());
+            }
+            self.told(token, certain);
+        }
+    }
+
+    /// What was not durable may have been lost, and is clean.
+    fn forget(&mut self, lens: &[usize]) {
+        for ((values, len), floor) in self.values.iter_mut().zip(lens).zip(&self.floor) {
+            values[..*len].iter_mut().skip(floor + 1).for_each(|(_, certain)| *certain = false);
+        }
+    }
+
+    /// Somebody who syncs has ended.
+    fn told(&mut self, token: u32, good: bool) {
+        self.telling.remove(&token);
+        self.unsure.retain(|(others, _)| good || !others.contains(&token));
+        for (mut others, floors) in std::mem::take(&mut self.unsure) {
+            others.remove(&token);
+            if others.is_empty() {
+                self.floor.iter_mut().zip(floors).for_each(|(floor, other)| *floor = other.max(*floor));
+            } else {
+                self.unsure.push((others, floors));
+            }
+        }
     }
 
     fn synced(&mut self, token: u32, good: bool) {
         let lens = self.syncs.remove(&token).expect("it was in flight");
-        for (sector, len) in lens.into_iter().enumerate() {
-            let covered = &mut self.values[sector][..len];
-            if good {
-                let last = covered.iter().rposition(|(_, certain)| *certain).expect("the first value is certain");
-                self.floor[sector] = self.floor[sector].max(last);
-            } else {
-                let floor = self.floor[sector];
-                covered.iter_mut().skip(floor + 1).for_each(|(_, certain)| *certain = false);
-            }
+        if good {
+            let last = |(values, len): (&Vec<(u64, bool)>, &usize)| {
+                values[..*len].iter().rposition(|(_, certain)| *certain).expect("the first value is certain")
+            };
+            let floors = self.values.iter().zip(&lens).map(last).collect();
+            self.unsure.push((self.telling.clone(), floors));
+        } else {
+            self.forget(&lens);
         }
+        self.told(token, good);
     }
 
     /// Checks what a crash left, and goes on from there.
     fn crashed(&mut self, how: Crash, left: &[u64], seed: u64) {
         let in_flight = std::mem::take(&mut self.in_flight);
         self.syncs.clear();
+        // One of them may have been told of a loss, and died before it said so.
+        let untold = !std::mem::take(&mut self.telling).is_empty();
+        self.unsure.clear();
         for (sector, left) in left.iter().enumerate() {
             let flying: Vec<u64> = in_flight
                 .values()
@@ -80,6 +114,9 @@ impl Model {
                 let certain = values.contains(&(*left, true));
                 values.push((*left, certain));
             }
+        }
+        if untold {
+            self.forget(&self.values.iter().map(Vec::len).collect::<Vec<_>>());
         }
     }
 }
@@ -123,7 +160,11 @@ fn files_keep_their_promises_over_many_crashes() {
                 rig.next += 1;
                 let durable = rng.one_in(8);
                 let token = Token::new(1, u8::from(durable), rig.next, 0);
-                if rng.one_in(6) {
+                let syncs = rng.one_in(6);
+                if syncs || durable {
+                    model.telling.insert(rig.next);
+                }
+                if syncs {
                     model.syncs.insert(rig.next, model.values.iter().map(Vec::len).collect());
                     rig.loops[0].submit(Op::Sync { file }, token);
                 } else {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use byway_reactor::{File, Instant, Reactor};
 
 use super::count::VolumeCounters;
+use super::hold::Held;
 use super::slicing::Slicing;
 use super::stage::Stage;
 use super::{Engine, VolumeId};
@@ -15,7 +16,7 @@ use crate::limits::RETIRED_SIZES_MAX;
 
 /// A volume on this loop.
 pub(super) struct Attached {
-    generation: u32,
+    pub(super) generation: u32,
     pub(super) volume: Arc<Volume>,
     pub(super) files: Vec<File>,
     /// Where the bytes of each file are staged; empty where that is main memory.
@@ -24,6 +25,7 @@ pub(super) struct Attached {
     retired: Vec<File>,
     pub(super) jobs: u32,
     detached: bool,
+    pub(super) held: Held,
     pub(super) counters: VolumeCounters,
     pub(super) slicing: Slicing,
 }
@@ -37,8 +39,9 @@ impl Engine {
         let generation = self.generation;
         let counters = VolumeCounters::default();
         let (retired, slicing) = (Vec::new(), Slicing::default());
+        let held = Held::new(volume.health().new_place());
         let attached =
-            Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, counters, slicing };
+            Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, held, counters, slicing };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 

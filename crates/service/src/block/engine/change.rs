@@ -19,7 +19,7 @@ impl Engine {
 
     fn start_flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
         let attached = self.attached(id)?;
-        if attached.volume.flush_failed() {
+        if attached.volume.health().flush_failed() {
             return Err(BlockError::FlushFailed);
         }
         let drops = cfg!(feature = "drop-flushes") || seeded::is(Bug::DroppedFlush);

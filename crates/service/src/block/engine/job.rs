@@ -9,6 +9,7 @@ use super::fault::{Fault, RunFault};
 use super::slicing::{Cut, Seen};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
+use crate::block::health::SyncUnderWay;
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
 use crate::block::volume::Volume;
@@ -91,6 +92,8 @@ pub(super) struct RunState {
     pub(super) len: usize,
     /// See [`Engine::find_room`](super::Engine::find_room).
     pub(super) finds_room: bool,
+    /// If it syncs.
+    pub(super) sync: Option<SyncUnderWay>,
     /// `None` but in tests of what stands above.
     pub(super) fault: Option<Box<RunFault>>,
 }
@@ -153,20 +156,21 @@ impl Job {
         matches!(&self.kind, JobKind::Read { slices, .. } if !slices.is_empty()) && self.error.is_none()
     }
 
-    /// Whether its answer says that something is durable.
-    fn is_durable(&self) -> bool {
-        match &self.kind {
+    /// Whether its answer will say that something is durable.
+    pub(super) fn says_durable(&self) -> bool {
+        let durable = match &self.kind {
             JobKind::Flush | JobKind::Write { durable: true } => true,
             JobKind::Zero(zeroing) => zeroing.flags.durable,
             _ => false,
-        }
+        };
+        durable && self.error.is_none()
     }
 
     /// The operation that it waits for has failed. If data may be lost by that, the others that are under way, also of
     /// other jobs, must know at once: the end of this job may come after theirs.
     pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
         if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
-            volume.note_failed_flush();
+            volume.health().note_failed_flush();
         }
     }
 
@@ -189,14 +193,8 @@ impl Job {
     pub(super) fn end(self, volume: &Volume) -> Done {
         let tag = self.tag;
         let mut failed = self.error;
-        let durable = self.is_durable();
-        if seeded::is(Bug::LateFlushError)
-            && let Some(error) = failed
-        {
-            self.note_failure(volume, error);
-        }
-        // The kernel reports a failure to one of the syncs that are under way: the others' data may be lost as well.
-        if failed.is_none() && durable && volume.flush_failed() {
+        // The kernel reports a failure to one of the syncs that were under way: the others' data may be lost as well.
+        if self.says_durable() && volume.health().flush_failed() {
             failed = Some(BlockError::FlushFailed);
         }
         let outcome = match self.kind {

@@ -8,6 +8,7 @@ mod attached;
 mod change;
 mod count;
 mod fault;
+mod hold;
 mod job;
 mod read;
 mod slicing;
@@ -17,7 +18,6 @@ mod zero;
 
 use std::time::Duration;
 
-use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Completion, Extent, FramePool, Instant, Op, Reactor, Token};
 use slab::Slab;
 
@@ -26,6 +26,7 @@ use self::count::SlowLog;
 pub use self::count::{Operation, Slow, VolumeCounters};
 use self::fault::RunFault;
 pub(super) use self::fault::{Effect, Fault};
+use self::hold::TAG_LOOK;
 use self::job::{Job, JobKind, RunState};
 use super::error::BlockError;
 use super::payload::Payload;
@@ -248,16 +249,22 @@ impl Engine {
     }
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
+        let attached = &self.volumes[self.jobs[job].volume.index as usize];
+        let syncs = matches!(op, Op::Sync { .. } | Op::Write { durable: true, .. }) && attached.volume.syncs_can_fail();
+        let sync = syncs.then(|| attached.volume.health().begin_sync(attached.held.place));
         let (fault, op) = match self.jobs[job].fault {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
-        let run = self.runs.insert(RunState { job, part, len, finds_room: false, fault });
+        let run = self.runs.insert(RunState { job, part, len, finds_room: false, sync, fault });
         reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 
-    /// Takes a completion of [`ENGINE_CLASS`]; appends the request that it ends, if it ends one.
+    /// Takes a completion of [`ENGINE_CLASS`]; appends the requests that it ends, and those that waited for that.
     pub fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
+        if completion.token.tag() == TAG_LOOK {
+            return self.look(reactor, completion.token, done);
+        }
         let index = completion.token.index() as usize;
         let Some(state) = self.runs.get_mut(index) else { return };
         if let Some(fault) = &mut state.fault
@@ -265,11 +272,15 @@ impl Engine {
         {
             return reactor.submit(op, completion.token);
         }
-        let run = self.runs.remove(index);
+        let mut run = self.runs.remove(index);
         let at = run.job;
+        let id = self.jobs[at].volume;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
-        let outcome =
-            if injected.is_ok() { self.find_room(reactor, &run, completion.outcome) } else { Some(completion.outcome) };
+        let outcome = if injected.is_ok() {
+            self.find_room(reactor, &mut run, completion.outcome)
+        } else {
+            Some(completion.outcome)
+        };
         let Some(outcome) = outcome else { return };
         if matches!(self.jobs[at].kind, JobKind::Zero(_)) {
             self.zero_went(reactor, at, &run, injected, &outcome);
@@ -285,20 +296,23 @@ impl Engine {
             self.jobs[at].first_slice.get_or_insert(reactor.now());
             done.push(Done { tag: self.jobs[at].tag, outcome: Outcome::Slice(slice) });
         }
-        if self.jobs[at].left == 0 {
-            self.end_job(reactor, at, done);
+        // Others may go on by that, and must find what was noted.
+        if let Some(sync) = run.sync {
+            sync.end();
         }
+        if self.jobs[at].left == 0 && !self.hold_back(at) {
+            self.answer(reactor, at, done);
+        }
+        self.release(reactor, id, done);
     }
 
     fn note_failure(&self, at: usize, error: BlockError) {
-        if !seeded::is(Bug::LateFlushError) {
-            let job = &self.jobs[at];
-            job.note_failure(&self.volumes[job.volume.index as usize].volume, error);
-        }
+        let job = &self.jobs[at];
+        job.note_failure(&self.volumes[job.volume.index as usize].volume, error);
     }
 
-    /// The last operation of a job has ended.
-    fn end_job(&mut self, reactor: &mut Reactor, at: usize, done: &mut Vec<Done>) {
+    /// A job's last operation has ended, and nothing is left to wait for.
+    fn answer(&mut self, reactor: &mut Reactor, at: usize, done: &mut Vec<Done>) {
         let job = self.jobs.remove(at);
         self.slow.note(&job, reactor.now());
         let id = job.volume;

@@ -194,8 +194,9 @@ impl Engine {
     /// when the kernel wrote them out (a thin device, NFS): who syncs first is told, and nobody after. To know which it
     /// was it is written again, without a sync: if that finds room, it was theirs, and they are lost.
     ///
-    /// Gives the outcome of the operation; `None` while that is found out.
-    pub(super) fn find_room(&mut self, reactor: &mut Reactor, run: &RunState, outcome: Outcome) -> Option<Outcome> {
+    /// Gives the outcome of the operation; `None` while that is found out: the write still counts as a sync under way then,
+    /// so that nobody who was not told is answered before.
+    pub(super) fn find_room(&mut self, reactor: &mut Reactor, run: &mut RunState, outcome: Outcome) -> Option<Outcome> {
         let Job { kind: JobKind::Write { durable: true }, volume: id, offset, len, .. } = &self.jobs[run.job] else {
             return Some(outcome);
         };
@@ -209,14 +210,18 @@ impl Engine {
                     return Some(Outcome::Written { from, result: Err(error) });
                 };
                 let (file, len) = (attached.files[at.file], run.len.min(at.len as usize));
-                let again = RunState { job: run.job, part: run.part, len: run.len, finds_room: true, fault: None };
+                let (job, part, sync) = (run.job, run.part, run.sync.take());
+                let again = RunState { job, part, len: run.len, finds_room: true, sync, fault: None };
                 let token = Token::new(ENGINE_CLASS, 0, self.runs.insert(again) as u32, 0);
                 reactor.submit(Op::Write { file, offset: at.offset, from, start: 0, len, durable: false }, token);
                 None
             }
-            Outcome::Written { from, result: Ok(_) } if run.finds_room => {
+            // Also if it fails by something else, for then it was not found out.
+            Outcome::Written { from, result }
+                if run.finds_room && !matches!(result, Err(Errno::NOSPC | Errno::DQUOT)) =>
+            {
                 self.note_failure(run.job, BlockError::Io(Errno::NOSPC));
-                Some(Outcome::Written { from, result: Err(Errno::NOSPC) })
+                Some(Outcome::Written { from, result: result.and(Err(Errno::NOSPC)) })
             }
             outcome => Some(outcome),
         }
