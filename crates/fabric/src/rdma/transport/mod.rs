@@ -22,6 +22,7 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
+mod stock;
 mod turns;
 mod watch;
 
