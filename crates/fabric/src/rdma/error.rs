@@ -226,6 +226,10 @@ pub enum WorkError {
     /// The peer gave the operation up.
     #[error("the peer aborted the operation")]
     RemoteAborted,
+    /// The peer took a receive for something that is no message, as a write with a number beside it does: what lies in the
+    /// receive's memory is not from that peer.
+    #[error("the peer used a receive for something that is no message")]
+    NoMessage,
     /// The device does not work any more.
     #[error("the device failed")]
     Device,
@@ -267,7 +271,8 @@ impl WorkError {
             | Self::RemoteAccess
             | Self::RemoteOperation
             | Self::ReceiverNotReady
-            | Self::RemoteAborted => Fault::Peer,
+            | Self::RemoteAborted
+            | Self::NoMessage => Fault::Peer,
             Self::NoAnswer => Fault::Path,
             Self::Device | Self::Other(_) => Fault::Device,
             Self::Flushed => Fault::Earlier,

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use super::aside::Aside;
 use super::error::WorkError;
 use super::memory::Payload;
-use super::verbs::{IBV_WC_WITH_IMM, Wc};
+use super::verbs::{IBV_WC_RECV, IBV_WC_WITH_IMM, Wc};
 use crate::slots::{Slot, Slots};
 
 /// What an operation was.
@@ -178,7 +178,10 @@ impl Operations {
         };
         if posted.operation.kind == Kind::Receive {
             let operation = self.withdraw_receive(wc.wr_id);
-            let result = result.map(|()| wc.byte_len);
+            // A write with a number beside it takes a receive and reports its own length, but leaves the memory as it was:
+            // with what another peer sent last. What the opcode says is defined for a success alone.
+            let is_message = wc.opcode == IBV_WC_RECV;
+            let result = result.and(if is_message { Ok(wc.byte_len) } else { Err(WorkError::NoMessage) });
             let immediate = (wc.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
             into.extend(operation.map(|operation| Completion { immediate, ..operation.end(wc.qp_num, result) }));
             return;
@@ -230,7 +233,7 @@ impl Operation {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verbs::{IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR};
+    use super::super::verbs::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR};
     use super::*;
 
     fn operation(token: u64, kind: Kind) -> Operation {
@@ -239,6 +242,11 @@ mod tests {
 
     fn wc(wr_id: u64, status: u32) -> Wc {
         Wc { wr_id, status, byte_len: 7, qp_num: 3, ..Wc::default() }
+    }
+
+    /// A message came.
+    fn came(number: u64) -> Wc {
+        Wc { opcode: IBV_WC_RECV, ..wc(number, 0) }
     }
 
     fn tokens(completions: &[Completion]) -> Vec<(u64, bool)> {
@@ -317,12 +325,29 @@ mod tests {
         let receives = operations.add_receives(4).unwrap();
         let number = operations.begin_receive(receives, operation(5, Kind::Receive)).ok().unwrap();
         let mut ended = Vec::new();
-        operations.finish(&wc(number, 0), &mut ended);
+        operations.finish(&came(number), &mut ended);
         assert_eq!((ended[0].token, ended[0].queue_pair, ended[0].result), (5, 3, Ok(7)));
         assert_eq!(ended[0].immediate, None);
         let number = operations.begin_receive(receives, operation(6, Kind::Receive)).ok().unwrap();
         let imm_data = 0x0102_0304_u32.to_be();
-        operations.finish(&Wc { imm_data, wc_flags: IBV_WC_WITH_IMM, ..wc(number, 0) }, &mut ended);
+        operations.finish(&Wc { imm_data, wc_flags: IBV_WC_WITH_IMM, ..came(number) }, &mut ended);
         assert_eq!(ended[1].immediate, Some(0x0102_0304));
+    }
+
+    #[test]
+    fn a_receive_that_no_message_filled_is_an_error_and_not_a_message() {
+        let mut operations = Operations::new(64);
+        let receives = operations.add_receives(4).unwrap();
+        let mut ended = Vec::new();
+        for opcode in [IBV_WC_RECV_RDMA_WITH_IMM, 0] {
+            let number = operations.begin_receive(receives, operation(5, Kind::Receive)).ok().unwrap();
+            operations.finish(&Wc { opcode, wc_flags: IBV_WC_WITH_IMM, byte_len: 128, ..came(number) }, &mut ended);
+        }
+        // Of a failure the opcode says nothing.
+        let number = operations.begin_receive(receives, operation(5, Kind::Receive)).ok().unwrap();
+        operations.finish(&wc(number, IBV_WC_WR_FLUSH_ERR), &mut ended);
+        let results: Vec<_> = ended.iter().map(|completion| (completion.queue_pair, completion.result)).collect();
+        assert_eq!(results[..2], [(3, Err(WorkError::NoMessage)); 2]);
+        assert_eq!(results[2], (3, Err(WorkError::Flushed)));
     }
 }

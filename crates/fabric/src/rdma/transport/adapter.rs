@@ -2,7 +2,8 @@
 //!
 //! Receives are posted for connections, [`RDMA_RECEIVES`] for each, and are taken away again as they come back when a
 //! connection has gone. When the last one has gone the whole queue is given up: that also brings back the receives that a
-//! provider lost with the connections that broke in the middle of a message (soft-RoCE does).
+//! provider lost with the connections that broke in the middle of a message (soft-RoCE does); until then others are posted
+//! in their place (`stock.rs`).
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -22,9 +23,10 @@ use super::super::operations::{Completion, Kind};
 use super::super::queue_pair::QueuePairOptions;
 use super::super::receive::SharedReceiveQueue;
 use super::Down;
+use super::stock::{Epoch, Stock};
 use crate::limits::{
-    RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES, RDMA_RECEIVES_MAX,
-    RDMA_SEGMENTS_MAX, SMALL_BYTES_MAX,
+    RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES_MAX, RDMA_SEGMENTS_MAX,
+    SMALL_BYTES_MAX,
 };
 use crate::registration::Limits;
 use crate::slots::Slot;
@@ -45,13 +47,10 @@ pub(super) struct Adapter {
     /// How much of that stays registered.
     limits: Limits,
     descriptor: Descriptor,
-    /// Whose a queue pair is.
-    queue_pairs: HashMap<u32, Slot>,
+    /// Whose a queue pair is, and how many others had ended when it last took a message, or began.
+    queue_pairs: HashMap<u32, (Slot, Epoch)>,
     receives_max: u32,
-    /// Receives that are promised to peers.
-    reserved: u32,
-    /// Receives that there are: posted, or in the hands of whoever deals with their message.
-    existing: u32,
+    stock: Stock,
     polled: Vec<Completion>,
 }
 
@@ -72,12 +71,11 @@ impl Adapter {
         })?;
         completions.arm()?;
         let (queue_pairs, polled) = Default::default();
-        let (receives, reserved, existing) = (None, 0, 0);
         Ok(Self {
             device,
             domain,
             completions,
-            receives,
+            receives: None,
             region,
             pool,
             local: OnceCell::new(),
@@ -85,8 +83,7 @@ impl Adapter {
             descriptor,
             queue_pairs,
             receives_max,
-            reserved,
-            existing,
+            stock: Stock::new(receives_max),
             polled,
         })
     }
@@ -113,24 +110,28 @@ impl Adapter {
 
     /// Promises the peer of one more connection its receives, and posts them.
     pub(super) fn reserve(&mut self) -> Result<(), Down> {
-        let wanted = self.reserved + RDMA_RECEIVES;
-        if wanted > self.receives_max {
-            return Err(Down::TooMany);
+        let posted = self.post_lacking();
+        let doubted = self.stock.doubted();
+        if posted.is_err() && doubted > 0 {
+            tracing::warn!(doubted, "receives that the device may have lost are in the way of a connection");
         }
+        posted.map(|()| self.stock.reserve())
+    }
+
+    fn post_lacking(&mut self) -> Result<(), Down> {
+        let lacking = self.stock.lacking().ok_or(Down::TooMany)?;
         if self.receives.is_none() {
             let made = SharedReceiveQueue::new(&self.domain, &self.completions, self.receives_max, RECEIVE_SEGMENTS);
             self.receives = Some(made.map_err(Down::Setup)?);
         }
-        while self.existing < wanted {
+        for _ in 0..lacking {
             // Half of the pool is for payloads.
             if self.pool.free_bytes() < self.pool.bytes() / 2 {
                 return Err(Down::NoFrames);
             }
             let payload = self.new_receive().ok_or(Down::NoFrames)?;
-            self.existing += 1;
-            self.post(payload);
+            self.post(payload).map_err(Down::Setup)?;
         }
-        self.reserved = wanted;
         Ok(())
     }
 
@@ -142,30 +143,32 @@ impl Adapter {
         Some(vec![segment(HEADER_BYTES)?, segment(SMALL_BYTES_MAX)?].into())
     }
 
-    fn post(&mut self, payload: Payload) {
-        let posted = self.receives.as_ref().map(|receives| receives.post(payload, 0));
+    fn post(&mut self, payload: Payload) -> Result<(), RdmaError> {
+        let number = self.stock.post();
+        let posted = self.receives.as_ref().map(|receives| receives.post(payload, number));
         if !matches!(posted, Some(Ok(()))) {
             // There are fewer then: the connection for which it was posted is at its end, or the device is.
-            self.existing -= 1;
+            self.stock.drop_posted(number);
+            return Err(RdmaError::State("a receive"));
         }
+        Ok(())
     }
 
     /// A connection has gone that had receives reserved.
     pub(super) fn release(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
-        self.reserved -= RDMA_RECEIVES;
-        if self.reserved == 0 {
+        if self.stock.release() {
             self.receives = None;
             self.poll(into);
+            self.stock.forget();
         }
     }
 
     /// Takes back the memory of a message.
     pub(super) fn take_back(&mut self, payload: Payload) {
-        if self.existing > self.reserved {
-            self.existing -= 1;
-            return;
+        if self.stock.take_back() {
+            // Of the device's end there is other news.
+            let _ = self.post(payload);
         }
-        self.post(payload);
     }
 
     /// Gives an endpoint its queue pair, which is `connection`'s.
@@ -177,7 +180,7 @@ impl Adapter {
             inline_bytes: RDMA_INLINE_BYTES,
         };
         endpoint.create_queue_pair(receives, options)?;
-        self.queue_pairs.insert(endpoint.queue_pair_number(), connection);
+        self.queue_pairs.insert(endpoint.queue_pair_number(), (connection, self.stock.epoch()));
         Ok(())
     }
 
@@ -188,7 +191,9 @@ impl Adapter {
         drop(endpoint);
         // While the number is this connection's: the next queue pair may have the same.
         self.poll(into);
-        self.queue_pairs.remove(&number);
+        if self.queue_pairs.remove(&number).is_some() {
+            self.stock.end();
+        }
     }
 
     /// Takes what has completed, with the connection of each.
@@ -197,12 +202,19 @@ impl Adapter {
             tracing::error!(%error, "a completion queue cannot be polled");
         }
         for completion in self.polled.drain(..) {
-            if completion.kind == Kind::Receive && completion.queue_pair == 0 {
-                // It was posted to a queue that is given up.
-                self.existing -= 1;
-                continue;
+            let owner = self.queue_pairs.get_mut(&completion.queue_pair);
+            let connection = owner.as_ref().map(|(connection, _)| *connection);
+            if completion.kind == Kind::Receive {
+                if completion.queue_pair == 0 {
+                    // It was posted to a queue that is given up.
+                    self.stock.drop_posted(completion.token);
+                    continue;
+                }
+                let took = owner.filter(|_| completion.result.is_ok());
+                let begun = took.map(|(_, epoch)| std::mem::replace(epoch, self.stock.epoch()));
+                self.stock.complete(completion.token, begun);
             }
-            into.extend([(self.queue_pairs.get(&completion.queue_pair).copied(), completion)]);
+            into.extend([(connection, completion)]);
         }
     }
 

@@ -198,12 +198,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(phase: Phase, endpoint: Endpoint, granted: u32) -> Self {
+    pub(super) fn new(phase: Phase, endpoint: Option<Endpoint>, granted: u32) -> Self {
         debug_assert!(granted <= RDMA_CREDITS_MAX);
-        let peer = endpoint.peer_address();
+        let peer = endpoint.as_ref().and_then(Endpoint::peer_address);
         Self {
             phase,
-            endpoint: Some(endpoint),
+            endpoint,
             adapter: None,
             has_receives: false,
             credits: Credits::new(granted),

@@ -43,9 +43,14 @@ pub enum CreditError {
 }
 
 impl Credits {
-    /// The peer, which may send [`RDMA_CREDITS`] messages, lets us send `granted`.
+    /// The peer, which may send [`RDMA_CREDITS`] messages, lets us send `granted`: none, if it has not said yet.
     pub(super) fn new(granted: u32) -> Self {
         Self { ours: granted, ours_max: granted, theirs: RDMA_CREDITS, owed: 0 }
+    }
+
+    /// The peer says how many messages we may send, before which we sent none. What it has sent meanwhile counts.
+    pub(super) fn grant(&mut self, granted: u32) {
+        (self.ours, self.ours_max) = (granted, granted);
     }
 
     /// Whether a message may be sent.
@@ -76,9 +81,9 @@ impl Credits {
         self.take(returned)
     }
 
-    /// Credits came by themselves.
+    /// Credits came by themselves: never none, or a peer whose grant is not known yet could send such without end.
     pub(super) fn receive_back(&mut self, returned: u32) -> Result<(), CreditError> {
-        if returned < self.ours_max / 2 {
+        if returned < (self.ours_max / 2).max(1) {
             return Err(CreditError::Few);
         }
         self.take(returned)
@@ -205,5 +210,28 @@ mod tests {
         busy.receive_back(idle.give_back()).unwrap();
         assert!(busy.may_send() && !idle.must_return());
         assert_eq!(busy.receive_back(1), Err(CreditError::Few));
+    }
+
+    #[test]
+    fn what_came_before_the_grant_counts() {
+        let mut credits = Credits::new(0);
+        for _ in 0..RDMA_CREDITS - 1 {
+            assert_eq!(credits.receive(0), Ok(()));
+        }
+        credits.repost();
+        credits.grant(4);
+        assert_eq!(credits.receive(0), Ok(()));
+        assert_eq!(credits.receive(0), Err(CreditError::Overrun));
+        assert_eq!(credits.send(), 1);
+        assert_eq!(credits.receive(1), Ok(()));
+    }
+
+    #[test]
+    fn nothing_goes_back_of_no_messages() {
+        for granted in [0, 4] {
+            let mut credits = Credits::new(granted);
+            assert_eq!(credits.receive_back(0), Err(CreditError::Few), "{granted} credits");
+        }
+        assert_eq!(Credits::new(0).receive_back(1), Err(CreditError::Surplus));
     }
 }

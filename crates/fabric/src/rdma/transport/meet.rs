@@ -85,7 +85,7 @@ impl Transport {
             }
         };
         let peer: Option<SocketAddr> = endpoint.peer_address();
-        let connection = self.connections.insert(Connection::new(Phase::Asked, endpoint, granted));
+        let connection = self.connections.insert(Connection::new(Phase::Asked, Some(endpoint), granted));
         if let Some(endpoint) = self.connections.get(connection).and_then(|state| state.endpoint.as_ref()) {
             endpoint.set_token(connection.to_u64());
         }
@@ -176,14 +176,14 @@ impl Transport {
         adapter.create_queue_pair(endpoint, connection).map_err(Down::Setup)
     }
 
-    fn established(&mut self, connection: Slot, private_data: &[u8]) -> Result<(), Down> {
+    pub(super) fn established(&mut self, connection: Slot, private_data: &[u8]) -> Result<(), Down> {
         let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
         if state.phase == Phase::Asking {
             let granted = greeting::read(private_data).map_err(|error| match error {
                 GreetingError::NotByway => Down::NotByway,
                 GreetingError::Refused(code) => Down::WeRefused(code),
             })?;
-            state.credits = super::credit::Credits::new(granted);
+            state.credits.grant(granted);
         }
         state.phase = Phase::Up;
         self.events.push_back(Event::Connected(connection));

@@ -22,6 +22,7 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
+mod stock;
 mod turns;
 mod watch;
 
@@ -239,7 +240,7 @@ impl Transport {
     /// [`RdmaError`]: no library, or the system's.
     pub fn connect(&mut self, reactor: &mut Reactor, to: SocketAddr) -> Result<Slot, RdmaError> {
         let endpoint = self.manager(reactor)?.channel.connect(to, None, u64::MAX)?;
-        let connection = self.connections.insert(Connection::new(Phase::Resolving, endpoint, 0));
+        let connection = self.connections.insert(Connection::new(Phase::Resolving, Some(endpoint), 0));
         if let Some(state) = self.connections.get_mut(connection) {
             state.peer = Some(to);
             if let Some(endpoint) = &state.endpoint {

@@ -154,7 +154,11 @@ mod tests {
     use byway_reactor::{Frame, Mapping, Token};
 
     use super::super::Posted;
+    use super::super::connection::Connection;
+    use super::super::credit::CreditError;
+    use super::super::greeting::greeting;
     use super::*;
+    use crate::limits::RDMA_CREDITS;
     use crate::registration::Limits;
 
     #[test]
@@ -180,5 +184,48 @@ mod tests {
         assert!(got.token == 77 && got.frame.is_none() && got.result == Err(GetFailed::GivenUp));
         assert!(transport.posted.is_empty());
         assert!(memory.is_given_up() && memory.uses() > 0, "its program never gets to it again, and need not wait");
+    }
+
+    /// A connection of which the server has not said yet that it accepts, without a device.
+    fn asking() -> (Transport, Slot) {
+        let mut transport = Transport::new(Token::new(1, 1, 0, 0), Limits::default());
+        let connection = transport.connections.insert(Connection::new(Phase::Asking, None, 0));
+        (transport, connection)
+    }
+
+    /// Receives that end so, one after the other.
+    fn receive(transport: &mut Transport, connection: Slot, results: impl IntoIterator<Item = Result<u32, WorkError>>) {
+        let done = |result| {
+            let (token, kind, queue_pair, immediate, payload) = (0, Kind::Receive, 3, Some(0), Payload::Empty);
+            (
+                Slot { index: 0, generation: 1 },
+                Some(connection),
+                Done { token, kind, queue_pair, result, immediate, payload },
+            )
+        };
+        transport.inbox.extend(results.into_iter().map(done));
+        transport.look();
+    }
+
+    #[test]
+    fn what_a_server_sends_before_it_is_told_of_takes_credits() {
+        let (mut transport, connection) = asking();
+        receive(&mut transport, connection, (0..RDMA_CREDITS).map(|_| Ok(128)));
+        transport.established(connection, greeting().as_ref()).unwrap();
+        assert_eq!(transport.events.len() as u32, 1 + RDMA_CREDITS, "it is there, and all its messages");
+        receive(&mut transport, connection, [Ok(128)]);
+        let last = transport.events.pop_back();
+        let overrun = Down::Credit(CreditError::Overrun);
+        assert!(matches!(last, Some(Event::Down(of, down)) if of == connection && down == overrun), "{last:?}");
+    }
+
+    #[test]
+    fn a_connection_whose_peer_took_a_receive_for_no_message_ends() {
+        let (mut transport, connection) = asking();
+        transport.established(connection, greeting().as_ref()).unwrap();
+        receive(&mut transport, connection, [Ok(128), Err(WorkError::NoMessage), Ok(128)]);
+        let told: Vec<Event> = transport.events.drain(..).collect();
+        let [Event::Connected(_), Event::Message(..), Event::Down(_, down)] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(*down, Down::Work(WorkError::NoMessage));
     }
 }

@@ -1,0 +1,301 @@
+//! How many receives there are: those that are promised to peers must be, also where a device loses some.
+//!
+//! A device may lose the receive that a message had begun to fill when its connection ended (soft-RoCE does, whoever ended
+//! it and why, so that a peer can bring it about at will): it never completes, and its memory comes back with the whole
+//! queue. One that is lost must not stand in for one that is promised. So with each connection that ends one receive is
+//! *doubted*: it is not counted as there, and the next connection, or the next message whose memory comes back, has another
+//! posted in its place.
+//!
+//! Most of these doubts are groundless, and without an end to them a peer that connects again and again would fill the
+//! queue. A message that was begun after a connection had ended clears them: receives are taken in the order of posting, so
+//! what was lost before is older than the receive of that message, and of those that are older and still at the device
+//! there cannot be fewer than are lost. That a message was begun later is known of each on a later queue pair, and of each
+//! but the first that completes on an older one: a queue pair takes one after the other.
+//!
+//! So there are as many receives as are promised, as many as were lost, and one for each connection that ended since
+//! messages came; together never more than the queue has room for. A peer that means to lose them gets that far, at most:
+//! then there is no room for further connections until all are gone, and those that are there keep theirs.
+//!
+//! No verbs in here: this is numbers, and tested as such.
+
+use std::collections::BTreeSet;
+
+use crate::limits::RDMA_RECEIVES;
+
+/// How many connections had ended when something happened.
+pub(super) type Epoch = u64;
+
+#[derive(Debug)]
+pub(super) struct Stock {
+    /// How many the queue has room for.
+    max: u32,
+    /// Promised to peers.
+    reserved: u32,
+    /// Those whose memory is out: posted, lost, or in the hands of whoever deals with their message.
+    out: u32,
+    /// The number of the next that is posted.
+    next: u64,
+    /// Those that are at the device, as far as is known.
+    posted: BTreeSet<u64>,
+    /// Connections that have ended.
+    ended: Epoch,
+    /// As many of these have no doubts of their own any more.
+    settled: Epoch,
+    /// How many they may have lost together.
+    lost: u32,
+}
+
+impl Stock {
+    pub(super) const fn new(max: u32) -> Self {
+        Self { max, reserved: 0, out: 0, next: 0, posted: BTreeSet::new(), ended: 0, settled: 0, lost: 0 }
+    }
+
+    /// Those that may be lost.
+    pub(super) fn doubted(&self) -> u32 {
+        // One for each connection, of which each had receives of its own; and what is lost is out.
+        let fresh = u32::try_from(self.ended - self.settled).unwrap_or(u32::MAX);
+        self.lost.saturating_add(fresh).min(self.out)
+    }
+
+    /// Those that are certainly there.
+    fn existing(&self) -> u32 {
+        self.out - self.doubted()
+    }
+
+    /// How many must be posted before one more connection can have its own; none if the queue has no room for them.
+    pub(super) fn lacking(&self) -> Option<u32> {
+        let lacking = (self.reserved + RDMA_RECEIVES).saturating_sub(self.existing());
+        (self.reserved + RDMA_RECEIVES <= self.max && lacking <= self.max - self.out).then_some(lacking)
+    }
+
+    /// One more connection has its own.
+    pub(super) fn reserve(&mut self) {
+        self.reserved += RDMA_RECEIVES;
+    }
+
+    /// A connection that had its own is gone; says whether it was the last.
+    pub(super) fn release(&mut self) -> bool {
+        self.reserved -= RDMA_RECEIVES;
+        self.reserved == 0
+    }
+
+    /// Takes the number under which a receive is posted.
+    pub(super) fn post(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.out += 1;
+        self.posted.insert(number);
+        number
+    }
+
+    /// A receive is back at the pool: the device did not take it, or gave it up with the queue.
+    pub(super) fn drop_posted(&mut self, number: u64) {
+        if self.posted.remove(&number) {
+            self.out -= 1;
+        }
+    }
+
+    /// The memory of a message is back: says whether it is needed, and is then to be posted again.
+    pub(super) fn take_back(&mut self) -> bool {
+        let is_needed = self.existing() <= self.reserved;
+        self.out -= 1;
+        is_needed
+    }
+
+    /// A receive has completed, for a message that was begun, if there was one, after `begun` connections had ended.
+    pub(super) fn complete(&mut self, number: u64, begun: Option<Epoch>) {
+        self.posted.remove(&number);
+        let Some(begun) = begun.filter(|begun| *begun > self.settled) else { return };
+        let fresh = u32::try_from(begun - self.settled).unwrap_or(u32::MAX);
+        // Once for each connection that ended, at most.
+        let overtaken = self.posted.range(..number).count() as u32;
+        self.lost = self.lost.saturating_add(fresh).min(overtaken);
+        self.settled = begun;
+    }
+
+    /// A queue pair has ended, with all its completions seen.
+    pub(super) fn end(&mut self) {
+        self.ended += 1;
+    }
+
+    /// How many queue pairs have ended.
+    pub(super) const fn epoch(&self) -> Epoch {
+        self.ended
+    }
+
+    /// The queue is given up, and all that it had has come back: nothing is lost any more.
+    pub(super) fn forget(&mut self) {
+        (self.settled, self.lost) = (self.ended, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, VecDeque};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A device that takes receives in their order and loses those that its connections had begun to fill.
+    struct Rig {
+        stock: Stock,
+        queue: VecDeque<u64>,
+        /// What each connection fills, and as of when it is told to have begun.
+        connections: HashMap<u32, (Option<u64>, Epoch)>,
+        lost: u32,
+        next: u32,
+    }
+
+    impl Rig {
+        fn new(max: u32) -> Self {
+            let (queue, connections) = Default::default();
+            Self { stock: Stock::new(max), queue, connections, lost: 0, next: 0 }
+        }
+
+        fn connect(&mut self) -> Option<u32> {
+            for _ in 0..self.stock.lacking()? {
+                self.queue.push_back(self.stock.post());
+            }
+            self.stock.reserve();
+            self.next += 1;
+            self.connections.insert(self.next, (None, self.stock.epoch()));
+            Some(self.next)
+        }
+
+        fn begin(&mut self, connection: u32) {
+            let (filled, _) = self.connections.get_mut(&connection).unwrap();
+            if filled.is_none() {
+                *filled = Some(self.queue.pop_front().expect("a receive is posted"));
+            }
+        }
+
+        /// A message comes whole, and is dealt with.
+        fn message(&mut self, connection: u32) {
+            self.begin(connection);
+            let (filled, epoch) = self.connections.get_mut(&connection).unwrap();
+            let begun = std::mem::replace(epoch, self.stock.epoch());
+            self.stock.complete(filled.take().unwrap(), Some(begun));
+            if self.stock.take_back() {
+                self.queue.push_back(self.stock.post());
+            }
+        }
+
+        fn end(&mut self, connection: u32) {
+            let (filled, _) = self.connections.remove(&connection).unwrap();
+            self.lost += u32::from(filled.is_some());
+            self.stock.end();
+            if self.stock.release() {
+                self.queue.clear();
+                for number in std::mem::take(&mut self.stock.posted) {
+                    self.stock.posted.insert(number);
+                    self.stock.drop_posted(number);
+                }
+                self.stock.forget();
+                self.lost = 0;
+            }
+        }
+
+        /// There must be a receive for each message that a peer may send.
+        fn check(&self) {
+            let begun = self.connections.values().filter(|(filled, _)| filled.is_some()).count();
+            let there = self.queue.len() + begun;
+            assert!(there >= self.connections.len() * RDMA_RECEIVES as usize, "{self:?}");
+            assert!(self.stock.out <= self.stock.max, "{self:?}");
+        }
+    }
+
+    impl std::fmt::Debug for Rig {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Stock { reserved, out, ended, settled, lost, .. } = &self.stock;
+            write!(f, "queue {}, lost {}; {reserved} of {out}, {ended}, {settled}, {lost}", self.queue.len(), self.lost)
+        }
+    }
+
+    #[test]
+    fn what_is_lost_is_posted_anew_while_somebody_stays() {
+        let mut rig = Rig::new(400);
+        let stays = rig.connect().unwrap();
+        for round in 0..200 {
+            let killed = rig.connect().unwrap();
+            rig.begin(killed);
+            rig.end(killed);
+            rig.message(stays);
+            rig.check();
+            assert!(rig.stock.out <= 3 * RDMA_RECEIVES + round + 1, "{rig:?}");
+        }
+        rig.end(stays);
+        assert_eq!((rig.stock.out, rig.stock.doubted()), (0, 0), "{rig:?}");
+    }
+
+    #[test]
+    fn what_was_not_lost_is_not_posted_for_ever() {
+        // The one that stays says nothing; those that come and go say little, but go cleanly.
+        for messages in [1, 2, 20] {
+            let mut rig = Rig::new(100);
+            rig.connect().unwrap();
+            for _ in 0..1000 {
+                let other = rig.connect().expect("there is room");
+                (0..messages).for_each(|_| rig.message(other));
+                rig.end(other);
+                rig.check();
+            }
+            assert!(rig.stock.out <= 3 * RDMA_RECEIVES, "{rig:?}");
+        }
+    }
+
+    #[test]
+    fn those_who_say_nothing_are_doubted_until_somebody_does() {
+        let mut rig = Rig::new(100);
+        let stays = rig.connect().unwrap();
+        for _ in 0..1000 {
+            let Some(silent) = rig.connect() else { break };
+            rig.end(silent);
+            rig.check();
+        }
+        assert!(rig.connect().is_none(), "each may have lost one: {rig:?}");
+        // The first may have begun before they ended.
+        rig.message(stays);
+        rig.message(stays);
+        assert_eq!(rig.stock.doubted(), 0);
+        assert!(rig.connect().is_some(), "{rig:?}");
+    }
+
+    #[test]
+    fn who_loses_all_there_are_keeps_out_others_and_takes_nothing_from_those_who_are_there() {
+        let mut rig = Rig::new(100);
+        let stays = rig.connect().unwrap();
+        while let Some(killed) = rig.connect() {
+            rig.message(killed);
+            rig.begin(killed);
+            rig.end(killed);
+            rig.check();
+        }
+        assert_eq!(rig.lost, 100 - 2 * RDMA_RECEIVES + 1, "{rig:?}");
+        (0..1000).for_each(|_| rig.message(stays));
+        rig.check();
+        rig.end(stays);
+        assert!(rig.connect().is_some(), "the queue was given up with the last");
+    }
+
+    proptest! {
+        #[test]
+        fn there_is_a_receive_for_whatever_a_peer_may_send(
+            steps in proptest::collection::vec((0u8..8, any::<prop::sample::Index>()), 0..600),
+        ) {
+            let mut rig = Rig::new(300);
+            for (what, which) in steps {
+                let mut all: Vec<u32> = rig.connections.keys().copied().collect();
+                all.sort_unstable();
+                match (what, all.is_empty()) {
+                    (0 | 1, _) | (_, true) => drop(rig.connect()),
+                    (2, false) => rig.end(*which.get(&all)),
+                    (3, false) => rig.begin(*which.get(&all)),
+                    (_, false) => rig.message(*which.get(&all)),
+                }
+                rig.check();
+                prop_assert!(rig.stock.doubted() >= rig.lost, "{rig:?}");
+            }
+        }
+    }
+}
