@@ -300,8 +300,7 @@ impl<R, W: Clone> Machine<R, W> {
         self.place = Some(place);
         self.connected = true;
         self.lost_since = None;
-        self.replay_from = 0;
-        self.replaying = self.log.iter().any(|entry| entry.place != place) && !seeded::is(Bug::NoReplay);
+        self.begin_replay(place);
     }
 
     /// The session ended, and everything that was in flight with it.

@@ -351,6 +351,36 @@ fn each_of_many_kept_changes_is_sent_again_in_order_and_none_is_searched_for() {
     assert!(each < 64, "{each} entries were looked at for each that was sent");
 }
 
+/// Two servers of one disk, to whose address the client connects by turns.
+#[test]
+fn back_at_a_server_that_has_the_later_change_both_are_sent_again_in_order() {
+    let at = Instant::from_nanos(0);
+    let mut machine: Machine<(), u8> = Machine::new(BOUNDS, at);
+    machine.connected(FIRST, 1, false);
+    for version in 1..=2 {
+        let request = Request::Write { offset: 0, len: 4096, from: version, durable: false };
+        machine.submit(request, u64::from(version)).unwrap();
+        let id = machine.next(at).unwrap();
+        machine.complete(id, Ok(Answer::Unit), at);
+    }
+    let mut versions = |place: Place, limit: usize| {
+        machine.disconnected(at);
+        machine.connected(place, 1, false);
+        let mut sent = Vec::new();
+        while sent.len() < limit
+            && let Some(id) = machine.next(at)
+        {
+            sent.push(machine.operation(id).unwrap().from.unwrap());
+            machine.complete(id, Ok(Answer::Unit), at);
+        }
+        sent
+    };
+    assert_eq!(versions(Place { instance: 2, ..FIRST }, 1), [1]);
+    // The first one is not there, and would go over the second.
+    assert_eq!(versions(FIRST, usize::MAX), [1, 2]);
+    assert_eq!(versions(FIRST, usize::MAX), [0; 0], "both are there");
+}
+
 #[test]
 fn after_a_failure_everything_ends() {
     let mut run = Run::new(1);

@@ -23,7 +23,8 @@ pub(super) struct Unflushed<W> {
     pub(super) len: u64,
     pub(super) from: Option<W>,
     pub(super) start: usize,
-    pub(super) place: Place,
+    /// Where it is, and none newer is missing; `None` if it must be sent again wherever that is.
+    pub(super) place: Option<Place>,
     /// It is being sent again.
     pub(super) sent: bool,
 }
@@ -61,9 +62,19 @@ fn log_cost(len: u64, has_payload: bool) -> usize {
 }
 
 impl<R, W: Clone> Machine<R, W> {
-    /// The next entry of the log that was acknowledged in another place.
+    /// Begins to send again what may be missing in a place: from the first such change on all that are kept, since what is sent again
+    /// goes over what came after it. That place may be one where the later ones are, if there were others in between.
+    pub(super) fn begin_replay(&mut self, place: Place) {
+        self.replay_from = 0;
+        let missing = self.log.iter().position(|entry| entry.place != Some(place));
+        let from = missing.unwrap_or(self.log.len());
+        self.log.iter_mut().skip(from).for_each(|entry| entry.place = None);
+        self.replaying = missing.is_some() && !seeded::is(Bug::NoReplay);
+    }
+
+    /// The next entry of the log that may be missing in this place.
     pub(super) fn next_replay(&mut self) -> Option<OpId> {
-        let place = self.place?;
+        let place = Some(self.place?);
         let waits = |index: &usize| {
             self.count_step();
             self.log[*index].place != place && !self.log[*index].sent
@@ -113,7 +124,7 @@ impl<R, W: Clone> Machine<R, W> {
             len: operation.len,
             from: operation.from.clone(),
             start: operation.start,
-            place,
+            place: Some(place),
             sent: false,
         });
         self.next_sequence += 1;
@@ -152,7 +163,7 @@ impl<R, W: Clone> Machine<R, W> {
     pub(super) fn replay_went(&mut self, name: Name) {
         let Some(place) = self.place else { return };
         if let Some(index) = self.index_of(name) {
-            self.log[index].place = place;
+            self.log[index].place = Some(place);
             self.log[index].sent = false;
         }
     }
