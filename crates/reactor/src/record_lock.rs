@@ -11,10 +11,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// around 1 GiB), and must not find those taken.
 const READERS_BYTE: i64 = 1 << 62;
 
+/// Network file systems make `flock(2)` a record lock of the whole file at the server (nfs(5), "local_lock"): there a reader's byte
+/// would keep writers away, and a writer's own lock would be found as somebody else's.
+const NETWORKS: [u32; 3] = [libc::NFS_SUPER_MAGIC as u32, 0xfe53_4d42, 0xff53_4d42];
+
 /// Lets others know that the file is read, by as many as there are, until the last descriptor of this open file is closed.
 ///
 /// # Errors
-/// The kernel's: the file was not opened for reading, somebody holds that byte for himself, or the file system has no locks.
+/// The kernel's: the file was not opened for reading, somebody holds that byte for himself, or the file system has no locks;
+/// `Unsupported` over NFS and SMB.
 pub fn hold_for_reading(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut lock = lock(libc::F_RDLCK, READERS_BYTE, 1);
     control(fd, libc::F_OFD_SETLK, &mut lock)
@@ -24,7 +29,7 @@ pub fn hold_for_reading(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// machines their disks, databases their tables. Nothing is locked by it.
 ///
 /// # Errors
-/// The kernel's: the file system has no locks.
+/// The kernel's: the file system has no locks; `Unsupported` over NFS and SMB.
 pub fn is_held_by_others(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // To the end, wherever that is.
     let mut lock = lock(libc::F_WRLCK, 0, 0);
@@ -38,6 +43,9 @@ fn lock(kind: i32, start: i64, len: i64) -> libc::flock {
 }
 
 fn control(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
+    if NETWORKS.contains(&(rustix::fs::fstatfs(fd)?.f_type as u32)) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
     // SAFETY: the descriptor is open, and `lock` is what both commands read and one of them writes.
     let rc = unsafe { libc::fcntl(fd.as_raw_fd(), command, std::ptr::from_mut(lock)) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

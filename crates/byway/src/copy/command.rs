@@ -86,7 +86,10 @@ pub enum CopyCommandError {
     #[error("copy: {0} has something in it; name another destination, or add --overwrite to lose it")]
     Exists(String),
     /// Source and destination are one.
-    #[error("copy: {0} is both source and destination; name another destination")]
+    #[error(
+        "copy: {0} is both source and destination; name another destination (if it is a clone of the source on another machine, with \
+         the same inode number and birth, remove it first)"
+    )]
     Same(String),
     /// The resume file cannot be used.
     #[error("copy: the resume file {}: {source}{hint}", path.display(), hint = resume_hint(source))]
