@@ -53,7 +53,7 @@ pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// before the accept: it must hear of us well within that, or it takes us for dead.
 pub const FENCE_TIME_MAX: Duration = Duration::from_secs(HANDSHAKE_TIME_MAX.as_secs() / 2);
 
-/// Silence of a peer that owes something, after which it is probed; after as much again it is dead.
+/// Silence of a peer that owes something, after which it is probed; after as much again, and one more [`TICK`], it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 
 /// More is taken as this: Linux's sockets count such times up to 32,767 s.

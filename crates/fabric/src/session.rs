@@ -286,6 +286,8 @@ pub struct Liveness {
     /// The last sign of life, or when the peer began to owe.
     since: Instant,
     probed: Option<Instant>,
+    /// The time for an answer was over at the last look, after which what had come was taken.
+    overdue: bool,
     owes: bool,
 }
 
@@ -303,13 +305,14 @@ pub enum Health {
 impl Liveness {
     /// A peer that owes nothing.
     pub fn new(keep_alive: Duration, now: Instant) -> Self {
-        Self { keep_alive, since: now, probed: None, owes: false }
+        Self { keep_alive, since: now, probed: None, overdue: false, owes: false }
     }
 
     /// Something came.
     pub fn heard(&mut self, now: Instant) {
         self.since = self.since.max(now);
         self.probed = None;
+        self.overdue = false;
     }
 
     /// The peer owes something from now on, or no longer.
@@ -325,7 +328,8 @@ impl Liveness {
         self.owes
     }
 
-    /// What to do now. Nobody is dead who was not asked: while a loop is not turned it is its own silence that it hears.
+    /// What to do now. Nobody is dead who was not asked, or whose answer may lie here unread: while a loop is not turned it is its own
+    /// silence that it hears. So the second look at which the time for an answer is over counts.
     pub fn check(&mut self, now: Instant) -> Health {
         let silence = now - self.since;
         if !self.owes || silence < self.keep_alive {
@@ -336,7 +340,13 @@ impl Liveness {
                 self.probed = Some(now);
                 Health::Probe
             }
-            Some(at) if now - at >= self.keep_alive => Health::Dead,
+            Some(at) if now - at >= self.keep_alive => {
+                if std::mem::replace(&mut self.overdue, true) {
+                    Health::Dead
+                } else {
+                    Health::Well
+                }
+            }
             Some(_) => Health::Well,
         }
     }
@@ -456,14 +466,23 @@ mod tests {
         assert_eq!(peer.check(at(100_150)), Health::Well);
         peer.heard(at(100_160));
         assert_eq!(peer.check(at(100_260)), Health::Probe);
-        assert_eq!(peer.check(at(100_360)), Health::Dead);
+        assert_eq!(peer.check(at(100_360)), Health::Well, "what came before this look is not read yet");
+        assert_eq!(peer.check(at(100_361)), Health::Dead);
         peer.set_owes(false, at(100_361));
         assert_eq!(peer.check(at(200_000)), Health::Well);
         // Nobody has looked for long.
         peer.set_owes(true, at(200_000));
         assert_eq!(peer.check(at(300_000)), Health::Probe);
         assert_eq!(peer.check(at(300_099)), Health::Well);
-        assert_eq!(peer.check(at(300_100)), Health::Dead);
+        assert_eq!(peer.check(at(300_100)), Health::Well);
+        assert_eq!(peer.check(at(300_200)), Health::Dead);
+        // Somebody looks seldom, and takes the answer to his probe each time after the look.
+        peer.set_owes(false, at(400_000));
+        peer.set_owes(true, at(400_000));
+        assert_eq!(peer.check(at(500_000)), Health::Probe);
+        assert_eq!(peer.check(at(600_000)), Health::Well);
+        peer.heard(at(600_000));
+        assert_eq!(peer.check(at(700_000)), Health::Probe);
     }
 
     #[test]

@@ -398,6 +398,9 @@ impl Shared {
         if self.endings.len() >= ENDED_SESSIONS_MAX {
             // Strangers who come and go do not push out what sessions that were accepted have said last.
             let stranger = self.endings.iter().position(|ending| !ending.known);
+            if !known && stranger.is_none() {
+                return self.forget_session(session);
+            }
             if let Some(oldest) = self.endings.remove(stranger.unwrap_or(0)) {
                 self.forget_session(oldest.session);
             }
