@@ -326,7 +326,7 @@ fn found_user(name: &str) -> Result<User, ServeError> {
     find_user(name).map_err(|source| ServeError::User { name: name.to_owned(), source })
 }
 
-/// Confines this thread and the loops to be started to the volumes and the folders of unix sockets.
+/// Confines this thread and the loops to be started to the volumes and the folders of sockets.
 fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
     let (mut writable, mut readable) = (Vec::new(), Vec::new());
     for volume in &configuration.volumes {
@@ -334,7 +334,7 @@ fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
         if volume.read_only { readable.extend(paths) } else { writable.extend(paths) }
     }
     for listener in configuration.nbd.iter().chain(&configuration.listen) {
-        if let Listen::Unix(path) = listener {
+        if let Listen::Unix(path) | Listen::Shared(path) = listener {
             writable.extend(path.parent().map(std::path::Path::to_owned));
         }
         let devices = Path::new("/dev/infiniband");

@@ -230,6 +230,23 @@ fn a_confined_node_reloads_without_asking_the_resolver_again() {
     assert_eq!(rig.reload(), "added: more\n");
 }
 
+/// Its socket is made when root is given up already, in a folder that nothing else of the node is in.
+#[test]
+fn a_node_that_gave_up_root_shares_memory() {
+    let test = "a_node_that_gave_up_root_shares_memory";
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, SkipReason::Machine("not root"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let socket = folder.path().join("shm").display().to_string();
+    let rig = Rig::new("\"m=mem:1M\"", &["--user", "nobody", "--listen", &format!("shm://{socket}")]);
+    let listed = run(&binary(), &["ls", &format!("byway+shm:///?socket={socket}")]);
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    assert!(String::from_utf8_lossy(&listed.stdout).contains('m'));
+    drop(rig);
+}
+
 #[test]
 fn a_node_tells_how_it_is() {
     let python = python!("a_node_tells_how_it_is");

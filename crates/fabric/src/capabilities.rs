@@ -51,8 +51,7 @@ impl WireKind {
         match socket {
             None => Self::Rdma,
             Some(socket) if reactor.is_shared(socket) => Self::Shared,
-            // Only TCP tells its peers' addresses.
-            Some(socket) if reactor.peer_address(socket).is_some() => Self::Tcp,
+            Some(socket) if reactor.is_tcp(socket) => Self::Tcp,
             Some(_) => Self::Unix,
         }
     }

@@ -451,7 +451,17 @@ impl Reactor {
         self.aside.append(&mut reaped);
     }
 
-    /// The peer's TCP address; `None` for unix sockets.
+    /// Whether a stream is one of TCP.
+    pub fn is_tcp(&self, socket: Socket) -> bool {
+        match &self.backend {
+            Backend::Uring(uring) => uring.is_tcp(socket),
+            Backend::Epoll(epoll) => epoll.is_tcp(socket),
+            Backend::Sim(sim) => sim.peer_address(socket).is_some(),
+        }
+    }
+
+    /// The peer's TCP address; `None` for unix sockets, and for a [TCP](Self::is_tcp) connection that the peer has reset: it is accepted
+    /// all the same, what was sent on it can be received, and nobody knows whose it was.
     pub fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
         match &self.backend {
             Backend::Uring(uring) => uring.peer_address(socket),

@@ -70,7 +70,7 @@ pub enum StartError {
     #[error("cannot open an event loop: {0}; `byway doctor` says what this machine allows")]
     Loop(std::io::Error),
     /// An address cannot be listened on.
-    #[error("cannot listen on {address}: {source}{hint}", hint = listen_hint(source))]
+    #[error("cannot listen on {address}: {source}{hint}", hint = listen_hint(address, source))]
     Listen {
         /// Which.
         address: Address,
@@ -87,8 +87,11 @@ pub enum StartError {
     },
 }
 
-fn listen_hint(source: &std::io::Error) -> &'static str {
+fn listen_hint(address: &Address, source: &std::io::Error) -> &'static str {
     match source.kind() {
+        std::io::ErrorKind::PermissionDenied if !matches!(address, Address::Tcp(_)) => {
+            ": the node's user may make no socket in that folder"
+        }
         std::io::ErrorKind::AddrInUse => ": another program listens there; choose another port or stop it",
         std::io::ErrorKind::PermissionDenied => ": ports under 1024 need CAP_NET_BIND_SERVICE; choose another",
         std::io::ErrorKind::NotFound => ": make the folder that it is to be in first",

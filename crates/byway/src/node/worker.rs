@@ -10,7 +10,8 @@ use byway_door::http::DoorSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{
-    Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Token, Wait, Waker,
+    Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
+    Waker,
 };
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
@@ -279,11 +280,8 @@ impl Worker {
     fn accepted(&mut self, completion: Completion) {
         match completion.outcome {
             Outcome::Accepted(Ok(socket)) => {
-                let peer = self.reactor.peer_address(socket);
-                if !peer_allowed(peer.map(|peer| peer.ip()), &self.allow) {
-                    self.refused += 1;
-                    tracing::warn!(?peer, "connection refused: not in an --allow range");
-                    return self.reactor.close(socket);
+                if !self.admits(socket) {
+                    return;
                 }
                 let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
                 let least = loads.enumerate().min_by_key(|(_, load)| *load).map_or(0, |(index, _)| index);
@@ -308,14 +306,30 @@ impl Worker {
         }
     }
 
+    /// Whether a connection may come in; it is closed if not.
+    fn admits(&mut self, socket: Socket) -> bool {
+        let peer = self.reactor.peer_address(socket);
+        // One that was reset before it was accepted has no address: what was sent on it would be done, for nobody knows whom.
+        let is_unknown = peer.is_none() && self.reactor.is_tcp(socket) && !self.allow.is_empty();
+        if !is_unknown && peer_allowed(peer.map(|peer| peer.ip()), &self.allow) {
+            return true;
+        }
+        self.refused += 1;
+        tracing::warn!(?peer, "connection refused: not in an --allow range, or reset at once");
+        self.reactor.close(socket);
+        false
+    }
+
     fn take_messages(&mut self) {
         while let Ok(message) = self.receiver.try_recv() {
             match message {
                 Message::Stream(fd) => match self.reactor.adopt(fd) {
-                    Ok(socket) => {
+                    // Asked once more: whoever accepted it may not have had the newest rules.
+                    Ok(socket) if self.admits(socket) => {
                         let (nbd, mut floor) = self.door();
                         nbd.open(&mut floor, socket);
                     }
+                    Ok(_) => {}
                     Err(error) => tracing::error!(%error, "cannot take over a connection"),
                 },
                 Message::Volumes(volumes, applied) => {

@@ -171,12 +171,15 @@ impl Fabric {
                 return reactor.submit(Op::Timer { at: reactor.now() + ACCEPT_PAUSE }, again);
             }
         };
-        let stranger = match (&self.admits, reactor.peer_address(socket)) {
-            (Some(admits), Some(peer)) if !admits(peer) => Some(peer),
-            _ => None,
+        let peer = reactor.peer_address(socket);
+        let is_stranger = match (&self.admits, peer) {
+            (Some(admits), Some(peer)) => !admits(peer),
+            // Reset before it was accepted: what was sent on it would be done, for nobody knows whom.
+            (Some(_), None) => reactor.is_tcp(socket),
+            (None, _) => false,
         };
-        let refused = if stranger.is_some() {
-            tracing::warn!(?stranger, "connection refused: not in an --allow range");
+        let refused = if is_stranger {
+            tracing::warn!(?peer, "connection refused: not in an --allow range, or reset at once");
             Some(RefuseCode::Auth)
         } else {
             self.no_room()

@@ -85,6 +85,10 @@ impl Epoll {
         Some(self.streams.get(socket.index, socket.generation)?.fd.as_fd())
     }
 
+    pub(crate) fn is_tcp(&self, socket: Socket) -> bool {
+        self.streams.get(socket.index, socket.generation).is_some_and(|state| state.tcp)
+    }
+
     pub(crate) fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
         let state = self.streams.get(socket.index, socket.generation)?;
         SocketAddr::try_from(rustix::net::getpeername(&state.fd).ok()??).ok()

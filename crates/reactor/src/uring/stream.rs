@@ -265,6 +265,10 @@ impl Uring {
         }
     }
 
+    pub(crate) fn is_tcp(&self, socket: Socket) -> bool {
+        self.streams.get(socket.index, socket.generation).is_some_and(|stream| stream.tcp)
+    }
+
     pub(crate) fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
         let stream = self.streams.get(socket.index, socket.generation)?;
         SocketAddr::try_from(rustix::net::getpeername(&stream.fd).ok()??).ok()
