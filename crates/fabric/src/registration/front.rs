@@ -49,8 +49,8 @@ pub enum Mode {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
-    /// This process is a forked child of the cache's.
-    #[error("this process was forked from the cache's and has no registered memory: make a cache of its own")]
+    /// This process is a forked child of one that had a cache.
+    #[error("this process was forked from one that registers memory, and can register none: let it exec, or fork before the first cache")]
     ForkedChild,
     /// The registrar refused.
     #[error(transparent)]
@@ -143,7 +143,7 @@ impl<R: Registrar> RegistrationCache<R> {
         }
         // A neighbour that it was merged with may be why: it is a file's, or no longer writable.
         if range != wanted
-            && let Plan::Register { ticket, range } = seat.with(|cache| cache.begin_alone(wanted))
+            && let Plan::Register { ticket, range } = seat.begin_alone(wanted)
             && let Some(guard) = self.register_and_keep(seat, ticket, range, is_stable)
         {
             return Ok(guard);

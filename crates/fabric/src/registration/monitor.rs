@@ -187,6 +187,10 @@ pub(super) enum Found {
 impl Seat {
     /// Makes a cache.
     pub(super) fn take(limits: Limits, survives_fork: bool) -> Result<Self, Unavailable> {
+        // Before the lock: the parent may have held it when it forked.
+        if fork::is_child() {
+            return Err(Unavailable::ForkedChild);
+        }
         let monitor = get()?;
         let mut member = Box::new(Member { cache: Cache::new(limits), survives_fork });
         let mut state = monitor.lock();
@@ -215,12 +219,17 @@ impl Seat {
     }
 
     fn find(&self, state: &mut State, wanted: PageRange) -> Found {
-        let is_obstructed = state.is_broken || state.others(self.index).any(|cache| cache.is_closing(wanted));
+        let is_obstructed = state.is_obstructed(self.index, wanted);
         state.with(self.index, |cache| match cache.look_up(wanted) {
             Some((ticket, registered)) => Found::Hit(ticket, registered),
             None if is_obstructed => Found::Miss(cache.pass(Uncached::Closing)),
             None => Found::Miss(cache.begin(wanted)),
         })
+    }
+
+    /// Once more, for a range that could not be registered with what it was merged with.
+    pub(super) fn begin_alone(&self, wanted: PageRange) -> Plan {
+        self.monitor.lock().begin_alone(self.index, wanted)
     }
 
     /// Asks for events about the mappings that a range lies in: not about the range alone, since the kernel would divide them
@@ -401,6 +410,19 @@ impl State {
         others.filter_map(|(_, member)| member.as_ref()).map(|member| &member.cache)
     }
 
+    /// Whether nothing may be kept in `wanted` whatever that cache says: no events come, or another cache is about to end
+    /// its watch of these mappings, which is one with this cache's.
+    fn is_obstructed(&self, index: usize, wanted: PageRange) -> bool {
+        self.is_broken || self.others(index).any(|cache| cache.is_closing(wanted))
+    }
+
+    fn begin_alone(&mut self, index: usize, wanted: PageRange) -> Plan {
+        if self.is_obstructed(index, wanted) {
+            return Plan::Once(Uncached::Closing);
+        }
+        self.with(index, |cache| cache.begin_alone(wanted))
+    }
+
     fn with<R>(&mut self, index: usize, act: impl FnOnce(&mut Cache<Registered>) -> R) -> R {
         // A seat's member is there for as long as the seat.
         act(&mut self.members[index].as_mut().expect("the seat's cache").cache)
@@ -416,5 +438,35 @@ impl Member {
         if self.minds_forks() {
             self.cache.fork_begins();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_begins_where_another_cache_ends_its_watch() {
+        let page = rustix::param::page_size();
+        let pages = |first: usize, count: usize| PageRange::covering(first * page, count * page).unwrap();
+        let limits = Limits { ranges_max: 8, bytes_max: 64 * page };
+        let mut state = State::default();
+        for member in &mut state.members[..2] {
+            *member = Some(Box::new(Member { cache: Cache::new(limits), survives_fork: true }));
+        }
+
+        // The second cache's range goes, and with it the watch of the whole mapping.
+        let Plan::Register { ticket, .. } = state.with(1, |cache| cache.begin(pages(8, 1))) else { panic!("room for it") };
+        state.with(1, |cache| cache.complete(ticket, Arc::new(()))).unwrap();
+        state.with(1, |cache| cache.release(ticket));
+        state.with(1, Cache::flush);
+        let condemned = state.with(1, |cache| cache.pop_condemned(Some(pages(4, 8)))).unwrap();
+
+        assert_eq!(state.begin_alone(0, pages(5, 1)), Plan::Once(Uncached::Closing));
+        assert!(matches!(state.begin_alone(0, pages(12, 1)), Plan::Register { .. }), "it lies in another mapping");
+        state.with(1, |cache| cache.closed(condemned.ticket));
+        assert!(matches!(state.begin_alone(0, pages(5, 1)), Plan::Register { .. }), "the watch has ended");
+        state.is_broken = true;
+        assert_eq!(state.begin_alone(0, pages(20, 1)), Plan::Once(Uncached::Closing));
     }
 }

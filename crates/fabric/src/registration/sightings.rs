@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -48,8 +49,23 @@ impl Sightings {
 
 const TASKS: &str = "/proc/self/task";
 
-/// The threads that there are, unless they are too many.
+/// The threads that there are, unless they are too many, or come and go at this moment: where a thread ends while the list
+/// is read, the kernel goes on by counting, and leaves out another.
 fn tasks() -> Option<Vec<String>> {
+    let is_unchanged = |tasks: &Vec<String>| threads() == Some(tasks.len() as u64);
+    let tasks = listed().filter(is_unchanged)?;
+    listed().filter(is_unchanged).filter(|again| *again == tasks)
+}
+
+/// How many threads there are: each is a folder.
+fn threads() -> Option<u64> {
+    std::fs::metadata(TASKS).ok()?.nlink().checked_sub(FOLDER_LINKS)
+}
+
+/// What each folder has: its name, and `.` in it.
+const FOLDER_LINKS: u64 = 2;
+
+fn listed() -> Option<Vec<String>> {
     let mut tasks = Vec::new();
     for task in std::fs::read_dir(TASKS).ok()? {
         tasks.push(task.ok()?.file_name().into_string().ok()?);

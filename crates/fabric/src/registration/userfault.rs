@@ -5,6 +5,7 @@
 //! (`MISSING` is `EINVAL` on a file).
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl as codes;
@@ -31,6 +32,9 @@ const _: () = assert!(EVENT_BYTES == 32);
 
 /// How often the trial in [`Userfault::open`] looks whether its thread is through, should no event come.
 const TRIAL_STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// How often events are looked for where `poll` is refused.
+const REFUSED_STEP: Duration = Duration::from_millis(1);
 
 /// The process's userfaultfd.
 #[derive(Debug)]
@@ -116,7 +120,15 @@ impl Userfault {
 
     /// Waits for an event. False where none will ever come.
     pub(super) fn wait(&self) -> bool {
-        self.wait_until(None).is_ok_and(|flags| !flags.intersects(PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP))
+        match self.wait_until(None) {
+            Ok(flags) => !flags.intersects(PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP),
+            // The call is refused (`EINVAL` where the limit of descriptors is zero by now, `ENOMEM`), the descriptor works:
+            // somebody who unmaps may be waiting for it to be read.
+            Err(_) => {
+                std::thread::sleep(REFUSED_STEP);
+                true
+            }
+        }
     }
 
     fn wait_until(&self, timeout: Option<&Timespec>) -> Result<PollFlags, Errno> {

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use byway_fabric::registration::{GetError, Guard};
+use byway_fabric::registration::{GetError, Guard, Limits, Mode, PinnedBuffers, RegistrationCache, Unavailable};
 
 use super::memory::{self, PAGE, Region};
 use super::{Unmapping, World, found_stale};
@@ -293,6 +293,12 @@ impl<'a> Worker<'a> {
 fn be_child(world: &World, watched: Region, meeting: Region, parent: u32) -> ! {
     let mut is_refused = matches!(world.cache.get(watched.range()), Err(GetError::ForkedChild));
     is_refused &= matches!(world.plain.get(watched.range()), Err(GetError::ForkedChild));
+    // Whether or not the parent's threads were in the midst of something.
+    if let Ok(registrar) = PinnedBuffers::new(1) {
+        let own = RegistrationCache::new(registrar, Limits::default());
+        is_refused &= own.mode() == Mode::EachTime(Unavailable::ForkedChild);
+        is_refused &= matches!(own.get(watched.range()), Err(GetError::ForkedChild));
+    }
     for page in 0..watched.pages {
         memory::write(watched.address + page * PAGE, READY);
     }
