@@ -50,7 +50,9 @@ pub enum Mode {
 #[non_exhaustive]
 pub enum GetError {
     /// This process is a forked child of one that had a cache.
-    #[error("this process was forked from one that registers memory, and can register none: let it exec, or fork before the first cache")]
+    #[error(
+        "this process was forked from one that registers memory, and can register none: let it exec, or fork before the first cache"
+    )]
     ForkedChild,
     /// The registrar refused.
     #[error(transparent)]

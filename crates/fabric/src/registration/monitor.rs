@@ -456,7 +456,9 @@ mod tests {
         }
 
         // The second cache's range goes, and with it the watch of the whole mapping.
-        let Plan::Register { ticket, .. } = state.with(1, |cache| cache.begin(pages(8, 1))) else { panic!("room for it") };
+        let Plan::Register { ticket, .. } = state.with(1, |cache| cache.begin(pages(8, 1))) else {
+            panic!("room for it")
+        };
         state.with(1, |cache| cache.complete(ticket, Arc::new(()))).unwrap();
         state.with(1, |cache| cache.release(ticket));
         state.with(1, Cache::flush);
