@@ -5,7 +5,6 @@
 //! (`MISSING` is `EINVAL` on a file).
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl as codes;
@@ -34,7 +33,7 @@ const _: () = assert!(EVENT_BYTES == 32);
 const TRIAL_STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// How often events are looked for where `poll` is refused.
-const REFUSED_STEP: Duration = Duration::from_millis(1);
+const REFUSED_STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// The process's userfaultfd.
 #[derive(Debug)]
@@ -120,15 +119,13 @@ impl Userfault {
 
     /// Waits for an event. False where none will ever come.
     pub(super) fn wait(&self) -> bool {
-        match self.wait_until(None) {
-            Ok(flags) => !flags.intersects(PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP),
+        let Ok(flags) = self.wait_until(None) else {
             // The call is refused (`EINVAL` where the limit of descriptors is zero by now, `ENOMEM`), the descriptor works:
             // somebody who unmaps may be waiting for it to be read.
-            Err(_) => {
-                std::thread::sleep(REFUSED_STEP);
-                true
-            }
-        }
+            let _ = rustix::thread::nanosleep(&REFUSED_STEP);
+            return true;
+        };
+        !flags.intersects(PollFlags::NVAL | PollFlags::ERR | PollFlags::HUP)
     }
 
     fn wait_until(&self, timeout: Option<&Timespec>) -> Result<PollFlags, Errno> {
