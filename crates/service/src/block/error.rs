@@ -37,10 +37,15 @@ pub enum BlockError {
     Io(Errno),
 }
 
+/// Whether there was no room for the bytes: on the device, for their owner, or in the file.
+pub(super) fn is_no_room(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
+}
+
 impl From<Errno> for BlockError {
     fn from(errno: Errno) -> Self {
         match errno {
-            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
+            no_room if is_no_room(no_room) => Self::NoSpace,
             Errno::OPNOTSUPP | Errno::NOSYS => Self::Unsupported,
             Errno::CANCELED => Self::Closed,
             other => Self::Io(other),

@@ -170,14 +170,15 @@ fn the_sync_of_a_zeroing_counts_as_one() {
 
 #[test]
 fn a_durable_write_tells_its_own_want_of_room_from_that_of_older_bytes() {
-    let full = FileFault { op: FileOp::Write, error: Errno::NOSPC };
-    for (faults, flushed) in [(1, Err(BlockError::FlushFailed)), (2, Ok(()))] {
-        let mut rig = Simulated::new(1, 1);
-        (0..faults).for_each(|_| rig.disk.fault_next(full));
-        rig.start_write(0, 1);
-        assert_eq!(rig.ends(1), [Err(BlockError::NoSpace)]);
-        assert_eq!(rig.flush(), flushed, "{faults} in a row");
-        assert_eq!(rig.in_flight(), 0);
+    for error in [Errno::NOSPC, Errno::DQUOT, Errno::FBIG] {
+        for (faults, flushed) in [(1, Err(BlockError::FlushFailed)), (2, Ok(()))] {
+            let mut rig = Simulated::new(1, 1);
+            (0..faults).for_each(|_| rig.disk.fault_next(FileFault { op: FileOp::Write, error }));
+            rig.start_write(0, 1);
+            assert_eq!(rig.ends(1), [Err(BlockError::NoSpace)]);
+            assert_eq!(rig.flush(), flushed, "{error}, {faults} in a row");
+            assert_eq!(rig.in_flight(), 0);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use byway_reactor::{Errno, Frame, Op, Outcome, Reactor, Socket, Token};
 
 use super::job::{Job, RunState};
 use super::{ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
-use crate::block::error::BlockError;
+use crate::block::error::{BlockError, is_no_room};
 use crate::block::store::Kind;
 use crate::limits::{MEMORY_PIECE_BYTES, PIECE_BYTES_MAX};
 
@@ -202,7 +202,7 @@ impl Engine {
         };
         let attached = &self.volumes[id.index as usize];
         match outcome {
-            Outcome::Written { from, result: Err(error @ (Errno::NOSPC | Errno::DQUOT)) } if !run.finds_room => {
+            Outcome::Written { from, result: Err(error) } if is_no_room(error) && !run.finds_room => {
                 let Kind::Files { layout, .. } = attached.volume.kind() else {
                     return Some(Outcome::Written { from, result: Err(error) });
                 };
@@ -217,9 +217,7 @@ impl Engine {
                 None
             }
             // Also if it fails by something else, for then it was not found out.
-            Outcome::Written { from, result }
-                if run.finds_room && !matches!(result, Err(Errno::NOSPC | Errno::DQUOT)) =>
-            {
+            Outcome::Written { from, result } if run.finds_room && !result.is_err_and(is_no_room) => {
                 self.note_failure(run.job, BlockError::Io(Errno::NOSPC));
                 Some(Outcome::Written { from, result: result.and(Err(Errno::NOSPC)) })
             }
