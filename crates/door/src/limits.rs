@@ -4,8 +4,11 @@
 pub const CONNECTION_HEAP_BYTES_MAX: usize = 256 << 10;
 
 /// Heap memory of the replies that wait for all clients of a loop. Above nothing more is read from those who have not taken
-/// [`CONNECTION_HEAP_BYTES_MIN`] of theirs, and no block status is begun.
+/// [`CONNECTION_HEAP_BYTES_MIN`] of theirs, and a block status tells [`CROWDED_EXTENTS_MAX`] extents.
 pub const DOOR_HEAP_BYTES_MAX: usize = 4 << 20;
+
+/// Extents that a block status tells while more than [`DOOR_HEAP_BYTES_MAX`] waits: the client asks again for the rest.
+pub const CROWDED_EXTENTS_MAX: usize = 64;
 
 /// See [`DOOR_HEAP_BYTES_MAX`].
 pub const CONNECTION_HEAP_BYTES_MIN: usize = 4 << 10;

@@ -123,3 +123,60 @@ fn clients_that_ask_for_everything_and_take_nothing_cost_no_more_than_the_bound(
         assert!(after < BYTES_MAX, "{io}: {after} bytes afterwards");
     }
 }
+
+/// The next chunk of a structured reply: its flags, type and payload.
+fn chunk(stream: &mut TcpStream) -> (u16, u16, Vec<u8>) {
+    let mut head = [0; 20];
+    stream.read_exact(&mut head).unwrap();
+    let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    assert_eq!(head[..4], 0x668e_33efu32.to_be_bytes());
+    let mut payload = vec![0; u32::from_be_bytes(head[16..20].try_into().unwrap()) as usize];
+    stream.read_exact(&mut payload).unwrap();
+    (half(4), half(6), payload)
+}
+
+#[test]
+fn replies_that_others_do_not_take_keep_nobody_from_a_block_status() {
+    const HOARDERS: usize = 24;
+    const BYTES: u64 = 4 << 20;
+    const BLOCK_STATUS: u16 = 5;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let disk = folder.path().join("disk");
+    let file = std::fs::File::create(&disk).unwrap();
+    file.set_len(BYTES).unwrap();
+    (0..BYTES / 8192).for_each(|at| file.write_all_at(&[1; 4096], at * 8192).unwrap());
+    let volume = format!("d={}", disk.display());
+    let arguments = ["--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
+    let server = Server::start(folder.path(), 1, &arguments);
+    let mut client = open_nbd(server.port("nbd"));
+    // What is asked here is refused, each time in 45 bytes; nobody reads them, beyond what sockets hold.
+    let mut hoarders: Vec<_> = (0..HOARDERS).map(|_| (open_nbd(server.port("nbd")), 0)).collect();
+    let refused: Vec<u8> = (0..400_000).flat_map(|cookie| request(0, cookie, BYTES, 512)).collect();
+    let began = Instant::now();
+    let (mut last, mut sent_at) = (usize::MAX, Instant::now());
+    while sent_at.elapsed() < Duration::from_secs(1) {
+        for (stream, sent) in &mut hoarders {
+            send_some(stream, &refused, sent);
+        }
+        let sent = hoarders.iter().map(|(_, sent)| sent).sum();
+        assert!(hoarders.iter().all(|(_, sent)| *sent < refused.len()), "too few requests for what sockets hold");
+        if std::mem::replace(&mut last, sent) != sent {
+            sent_at = Instant::now();
+        }
+        assert!(began.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
+    // Each is stopped by what waits for it, and together it is too much.
+    let mut covered = 0;
+    while covered < BYTES {
+        client.write_all(&request(7, covered, covered, (BYTES - covered) as u32)).unwrap();
+        let (flags, kind, payload) = chunk(&mut client);
+        assert_eq!((flags & 1, kind), (1, BLOCK_STATUS), "a list, not an error");
+        let word = |at: usize| u64::from(u32::from_be_bytes(payload[at..at + 4].try_into().unwrap()));
+        let extents = (payload.len() - 4) / 8;
+        assert!((1..=64).contains(&extents), "{extents} extents: the server does not find itself crowded");
+        covered += (0..extents).map(|at| word(4 + at * 8)).sum::<u64>();
+    }
+    assert_eq!(covered, BYTES);
+    drop(hoarders);
+}

@@ -13,7 +13,6 @@ use crate::block::health::SyncUnderWay;
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
 use crate::block::volume::Volume;
-use crate::limits::EXTENTS_MAX;
 
 /// A request with operations in flight.
 pub(super) struct Job {
@@ -49,6 +48,8 @@ pub(super) enum JobKind {
     Extents {
         parts: Vec<Option<Vec<Extent>>>,
         wanted: Vec<u64>,
+        /// Of all parts together.
+        count_max: usize,
     },
 }
 
@@ -206,8 +207,8 @@ impl Job {
                 },
                 Err,
             )),
-            JobKind::Extents { parts, wanted } => {
-                Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted)), Err))
+            JobKind::Extents { parts, wanted, count_max } => {
+                Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted, count_max)), Err))
             }
             _ => Outcome::Unit(failed.map_or(Ok(()), Err)),
         };
@@ -256,7 +257,7 @@ fn slice_with(slices: &[SliceState], part: usize) -> Option<usize> {
 }
 
 /// Joins the lists of neighbouring parts, up to the first that covers less than was asked for.
-fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64]) -> Vec<Extent> {
+fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64], count_max: usize) -> Vec<Extent> {
     let mut joined: Vec<Extent> = Vec::new();
     for (part, wanted) in parts.into_iter().zip(wanted) {
         let mut covered = 0;
@@ -271,6 +272,6 @@ fn join_extents(parts: Vec<Option<Vec<Extent>>>, wanted: &[u64]) -> Vec<Extent> 
             break;
         }
     }
-    joined.truncate(EXTENTS_MAX);
+    joined.truncate(count_max);
     joined
 }

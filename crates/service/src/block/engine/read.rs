@@ -143,7 +143,7 @@ impl Engine {
         Ok(Step::Later)
     }
 
-    /// Lists data and holes.
+    /// Lists data and holes: at most `count_max`, whatever is left of the range then.
     ///
     /// # Errors
     /// See [`BlockError`].
@@ -169,7 +169,7 @@ impl Engine {
         let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
         let files = attached.files.clone();
         let wanted = runs.iter().map(|run| run.len).collect();
-        let kind = JobKind::Extents { parts: vec![None; runs.len()], wanted };
+        let kind = JobKind::Extents { parts: vec![None; runs.len()], wanted, count_max };
         let request = Request { volume: id, operation: Operation::Extents, offset, len, tag };
         let job = self.start_job(reactor, request, runs.len(), kind);
         for (part, run) in runs.into_iter().enumerate() {

@@ -19,7 +19,7 @@ use super::input::Input;
 use super::secure::Secure;
 use crate::limits::{
     CONNECTION_HEAP_BYTES_MAX, CONNECTION_HEAP_BYTES_MIN, CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX,
-    DOOR_HEAP_BYTES_MAX,
+    CROWDED_EXTENTS_MAX, DOOR_HEAP_BYTES_MAX,
 };
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
@@ -376,9 +376,7 @@ impl Connection {
             _ => {}
         }
         let tag = tag_of(context.pending.vacant_key());
-        if request.command != Command::Read && context.engine.is_full()
-            || request.command == Command::BlockStatus && context.queued_heap > DOOR_HEAP_BYTES_MAX
-        {
+        if request.command != Command::Read && context.engine.is_full() {
             self.stalled = true;
             return false;
         }
@@ -405,7 +403,7 @@ impl Connection {
 
     /// Hands a request without a payload to the engine.
     fn ask(&self, context: &mut Context<'_>, request: &Request, tag: Tag) -> Result<Step<Outcome>, BlockError> {
-        let Context { reactor, engine, .. } = context;
+        let Context { reactor, engine, queued_heap, .. } = context;
         let volume = self.volume;
         let range = (request.offset, request.length);
         let durable = request.flags.has(CommandFlags::FUA);
@@ -417,7 +415,9 @@ impl Connection {
                     .map(|payload| Outcome::Read(Ok(payload))))
             }
             Command::BlockStatus => {
-                let count_max = if request.flags.has(CommandFlags::REQ_ONE) { 1 } else { usize::MAX };
+                // Others' replies, which they do not take, are not to keep this client from its answer, only from a long one.
+                let crowded = if *queued_heap > DOOR_HEAP_BYTES_MAX { CROWDED_EXTENTS_MAX } else { usize::MAX };
+                let count_max = if request.flags.has(CommandFlags::REQ_ONE) { 1 } else { crowded };
                 let step = engine.extents(reactor, volume, range, count_max, tag)?;
                 Ok(step.map(|extents| Outcome::Extents(Ok(extents))))
             }
