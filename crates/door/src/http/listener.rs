@@ -69,25 +69,35 @@ impl axum::serve::Listener for Bounded {
     }
 }
 
+impl Connection {
+    /// An error from the end of its time on. Asked wherever it is read from or written to: requests that came all at once are
+    /// answered without another read, each for as long as the peer takes.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> std::io::Result<()> {
+        let is_over = self.end.as_mut().poll(cx).is_ready();
+        if is_over { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()));
-        }
+        self.poll_end(cx)?;
         self.stream.as_mut().poll_read(cx, into)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.poll_end(cx)?;
         self.stream.as_mut().poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.poll_end(cx)?;
         self.stream.as_mut().poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.poll_end(cx)?;
         self.stream.as_mut().poll_shutdown(cx)
     }
 }
@@ -118,6 +128,24 @@ mod tests {
                 Ok(_) => {}
                 Err(error) => break error,
             }
+        };
+        assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
+        assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
+        assert!(began.elapsed().as_secs() <= HTTP_CONNECTION_SECONDS_MAX + 10, "after {:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_only_written_to_keeps_no_place_for_ever() {
+        let mut bounded = Bounded::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), Box::new(|_| true));
+        let mut client = TcpStream::connect(bounded.local_addr().unwrap()).await.unwrap();
+        let (mut connection, _) = bounded.accept().await;
+        let began = Instant::now();
+        tokio::spawn(async move { while client.read(&mut [0; 64]).await.is_ok_and(|count| count > 0) {} });
+        let ended = loop {
+            if let Err(error) = connection.write_all(b"a page").await {
+                break error;
+            }
+            sleep(Duration::from_secs(HTTP_IDLE_SECONDS_MAX - 1)).await;
         };
         assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
         assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
