@@ -8,7 +8,7 @@ use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Configuration;
+use crate::config::{Configuration, Tls};
 use crate::opener::Files;
 
 /// A volume that is served, and what it was made by.
@@ -161,6 +161,7 @@ fn options_of(spec: &VolumeSpec) -> VolumeOptions {
 /// [`ReloadError::Fixed`].
 pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), ReloadError> {
     let mode = |configuration: &Configuration| configuration.tls.as_ref().map(|tls| tls.mode);
+    let shown = |configuration: &Configuration| configuration.tls.as_ref().map(Tls::authentication);
     let fixed = [
         (old.listen == new.listen, "listen"),
         (old.nbd == new.nbd, "nbd"),
@@ -173,7 +174,8 @@ pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), Reloa
         (old.user == new.user, "user"),
         (old.slow_us == new.slow_us, "slow_us"),
         (mode(old) == mode(new), "whether there is TLS, and whether it is required"),
-        (old.authentication() == new.authentication(), "whether clients show certificates"),
+        // Also where TLS is optional: some volumes may be for those alone who use it.
+        (shown(old) == shown(new), "whether clients show certificates"),
     ];
     fixed.into_iter().find(|(same, _)| !same).map_or(Ok(()), |(_, what)| Err(ReloadError::Fixed(what)))
 }
@@ -293,6 +295,28 @@ mod tests {
 
     fn names(summary: &Summary) -> [String; 4] {
         [&summary.added, &summary.dropped, &summary.resized, &summary.changed].map(|names| names.join(","))
+    }
+
+    #[test]
+    fn whether_clients_show_certificates_does_not_change_even_where_tls_is_optional() {
+        use clap::Parser;
+        let loaded = |mode: &str, tls: &[&str]| {
+            let all =
+                ["byway", "serve", "--volume", "a=mem:1M", "--tls-certificate", "c", "--tls-key", "k", "--tls", mode];
+            let crate::cli::Command::Serve(arguments) = crate::cli::Cli::parse_from(all.iter().chain(tls)).command
+            else {
+                panic!("that was not `serve`")
+            };
+            Configuration::load(&arguments).unwrap()
+        };
+        let (with, without): ([&str; 2], [&str; 0]) = (["--tls-client-ca", "ca"], []);
+        for mode in ["required", "optional"] {
+            for (old, new) in [(&with[..], &without[..]), (&without[..], &with[..])] {
+                let error = check_fixed(&loaded(mode, old), &loaded(mode, new)).unwrap_err();
+                assert!(error.to_string().contains("certificates"), "{mode}: {error}");
+            }
+            assert!(check_fixed(&loaded(mode, &with), &loaded(mode, &["--tls-client-ca", "another"])).is_ok());
+        }
     }
 
     #[test]
