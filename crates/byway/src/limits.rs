@@ -79,6 +79,9 @@ pub const SLOW_OPERATIONS_MAX: usize = 256;
 /// Bytes of a message between a node and its privileged opener: a path, and what JSON adds.
 pub const OPENER_MESSAGE_BYTES_MAX: usize = 32 << 10;
 
+/// Bytes of the reason why the privileged opener refuses something; the rest is cut. JSON makes six of one at most.
+pub const OPENER_REASON_BYTES_MAX: usize = 4 << 10;
+
 /// Bytes of a request on the control socket; a longer one ends its connection.
 pub const CONTROL_REQUEST_BYTES_MAX: u64 = 4 << 10;
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::ServeArguments;
 use crate::config::Configuration;
-use crate::limits::OPENER_MESSAGE_BYTES_MAX;
+use crate::limits::{OPENER_MESSAGE_BYTES_MAX, OPENER_REASON_BYTES_MAX};
 
 /// Who opens what a node needs.
 pub trait Files: Opener {
@@ -144,7 +144,7 @@ fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<Owned
     let opened = match request {
         Request::Read { path } => match named_for_reading(arguments, path) {
             Ok(()) => File::open(path).map(OwnedFd::from).map_err(failed),
-            Err(reason) => Err(Reply::Refused(reason)),
+            Err(reason) => Err(refused(reason)),
         },
         Request::Store { path, read_only, direct, shared } => {
             let (read_only, direct, shared) = (*read_only, *direct, *shared);
@@ -153,9 +153,9 @@ fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<Owned
                 Ok(()) => OpenHere.open(path, options).map_err(|error| match error {
                     OpenError::Open { source, .. } => failed(source),
                     OpenError::InUse { .. } => Reply::InUse,
-                    other => Reply::Refused(other.to_string()),
+                    other => refused(other.to_string()),
                 }),
-                Err(reason) => Err(Reply::Refused(reason)),
+                Err(reason) => Err(refused(reason)),
             }
         }
     };
@@ -168,7 +168,13 @@ fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<Owned
 // By value so that it can stand in `map_err`.
 #[allow(clippy::needless_pass_by_value)]
 fn failed(error: io::Error) -> Reply {
-    error.raw_os_error().map_or_else(|| Reply::Refused(error.to_string()), Reply::Failed)
+    error.raw_os_error().map_or_else(|| refused(error.to_string()), Reply::Failed)
+}
+
+/// The reason may quote a line of the configuration, of any length, and the reply must not be too long to be sent.
+fn refused(mut reason: String) -> Reply {
+    reason.truncate(reason.floor_char_boundary(OPENER_REASON_BYTES_MAX));
+    Reply::Refused(reason)
 }
 
 fn named_for_reading(arguments: &ServeArguments, path: &Path) -> Result<(), String> {
@@ -270,6 +276,25 @@ mod tests {
         write_config(&format!("volumes = [\"a={}\"]", path("other").display()));
         assert!(matches!(store("other", false), (Reply::Opened, Some(_))));
         assert!(matches!(store("served", false), (Reply::Refused(_), None)));
+    }
+
+    #[test]
+    fn a_long_line_that_cannot_be_read_is_refused_in_a_reply_that_can_be_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("byway.toml");
+        // As it is found while somebody writes it.
+        std::fs::write(&config, format!("volumes = [\"{}", "\u{1}\u{e9}".repeat(OPENER_MESSAGE_BYTES_MAX))).unwrap();
+        let arguments = ServeArguments { config: Some(config), ..ServeArguments::default() };
+        let (ours, theirs) = pair();
+        for request in [
+            Request::Read { path: folder.path().join("certificate") },
+            Request::Store { path: folder.path().join("disk"), read_only: true, direct: false, shared: false },
+        ] {
+            let (reply, _) = answer(&arguments, &request);
+            send(theirs.as_fd(), &reply, None).unwrap();
+            let (reply, _) = receive::<Reply>(ours.as_fd()).unwrap().unwrap();
+            assert!(matches!(reply, Reply::Refused(reason) if reason.len() > 100), "it says why");
+        }
     }
 
     #[test]
