@@ -79,6 +79,9 @@ pub enum ServeError {
     /// Signals cannot be waited for.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+    /// A loop has failed or panicked: the log says why. Who asked it has lost the connection.
+    #[error("an event loop has ended, so the node ends: the log says why; start it again")]
+    LoopEnded,
     /// The measurement that it was started for is over, or cannot be followed.
     #[error("cannot end with the measurement: {0}")]
     EndWith(std::io::Error),
@@ -116,7 +119,12 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let (events, happened) = channel();
     watch_signals(events.clone())?;
     let options = node_options(&configuration, listeners, &plan.served, tls.clone());
-    let node = Node::start(NodeOptions { measuring: arguments.measuring.node(), ..options })?;
+    let loop_events = events.clone();
+    let on_failure = Arc::new(move || {
+        // Nobody listens only when the node is ending anyway.
+        let _ = loop_events.send(Event::LoopEnded);
+    });
+    let node = Node::start(NodeOptions { measuring: arguments.measuring.node(), on_failure, ..options })?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -137,10 +145,12 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let mut serving =
         Serving { arguments, configuration, files, served: plan.served, listeners: guarded, tls, allow, node };
     tell(supervisor.ready(&serving.status()));
-    while let Ok(Event::Reload(asker)) = happened.recv() {
+    let mut event = happened.recv();
+    while let Ok(Event::Reload(asker)) = event {
         tell(supervisor.reloading());
         serving.reload(asker);
         tell(supervisor.ready(&serving.status()));
+        event = happened.recv();
     }
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
@@ -150,7 +160,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     if let Some(path) = ctl {
         let _ = std::fs::remove_file(path);
     }
-    Ok(())
+    if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
 }
 
 /// Opens the HTTP door for those who may connect now.
@@ -167,6 +177,8 @@ enum Event {
     End,
     /// SIGHUP, or somebody who waits for what comes of it.
     Reload(Option<ReloadRequest>),
+    /// A loop that was not told to.
+    LoopEnded,
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
@@ -303,6 +315,7 @@ fn node_options(configuration: &Configuration, listeners: Listeners, served: &[S
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
         measuring: Measuring::default(),
+        on_failure: Arc::new(|| ()),
     }
 }
 

@@ -52,6 +52,9 @@ pub struct NodeOptions {
     pub slow_us: u64,
     /// For measurements.
     pub measuring: Measuring,
+    /// Called when a loop ends that was not told to. Its clients have lost their connections then, and nobody takes its place: the node
+    /// should end, for whoever started it to start it again.
+    pub on_failure: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What measurements change in a node, and nobody else.
@@ -331,6 +334,20 @@ fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<
     Ok(listeners)
 }
 
+/// Tells of the end of a loop's thread, also by a panic.
+struct EndWatch {
+    on_failure: Arc<dyn Fn() + Send + Sync>,
+    as_told: bool,
+}
+
+impl Drop for EndWatch {
+    fn drop(&mut self) {
+        if !self.as_told {
+            (self.on_failure)();
+        }
+    }
+}
+
 fn start_loop(
     assignment: Assignment,
     sender: Sender<Message>,
@@ -340,12 +357,14 @@ fn start_loop(
     let (end, ended) = channel();
     let name = format!("byway-{}", assignment.index);
     let run = move || {
+        let mut watch = EndWatch { on_failure: Arc::clone(&assignment.options.on_failure), as_told: false };
         match Worker::open(assignment, peers) {
             Ok((worker, started)) => {
                 let _ = report.send(Ok(started));
-                worker.run();
+                watch.as_told = worker.run();
             }
             Err(error) => {
+                watch.as_told = true;
                 let _ = report.send(Err(error));
             }
         }

@@ -20,6 +20,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         allow: Vec::new(),
         slow_us: u64::MAX,
         measuring: Measuring::default(),
+        on_failure: Arc::new(|| panic!("a loop ended")),
     }
 }
 
@@ -52,6 +53,24 @@ fn a_loop_that_does_not_confirm_is_counted() {
     drop(untaken);
     node.loops.pop();
     assert!(node.stop(Duration::from_secs(60)));
+}
+
+#[test]
+fn the_end_of_a_loop_that_was_not_told_to_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = memory("m");
+    for which in 0..3 {
+        let (failed, failure) = channel();
+        let options = options(&[&volume], Address::Unix(folder.path().join("nbd")));
+        let on_failure = Arc::new(move || failed.send(()).unwrap());
+        let node = Node::start(NodeOptions { on_failure, ..options }).unwrap();
+        assert_eq!(failure.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+        node.loops[which].sender.send(Message::Panic).unwrap();
+        node.loops[which].waker.wake();
+        failure.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(node.stop(Duration::from_secs(60)), "the others end as they are told");
+        assert!(failure.recv().is_err(), "that was no failure");
+    }
 }
 
 #[test]

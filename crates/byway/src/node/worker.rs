@@ -48,6 +48,8 @@ pub(super) enum Message {
     Drain,
     /// End now.
     Stop,
+    #[cfg(test)]
+    Panic,
 }
 
 pub(super) struct Worker {
@@ -175,8 +177,8 @@ impl Worker {
         self.listeners.push((listener, address));
     }
 
-    /// Runs until the node says to end.
-    pub(super) fn run(mut self) {
+    /// Runs until the node says to end. Whether that is why it ended.
+    pub(super) fn run(mut self) -> bool {
         let mut completions = Vec::new();
         let mut done = Vec::new();
         while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.native.is_idle()) {
@@ -186,7 +188,7 @@ impl Worker {
             let wait = if self.native.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
                 tracing::error!(%error, "the event loop failed; its connections end");
-                return;
+                return false;
             }
             for completion in completions.drain(..) {
                 self.dispatch(completion, &mut done);
@@ -194,6 +196,7 @@ impl Worker {
             self.finish_turn(&mut done);
         }
         self.close_listeners();
+        true
     }
 
     /// Sockets' files go first: once a listener is closed, the next node may listen there.
@@ -353,6 +356,8 @@ impl Worker {
                     self.native.shut_down(&mut self.reactor);
                 }
                 Message::Stop => self.stopped = true,
+                #[cfg(test)]
+                Message::Panic => panic!("a test wants it"),
             }
         }
     }
