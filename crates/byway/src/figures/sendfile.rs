@@ -10,8 +10,8 @@ use super::session::{RunError, Session};
 const PAGE: usize = 4 << 10;
 /// In the file that is sent from, round and round.
 const FILE_PAGES: usize = 16 << 10;
-/// Of a file that is sent in pieces.
-const SENT_PAGES: usize = 1 << 10;
+/// Of a file that is sent in pieces: the longest four times in each pipe.
+const SENT_PAGES: usize = PIPES_MAX * 4 * 256;
 const PIPES_MAX: usize = 6;
 const PAGES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const PAGES_QUICK: [usize; 3] = [1, 16, 256];
@@ -27,7 +27,7 @@ pub(super) const SENDFILE: Experiment = Experiment {
                mapped pages registered for each piece, and deregistered. Cached: registered once, found by a registration cache. \
                Sendfile: spliced, nothing registered. Beside them a buffer that is registered and filled before the clock \
                starts. No pipelining: the file has as many pages as the x-axis says and goes in one piece. With 1, 2 or 6 pipes: \
-               a file of 4 MiB goes in pieces of so many pages, so many in hand at a time. The receiver answers each file.",
+               a file of 24 MiB goes in pieces of so many pages, so many in hand at a time. The receiver answers each file.",
         rule: "Holds if (1) large operations are needed: dynamic with 1 pipe of 256 pages moves at least twice what it moves with 1 \
                page; (2) two pipes improve it: at least 1.1 times one pipe, at 16 pages; (3) more do not: 6 pipes move at most \
                1.15 times what 2 move, at 16 and at 256 pages; (4) sendfile moves at least as much as dynamic with 6 pipes of \
