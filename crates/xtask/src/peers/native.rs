@@ -27,14 +27,17 @@ pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
     )?;
     wait_for_port(IPERF_PORT)?;
     let small = CASES.iter().find(|case| case.name == "4k-randread-qd32-tcp").context("the case is gone")?;
+    let uri = peer.endpoint.uri();
     let fourfold = Contest {
         case: "4k-randread-qd32",
         contestants: vec![
             ours(byway, "randread", 4 << 10, 32, seconds),
+            // With the same client, which costs less than fio: else half of what is compared would be the clients.
+            Contestant { name: "nbdkit, byway's client", ..by_client(byway, &uri, "randread", (4 << 10, 32), seconds) },
             Contestant {
                 name: "nbdkit, fio",
-                run: Box::new(move || {
-                    let result = fio::run(small, &peer.endpoint.uri(), seconds)?;
+                run: Box::new(|| {
+                    let result = fio::run(small, &uri, seconds)?;
                     Ok(Figures {
                         iops: result.iops,
                         megabytes_per_second: result.bytes_per_second / 1e6,
@@ -43,7 +46,7 @@ pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
                 }),
             },
         ],
-        target: ("nbdkit, fio", 4.0),
+        target: ("nbdkit, byway's client", 4.0),
     };
     let outcome = fourfold.run(rounds)?;
     let stream = |name, file: Option<&Path>| {
@@ -87,13 +90,25 @@ pub fn direct(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
 }
 
 fn ours<'a>(byway: &'a Path, pattern: &'static str, block_bytes: u32, depth: u32, seconds: u32) -> Contestant<'a> {
+    by_client(byway, &format!("byway://127.0.0.1:{PORT}/v"), pattern, (block_bytes, depth), seconds)
+}
+
+/// By way of `byway bench volume`.
+fn by_client<'a>(
+    byway: &'a Path,
+    uri: &str,
+    pattern: &'static str,
+    (block_bytes, depth): (u32, u32),
+    seconds: u32,
+) -> Contestant<'a> {
+    let uri = uri.to_owned();
     let run = move || {
         let text = process::output(
             Command::new(byway)
                 .args(["bench", "volume", "--json", "--rw", pattern])
                 .args(["--bs", &block_bytes.to_string(), "--depth", &depth.to_string()])
                 .args(["--seconds", &seconds.to_string()])
-                .arg(format!("byway://127.0.0.1:{PORT}/v")),
+                .arg(&uri),
         )?;
         let result: Value = serde_json::from_str(&text)?;
         let number = |value: &Value| value.as_f64().context("a figure is missing in byway's JSON");
