@@ -5,6 +5,7 @@
 //! all, known, and those of nobody else on this machine.
 
 mod cases;
+mod clients;
 mod contest;
 mod cpu;
 mod fio;
@@ -43,6 +44,8 @@ pub enum Task {
     Direct(DirectOptions),
     /// The fabric alone beside sockets used by hand, UCX, iperf3 and a plain copy.
     Wires(WiresOptions),
+    /// Few and many clients of a server with few frames, beside a program in C.
+    Clients(ClientsOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -64,6 +67,15 @@ pub struct ContestOptions {
     /// The byway binary; without it a release build of this workspace.
     #[arg(long)]
     byway: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ClientsOptions {
+    /// How many; rates are also shown as shares of what is moved with the first number.
+    #[arg(long, value_delimiter = ',', default_value = "16,1024")]
+    clients: Vec<u16>,
+    #[command(flatten)]
+    contest: ContestOptions,
 }
 
 #[derive(Args)]
@@ -173,6 +185,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Direct(options) => contests(&options.contest, &settings, &options.folder, native::direct),
         Task::Idle(options) => watch_connections(options),
         Task::Wires(options) => compare_wires(options, &settings),
+        Task::Clients(options) => compare_clients(options, &settings),
         Task::Stub(_) => Ok(()),
     }
 }
@@ -211,6 +224,22 @@ fn compare_wires(options: &WiresOptions, settings: &BTreeMap<String, String>) ->
     print!("\n{}", wires::markdown(&outcomes));
     if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_string_pretty(&outcomes)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_clients(options: &ClientsOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let ContestOptions { rounds, seconds, json, byway } = &options.contest;
+    let byway = provide_byway(byway.as_deref())?;
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let rows = clients::run(&byway, folder.path(), &options.clients, *rounds, *seconds)?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", clients::markdown(&rows));
+    if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
