@@ -31,6 +31,9 @@ const WINDOWS_PER_TRIAL: u32 = 3;
 const GATHER_WORTH_PERCENT: u64 = 97;
 /// The average size of requests, in bytes, above which they are not worth gathering.
 const GATHER_BYTES_MAX: u64 = 32 << 10;
+/// Receives in a row that bring one request each, after which nothing is gathered any more, whatever was decided: the queue has
+/// become shallow, and each request would wait for nobody.
+const LONE_RECEIVES_MAX: u32 = 16;
 
 /// What a loop does before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub(crate) struct Pace {
     noted: u32,
     /// The most that one receive has brought in this window.
     largest_batch: u32,
+    /// Receives in a row that brought one.
+    lone: u32,
 }
 
 /// Requests since `since`.
@@ -83,6 +88,7 @@ impl Default for Pace {
             window: Window::default(),
             noted: 0,
             largest_batch: 0,
+            lone: 0,
         }
     }
 }
@@ -94,6 +100,10 @@ impl Pace {
         let mean = (bytes / u64::from(requests.max(1))).min(1 << 32);
         self.request_bytes = self.request_bytes - self.request_bytes / 8 + mean / 8;
         self.largest_batch = self.largest_batch.max(requests);
+        self.lone = if requests > 1 { 0 } else { self.lone.saturating_add(1) };
+        if self.lone >= LONE_RECEIVES_MAX && self.gathers() {
+            self.trial = Trial::Decided { gather: false, left: 1 };
+        }
         let window = &mut self.window;
         let since = *window.since.get_or_insert(now);
         window.requests += requests;
@@ -142,7 +152,7 @@ impl Pace {
     /// What to do now that nothing is ready.
     pub(crate) fn plan(&mut self) -> Plan {
         let noted = std::mem::take(&mut self.noted);
-        if noted > 0 && self.gathers() {
+        if noted > 0 && self.request_bytes <= GATHER_BYTES_MAX && self.gathers() {
             Plan::Gather(GATHER_NANOS)
         } else if self.wait_nanos < SPIN_WORTH_NANOS && self.request_bytes <= SPIN_BYTES_MAX {
             Plan::Spin(SPIN_NANOS_MAX)
@@ -191,6 +201,35 @@ mod tests {
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.9);
         assert!(share_gathered(&mut pace, 500, 4, worse) < 0.2, "the queue became shallow");
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
+    }
+
+    /// One that has decided to gather, and gathers.
+    fn gathering() -> Pace {
+        let mut pace = Pace::default();
+        share_gathered(&mut pace, 20, 4, |gathers| if gathers { 6_000 } else { 8_000 });
+        assert!(matches!(pace.trial, Trial::Decided { gather: true, left } if left > 1));
+        pace.note(4, 4 * 4096, Instant::from_nanos(1 << 40));
+        assert_eq!(pace.plan(), Plan::Gather(GATHER_NANOS));
+        pace
+    }
+
+    #[test]
+    fn a_queue_that_becomes_shallow_soon_waits_for_nobody() {
+        let mut pace = gathering();
+        for n in 1..=LONE_RECEIVES_MAX {
+            assert!(n == 1 || matches!(pace.plan(), Plan::Gather(_)), "request {n}");
+            pace.note(1, 4096, Instant::from_nanos((1 << 40) + u64::from(n)));
+        }
+        assert!(!matches!(pace.plan(), Plan::Gather(_)));
+        let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
+        assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
+    }
+
+    #[test]
+    fn long_requests_are_not_gathered_whatever_was_decided_of_short_ones() {
+        let mut pace = gathering();
+        pace.note(4, 4 << 20, Instant::from_nanos((1 << 40) + 1));
+        assert!(!matches!(pace.plan(), Plan::Gather(_)));
     }
 
     #[test]
