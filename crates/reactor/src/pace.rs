@@ -35,6 +35,10 @@ const GATHER_BYTES_MAX: u64 = 32 << 10;
 /// become shallow, and each request would wait for nobody.
 const LONE_RECEIVES_MAX: u32 = 16;
 
+/// Waits in a row before which no requests were noted, after which nothing is known of their size any more: those that noted them have
+/// stopped asking, and the events come for others. A long answer is fewer events.
+const UNNOTED_WAITS_MAX: u32 = 64;
+
 /// What a loop does before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
@@ -61,6 +65,8 @@ pub(crate) struct Pace {
     largest_batch: u32,
     /// Receives in a row that brought one.
     lone: u32,
+    /// Waits in a row before which none was noted.
+    unnoted: u32,
 }
 
 /// Requests since `since`.
@@ -89,6 +95,7 @@ impl Default for Pace {
             noted: 0,
             largest_batch: 0,
             lone: 0,
+            unnoted: 0,
         }
     }
 }
@@ -152,6 +159,10 @@ impl Pace {
     /// What to do now that nothing is ready.
     pub(crate) fn plan(&mut self) -> Plan {
         let noted = std::mem::take(&mut self.noted);
+        self.unnoted = if noted > 0 { 0 } else { self.unnoted.saturating_add(1) };
+        if self.unnoted >= UNNOTED_WAITS_MAX {
+            self.request_bytes = 0;
+        }
         if noted > 0 && self.request_bytes <= GATHER_BYTES_MAX && self.gathers() {
             Plan::Gather(GATHER_NANOS)
         } else if self.wait_nanos < SPIN_WORTH_NANOS && self.request_bytes <= SPIN_BYTES_MAX {
@@ -230,6 +241,23 @@ mod tests {
         let mut pace = gathering();
         pace.note(4, 4 << 20, Instant::from_nanos((1 << 40) + 1));
         assert!(!matches!(pace.plan(), Plan::Gather(_)));
+    }
+
+    #[test]
+    fn quick_events_are_spun_for_again_when_those_who_asked_for_much_have_stopped() {
+        let mut pace = Pace::default();
+        for n in 0..100 {
+            pace.note(1, 1 << 20, Instant::from_nanos(n));
+            pace.waited(20_000);
+            assert_eq!(pace.plan(), Plan::Sleep, "long requests are not spun for");
+            // Its disk and its socket.
+            (0..8).for_each(|_| assert_eq!(pace.plan(), Plan::Sleep));
+        }
+        for _ in 0..UNNOTED_WAITS_MAX {
+            pace.waited(20_000);
+            pace.plan();
+        }
+        assert_eq!(pace.plan(), Plan::Spin(SPIN_NANOS_MAX));
     }
 
     #[test]
