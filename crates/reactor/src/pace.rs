@@ -31,9 +31,9 @@ const WINDOWS_PER_TRIAL: u32 = 3;
 const GATHER_WORTH_PERCENT: u64 = 97;
 /// The average size of requests, in bytes, above which they are not worth gathering.
 const GATHER_BYTES_MAX: u64 = 32 << 10;
-/// Receives in a row that bring one request each, after which nothing is gathered any more, whatever was decided: the queue has
+/// Turns in a row that bring one request each, whatever receives they come by, after which nothing is gathered any more, whatever was decided: the queue has
 /// become shallow, and each request would wait for nobody.
-const LONE_RECEIVES_MAX: u32 = 16;
+const LONE_TURNS_MAX: u32 = 16;
 
 /// Waits in a row before which no requests were noted, after which nothing is known of their size any more: those that noted them have
 /// stopped asking, and the events come for others. A long answer is fewer events.
@@ -63,7 +63,7 @@ pub(crate) struct Pace {
     noted: u32,
     /// The most that one receive has brought in this window.
     largest_batch: u32,
-    /// Receives in a row that brought one.
+    /// Turns in a row that brought one request.
     lone: u32,
     /// Waits in a row before which none was noted.
     unnoted: u32,
@@ -107,10 +107,6 @@ impl Pace {
         let mean = (bytes / u64::from(requests.max(1))).min(1 << 32);
         self.request_bytes = self.request_bytes - self.request_bytes / 8 + mean / 8;
         self.largest_batch = self.largest_batch.max(requests);
-        self.lone = if requests > 1 { 0 } else { self.lone.saturating_add(1) };
-        if self.lone >= LONE_RECEIVES_MAX && self.gathers() {
-            self.trial = Trial::Decided { gather: false, left: 1 };
-        }
         let window = &mut self.window;
         let since = *window.since.get_or_insert(now);
         window.requests += requests;
@@ -159,6 +155,14 @@ impl Pace {
     /// What to do now that nothing is ready.
     pub(crate) fn plan(&mut self) -> Plan {
         let noted = std::mem::take(&mut self.noted);
+        match noted {
+            0 => {}
+            1 => self.lone = self.lone.saturating_add(1),
+            _ => self.lone = 0,
+        }
+        if self.lone >= LONE_TURNS_MAX && self.gathers() {
+            self.trial = Trial::Decided { gather: false, left: 1 };
+        }
         self.unnoted = if noted > 0 { 0 } else { self.unnoted.saturating_add(1) };
         if self.unnoted >= UNNOTED_WAITS_MAX {
             self.request_bytes = 0;
@@ -227,11 +231,21 @@ mod tests {
     #[test]
     fn a_queue_that_becomes_shallow_soon_waits_for_nobody() {
         let mut pace = gathering();
-        for n in 1..=LONE_RECEIVES_MAX {
-            assert!(n == 1 || matches!(pace.plan(), Plan::Gather(_)), "request {n}");
-            pace.note(1, 4096, Instant::from_nanos((1 << 40) + u64::from(n)));
+        let mut now = 1 << 40;
+        let mut turn = |pace: &mut Pace, receives: u32| {
+            for _ in 0..receives {
+                now += 1000;
+                pace.note(1, 4096, Instant::from_nanos(now));
+            }
+            matches!(pace.plan(), Plan::Gather(_))
+        };
+        for n in 1..200 {
+            assert!(turn(&mut pace, 1 + n % 4), "several requests in most turns, one in each receive: turn {n}");
         }
-        assert!(!matches!(pace.plan(), Plan::Gather(_)));
+        for n in 1..LONE_TURNS_MAX {
+            assert!(turn(&mut pace, 1), "turn {n}");
+        }
+        assert!(!turn(&mut pace, 1));
         let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
     }
