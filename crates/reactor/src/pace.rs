@@ -31,7 +31,7 @@ const WINDOWS_PER_TRIAL: u32 = 3;
 const GATHER_WORTH_PERCENT: u64 = 97;
 /// The average size of requests, in bytes, above which they are not worth gathering.
 const GATHER_BYTES_MAX: u64 = 32 << 10;
-/// Turns in a row that bring one request each, whatever receives they come by, after which nothing is gathered any more, whatever was decided: the queue has
+/// Turns in a row that gather one request each, whatever receives they come by, after which nothing is gathered any more, whatever was decided: the queue has
 /// become shallow, and each request would wait for nobody.
 const LONE_TURNS_MAX: u32 = 16;
 
@@ -63,7 +63,7 @@ pub(crate) struct Pace {
     noted: u32,
     /// The most that one receive has brought in this window.
     largest_batch: u32,
-    /// Turns in a row that brought one request.
+    /// Turns in a row that gathered and brought one request.
     lone: u32,
     /// Waits in a row before which none was noted.
     unnoted: u32,
@@ -156,6 +156,8 @@ impl Pace {
     pub(crate) fn plan(&mut self) -> Plan {
         let noted = std::mem::take(&mut self.noted);
         match noted {
+            // A deep queue may come one by one as long as nobody waits for it to gather.
+            _ if !self.gathers() => self.lone = 0,
             0 => {}
             1 => self.lone = self.lone.saturating_add(1),
             _ => self.lone = 0,
@@ -248,6 +250,19 @@ mod tests {
         assert!(!turn(&mut pace, 1));
         let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
+    }
+
+    #[test]
+    fn a_queue_that_comes_one_by_one_unless_it_gathers_is_tried_out_and_gathered() {
+        let (mut pace, mut now, mut gathered) = (Pace::default(), 1, 0);
+        for turn in 0..20_000u64 {
+            let gathers = matches!(pace.plan(), Plan::Gather(_));
+            let (batch, nanos) = if gathers { (4, 6_000) } else { (if turn % 64 == 0 { 2 } else { 1 }, 8_000) };
+            gathered += u32::from(gathers);
+            now += nanos * u64::from(batch);
+            pace.note(batch, 4096 * u64::from(batch), Instant::from_nanos(now));
+        }
+        assert!(gathered > 10_000, "{gathered} of 20,000 turns");
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub struct ContestOptions {
 #[derive(Args)]
 pub struct ClientsOptions {
     /// How many; rates are also shown as shares of what is moved with the first number.
-    #[arg(long, value_delimiter = ',', default_value = "16,1024")]
+    #[arg(long, value_delimiter = ',', default_value = "16,1024", value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: Vec<u16>,
     #[command(flatten)]
     contest: ContestOptions,
