@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use byway_e2e::{LIMIT, Server, binary, run_well, until};
@@ -60,6 +61,15 @@ fn send_some(stream: &mut TcpStream, bytes: &[u8], sent: &mut usize) -> bool {
     true
 }
 
+/// The volume `d` over a new file with data and holes in turns: a block status has as many entries as one may have.
+fn volume_in(folder: &Path, bytes: u64) -> String {
+    let disk = folder.join("disk");
+    let file = std::fs::File::create(&disk).unwrap();
+    file.set_len(bytes).unwrap();
+    (0..bytes / 8192).for_each(|at| file.write_all_at(&[1; 4096], at * 8192).unwrap());
+    format!("d={}", disk.display())
+}
+
 #[test]
 fn clients_that_ask_for_everything_and_take_nothing_cost_no_more_than_the_bound() {
     const CONNECTIONS: usize = 200;
@@ -67,12 +77,7 @@ fn clients_that_ask_for_everything_and_take_nothing_cost_no_more_than_the_bound(
     const REQUESTS: u64 = 4000;
     for io in ["uring", "epoll"] {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-        let disk = folder.path().join("disk");
-        let file = std::fs::File::create(&disk).unwrap();
-        file.set_len(BYTES).unwrap();
-        // Data and holes in turns: a block status has as many entries as one may have.
-        (0..BYTES / 8192).for_each(|at| file.write_all_at(&[1; 4096], at * 8192).unwrap());
-        let volume = format!("d={}", disk.display());
+        let volume = volume_in(folder.path(), BYTES);
         let arguments = ["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
         let server = Server::start(folder.path(), 1, &arguments);
         let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| (open_nbd(server.port("nbd")), 0)).collect();
@@ -141,11 +146,7 @@ fn replies_that_others_do_not_take_keep_nobody_from_a_block_status() {
     const BYTES: u64 = 4 << 20;
     const BLOCK_STATUS: u16 = 5;
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-    let disk = folder.path().join("disk");
-    let file = std::fs::File::create(&disk).unwrap();
-    file.set_len(BYTES).unwrap();
-    (0..BYTES / 8192).for_each(|at| file.write_all_at(&[1; 4096], at * 8192).unwrap());
-    let volume = format!("d={}", disk.display());
+    let volume = volume_in(folder.path(), BYTES);
     let arguments = ["--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
     let server = Server::start(folder.path(), 1, &arguments);
     let mut client = open_nbd(server.port("nbd"));

@@ -31,8 +31,8 @@ const WINDOWS_PER_TRIAL: u32 = 3;
 const GATHER_WORTH_PERCENT: u64 = 97;
 /// The average size of requests, in bytes, above which they are not worth gathering.
 const GATHER_BYTES_MAX: u64 = 32 << 10;
-/// Turns in a row that gather one request each, whatever receives they come by, after which nothing is gathered any more, whatever was decided: the queue has
-/// become shallow, and each request would wait for nobody.
+/// Turns in a row that gather one request each, whatever receives they come by, after which nothing is gathered any more,
+/// whatever was decided: the queue has become shallow, and each request would wait for nobody.
 const LONE_TURNS_MAX: u32 = 16;
 
 /// Waits in a row before which no requests were noted, after which nothing is known of their size any more: those that noted them have
@@ -162,7 +162,7 @@ impl Pace {
             1 => self.lone = self.lone.saturating_add(1),
             _ => self.lone = 0,
         }
-        if self.lone >= LONE_TURNS_MAX && self.gathers() {
+        if self.lone >= LONE_TURNS_MAX {
             self.trial = Trial::Decided { gather: false, left: 1 };
         }
         self.unnoted = if noted > 0 { 0 } else { self.unnoted.saturating_add(1) };

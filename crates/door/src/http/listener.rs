@@ -110,6 +110,12 @@ mod tests {
 
     use super::*;
 
+    fn assert_ended_in_time(ended: &std::io::Error, began: Instant) {
+        assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
+        assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
+        assert!(began.elapsed().as_secs() <= HTTP_CONNECTION_SECONDS_MAX + 10, "after {:?}", began.elapsed());
+    }
+
     /// The clock stands still while something can be done, so this takes no time.
     #[tokio::test(start_paused = true)]
     async fn who_sends_a_byte_now_and_then_keeps_no_place_for_ever() {
@@ -129,9 +135,7 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
-        assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
-        assert!(began.elapsed().as_secs() <= HTTP_CONNECTION_SECONDS_MAX + 10, "after {:?}", began.elapsed());
+        assert_ended_in_time(&ended, began);
     }
 
     #[tokio::test(start_paused = true)]
@@ -147,8 +151,6 @@ mod tests {
             }
             sleep(Duration::from_secs(HTTP_IDLE_SECONDS_MAX - 1)).await;
         };
-        assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);
-        assert!(began.elapsed().as_secs() >= HTTP_CONNECTION_SECONDS_MAX - 10, "after {:?}", began.elapsed());
-        assert!(began.elapsed().as_secs() <= HTTP_CONNECTION_SECONDS_MAX + 10, "after {:?}", began.elapsed());
+        assert_ended_in_time(&ended, began);
     }
 }

@@ -1,6 +1,7 @@
 //! A server that does nothing but answer: nothing kept of a write, and to every read the same bytes, or, given a file,
-//! the right ones out of its own memory. What a client reaches against the first is about the most that it can reach with long
-//! requests against anybody who sleeps between them; the second adds what no server that sends from memory is spared, bytes that no core has in its cache.
+//! the right ones out of its own memory. What a client reaches against the first is about the most that it can
+//! reach with long requests against anybody who sleeps between them; the second adds what no server that sends from memory is
+//! spared, bytes that no core has in its cache.
 
 use anyhow::{Context, Result, bail};
 use std::io::{IoSlice, Read, Write};
