@@ -19,6 +19,7 @@ use crate::doctor::{self, DoctorArguments};
 use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::node::Measuring;
 use crate::opener;
+use crate::output;
 use crate::serve;
 use crate::units::parse_size;
 
@@ -189,13 +190,20 @@ pub fn run() -> ExitCode {
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "byway", &mut std::io::stdout());
+            // It panics where it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "byway", &mut script);
+            output::line(String::from_utf8_lossy(&script).trim_end());
             Ok(ExitCode::SUCCESS)
         }
         Command::Man { directory } => man(&directory).map(|()| ExitCode::SUCCESS),
     };
+    let done = match output::take_failure() {
+        Some(error) if done.is_ok() => Err(format!("standard output: {error}").into()),
+        _ => done,
+    };
     done.unwrap_or_else(|error| {
-        eprintln!("byway: {}", harmless(&error.to_string()));
+        output::note(harmless(&error.to_string()));
         ExitCode::FAILURE
     })
 }
@@ -213,6 +221,8 @@ fn log_to_stderr() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        // It would panic: where a log line cannot be written, its own complaint cannot either.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
 }

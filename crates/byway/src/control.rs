@@ -176,7 +176,7 @@ pub enum ControlError {
 /// See [`ControlError`].
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
     let answer = ask(&arguments.socket, arguments.command)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::output::stdout();
     let printed = match answer {
         Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
         Answer::Reloaded(summary) if arguments.json => writeln!(out, "{}", serde_json::to_string(&summary)?),

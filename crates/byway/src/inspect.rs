@@ -114,7 +114,7 @@ pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
     arguments.tls.check(uri.wants_tls()).map_err(RemoteError::from)?;
     let reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
     let entries = list(reactor, uri, &arguments.tls)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::output::stdout();
     if arguments.json {
         writeln!(out, "{}", serde_json::json!(entries))?;
     } else {
@@ -222,7 +222,7 @@ pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
         let listed = list(reactor, &arguments.uri, &arguments.tls)?.into_iter().find(|entry| entry.name == name);
         described.description = listed.map(|entry| entry.description).unwrap_or_default();
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::output::stdout();
     if arguments.json {
         writeln!(out, "{}", serde_json::json!(described))?;
     } else {

@@ -3,6 +3,7 @@
 //! `main.rs` only calls [`cli::run`].
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod address;
 pub mod admission;
@@ -26,6 +27,7 @@ pub mod limits;
 pub mod memory;
 pub mod node;
 pub mod opener;
+pub mod output;
 mod parent;
 pub mod reload;
 pub mod remote;

@@ -1,6 +1,6 @@
 //! `byway bench volume`, from the built binary to the built binary, over each wire.
 
-use byway_e2e::{Server, binary, run, run_well};
+use byway_e2e::{Server, binary, noise, run, run_well};
 
 #[test]
 fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
@@ -17,7 +17,8 @@ fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
         for (index, (rw, bs)) in cases.into_iter().enumerate() {
             // Over the two backends every wire gets small and large ones, and both ways.
             let uri = [native("m"), tcp("m"), unix("m")][(index + usize::from(io == "epoll")) % 3].clone();
-            let how = ["--rw", rw, "--bs", bs, "--seconds", "1", "--connections", "2", "--json", "--io", io];
+            let how =
+                ["--overwrite", "--rw", rw, "--bs", bs, "--seconds", "1", "--connections", "2", "--json", "--io", io];
             let said = run_well(&binary(), &[&["bench", "volume", &uri][..], &how[..]].concat());
             assert!(said.contains("\"requests_per_second\""), "{said}");
             assert!(!said.contains("\"requests\":0,"), "{said}");
@@ -43,4 +44,29 @@ fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
             assert!(said.contains("no volume has that name") || said.contains("no such export"), "{said}");
         }
     }
+}
+
+#[test]
+fn bench_volume_does_not_overwrite_contents_unless_told_to() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let disk = folder.path().join("disk");
+    let contents = noise(1 << 20, 3);
+    std::fs::write(&disk, &contents).unwrap();
+    let volume = format!("disk={}", disk.display());
+    let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
+    let server = Server::start(folder.path(), 2, &[&["--volume", &volume][..], &doors[..]].concat());
+    let uris = [("byway", "byway"), ("nbd", "nbd")]
+        .map(|(scheme, door)| format!("{scheme}://127.0.0.1:{}/disk", server.port(door)));
+    for (uri, rw) in uris.iter().zip(["randwrite", "randrw"]) {
+        let refused = run(&binary(), &["bench", "volume", uri, "--rw", rw, "--seconds", "1"]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains("has something in it; ") && said.contains("--overwrite"),
+            "{said}"
+        );
+        assert!(std::fs::read(&disk).unwrap() == contents, "nothing was written over {uri}");
+        run_well(&binary(), &["bench", "volume", uri, "--rw", "randread", "--seconds", "1"]);
+    }
+    run_well(&binary(), &["bench", "volume", &uris[0], "--rw", "randwrite", "--seconds", "1", "--overwrite"]);
+    assert!(std::fs::read(&disk).unwrap() != contents, "it was told to");
 }

@@ -91,7 +91,7 @@ fn byway_lists_describes_measures_and_copies_over_tls() {
         assert!(listed.contains(&format!("nbds://localhost:{port}/disk")) && listed.contains("25166336"), "{listed}");
         for (rw, bs) in [("randrw", "4K"), ("read", "1M"), ("write", "1M")] {
             let uri = format!("{node}disk");
-            let run = ["bench", "volume", &uri, "--seconds", "1", "--json", "--rw", rw, "--bs", bs];
+            let run = ["bench", "volume", &uri, "--seconds", "1", "--json", "--overwrite", "--rw", rw, "--bs", bs];
             let said = rig.run_as("client", &[&run[..], &["--connections", "2"]].concat());
             assert!(said.contains("\"requests\":") && !said.contains("\"requests\":0,"), "{said}");
         }

@@ -263,7 +263,7 @@ fn the_native_wire_over_tls_moves_bytes_and_keeps_strangers_out() {
         };
         // Several sessions, so that lanes arrive at other loops than their sessions'.
         for (rw, bs) in [("randwrite", "4K"), ("randread", "4K"), ("write", "1M"), ("read", "1M"), ("randrw", "64K")] {
-            let output = bench("byways", "client", &["--rw", rw, "--bs", bs, "--connections", "4"]);
+            let output = bench("byways", "client", &["--rw", rw, "--bs", bs, "--overwrite", "--connections", "4"]);
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             assert!(output.status.success() && !said.contains("\"requests\":0,"), "{output:?}");
         }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use self::server::{CostError, ServerCost};
 use super::own_cpu;
 use crate::config::parse_io;
+use crate::output;
 use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
@@ -34,7 +35,7 @@ const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 #[derive(Args, Debug)]
 pub struct VolumeBenchArguments {
     /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS. Writing overwrites what it holds
+    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]
@@ -42,6 +43,9 @@ pub struct VolumeBenchArguments {
     /// What to do
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Pattern,
+    /// Write to a volume that has something in it, and lose that
+    #[arg(long)]
+    pub overwrite: bool,
     /// Bytes of a request, 512 to 1M
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
     pub bs: u64,
@@ -80,6 +84,12 @@ pub enum Pattern {
     Randrw,
 }
 
+impl Pattern {
+    fn writes(self) -> bool {
+        !matches!(self, Self::Read | Self::Randread)
+    }
+}
+
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeBenchError {
@@ -92,6 +102,9 @@ pub enum VolumeBenchError {
     /// The loop.
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
+    /// Its contents would be lost.
+    #[error("{0} has something in it; name another volume, read with --rw randread, or add --overwrite to lose it")]
+    Occupied(String),
     /// The volume is too small for one request.
     #[error("the volume is smaller than one request; give a smaller --bs")]
     Small,
@@ -165,10 +178,10 @@ pub fn run(arguments: &VolumeBenchArguments) -> Result<(), VolumeBenchError> {
         report.add_server(&before, &after, arguments.bs);
     }
     if arguments.json {
-        println!("{}", serde_json::json!(report));
+        output::line(serde_json::json!(report));
     } else {
         let Latencies { p50, p99, p999, max } = report.latency_us;
-        println!(
+        output::line(format_args!(
             "{} requests of {} in {seconds:.2} s: {:.0}/s, {:.1} MB/s\n\
              latency us: p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}\n\
              client: {:.2} us of CPU for each request, {:.2} bytes copied by its kernel for each byte moved",
@@ -178,15 +191,26 @@ pub fn run(arguments: &VolumeBenchArguments) -> Result<(), VolumeBenchError> {
             report.megabytes_per_second,
             report.client_cpu_us_per_request,
             report.client_kernel_copied_bytes_per_byte,
-        );
+        ));
         match (report.server_cpu_us_per_request, report.server_kernel_copied_bytes_per_byte) {
-            (Some(cpu), Some(copied)) => println!(
+            (Some(cpu), Some(copied)) => output::line(format_args!(
                 "server: {cpu:.2} us of CPU for each request, {copied:.2} bytes copied by its kernel for each byte moved"
-            ),
-            _ => println!("server: not asked; give --metrics the address of its --http"),
+            )),
+            _ => output::line("server: not asked; give --metrics the address of its --http"),
         }
     }
     Ok(())
+}
+
+/// Refuses to write to a volume that has something in it. A read-only one refuses writes by itself.
+fn guard(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), VolumeBenchError> {
+    let Some((uri, info)) = remotes.first().and_then(|remote| Some((remote.uri().to_string(), remote.info()?))) else {
+        return Ok(());
+    };
+    if info.read_only || remote::is_blank(reactor, remotes, &info)? {
+        return Ok(());
+    }
+    Err(VolumeBenchError::Occupied(uri))
 }
 
 impl Report {
@@ -216,6 +240,9 @@ impl Bench {
         }
         let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
         remote::open(&mut reactor, &mut remotes)?;
+        if arguments.rw.writes() && !arguments.overwrite {
+            guard(&mut reactor, &mut remotes)?;
+        }
         for lane in &mut lanes {
             let len = arguments.bs as usize;
             let own = lane.volume.shared_frame(len).or_else(|| reactor.frames().alloc(len));

@@ -14,6 +14,7 @@ use super::place::{self, Found, Opened, Place, PlaceError, Reach};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
+use crate::output;
 use crate::remote::{self, RemoteError};
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
@@ -202,7 +203,7 @@ fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) 
     }
     let tells_of_data = log.load(&identity, &there, bytes)?.values().any(|record| record.crc.is_some());
     if tells_of_data && !found.is_occupied() {
-        eprintln!("byway: nothing of what was copied before is in {to} any more; all is copied anew");
+        output::note(format_args!("nothing of what was copied before is in {to} any more; all is copied anew"));
         return Ok(false);
     }
     Ok(true)
@@ -234,7 +235,7 @@ fn state_folder() -> PathBuf {
 fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
     let larger = destination.endpoint().bytes();
     if larger > bytes {
-        eprintln!("byway: {to} is larger by {} bytes, which stay as they are", larger - bytes);
+        output::note(format_args!("{to} is larger by {} bytes, which stay as they are", larger - bytes));
     }
 }
 
@@ -252,7 +253,7 @@ fn report(copied: &Copied, seconds: f64, json: bool) {
     let rate = copied.moved_bytes as f64 / seconds.max(1e-9);
     if json {
         let done = serde_json::json!({ "copied": copied, "seconds": seconds, "bytes_per_second": rate });
-        println!("{done}");
+        output::line(done);
         return;
     }
     // Writing to a string does not fail.
@@ -266,12 +267,12 @@ fn report(copied: &Copied, seconds: f64, json: bool) {
     if copied.verified {
         notes += ", verified";
     }
-    println!(
+    output::line(format_args!(
         "{} copied in {seconds:.2} s ({}/s){notes}; crc32c {:08x}",
         show_size(copied.moved_bytes),
         show_size(rate as u64),
         copied.crc32c
-    );
+    ));
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use byway_reactor::Reactor;
-use byway_service::block::client::{Answer, Request};
 
 use super::claim::{Claim, ClaimError};
 use super::endpoint::Endpoint;
@@ -261,7 +260,9 @@ pub(super) fn find_destination(
             let how = (DESTINATION_CLASS, false);
             let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
             fits(place, &info, bytes)?;
-            let occupied = !is_blank(reactor, &mut remote, other, &info)?;
+            let mut all = vec![&mut remote];
+            all.extend(other);
+            let occupied = !remote::is_blank(reactor, &mut all, &info)?;
             Ok(Some(Found::Remote { remote: Box::new(remote), info, occupied }))
         }
     }
@@ -279,31 +280,6 @@ fn fits(place: &Place, info: &RemoteInfo, bytes: u64) -> Result<(), PlaceError> 
         return Err(PlaceError::Block { place: place(), block_bytes: info.block_bytes, bytes });
     }
     Ok(())
-}
-
-/// Whether a volume reads as zeroes from end to end, as far as its server tells.
-fn is_blank(
-    reactor: &mut Reactor,
-    remote: &mut Remote,
-    other: Option<&mut Remote>,
-    info: &RemoteInfo,
-) -> Result<bool, RemoteError> {
-    if !info.has_extents {
-        return Ok(false);
-    }
-    let mut all = vec![remote];
-    all.extend(other);
-    let mut offset = 0;
-    while offset < info.bytes {
-        let request = Request::Extents { offset, len: info.bytes - offset };
-        let Answer::Extents(extents) = remote::ask(reactor, &mut all, request)? else { return Ok(false) };
-        let len: u64 = extents.iter().map(|extent| extent.len).sum();
-        if len == 0 || !extents.iter().all(|extent| extent.hole) {
-            return Ok(false);
-        }
-        offset += len;
-    }
-    Ok(true)
 }
 
 /// Opens what is copied to. With `keep` its contents stay: the copy goes on.

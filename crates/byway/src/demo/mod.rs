@@ -139,7 +139,7 @@ pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
         None => workplace.make_image("image", arguments.size).map_err(|source| DemoError::Make { source })?,
     };
     let node = start(&path, &workplace, arguments.io)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::output::stdout();
     if !arguments.json {
         let what = if arguments.path.is_some() { path.display().to_string() } else { "a new file".to_owned() };
         writeln!(out, "A node on this machine shares {what} (read-only) as the volume `demo`. Copied out of it:\n")?;

@@ -33,7 +33,7 @@ impl Workplace {
                 interrupted.store(true, Ordering::SeqCst);
                 // What is being made at this very moment can be in the way, once.
                 let _ = std::fs::remove_dir_all(&doomed).or_else(|_| std::fs::remove_dir_all(&doomed));
-                eprintln!("byway: {purpose}: interrupted; what it made is removed");
+                crate::output::note(format_args!("{purpose}: interrupted; what it made is removed"));
                 std::process::exit(INTERRUPTED);
             }
         })?;

@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::output;
+
 /// How well something works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -78,15 +80,15 @@ pub fn examine() -> Vec<Finding> {
 pub fn run(arguments: DoctorArguments) -> Result<(), serde_json::Error> {
     let findings = examine();
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
+        output::line(serde_json::to_string_pretty(&findings)?);
         return Ok(());
     }
     for Finding { name, health, reason, remedy } in findings {
-        println!("{name:<22}{health:<9}{reason}");
+        output::line(format_args!("{name:<22}{health:<9}{reason}"));
         if let Some(remedy) = remedy {
-            println!("{:<31}-> {remedy}", "");
+            output::line(format_args!("{:<31}-> {remedy}", ""));
         }
     }
-    println!("\n{}", wires::table());
+    output::line(format_args!("\n{}", wires::table()));
     Ok(())
 }

@@ -30,6 +30,7 @@ use self::experiment::{Data, Experiment, Measured, Verdict};
 use self::machine::Machine;
 use self::report::{Finding, Report};
 use self::session::{Scale, Session};
+use crate::output;
 
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
 pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder};
@@ -126,7 +127,7 @@ pub fn run(arguments: &FiguresArguments) -> Result<(), FiguresError> {
     };
     let written = report::write(&report, &arguments.out);
     let [page, data] = written.map_err(|source| FiguresError::Write { path: arguments.out.clone(), source })?;
-    println!("{}\n{}", page.display(), data.display());
+    output::line(format_args!("{}\n{}", page.display(), data.display()));
     Ok(())
 }
 
@@ -141,7 +142,12 @@ fn find(experiment: &Experiment, session: &mut Session) -> Finding {
         Err(error) => (Measured::default(), Verdict::CouldNotBeRun { why: error.to_string() }),
     };
     let beside = (experiment.beside)(&Data(&measured.plots));
-    println!("{name}: {}: {} ({:.0} s)", verdict.word(), verdict.why(), began.elapsed().as_secs_f64());
+    output::line(format_args!(
+        "{name}: {}: {} ({:.0} s)",
+        verdict.word(),
+        verdict.why(),
+        began.elapsed().as_secs_f64()
+    ));
     Finding { description: experiment.description, verdict, beside, measured }
 }
 

@@ -397,6 +397,27 @@ pub fn ask(
     }
 }
 
+/// Whether the first of `remotes` reads as zeroes from end to end, as far as its server tells.
+///
+/// # Errors
+/// The request's.
+pub fn is_blank(reactor: &mut Reactor, remotes: &mut [&mut Remote], info: &RemoteInfo) -> Result<bool, RemoteError> {
+    if !info.has_extents {
+        return Ok(false);
+    }
+    let mut offset = 0;
+    while offset < info.bytes {
+        let request = Request::Extents { offset, len: info.bytes - offset };
+        let Answer::Extents(extents) = ask(reactor, remotes, request)? else { return Ok(false) };
+        let len: u64 = extents.iter().map(|extent| extent.len).sum();
+        if len == 0 || !extents.iter().all(|extent| extent.hole) {
+            return Ok(false);
+        }
+        offset += len;
+    }
+    Ok(true)
+}
+
 /// Leaves, and waits a moment for the last bytes to go out.
 pub fn close(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
     for remote in remotes.iter_mut() {

@@ -142,7 +142,7 @@ if runs 4; then
     rm /run/back /run/again
     copy --overwrite --chunk 16K "$node/file" "$node/memory"
     for how in "randread 4K" "randwrite 4K" "read 1M" "write 64K" "randrw 16K"; do
-        byway bench volume "$node/memory" --rw ${how% *} --bs ${how#* } --seconds 1 >/run/bench 2>&1 || {
+        byway bench volume "$node/memory" --rw ${how% *} --bs ${how#* } --seconds 1 --overwrite >/run/bench 2>&1 || {
             cat /run/bench
             fail "bench $how"
         }

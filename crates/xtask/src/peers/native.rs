@@ -105,7 +105,7 @@ fn by_client<'a>(
     let run = move || {
         let text = process::output(
             Command::new(byway)
-                .args(["bench", "volume", "--json", "--rw", pattern])
+                .args(["bench", "volume", "--json", "--overwrite", "--rw", pattern])
                 .args(["--bs", &block_bytes.to_string(), "--depth", &depth.to_string()])
                 .args(["--seconds", &seconds.to_string()])
                 .arg(&uri),

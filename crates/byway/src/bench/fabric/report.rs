@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::part::{Mode, Tally};
 use super::{FabricBenchArguments, driven, naive};
+use crate::output;
 use crate::statistics::median;
 use crate::units::show_size;
 
@@ -159,9 +160,9 @@ impl Report {
     pub(super) fn print(&self, json: bool) {
         let medians = self.medians();
         if json {
-            return println!("{}", serde_json::json!({ "run": self, "medians": medians }));
+            return output::line(serde_json::json!({ "run": self, "medians": medians }));
         }
-        println!(
+        output::line(format_args!(
             "blocks of {}, {} receive frames, {:?} ({}), store: {:?}, {} rounds of {} s\n\
              | clients | processes | connections | mode | MB/s | fairness | p50 us | p99 us | server CPU us/MiB | clients' CPU us/MiB | \
              frame wait us | drops | repeats | wasted |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -172,9 +173,9 @@ impl Report {
             self.store,
             self.rounds,
             self.seconds,
-        );
+        ));
         for point in &medians {
-            println!(
+            output::line(format_args!(
                 "| {} | {} | {} | {} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
                 point.clients,
                 point.processes,
@@ -190,10 +191,10 @@ impl Report {
                 point.drops,
                 point.repeats,
                 show_size(point.wasted_bytes),
-            );
+            ));
         }
         for (clients, rate) in PAPER {
-            println!("paper, sent unasked: {rate} MB/s with {clients} clients");
+            output::line(format_args!("paper, sent unasked: {rate} MB/s with {clients} clients"));
         }
     }
 }
