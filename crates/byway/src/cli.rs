@@ -72,9 +72,10 @@ pub enum Command {
 pub struct ServeArguments {
     /// A volume to serve; may be repeated.
     ///
-    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
+    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
     /// mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes K, M, G, T (binary). A comma or
-    /// colon inside a path needs a backslash before it, or double quotes around the path.
+    /// colon inside a path needs a backslash before it, or double quotes around the path. A file that looks like an image
+    /// of a virtual machine (qcow2, vmdk, ...) is refused unless its bytes are to be served as they are: format=raw.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
     /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this

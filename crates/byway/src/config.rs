@@ -158,6 +158,7 @@ struct VolumeForm {
     rate: Option<String>,
     #[serde(default)]
     shared: bool,
+    format: Option<String>,
     description: Option<String>,
 }
 
@@ -416,6 +417,11 @@ impl VolumeForm {
             volume.stage = Some(parse_stage(stage).map_err(|error| value(at(".stage"), error))?);
             spec::check_stage(&volume).map_err(|error| value(at(".stage"), error))?;
         }
+        volume.raw = match self.format.as_deref() {
+            None => false,
+            Some("raw") => true,
+            Some(_) => return Err(value(at(".format"), spec::FORMAT_USAGE)),
+        };
         volume.tls_required = self.tls_required;
         if let Some(rate) = &self.rate {
             let bytes =

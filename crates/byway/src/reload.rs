@@ -131,7 +131,8 @@ pub fn open_volume(spec: &VolumeSpec, files: &dyn Files) -> Result<Volume, OpenE
 
 fn open_store(store: &StoreSpec, spec: &VolumeSpec, files: &dyn Files) -> Result<Store, OpenError> {
     let stage = spec.stage.unwrap_or_default();
-    let options = StoreOptions { read_only: spec.read_only, direct: spec.direct, shared: spec.shared, stage };
+    let (read_only, direct, shared, raw) = (spec.read_only, spec.direct, spec.shared, spec.raw);
+    let options = StoreOptions { read_only, direct, shared, raw, stage };
     Ok(match store {
         StoreSpec::Path(path) => Store::path(path, options, files)?,
         StoreSpec::Memory { bytes } => Store::memory(spec.name.as_str(), *bytes)?,

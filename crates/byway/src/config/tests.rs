@@ -86,10 +86,10 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
     let Tls { certificate: _, key: _, client_ca, clients, mode } = tls.unwrap();
     assert_eq!((client_ca.is_some(), clients, mode), (true, Some(ClientAuthentication::Required), TlsMode::default()));
     assert_eq!(slow_us, Some(DEFAULT_SLOW_US));
-    let VolumeForm { store: _, read_only, direct, stage, tls_required, rate, shared, description } =
+    let VolumeForm { store: _, read_only, direct, stage, tls_required, rate, shared, format, description } =
         volume.remove("data").unwrap();
     assert_eq!((read_only, direct, tls_required, shared), (false, true, false, false));
-    assert!([stage, rate, description].iter().all(Option::is_some));
+    assert!([stage, rate, format, description].iter().all(Option::is_some));
 }
 
 #[test]

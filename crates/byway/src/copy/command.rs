@@ -44,6 +44,9 @@ pub struct CopyArguments {
     /// Overwrite a destination that has something in it
     #[arg(long)]
     pub overwrite: bool,
+    /// Copy the bytes of a source that looks like an image of a virtual machine (qcow2, vmdk, ...) to a volume or device
+    #[arg(long)]
+    pub raw: bool,
     /// Pieces in flight, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
@@ -153,6 +156,9 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
     let mut source = place::open_source(&mut reactor, from, reach)?;
+    if !arguments.raw {
+        place::check_format(from, &mut source, to)?;
+    }
     let found = place::find_destination(&mut reactor, to, (from, &mut source), reach)?;
     let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
     let resume_path = resume_path(arguments)?;

@@ -2,6 +2,7 @@
 
 use std::fs::{File as StdFile, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -65,6 +66,14 @@ impl FileEndpoint {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
         Ok(endpoint)
+    }
+
+    /// The format of the image, unless it is raw as far as can be told.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn image_format(&self) -> io::Result<Option<&'static str>> {
+        byway_service::block::image_format(self.handle.as_fd(), self.bytes)
     }
 
     fn adopt(reactor: &mut Reactor, file: StdFile, class: u8, claim: Option<Claim>, blank: bool) -> io::Result<Self> {

@@ -23,6 +23,6 @@ pub use command::{CopyArguments, run};
 pub use endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 pub use engine::{Copied, CopyError, CopyOptions, copy};
 pub use file::FileEndpoint;
-pub use place::{Place, PlaceError};
+pub use place::{Place, PlaceError, PlaceNameError};
 pub use remote::RemoteEndpoint;
 pub use resume::{Record, ResumeLog};

@@ -33,10 +33,13 @@ impl Place {
     /// Reads a name: what has the form of a URI is one, all else is a path (`./a://b` is a path).
     ///
     /// # Errors
-    /// A URI that names no volume.
-    pub fn parse(text: OsString) -> Result<Self, RemoteUriError> {
+    /// See [`PlaceNameError`].
+    pub fn parse(text: OsString) -> Result<Self, PlaceNameError> {
+        if text == "-" {
+            return Err(PlaceNameError::Stream);
+        }
         match text.to_str().filter(|text| RemoteUri::is_uri(text)) {
-            Some(uri) => uri.parse().map(Self::Remote),
+            Some(uri) => Ok(Self::Remote(uri.parse()?)),
             None => Ok(Self::Path(text.into())),
         }
     }
@@ -77,6 +80,20 @@ impl fmt::Display for Place {
     }
 }
 
+/// Why a text names no place.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceNameError {
+    /// A URI that names no volume.
+    #[error(transparent)]
+    Uri(#[from] RemoteUriError),
+    /// Standard input or output, as other programs call it.
+    #[error(
+        "byway copy reads and writes many places of an image at once, which standard input and output cannot; name a file (of \
+         this very name: ./-), or pipe through nbdcopy: nbdcopy nbd://HOST/EXPORT -"
+    )]
+    Stream,
+}
+
 /// Why a place cannot be opened. Says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
@@ -87,6 +104,18 @@ pub enum PlaceError {
         path: PathBuf,
         /// Why not.
         source: io::Error,
+    },
+    /// An image of a virtual machine, whose bytes are no disk.
+    #[error(
+        "{} is a {format} image, and its bytes would be copied as they are: convert it first (qemu-img convert -O raw), or say \
+         --raw if the destination shall hold the image's own bytes",
+        path.display()
+    )]
+    Format {
+        /// Which.
+        path: PathBuf,
+        /// Its format.
+        format: &'static str,
     },
     /// A path that cannot be written.
     #[error("{}: {source}; name a file or block device that can be written and is large enough", path.display())]
@@ -240,6 +269,20 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Place, reach: Reach<'_>
     }
 }
 
+/// Refuses to make a disk out of an image that is none. In a file an image may well lie as it is.
+pub(super) fn check_format(from: &Place, source: &mut Opened, to: &Place) -> Result<(), PlaceError> {
+    let (Place::Path(path), Opened::File(file)) = (from, source) else { return Ok(()) };
+    let is_disk = match to {
+        Place::Remote(_) => true,
+        Place::Path(to) => std::fs::metadata(to).is_ok_and(|there| there.file_type().is_block_device()),
+    };
+    let format = file.image_format().map_err(|source| PlaceError::Source { path: path.clone(), source })?;
+    match format.filter(|_| is_disk) {
+        Some(format) => Err(PlaceError::Format { path: path.clone(), format }),
+        None => Ok(()),
+    }
+}
+
 /// Looks at what is copied to; `None` if it is the source itself.
 pub(super) fn find_destination(
     reactor: &mut Reactor,
@@ -344,6 +387,8 @@ mod tests {
         assert!(matches!(Place::parse("nbd://h/x".into()), Ok(Place::Remote(RemoteUri::Nbd(_)))));
         assert!(matches!(Place::parse("byway://h/x".into()), Ok(Place::Remote(RemoteUri::Native(_)))));
         assert!(Place::parse("ftp://h/x".into()).is_err());
+        assert!(matches!(Place::parse("-".into()), Err(PlaceNameError::Stream)));
+        assert_eq!(Place::parse("./-".into()).unwrap(), Place::Path("./-".into()));
     }
 
     #[test]

@@ -159,6 +159,8 @@ pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
 fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoError> {
     let mut spec = VolumeSpec::new(VolumeName::new("demo")?, StoreSpec::Path(path.to_owned()));
     spec.read_only = true;
+    // Copied and compared, whatever it is.
+    spec.raw = true;
     let volume = open_volume(&spec, &OpenHere)?;
     let loopback = Address::Tcp(([127, 0, 0, 1], 0).into());
     let options = NodeOptions {

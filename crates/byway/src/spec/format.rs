@@ -12,7 +12,9 @@ use crate::units::{format_size, format_time};
 /// Writes a specification that [`parse`](super::parse) reads back as `volume`, if its paths are UTF-8.
 pub fn format(volume: &VolumeSpec) -> String {
     let mut text = format!("{}={}", volume.name, store(&volume.store));
-    for (said, word) in [(volume.read_only, ",ro"), (volume.direct, ",direct"), (volume.shared, ",shared")] {
+    for (said, word) in
+        [(volume.read_only, ",ro"), (volume.direct, ",direct"), (volume.shared, ",shared"), (volume.raw, ",format=raw")]
+    {
         if said {
             text += word;
         }

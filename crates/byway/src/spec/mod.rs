@@ -12,6 +12,7 @@
 //!         direct                        past the page cache (paths only)
 //!         stage=device                  between disk and wire in the disk's own controller memory (direct only); or memory
 //!         shared                        serve it although it is in use on this machine
+//!         format=raw                    serve the bytes also of an image that looks like qcow2, vmdk, ...
 //!         tls=required                  refuse connections without TLS
 //!         rate=SIZE[/s]                 bytes per second, reads and writes together
 //!         description=TEXT              what listings show
@@ -48,7 +49,7 @@ use crate::units::UnitError;
 use text::Text;
 
 pub use format::format;
-pub(crate) use options::{check_direct, check_stage};
+pub(crate) use options::{FORMAT_USAGE, check_direct, check_stage};
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -121,7 +122,7 @@ pub enum SpecFault {
     Count(String),
     /// An option that there is not.
     #[error(
-        "`{0}` is no option; write ro, direct, stage=device, shared, tls=required, rate=SIZE or description=TEXT (a comma \
+        "`{0}` is no option; write ro, direct, stage=device, shared, format=raw, tls=required, rate=SIZE or description=TEXT (a comma \
          inside a path needs a backslash or quotes)"
     )]
     Option(String),

@@ -8,6 +8,9 @@ use crate::config::parse_stage;
 use crate::limits::DESCRIPTION_BYTES_MAX;
 use crate::units::parse_size;
 
+/// What to write for the one format there is.
+pub(crate) const FORMAT_USAGE: &str = "volumes are served byte by byte; convert other images (qemu-img convert -O raw), and write format=raw or leave it out";
+
 pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) -> Result<(), SpecError> {
     let (mut tls, mut staged) = (None, None);
     for part in parts {
@@ -19,6 +22,15 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
             "ro" => flag(&mut volume.read_only, "ro", &part, value.as_ref())?,
             "direct" => flag(&mut volume.direct, "direct", &part, value.as_ref())?,
             "shared" => flag(&mut volume.shared, "shared", &part, value.as_ref())?,
+            "format" => {
+                let raw = value.as_ref().is_some_and(|value| value.value() == "raw");
+                if !raw {
+                    return Err(part.error(SpecFault::Value(FORMAT_USAGE)));
+                }
+                if std::mem::replace(&mut volume.raw, true) {
+                    return Err(part.error(SpecFault::Twice("format")));
+                }
+            }
             "tls" => {
                 let required = value.as_ref().is_some_and(|value| value.value() == "required");
                 if !required {

@@ -59,7 +59,7 @@ fn fault_rules_wrap_any_store() {
 /// Every message names what is wrong and what to write instead; the column says where.
 #[test]
 fn errors_name_the_place_and_the_remedy() {
-    let cases: [(&str, usize, &str); 29] = [
+    let cases: [(&str, usize, &str); 31] = [
         ("", 1, "write NAME=PATH"),
         ("/srv/disk.img", 1, "write NAME=PATH"),
         ("=/a", 1, "write NAME=PATH"),
@@ -79,6 +79,8 @@ fn errors_name_the_place_and_the_remedy() {
         ("d=/a,ro=yes", 6, "have no value"),
         ("d=/a,rate=0", 11, "over 0"),
         ("d=/a,tls=optional", 6, "tls=required"),
+        ("d=/a,format=qcow2", 6, "qemu-img convert -O raw"),
+        ("d=/a,format=raw,format=raw", 17, "`format` is said twice"),
         ("d=mem:1M,direct", 10, "leave it out"),
         ("d=/a,stage=device", 6, "add direct"),
         ("d=/a,direct,stage=disk", 13, "stage=device or stage=memory"),
@@ -148,13 +150,13 @@ fn any_store() -> impl Strategy<Value = StoreSpec> {
 prop_compose! {
     fn any_volume()(
         name in "[A-Za-z0-9._-]{1,64}", store in any_store(), read_only: bool, direct: bool, tls_required: bool,
-        rate_bytes_per_second in prop::option::of(1u64..), shared: bool, description in prop::option::of(".{0,20}"),
+        rate_bytes_per_second in prop::option::of(1u64..), shared: bool, raw: bool, description in prop::option::of(".{0,20}"),
         stage in prop::option::of(prop::sample::select(vec![Stage::Memory, Stage::Device])),
     ) -> VolumeSpec {
         let direct = direct && options::check_direct(&store).is_ok();
         let name = VolumeName::new(&name).unwrap();
         let stage = stage.filter(|_| direct);
-        VolumeSpec { stage, name, store, read_only, direct, tls_required, rate_bytes_per_second, shared, description }
+        VolumeSpec { stage, name, store, read_only, direct, tls_required, rate_bytes_per_second, shared, raw, description }
     }
 }
 

@@ -89,6 +89,18 @@ pub enum OpenError {
         /// Which.
         path: PathBuf,
     },
+    /// An image of a virtual machine, whose bytes are no disk.
+    #[error(
+        "{path} is a {format} image, and volumes are served byte by byte: convert it first (qemu-img convert -O raw {path} \
+         disk.raw), or say `,format=raw` if clients shall see the image's own bytes",
+        path = path.display()
+    )]
+    Format {
+        /// Which.
+        path: PathBuf,
+        /// Its format.
+        format: &'static str,
+    },
     /// The size is no multiple of the block.
     #[error(
         "{path} has {len} bytes, which is not a multiple of {block}: a direct volume is served in whole blocks; \

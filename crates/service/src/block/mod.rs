@@ -5,6 +5,7 @@ pub mod client;
 mod engine;
 mod error;
 mod health;
+mod image_format;
 mod payload;
 mod rate;
 pub mod server;
@@ -20,6 +21,7 @@ pub use engine::{
     WriteFlags, ZeroFlags,
 };
 pub use error::{BlockError, OpenError};
+pub use image_format::image_format;
 pub use payload::Payload;
 pub use store::{OpenHere, Opener, Store, StoreOptions, is_claimed, lock_for_writing};
 pub use volume::{Volume, VolumeOptions};

@@ -98,6 +98,8 @@ pub struct VolumeSpec {
     pub rate_bytes_per_second: Option<u64>,
     /// Served although the file or device is in use elsewhere on this machine: whoever says so keeps it coherent.
     pub shared: bool,
+    /// Its bytes are served as they are, although they look like an image of another format than raw.
+    pub raw: bool,
     /// What a listing shows beside the name.
     pub description: Option<String>,
 }
@@ -114,6 +116,7 @@ impl VolumeSpec {
             tls_required: false,
             rate_bytes_per_second: None,
             shared: false,
+            raw: false,
             description: None,
         }
     }

@@ -11,6 +11,7 @@ use byway_reactor::{FileOptions, OpenFile, record_lock};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::OpenError;
+use super::image_format::image_format;
 use super::spec::Stage;
 use super::stripe::Layout;
 use crate::limits::STRIPE_PATHS_MAX;
@@ -28,6 +29,8 @@ pub struct StoreOptions {
     pub direct: bool,
     /// Others may have it open for writing too: they coordinate themselves.
     pub shared: bool,
+    /// Its bytes are served although they look like an image of another format than raw.
+    pub raw: bool,
     /// Where its bytes are between the disk and the wire; [`Stage::Device`] only if it is `direct`.
     pub stage: Stage,
 }
@@ -266,6 +269,11 @@ fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<O
     let file = OpenFile::from_fd(fd, file_options).map_err(failed)?;
     if file.is_empty() {
         return Err(OpenError::Empty { path: path.to_owned() });
+    }
+    if let Some(fd) = file.descriptor().filter(|_| !options.raw)
+        && let Some(format) = image_format(fd, file.len()).map_err(failed)?
+    {
+        return Err(OpenError::Format { path: path.to_owned(), format });
     }
     match file.descriptor() {
         Some(fd) if !options.read_only && !options.shared => lock_for_writing(fd, path)?,
