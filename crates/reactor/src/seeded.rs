@@ -13,6 +13,8 @@ pub enum Bug {
     IgnoredFua,
     /// A flush that failed is forgotten: the next one says that all is well.
     ForgottenFlushError,
+    /// A sync that finds no room is taken for a request that was refused, as a write is that finds none.
+    FullDiskForgiven,
     /// A sync that the kernel told that all is well answers before one that it told otherwise was looked at.
     AnswersNotHeld,
     /// A durable zeroing makes its first file durable, not the others of a stripe.
@@ -61,10 +63,11 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
+        Self::FullDiskForgiven,
         Self::AnswersNotHeld,
         Self::OneFileSynced,
         Self::FlushCoversLater,

@@ -67,6 +67,8 @@ struct State {
     faults: VecDeque<FileFault>,
     /// That bytes were lost, until somebody who syncs was told.
     untold: Option<Errno>,
+    /// So many of the next writes find no room.
+    full_for: u64,
 }
 
 /// A write in flight.
@@ -89,6 +91,7 @@ impl SimFile {
             syncs: BTreeMap::new(),
             faults: VecDeque::new(),
             untold: None,
+            full_for: 0,
         };
         Self { state: Arc::new(Mutex::new(state)) }
     }
@@ -284,6 +287,12 @@ impl State {
         }
     }
 
+    /// A write to a disk that is still full.
+    fn finds_no_room(&mut self) -> Option<Errno> {
+        self.full_for = self.full_for.checked_sub(1)?;
+        Some(Errno::NOSPC)
+    }
+
     fn fault(&mut self, op: FileOp) -> Option<Errno> {
         let place = self.faults.iter().position(|fault| fault.op == op)?;
         self.faults.remove(place).map(|fault| fault.error)
@@ -432,12 +441,17 @@ impl Inner {
             Op::Sync { .. } => {
                 let fault = file.lock().fault(FileOp::Sync);
                 let fault = fault.or_else(|| file.lock().untold.take());
-                let fault = fault.or_else(|| self.rng.chance(plan.sync_error).then_some(Errno::IO));
+                let fault = fault.or_else(|| self.lose(plan.sync_error));
                 self.count.disk_errors += u64::from(fault.is_some());
                 let mut state = file.lock();
                 state.syncs.remove(&key);
                 match fault {
-                    Some(_) => state.forget_dirty(since),
+                    Some(error) => {
+                        state.forget_dirty(since);
+                        if error == Errno::NOSPC {
+                            state.full_for = self.rng.below(4);
+                        }
+                    }
                     None => state.harden(0..usize::MAX, since),
                 }
                 Outcome::Synced(fault.map_or(Ok(()), Err))
@@ -465,14 +479,20 @@ impl Inner {
         }
     }
 
+    /// By chance, bytes that are written out are lost: what the first to sync is told.
+    fn lose(&mut self, probability: f64) -> Option<Errno> {
+        let error = |inner: &mut Self| if inner.rng.one_in(2) { Errno::NOSPC } else { Errno::IO };
+        self.rng.chance(probability).then(|| error(self))
+    }
+
     fn end_write(&mut self, key: u64, file: &SimFile, len: usize, durable: bool) -> Result<usize, Errno> {
         let plan = self.plan;
         let fault = file.lock().fault(FileOp::Write);
         let fault = fault.or_else(|| self.rng.chance(plan.write_error).then_some(Errno::IO));
         let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
+        let fault = fault.or_else(|| file.lock().finds_no_room());
         // A durable write is told of others' bytes as a sync is, also that there was no room for them.
-        let others = durable && self.rng.chance(plan.sync_error);
-        let others = others.then(|| if self.rng.one_in(2) { Errno::NOSPC } else { Errno::IO });
+        let others = if durable { self.lose(plan.sync_error) } else { None };
         let Some(write) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;

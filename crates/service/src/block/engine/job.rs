@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Extent, Instant};
+use byway_reactor::{Allocate, Extent, File, Instant};
 
 use super::fault::{Fault, RunFault};
 use super::slicing::{Cut, Seen};
@@ -91,12 +91,30 @@ pub(super) struct RunState {
     pub(super) job: usize,
     pub(super) part: usize,
     pub(super) len: usize,
-    /// See [`Engine::find_room`](super::Engine::find_room).
-    pub(super) finds_room: bool,
+    /// The file to sync when this write to it has ended well.
+    pub(super) then_sync: Option<File>,
     /// If it syncs.
     pub(super) sync: Option<SyncUnderWay>,
     /// `None` but in tests of what stands above.
     pub(super) fault: Option<Box<RunFault>>,
+}
+
+impl RunState {
+    /// It has failed. If data may be lost by that, the others that are under way, also of other jobs, must know at once:
+    /// the end of this job may come after theirs.
+    pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
+        if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
+            volume.health().note_failed_flush();
+        }
+    }
+
+    /// Whether data may be lost that the server said, or is yet to say, is durable. Only a sync tells of that, with any
+    /// errno: `ENOSPC`, too, is about bytes that were taken before. A sync that was refused has touched nothing.
+    fn may_have_lost(&self, error: BlockError) -> bool {
+        let refused = matches!(error, BlockError::Unsupported | BlockError::Closed) || is_refusal(error);
+        let forgiven = error == BlockError::NoSpace && seeded::is(Bug::FullDiskForgiven);
+        self.sync.is_some() && !refused && !forgiven
+    }
 }
 
 pub(super) fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockError> {
@@ -167,30 +185,6 @@ impl Job {
         durable && self.error.is_none()
     }
 
-    /// The operation that it waits for has failed. If data may be lost by that, the others that are under way, also of
-    /// other jobs, must know at once: the end of this job may come after theirs.
-    pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
-        if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
-            volume.health().note_failed_flush();
-        }
-    }
-
-    /// Whether the failure of the operation that it waits for may have cost data that somebody was, or is yet to be,
-    /// told is durable: only a sync does that, or a write that syncs. What was refused has touched nothing.
-    fn may_have_lost(&self, error: BlockError) -> bool {
-        if matches!(error, BlockError::Unsupported | BlockError::Closed) || is_refusal(error) {
-            return false;
-        }
-        match &self.kind {
-            JobKind::Flush => true,
-            // There was no room for its own bytes (see `Engine::find_room`). Of a sync the same error says that others',
-            // taken before, had none.
-            JobKind::Write { durable } => *durable && error != BlockError::NoSpace,
-            JobKind::Zero(zeroing) => zeroing.is_syncing(),
-            JobKind::Read { .. } | JobKind::Plain | JobKind::Trim | JobKind::Extents { .. } => false,
-        }
-    }
-
     pub(super) fn end(self, volume: &Volume) -> Done {
         let tag = self.tag;
         let mut failed = self.error;
@@ -237,11 +231,6 @@ impl Zeroing {
     pub(super) fn end_range(&mut self) {
         self.ranges.pop();
         self.way = Way::Store(self.first);
-    }
-
-    /// Whether all ranges are done, and what is left is to make them durable.
-    fn is_syncing(&self) -> bool {
-        self.ranges.is_empty()
     }
 }
 

@@ -250,13 +250,18 @@ impl Engine {
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
         let attached = &self.volumes[self.jobs[job].volume.index as usize];
-        let syncs = matches!(op, Op::Sync { .. } | Op::Write { durable: true, .. }) && attached.volume.syncs_can_fail();
+        let can_fail = attached.volume.syncs_can_fail();
+        let syncs = can_fail && matches!(op, Op::Sync { .. });
         let sync = syncs.then(|| attached.volume.health().begin_sync(attached.held.place));
+        let then_sync = match (&self.jobs[job].kind, &op) {
+            (JobKind::Write { durable: true }, Op::Write { file, .. }) if can_fail => Some(*file),
+            _ => None,
+        };
         let (fault, op) = match self.jobs[job].fault {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
-        let run = self.runs.insert(RunState { job, part, len, finds_room: false, sync, fault });
+        let run = self.runs.insert(RunState { job, part, len, then_sync, sync, fault });
         reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 
@@ -272,24 +277,22 @@ impl Engine {
         {
             return reactor.submit(op, completion.token);
         }
-        let mut run = self.runs.remove(index);
+        let run = self.runs.remove(index);
         let at = run.job;
         let id = self.jobs[at].volume;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
-        let outcome = if injected.is_ok() {
-            self.find_room(reactor, &mut run, completion.outcome)
-        } else {
-            Some(completion.outcome)
-        };
-        let Some(outcome) = outcome else { return };
         if matches!(self.jobs[at].kind, JobKind::Zero(_)) {
-            self.zero_went(reactor, at, &run, injected, &outcome);
+            self.zero_went(reactor, at, &run, injected, &completion.outcome);
         } else {
             let job = &mut self.jobs[at];
-            job.left -= 1;
-            if let Err(error) = injected.and_then(|()| job.take(&run, outcome)) {
-                job.error.get_or_insert(error);
-                self.note_failure(at, error);
+            match (injected.and_then(|()| job.take(&run, completion.outcome)), run.then_sync) {
+                (Ok(()), Some(file)) => return self.sync_written(reactor, &run, file),
+                (Ok(()), None) => job.left -= 1,
+                (Err(error), _) => {
+                    job.left -= 1;
+                    job.error.get_or_insert(error);
+                    self.note_failure(&run, error);
+                }
             }
         }
         if let Some(slice) = self.jobs[at].slice_of(run.part) {
@@ -306,9 +309,8 @@ impl Engine {
         self.release(reactor, id, done);
     }
 
-    fn note_failure(&self, at: usize, error: BlockError) {
-        let job = &self.jobs[at];
-        job.note_failure(&self.volumes[job.volume.index as usize].volume, error);
+    fn note_failure(&self, run: &RunState, error: BlockError) {
+        run.note_failure(&self.volumes[self.jobs[run.job].volume.index as usize].volume, error);
     }
 
     /// A job's last operation has ended, and nothing is left to wait for.

@@ -2,11 +2,11 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Op, Outcome, Reactor, Socket, Token};
+use byway_reactor::{Errno, File, Frame, Op, Reactor, Socket, Token};
 
-use super::job::{Job, RunState};
+use super::job::RunState;
 use super::{ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
-use crate::block::error::{BlockError, is_no_room};
+use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::limits::{MEMORY_PIECE_BYTES, PIECE_BYTES_MAX};
 
@@ -120,7 +120,7 @@ impl Engine {
             }
         }
         let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
-        let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+        let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
         self.start_run(reactor, job, 0, len, op);
         Ok(Step::Later)
     }
@@ -184,44 +184,20 @@ impl Engine {
         let job = self.start_job(reactor, request, left.len(), JobKind::Write { durable });
         for (part, (file, run, from)) in left.into_iter().enumerate() {
             let len = run.len as usize;
-            let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable };
+            let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
             self.start_run(reactor, job, part, len, op);
         }
         Ok(Step::Later)
     }
 
-    /// A durable write that is told that there is no room may be told so of older bytes, which were taken and found none
-    /// when the kernel wrote them out (a thin device, NFS): who syncs first is told, and nobody after. To know which it
-    /// was it is written again, without a sync: if that finds room, it was theirs, and they are lost.
-    ///
-    /// Gives the outcome of the operation; `None` while that is found out: the write still counts as a sync under way then,
-    /// so that nobody who was not told is answered before.
-    pub(super) fn find_room(&mut self, reactor: &mut Reactor, run: &mut RunState, outcome: Outcome) -> Option<Outcome> {
-        let Job { kind: JobKind::Write { durable: true }, volume: id, offset, len, .. } = &self.jobs[run.job] else {
-            return Some(outcome);
-        };
-        let attached = &self.volumes[id.index as usize];
-        match outcome {
-            Outcome::Written { from, result: Err(error) } if is_no_room(error) && !run.finds_room => {
-                let Kind::Files { layout, .. } = attached.volume.kind() else {
-                    return Some(Outcome::Written { from, result: Err(error) });
-                };
-                let Some(at) = layout.runs(*offset, *len, PIECE_BYTES_MAX as u64).nth(run.part) else {
-                    return Some(Outcome::Written { from, result: Err(error) });
-                };
-                let (file, len) = (attached.files[at.file], run.len.min(at.len as usize));
-                let (job, part, sync) = (run.job, run.part, run.sync.take());
-                let again = RunState { job, part, len: run.len, finds_room: true, sync, fault: None };
-                let token = Token::new(ENGINE_CLASS, 0, self.runs.insert(again) as u32, 0);
-                reactor.submit(Op::Write { file, offset: at.offset, from, start: 0, len, durable: false }, token);
-                None
-            }
-            // Also if it fails by something else, for then it was not found out.
-            Outcome::Written { from, result } if run.finds_room && !result.is_err_and(is_no_room) => {
-                self.note_failure(run.job, BlockError::Io(Errno::NOSPC));
-                Some(Outcome::Written { from, result: result.and(Err(Errno::NOSPC)) })
-            }
-            outcome => Some(outcome),
-        }
+    /// The second step of a durable write, once the kernel has its bytes. A write that syncs by itself (`RWF_DSYNC`) would
+    /// answer for both with one errno: an `ENOSPC` of it may be about its own bytes, which are refused, or about older ones,
+    /// which are lost; on a full thin device about both.
+    pub(super) fn sync_written(&mut self, reactor: &mut Reactor, written: &RunState, file: File) {
+        let RunState { job, part, .. } = *written;
+        let attached = &self.volumes[self.jobs[job].volume.index as usize];
+        let sync = Some(attached.volume.health().begin_sync(attached.held.place));
+        let run = self.runs.insert(RunState { job, part, len: 0, then_sync: None, sync, fault: None });
+        reactor.submit(Op::Sync { file }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 }

@@ -94,7 +94,7 @@ impl Engine {
 
     /// Goes on when others may have given frames back.
     fn wait_for_frame(&mut self, reactor: &mut Reactor, job: usize) {
-        let run = self.runs.insert(RunState { job, part: 0, len: 0, finds_room: false, sync: None, fault: None });
+        let run = self.runs.insert(RunState { job, part: 0, len: 0, then_sync: None, sync: None, fault: None });
         let at = reactor.now() + FRAME_WAIT;
         reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
@@ -114,7 +114,7 @@ impl Engine {
             (injected, outcome) => injected.and_then(|()| unit_result(outcome)),
         };
         if let Err(error) = result {
-            self.note_failure(job, error);
+            self.note_failure(run, error);
         }
         let len = run.len;
         let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
