@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 /// What `byway_skip` writes for a program that is not there.
 const MISSING_TOOL: &str = "missing tool: ";
@@ -21,7 +22,7 @@ const MISSING_TOOL: &str = "missing tool: ";
 const NAMED: usize = 3;
 /// How long each target is fuzzed in a long run.
 const LONG_FUZZ_SECONDS: u32 = 300;
-/// How many seeds the simulation tries in a long run.
+/// How many seeds the simulation tries in a long run, from the time of day on.
 const LONG_SIMULATION_SEEDS: u32 = 20_000;
 
 #[derive(Args)]
@@ -29,7 +30,7 @@ pub struct Options {
     /// Install the foreign clients and the test runner that are missing (also with CI=true).
     #[arg(long)]
     install: bool,
-    /// Also fuzz each target for 5 minutes, simulate 20,000 seeds, and run the guests.
+    /// Also fuzz each target for 5 minutes, simulate 20,000 new seeds, and run the guests.
     #[arg(long)]
     long: bool,
     /// Arguments for cargo-nextest, such as a filter; then the recorded minimum is not checked.
@@ -99,6 +100,12 @@ pub fn run(options: &Options) -> Result<()> {
 /// those that need the bugs of `byway_reactor::seeded` built in. The second value is whether all runs succeeded.
 fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Counts, bool)> {
     let target = process::target_directory()?;
+    // Other seeds in each long run.
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let first_seed = since_1970.as_millis();
+    if options.long {
+        println!("the simulation runs {LONG_SIMULATION_SEEDS} seeds from BYWAY_SIM_FIRST={first_seed} on");
+    }
     let command = |arguments: &[&str]| {
         let mut command = process::cargo();
         command
@@ -109,6 +116,7 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(C
             .stdin(Stdio::null());
         if options.long {
             command.env("BYWAY_SIM_SEEDS", LONG_SIMULATION_SEEDS.to_string()).env("BYWAY_LONG", "1");
+            command.env("BYWAY_SIM_FIRST", first_seed.to_string());
         }
         command
     };
