@@ -441,17 +441,12 @@ impl Inner {
             Op::Sync { .. } => {
                 let fault = file.lock().fault(FileOp::Sync);
                 let fault = fault.or_else(|| file.lock().untold.take());
-                let fault = fault.or_else(|| self.lose(plan.sync_error));
+                let fault = fault.or_else(|| self.lose(file, plan.sync_error));
                 self.count.disk_errors += u64::from(fault.is_some());
                 let mut state = file.lock();
                 state.syncs.remove(&key);
                 match fault {
-                    Some(error) => {
-                        state.forget_dirty(since);
-                        if error == Errno::NOSPC {
-                            state.full_for = self.rng.below(4);
-                        }
-                    }
+                    Some(_) => state.forget_dirty(since),
                     None => state.harden(0..usize::MAX, since),
                 }
                 Outcome::Synced(fault.map_or(Ok(()), Err))
@@ -479,10 +474,17 @@ impl Inner {
         }
     }
 
-    /// By chance, bytes that are written out are lost: what the first to sync is told.
-    fn lose(&mut self, probability: f64) -> Option<Errno> {
-        let error = |inner: &mut Self| if inner.rng.one_in(2) { Errno::NOSPC } else { Errno::IO };
-        self.rng.chance(probability).then(|| error(self))
+    /// By chance, bytes that are written out are lost: what the first to sync is told. A disk that had no room for them may
+    /// have none for what comes next.
+    fn lose(&mut self, file: &SimFile, probability: f64) -> Option<Errno> {
+        if !self.rng.chance(probability) {
+            return None;
+        }
+        if !self.rng.one_in(2) {
+            return Some(Errno::IO);
+        }
+        file.lock().full_for = self.rng.below(4);
+        Some(Errno::NOSPC)
     }
 
     fn end_write(&mut self, key: u64, file: &SimFile, len: usize, durable: bool) -> Result<usize, Errno> {
@@ -492,7 +494,7 @@ impl Inner {
         let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
         let fault = fault.or_else(|| file.lock().finds_no_room());
         // A durable write is told of others' bytes as a sync is, also that there was no room for them.
-        let others = if durable { self.lose(plan.sync_error) } else { None };
+        let others = if durable { self.lose(file, plan.sync_error) } else { None };
         let Some(write) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;

@@ -20,7 +20,7 @@ pub struct FaultPlan {
     /// Probability that a file write answers `EIO`; a prefix of its sectors may have been written.
     pub write_error: f64,
     /// Probability that a sync or a durable write answers `EIO` or `ENOSPC` for what was written before; what was not
-    /// yet durable may then be lost, and no later sync is told. After `ENOSPC` of a sync the next writes may find no room either.
+    /// yet durable may then be lost, and no later sync is told. After that `ENOSPC` the next writes may find no room either.
     pub sync_error: f64,
     /// Probability that a file write answers `ENOSPC`; a prefix of its sectors may have been written.
     pub no_space: f64,
