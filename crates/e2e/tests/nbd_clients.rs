@@ -143,6 +143,21 @@ fn libnbd_finds_what_it_wrote_with_every_kind_of_request() {
 }
 
 #[test]
+fn qemu_has_many_of_the_longest_requests_in_flight() {
+    let qemu_img = tool!("qemu_has_many_of_the_longest_requests_in_flight", "qemu-img");
+    for io in BACKENDS {
+        let rig = rig(io, &noise(64 << 20, 6));
+        for (depth, bytes, count) in [("8", "33554432", "16"), ("16", "16777216", "32"), ("32", "8388608", "64")] {
+            let bench = ["bench", "-f", "raw", "-d", depth, "-s", bytes, "-c", count];
+            for uri in [rig.unix("disk"), rig.tcp("disk"), rig.tcp("mem")] {
+                run_well(&qemu_img, &[&bench[..], &[&uri]].concat());
+            }
+            run_well(&qemu_img, &[&bench[..], &["-w", &rig.tcp("mem")]].concat());
+        }
+    }
+}
+
+#[test]
 fn extents_of_a_sparse_volume_are_told() {
     let Some(python) = libnbd_python() else {
         return skip("extents_of_a_sparse_volume_are_told", SkipReason::MissingTool("python3-libnbd"));

@@ -5,7 +5,7 @@
 
 use byway_service::block::{BlockError, Outcome, Payload, Step};
 
-use super::{Connection, Context, End, Expect, Pending, tag_of};
+use super::{Connection, Context, End, Expect, Pending, Progress, tag_of};
 use crate::limits::READ_PART_BYTES;
 use crate::nbd::errno::Errno;
 use crate::nbd::flags::CommandFlags;
@@ -34,16 +34,16 @@ impl PartedRead {
 
 impl Connection {
     /// Asks for the next part, when the one before has been sent and its frames are free.
-    pub(super) fn step_parts(&mut self, context: &mut Context<'_>) -> bool {
-        let Expect::Parts(read) = &mut self.expect else { return false };
+    pub(super) fn step_parts(&mut self, context: &mut Context<'_>) -> Progress {
+        let Expect::Parts(read) = &mut self.expect else { return Progress::Waits };
         if read.asked.is_some() || self.sending || !self.out.is_empty() {
-            return false;
+            return Progress::Waits;
         }
         let request = read.request;
         let (done, len) = (read.done, read.part(READ_PART_BYTES.min(context.engine.read_bytes_max(context.reactor))));
         // Where the first header promises all bytes, no other reply may come between them.
         if self.in_flight > 0 && !self.in_chunks(&request) {
-            return false;
+            return Progress::Waits;
         }
         let id = context.pending.vacant_key();
         let at = request.offset + done;
@@ -56,16 +56,15 @@ impl Connection {
                 }
                 let pending = Pending { connection: self.index, request, left: 1, receiving: false, error: None };
                 self.note_pending(context, pending);
-                return false;
+                return Progress::Waits;
             }
             Ok(Step::Busy | Step::InParts) => {
                 self.stalled = true;
-                return false;
+                return Progress::Waits;
             }
             Err(error) => self.part_failed(error),
         }
-        // One part a round: the next waits until this one has gone.
-        false
+        Progress::Moved
     }
 
     /// Whether a request of the engine is a part.

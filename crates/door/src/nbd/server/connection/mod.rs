@@ -111,6 +111,17 @@ enum Expect {
     },
 }
 
+/// How a step over the input went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// The next step may follow at once.
+    Moved,
+    /// The next message is not here in whole.
+    NeedsInput,
+    /// Something under way has to end first: a send, a request at its store, or what made the connection stall.
+    Waits,
+}
+
 /// What answers a write whose payload was not wanted.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
@@ -284,27 +295,36 @@ impl Connection {
             return;
         }
         self.batch = (0, 0);
-        loop {
-            while self.may_step() && !self.is_full(context) && self.step(context) {}
-            if self.is_full(context) || !self.decrypt(context.reactor.frames()) {
-                break;
-            }
-        }
+        let needs_input = self.walk(context);
         context.reactor.note_requests(self.batch.0, self.batch.1);
         if self.over.is_some() {
             return;
         }
         self.send(context.reactor);
         self.say_end(context);
-        let in_parts = matches!(self.expect, Expect::Parts(_));
-        if self.end.is_none() && !self.receiving && !self.stalled && !in_parts && !self.is_full(context) {
+        if needs_input && self.end.is_none() && !self.stalled {
             self.receive(context.reactor);
         }
     }
 
+    /// Walks over the input. True if it ended for want of input, and for nothing else: a receive that is posted over
+    /// a whole request would leave it unanswered until the client sends more.
+    fn walk(&mut self, context: &mut Context<'_>) -> bool {
+        while self.may_step() && !self.is_full(context) {
+            match self.step(context) {
+                Progress::Moved => {}
+                Progress::NeedsInput if self.decrypt(context.reactor.frames()) => {}
+                Progress::NeedsInput => return true,
+                Progress::Waits => return false,
+            }
+        }
+        false
+    }
+
     /// Whether something may be begun; when nothing more is read, only the rest of what has been begun.
     fn may_step(&self) -> bool {
-        !self.receiving && (self.end.is_none() || matches!(self.expect, Expect::Parts(_)))
+        let may_begin = self.end.is_none() || matches!(self.expect, Expect::Parts(_));
+        may_begin && self.over.is_none() && !self.receiving
     }
 
     /// Whether replies have to go before more requests are read.
@@ -331,8 +351,8 @@ impl Connection {
         all - std::mem::replace(&mut self.counted_heap, now) + now
     }
 
-    /// Uses up some of the input; false if more has to come first, or a frame has to be free.
-    fn step(&mut self, context: &mut Context<'_>) -> bool {
+    /// Uses up some of the input, or sends the next part of a long read.
+    fn step(&mut self, context: &mut Context<'_>) -> Progress {
         match &mut self.expect {
             Expect::Header => self.step_header(context),
             Expect::Payload(_) => self.step_payload(context),
@@ -341,36 +361,36 @@ impl Connection {
         }
     }
 
-    fn step_header(&mut self, context: &mut Context<'_>) -> bool {
+    fn step_header(&mut self, context: &mut Context<'_>) -> Progress {
         match self.transmission.parse(self.input.bytes()) {
             Parsed::Incomplete { need } => {
                 self.input.want(need);
-                false
+                Progress::NeedsInput
             }
             Parsed::Request { request, header_bytes } => {
-                let started = self.start(context, request, header_bytes);
-                if started {
+                let progress = self.start(context, request, header_bytes);
+                if progress == Progress::Moved {
                     self.batch = (self.batch.0 + 1, self.batch.1 + request.length);
                 }
-                started
+                progress
             }
             Parsed::Rejected { tag, violation, header_bytes, drain_bytes } => {
                 self.input.consume(header_bytes);
                 self.expect = Expect::Drain { left: drain_bytes, then: Answer::Refuse(tag, violation) };
-                true
+                Progress::Moved
             }
             Parsed::Bad(error) => {
                 self.end = Some(End::Protocol(error));
-                false
+                Progress::Waits
             }
         }
     }
 
-    fn start(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> bool {
+    fn start(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> Progress {
         match request.command {
             Command::Disconnect => {
                 self.end = Some(End::Disconnected);
-                return false;
+                return Progress::Waits;
             }
             Command::Write => return self.start_write(context, request, header_bytes),
             _ => {}
@@ -378,12 +398,12 @@ impl Connection {
         let tag = tag_of(context.pending.vacant_key());
         if request.command != Command::Read && context.engine.is_full() {
             self.stalled = true;
-            return false;
+            return Progress::Waits;
         }
         let step = self.ask(context, &request, tag);
         if matches!(step, Ok(Step::Busy)) {
             self.stalled = true;
-            return false;
+            return Progress::Waits;
         }
         self.input.consume(header_bytes);
         match step {
@@ -398,7 +418,7 @@ impl Connection {
             Ok(Step::Busy) => {}
             Err(error) => self.fail(&request, error),
         }
-        true
+        Progress::Moved
     }
 
     /// Hands a request without a payload to the engine.

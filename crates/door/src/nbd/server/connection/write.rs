@@ -4,17 +4,17 @@ use byway_reactor::{Op, Reactor, Scatter};
 use byway_service::block::{Outcome, Step, WriteFlags};
 use slab::Slab;
 
-use super::{Answer, Connection, Context, Expect, Incoming, Pending, Piece, TAG_RECEIVE, tag_of};
+use super::{Answer, Connection, Context, Expect, Incoming, Pending, Piece, Progress, TAG_RECEIVE, tag_of};
 use crate::limits::{PAYLOAD_SHARE_MAX, SMALL_WRITE_BYTES_MAX};
 use crate::nbd::flags::CommandFlags;
 use crate::nbd::request::Request;
 
 impl Connection {
-    pub(super) fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> bool {
+    pub(super) fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> Progress {
         let len = request.length as usize;
         if context.engine.is_throttled(context.reactor, self.volume) {
             self.stalled = true;
-            return false;
+            return Progress::Waits;
         }
         if len > SMALL_WRITE_BYTES_MAX {
             self.input.consume(header_bytes);
@@ -23,12 +23,12 @@ impl Connection {
             let pending = self.note_pending(context, pending);
             let incoming = Incoming { pending, offset: request.offset, left: request.length, piece: None };
             self.expect = Expect::Payload(incoming);
-            return true;
+            return Progress::Moved;
         }
         let whole = header_bytes + len;
         self.input.want(whole);
         if self.input.bytes().len() < whole {
-            return false;
+            return Progress::NeedsInput;
         }
         let flags = WriteFlags { durable: request.flags.has(CommandFlags::FUA) };
         let tag = tag_of(context.pending.vacant_key());
@@ -37,7 +37,7 @@ impl Connection {
         match step {
             Ok(Step::Busy | Step::InParts) => {
                 self.stalled = true;
-                return false;
+                return Progress::Waits;
             }
             Ok(Step::Now(())) => self.reply(&request, Outcome::Unit(Ok(()))),
             Ok(Step::Later) => {
@@ -49,12 +49,12 @@ impl Connection {
             Err(error) => self.fail(&request, error),
         }
         self.input.consume(whole);
-        true
+        Progress::Moved
     }
 
     /// Moves a large payload on: takes what the input has of it, gives whole pieces to the store.
-    pub(super) fn step_payload(&mut self, context: &mut Context<'_>) -> bool {
-        let Expect::Payload(incoming) = &mut self.expect else { return false };
+    pub(super) fn step_payload(&mut self, context: &mut Context<'_>) -> Progress {
+        let Expect::Payload(incoming) = &mut self.expect else { return Progress::Waits };
         if incoming.piece.is_none() {
             let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
             let plain = self.secure.is_none();
@@ -67,7 +67,7 @@ impl Connection {
                     if incoming.left == 0 {
                         self.end_payload(context);
                     }
-                    return true;
+                    return Progress::Moved;
                 }
             }
             let len = if plain {
@@ -86,7 +86,7 @@ impl Connection {
             };
             if len == 0 {
                 self.input.want_whole(engine.piece_bytes_min(self.volume));
-                return false;
+                return Progress::NeedsInput;
             }
             // With nothing at the stores that will end, small pieces must do: the pool may be cut up.
             let least = if engine.in_flight() > 0 { len } else { engine.piece_bytes_min(self.volume) };
@@ -99,23 +99,23 @@ impl Connection {
             };
             let Some(frame) = frame else {
                 self.stalled = true;
-                return false;
+                return Progress::Waits;
             };
             let len = frame.len();
             incoming.left -= len as u64;
             incoming.piece = Some(Piece { frame: Some(frame), filled: 0, len });
         }
-        let Some(piece) = &mut incoming.piece else { return false };
-        let Some(frame) = &mut piece.frame else { return false };
+        let Some(piece) = &mut incoming.piece else { return Progress::Waits };
+        let Some(frame) = &mut piece.frame else { return Progress::Waits };
         let n = self.input.bytes().len().min(piece.len - piece.filled);
         frame[piece.filled..piece.filled + n].copy_from_slice(&self.input.bytes()[..n]);
         piece.filled += n;
         self.input.consume(n);
         if piece.filled < piece.len {
-            return false;
+            return Progress::NeedsInput;
         }
         self.store_piece(context);
-        true
+        Progress::Moved
     }
 
     /// Gives the piece, all of which is here, to the store; after the last, ends the receiving of the payload.
@@ -147,13 +147,13 @@ impl Connection {
         self.step_drain(context);
     }
 
-    pub(super) fn step_drain(&mut self, context: &mut Context<'_>) -> bool {
-        let Expect::Drain { left, then } = &mut self.expect else { return false };
+    pub(super) fn step_drain(&mut self, context: &mut Context<'_>) -> Progress {
+        let Expect::Drain { left, then } = &mut self.expect else { return Progress::Waits };
         let n = (*left).min(self.input.bytes().len() as u64);
         self.input.consume(n as usize);
         *left -= n;
         if *left > 0 {
-            return false;
+            return Progress::NeedsInput;
         }
         let then = *then;
         self.expect = Expect::Header;
@@ -166,7 +166,7 @@ impl Connection {
                 self.finish_if_done(context.pending, id);
             }
         }
-        true
+        Progress::Moved
     }
 
     /// The connection is gone: forgets the write whose payload was being received, unless pieces of it are at the store.
