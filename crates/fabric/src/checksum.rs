@@ -1,7 +1,11 @@
-//! The checksum of a header: CRC32C (RFC 3720, appendix B.4) of a length that is known.
+//! Checksums: CRC32C (RFC 3720, appendix B.4) of payloads, and of headers, whose length is known.
 //!
-//! Every message has one and it is computed twice, so it must cost little: the general routine, which is made for long data,
+//! Every message has one of its header and that is computed twice, so it must cost little: the general routine, which is made for long data,
 //! takes four times as many instructions for so few bytes as the processor's own instruction in a row.
+
+use std::ops::Range;
+
+use byway_reactor::Frame;
 
 use crate::wire::HEADER_BYTES;
 
@@ -16,6 +20,20 @@ pub(crate) fn header_checksum(header: &[u8; HEADER_BYTES]) -> u32 {
         return unsafe { by_instruction(header) };
     }
     crc32c::crc32c(&header[HEADER_BYTES - COVERED..])
+}
+
+/// The CRC32C of a range of a frame, as it is while this looks there.
+pub fn payload_checksum(frame: &Frame, range: Range<usize>) -> u32 {
+    append_payload(0, frame, range)
+}
+
+/// The CRC32C of what `crc` is of, and of a range of a frame behind it.
+pub fn append_payload(mut crc: u32, frame: &Frame, range: Range<usize>) -> u32 {
+    frame.visit(range, |bytes| {
+        crc = crc32c::crc32c_append(crc, bytes);
+        true
+    });
+    crc
 }
 
 /// # Safety

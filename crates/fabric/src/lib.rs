@@ -79,6 +79,7 @@ pub mod windows;
 pub mod wire;
 
 pub use capabilities::{Capabilities, OneSided, WireKind};
+pub use checksum::{append_payload, payload_checksum};
 pub use deficit::Deficit;
 pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, Remote, Route};
 pub use feedback::{Feedback, Stall};

@@ -123,15 +123,16 @@ fn reads(disk: &Path, io: IoChoice) -> Checked {
     for offset in (0..BYTES).step_by(FRAME_BYTES_MAX) {
         let frame = rig.frame(FRAME_BYTES_MAX)?;
         let frame = rig.read(frame, offset, 0, FRAME_BYTES_MAX)?;
-        ensure!(frame[..] == content[offset..][..FRAME_BYTES_MAX], "other bytes in the MiB at {offset}");
+        ensure!(frame.to_vec()[..] == content[offset..][..FRAME_BYTES_MAX], "other bytes in the MiB at {offset}");
     }
     let mut random = Random(7);
     for _ in 0..TRANSFERS {
         let (offset, start, len) = random.transfer();
         let frame = rig.frame(start + len + SECTOR_BYTES)?;
         let frame = rig.read(frame, offset, start, len)?;
-        ensure!(frame[start..][..len] == content[offset..][..len], "other bytes in {len} at {offset}");
-        let untouched = frame[..start].iter().chain(&frame[start + len..]).all(|byte| *byte == CANARY);
+        ensure!(frame.to_vec()[start..][..len] == content[offset..][..len], "other bytes in {len} at {offset}");
+        let untouched =
+            frame.to_vec()[..start].iter().chain(&frame.to_vec()[start + len..]).all(|byte| *byte == CANARY);
         ensure!(untouched, "a read of {len} bytes at {offset} wrote beside its place");
     }
     let counters = rig.reactor.counters();
@@ -150,7 +151,7 @@ fn writes(disk: &Path, io: IoChoice) -> Checked {
         let mut frame = rig.frame(start + len + SECTOR_BYTES)?;
         let part = &mut content[offset..][..len];
         part.fill_with(|| random.next() as u8);
-        frame[start..][..len].copy_from_slice(part);
+        frame.write(start, part);
         rig.write(frame, offset, start, len)?;
     }
     let counters = rig.reactor.counters();
@@ -183,10 +184,10 @@ fn neighbours(disk: &Path, io: IoChoice, turns: usize) -> Checked {
             let Outcome::Read { mut into, result: Ok(PIECE_BYTES) } = completion.outcome else {
                 return Err(format!("at {offset}: {:?}", completion.outcome).into());
             };
-            ensure!(into[..] == content[offset..][..PIECE_BYTES], "other bytes at {offset}");
+            ensure!(into.to_vec()[..] == content[offset..][..PIECE_BYTES], "other bytes at {offset}");
             // Written back changed, while the others still are read.
             content[offset..][..PIECE_BYTES].iter_mut().for_each(|byte| *byte = !*byte);
-            into.copy_from_slice(&content[offset..][..PIECE_BYTES]);
+            into.write(0, &content[offset..][..PIECE_BYTES]);
             let offset = offset as u64;
             let op = Op::Write { file: rig.file, offset, from: into, start: 0, len: PIECE_BYTES, durable: false };
             rig.reactor.submit(op, completion.token);

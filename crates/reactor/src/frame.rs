@@ -6,14 +6,18 @@
 //! An empty pool answers `None`: the caller queues, nothing grows.
 
 use std::cell::{Cell, RefCell};
-use std::ops::{Deref, DerefMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use crate::bytewise;
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, POOL_BYTES_MAX};
 use crate::mapping::{Mapping, Use};
 use crate::region::Region;
+
+/// Bytes that are copied at a time where they are looked at and may change.
+pub(crate) const COPY_BYTES: usize = 4096;
 
 const ORDERS: usize = (FRAME_BYTES_MAX / FRAME_BYTES_MIN).ilog2() as usize + 1;
 
@@ -77,7 +81,8 @@ impl FramePool {
 
     /// An *arena*: a pool whose memory can be lent to the peer of a stream over shared memory
     /// ([`Reactor::lend_arena`](crate::Reactor::lend_arena)), which then copies straight into its frames and out of them.
-    /// It lies in a sealed anonymous file. Its frames are frames like any other.
+    /// It lies in a sealed anonymous file. Bytes of its frames are copied in and out ([`Frame::read`], [`Frame::write`]): the
+    /// peer may change them at any time.
     ///
     /// Who was lent it can read and write all of it, at any time, as long as that process has it mapped; what must not be
     /// so any more is taken away frame by frame ([`FramePool::revoke`]). So an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
@@ -257,9 +262,7 @@ impl Frame {
     /// [counts](Mapping::uses) it, and stays while it lives.
     ///
     /// # Safety
-    /// While the frame lives nobody makes a reference into the range, except as this crate does with a frame in an operation:
-    /// a loop reads or writes the bytes while one call of it lasts. So several frames over the same bytes are to be of one
-    /// loop, or of loops that never turn at the same time.
+    /// While the frame lives no reference to bytes of the range lives, except for reading if operations only read it.
     pub unsafe fn over(mapping: &Mapping, start: usize, len: usize) -> Self {
         assert!(start.checked_add(len).is_some_and(|end| end <= mapping.len()), "range within the mapping");
         assert!(len > 0 && u32::try_from(start + len).is_ok(), "bytes of the first 4 GiB");
@@ -303,28 +306,119 @@ impl Frame {
         }
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
+    /// Whether the loop that has it, and the kernel on its behalf, are all that touch its bytes: it is of a pool of private
+    /// memory, which is neither lent to peers nor a program's nor a device's.
+    pub fn is_private(&self) -> bool {
+        matches!(&self.home, Home::Pool { pool, .. } if !pool.device && pool.file.is_none())
+    }
+
+    /// The bytes of a [private](Frame::is_private) frame.
+    ///
+    /// # Panics
+    /// The frame is not private: others may write there at any time, so its bytes are copied ([`Frame::read`]).
+    #[track_caller]
+    pub fn bytes(&self) -> &[u8] {
+        assert!(self.is_private(), "bytes of lent, device or program memory are copied, never referred to");
+        // SAFETY: the block is this frame's alone while it lives, mapped and initialised (new pages are zero), and of no other
+        // process, program or device.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// The bytes of a [private](Frame::is_private) frame, to be changed.
+    ///
+    /// # Panics
+    /// As for [`Frame::bytes`].
+    #[track_caller]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.is_private(), "bytes of lent, device or program memory are copied, never referred to");
+        // SAFETY: as in `bytes`, and `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
+    }
+
+    /// Copies the bytes from `start` on out. A byte that somebody else changes meanwhile is an old or a new one.
+    #[track_caller]
+    pub fn read(&self, start: usize, into: &mut [u8]) {
+        let from = self.range(start, into.len());
+        // SAFETY: the range is mapped, and `into` is no part of it: references to frames' bytes are made of private ones alone,
+        // which are borrowed then.
+        unsafe { bytewise::copy(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Copies bytes in from `start` on.
+    #[track_caller]
+    pub fn write(&mut self, start: usize, from: &[u8]) {
+        let to = self.range(start, from.len());
+        // SAFETY: as in `read`, and `from` is no part of the frame, which is borrowed mutably.
+        unsafe { bytewise::copy(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Copies bytes of another frame, `from.start..from.end`, in from `start` on.
+    #[track_caller]
+    pub fn copy_from(&mut self, start: usize, other: &Self, from: Range<usize>) {
+        let (from, to, len) = (other.range(from.start, from.len()), self.range(start, from.len()), from.len());
+        if len > 0 && (from as usize).abs_diff(to as usize) < len {
+            // Two frames over one memory of a program, which may overlap.
+            let mut bytes = vec![0; len];
+            other.read(from as usize - other.as_ptr() as usize, &mut bytes);
+            return self.write(start, &bytes);
+        }
+        // SAFETY: both ranges are mapped, and do not overlap.
+        unsafe { bytewise::copy(from, to, len) };
+    }
+
+    /// A copy of the bytes, see [`Frame::read`].
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.read(0, &mut bytes);
+        bytes
+    }
+
+    /// Sets all bytes.
+    pub fn fill(&mut self, byte: u8) {
+        self.fill_range(0..self.len(), byte);
+    }
+
+    /// Sets all bytes of a range.
+    #[track_caller]
+    pub fn fill_range(&mut self, range: Range<usize>, byte: u8) {
+        let to = self.range(range.start, range.len());
+        // SAFETY: as in `write`.
+        unsafe { bytewise::fill(to, byte, range.len()) };
+    }
+
+    /// Shows a range to `visit`, in order and in pieces of any length: the bytes themselves of a private frame, else copies of
+    /// them. Stops where `visit` says false, and gives what it said last; true of an empty range.
+    #[track_caller]
+    pub fn visit(&self, range: Range<usize>, mut visit: impl FnMut(&[u8]) -> bool) -> bool {
+        if self.is_private() {
+            return visit(&self.bytes()[range]);
+        }
+        let _ = self.range(range.start, range.len());
+        let mut copy = [0; COPY_BYTES];
+        for start in range.clone().step_by(COPY_BYTES) {
+            let piece = &mut copy[..COPY_BYTES.min(range.end - start)];
+            self.read(start, piece);
+            if !visit(piece) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The address of `start`, where `len` bytes lie.
+    #[track_caller]
+    pub(crate) fn range(&self, start: usize, len: usize) -> *mut u8 {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len()), "a range within the frame");
+        // SAFETY: within the frame.
+        unsafe { self.as_ptr().add(start) }
+    }
+
+    /// Where it begins, for devices and system calls; valid as long as the frame.
+    pub fn as_ptr(&self) -> *mut u8 {
         match &self.home {
             Home::Pool { pool, .. } => pool.region.at(self.offset()),
             Home::Mapping { mapping, .. } => mapping.at(self.offset()),
         }
-    }
-}
-
-impl Deref for Frame {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the block is this frame's alone while it lives (a range of a mapping: by the word of who made the frame),
-        // mapped and initialised (new pages are zero). A peer that an arena was lent to may write there meanwhile: bytes of
-        // any value, of which nothing here makes anything but bytes, as with a mapped file.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
-    }
-}
-
-impl DerefMut for Frame {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` makes this the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len as usize) }
     }
 }
 
@@ -360,7 +454,7 @@ mod tests {
         }
         assert!(frames.len() > 6, "the pool must hold more than one round");
         for (value, frame) in &frames {
-            assert!(frame.iter().all(|byte| byte == value), "a frame was overwritten by another");
+            assert!(frame.bytes().iter().all(|byte| byte == value), "a frame was overwritten by another");
         }
         // Free in an order that is neither first nor last.
         while !frames.is_empty() {

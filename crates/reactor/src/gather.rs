@@ -1,9 +1,8 @@
 //! What is sent and where what is received goes: lists of pieces of memory and of mapped files.
 
-use std::ops::Deref;
 use std::rc::Rc;
 
-use crate::frame::Frame;
+use crate::frame::{COPY_BYTES, Frame};
 use crate::op::File;
 
 /// One piece of a [`Gather`].
@@ -27,18 +26,8 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// Whether its bytes lie in a device.
-    pub(crate) fn is_device(&self) -> bool {
-        match self {
-            Self::Own(frame) => frame.is_device(),
-            Self::Shared(frame) => frame.is_device(),
-        }
-    }
-}
-
-impl Deref for Held {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
+    /// The frame.
+    pub(crate) fn frame(&self) -> &Frame {
         match self {
             Self::Own(frame) => frame,
             Self::Shared(frame) => frame,
@@ -229,12 +218,20 @@ impl Gather {
     /// took; less than it was given is the end, and so is a range of a mapped file: those are never read by us. What was
     /// taken is forgotten, and frames of which nothing is left go back to their pool. Gives how many bytes were taken.
     pub fn take_front(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> usize {
-        const ZEROES: [u8; 4096] = [0; 4096];
+        const ZEROES: [u8; COPY_BYTES] = [0; COPY_BYTES];
+        let mut copy = [0; COPY_BYTES];
         let (mut whole, mut total) = (0, 0);
         while let Some(segment) = self.segments.get_mut(whole) {
             let bytes = match segment {
                 Segment::Head { start, len } => &self.heads[*start as usize..][..*len as usize],
-                Segment::Frame { frame, start, len } => &frame[*start as usize..][..*len as usize],
+                Segment::Frame { frame, start, len } if frame.frame().is_private() => {
+                    &frame.frame().bytes()[*start as usize..][..*len as usize]
+                }
+                Segment::Frame { frame, start, len } => {
+                    let piece = &mut copy[..COPY_BYTES.min(*len as usize)];
+                    frame.frame().read(*start as usize, piece);
+                    piece
+                }
                 Segment::Zero { len } => &ZEROES[..ZEROES.len().min(*len as usize)],
                 Segment::Map { .. } => break,
             };

@@ -14,6 +14,7 @@ pub mod activation;
 pub mod limits;
 
 mod blocking;
+pub mod bytewise;
 mod counters;
 pub mod device_memory;
 mod epoll;

@@ -208,7 +208,7 @@ mod tests {
         let (mut first, second) = unsafe { (Frame::over(&mapping, 5, 100), Frame::over(&mapping, 105, 12_183)) };
         first.fill(7);
         assert_eq!((first.len(), first.capacity(), first.arena_offset()), (100, 100, None));
-        assert_eq!((mapping.uses(), second[0]), (2, 0));
+        assert_eq!((mapping.uses(), second.to_vec()[0]), (2, 0));
         let mut gather = Gather::new();
         gather.push_frame(first, 0, 100);
         drop(second);

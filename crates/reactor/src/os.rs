@@ -197,7 +197,7 @@ impl Os {
                     touched += touched_bytes(*offset, part as u64);
                     self.unuse(*file);
                 }
-                Segment::Frame { frame, .. } if frame.is_device() => device += part as u64,
+                Segment::Frame { frame, .. } if frame.frame().is_device() => device += part as u64,
                 _ => {}
             }
         }
@@ -224,7 +224,9 @@ impl Os {
             }
             match segment {
                 Segment::Head { start, .. } => push(gather.heads[*start as usize + skip..].as_ptr(), len - skip),
-                Segment::Frame { frame, start, .. } => push(frame[*start as usize + skip..].as_ptr(), len - skip),
+                Segment::Frame { frame, start, .. } => {
+                    push(frame.frame().range(*start as usize + skip, len - skip), len - skip);
+                }
                 Segment::Map { file, offset, .. } => {
                     let entry = self.files.get(file.index, file.generation).map(|entry| &entry.file.backing);
                     let address = match entry {
@@ -319,15 +321,15 @@ impl Os {
             return Err(op);
         }
         Ok(match op {
-            Op::Read { offset, mut into, start, len, .. } => {
-                let memory = Memory { ptr: into[start..start + len].as_mut_ptr(), len };
+            Op::Read { offset, into, start, len, .. } => {
+                let memory = Memory { ptr: into.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::read(os.fd(), memory, offset) };
                 self.counters.read_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
                 Outcome::Read { into, result }
             }
             Op::Write { offset, from, start, len, .. } => {
-                let memory = Memory { ptr: from[start..start + len].as_ptr().cast_mut(), len };
+                let memory = Memory { ptr: from.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::write(os.fd(), memory, offset, false) };
                 self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;

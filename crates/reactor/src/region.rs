@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::bytewise;
 use crate::file::TMPFS_MAGIC;
 
 /// What our own files are sealed with: their size stays, and nobody adds a seal that forbids writing.
@@ -150,7 +151,7 @@ impl Region {
         let mut contents = vec![0u8; bytes];
         // SAFETY: the range is mapped and readable, and `contents` has as many bytes; the peer may be writing there, so it is
         // copied without a reference to it.
-        unsafe { std::ptr::copy_nonoverlapping(at, contents.as_mut_ptr(), bytes) };
+        unsafe { bytewise::copy(at, contents.as_mut_ptr(), bytes) };
         let (flags, prot) =
             (MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: replaces pages of our own mapping, which the caller says nobody uses; addresses stay valid, and `drop` unmaps

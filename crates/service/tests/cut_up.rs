@@ -17,7 +17,7 @@ fn a_large_write_is_pulled_in_smaller_pieces_while_another_is_under_way() {
     assert!(pair.pass(Duration::from_secs(1)).is_empty());
     // One page of four stays taken.
     let mut taken: Vec<Frame> = std::iter::from_fn(|| pair.serving.reactor.frames().alloc(4096)).collect();
-    taken.sort_by_key(|frame| frame.as_ptr());
+    taken.sort_by_key(byway_reactor::Frame::as_ptr);
     let mut at = 0_usize;
     taken.retain(|_| (at.is_multiple_of(4), at += 1).0);
     assert!(pair.serving.reactor.frames().alloc(16 << 10).is_none());

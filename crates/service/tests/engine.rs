@@ -166,7 +166,7 @@ impl Rig {
         while !bytes.is_empty() {
             let len = self.engine.write_piece_len(self.volume, offset, bytes.len());
             let mut frame: Frame = self.reactor.frames().alloc(len).unwrap();
-            frame.copy_from_slice(&bytes[..len]);
+            frame.write(0, &bytes[..len]);
             let flags = WriteFlags { durable };
             let step = self.engine.write(&mut self.reactor, self.volume, offset, (frame, len), flags, Tag(7));
             self.unit(step)?;
@@ -355,7 +355,7 @@ fn requests_for_no_bytes_end_at_once() {
 /// Takes frames until only pieces of two pages are free, but for `pieces` of them.
 fn cut_up(reactor: &Reactor, pieces: usize) -> Vec<Frame> {
     let mut pages: Vec<Frame> = std::iter::from_fn(|| reactor.frames().alloc(4096)).collect();
-    pages.sort_by_key(|frame| frame.as_ptr());
+    pages.sort_by_key(byway_reactor::Frame::as_ptr);
     let mut at = 0;
     let is_taken = |at: usize| at % 4 < 2 || at / 4 >= pieces;
     pages.retain(|_| (is_taken(at), at += 1).0);

@@ -73,7 +73,7 @@ impl Lender {
     }
 
     fn assert_untouched(&self) {
-        assert!(self.whole.iter().all(|byte| *byte == CANARY), "the server wrote where it should not");
+        assert!(self.whole.to_vec().iter().all(|byte| *byte == CANARY), "the server wrote where it should not");
     }
 }
 
@@ -83,14 +83,14 @@ fn what_is_read_and_written_lies_in_the_window_and_nowhere_else() {
     let data = pattern(LEN, 7);
     for at in [0, 1, 4095, 100_000, ARENA - LEN] {
         lender.whole.fill(CANARY);
-        lender.whole[at..at + LEN].copy_from_slice(&data);
+        lender.whole.write(at, &data);
         lender.ask(Method::Write, at as u64, LEN as u32);
         assert_eq!(lender.answer(), (0, false));
         lender.whole.fill(CANARY);
         lender.ask(Method::Read, at as u64, LEN as u32);
         assert_eq!(lender.answer(), (0, true));
-        assert!(lender.whole[at..at + LEN] == data, "at {at}");
-        lender.whole[at..at + LEN].fill(CANARY);
+        assert!(lender.whole.to_vec()[at..at + LEN] == data, "at {at}");
+        lender.whole.fill_range(at..at + LEN, CANARY);
         lender.assert_untouched();
     }
     let counters = lender.server.state.lock().unwrap().counters;

@@ -38,7 +38,7 @@ fn what_waits_for_frames_goes_on_when_they_are_back_and_nobody_says_more() {
             if client.info().is_some() && !std::mem::replace(&mut asked, true) {
                 for slot in 0..count {
                     let mut frame = client.alloc(&reactor, LEN).unwrap();
-                    frame.copy_from_slice(&pattern(LEN, slot as u64));
+                    frame.write(0, &pattern(LEN, slot as u64));
                     let offset = (slot * LEN) as u64;
                     let write = Request::Write { offset, len: LEN, from: Rc::new(frame), durable: false };
                     client.submit(write, slot as u64).unwrap();

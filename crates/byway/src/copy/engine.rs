@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+use byway_fabric::payload_checksum;
 use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
 
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
@@ -354,11 +355,11 @@ impl Engine<'_> {
                     return Some(work);
                 };
                 from.fill(0);
-                let record = Record { len, crc: Some(crc32c::crc32c(&from)) };
+                let record = Record { len, crc: Some(payload_checksum(&from, 0..from.len())) };
                 (Slot::Writing { offset, record }, false, Request::Write { offset, from })
             }
             Work::Write { offset, frame } => {
-                let record = Record { len: frame.len() as u64, crc: Some(crc32c::crc32c(&frame)) };
+                let record = Record { len: frame.len() as u64, crc: Some(payload_checksum(&frame, 0..frame.len())) };
                 (Slot::Writing { offset, record }, false, Request::Write { offset, from: frame })
             }
             Work::Zero { offset, len } => (Slot::Zeroing { offset, len }, false, Request::Zero { offset, len }),

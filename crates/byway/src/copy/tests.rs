@@ -91,7 +91,7 @@ impl Endpoint for Faulty {
     fn submit(&mut self, reactor: &mut Reactor, id: u32, request: Request) {
         let request = match request {
             Request::Write { offset, mut from } if offset == self.bad => {
-                from[7] ^= 1;
+                from.bytes_mut()[7] ^= 1;
                 self.failing = (!self.lie).then_some(id);
                 Request::Write { offset, from }
             }

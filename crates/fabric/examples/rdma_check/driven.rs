@@ -71,7 +71,7 @@ impl Side {
 
     fn frame(&self, bytes: &[u8]) -> Outcome<Frame> {
         let mut frame = self.reactor.frames().alloc(bytes.len()).ok_or("the pool is empty")?;
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         Ok(frame)
     }
 
@@ -192,8 +192,8 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         sides.wait_for("the frames of a put", |sides| {
             (sides.server.reactor.frames().free_bytes() == free).then_some(())
         })?;
-        let fence = [&frame[..FENCE], &frame[FENCE + len..]].concat();
-        ensure(frame[FENCE..FENCE + len] == bytes, || format!("a put of {len} bytes has others"))?;
+        let fence = [&frame.to_vec()[..FENCE], &frame.to_vec()[FENCE + len..]].concat();
+        ensure(frame.to_vec()[FENCE..FENCE + len] == bytes, || format!("a put of {len} bytes has others"))?;
         ensure(fence.iter().all(|byte| *byte == 0xa5), || "bytes around a window were touched".into())?;
 
         let source = Rc::new(frame);
@@ -202,7 +202,7 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         sides.server.transport.get(server, window.address(), into, 7).map_err(|_| "not up")?;
         let got = sides.wait_for("a get", |sides| sides.server.gots.pop())?;
         ensure(got.result.is_ok() && got.token == 7, || format!("a get of {len} bytes: {:?}", got.result))?;
-        ensure(got.frame.is_some_and(|frame| frame[..] == bytes[..]), || {
+        ensure(got.frame.is_some_and(|frame| frame.to_vec()[..] == bytes[..]), || {
             format!("a get of {len} bytes brought others")
         })?;
         drop(window);
@@ -294,11 +294,11 @@ pub fn keys(pair: Pair) -> Outcome<String> {
         ensure(told.0 == client, || format!("{attempt}: {told:?}"))?;
         ensure(sides.client.messages.is_empty(), || "the message behind it arrived".into())?;
         if let Some(window) = window {
-            ensure(close(window)?.iter().all(|byte| *byte == 0xa5), || format!("{attempt} wrote"))?;
+            ensure(close(window)?.to_vec().iter().all(|byte| *byte == 0xa5), || format!("{attempt} wrote"))?;
         } else {
             let got = sides.server.gots.pop().ok_or("the get did not end")?;
             ensure(got.result == Err(GetFailed::Work(WorkError::RemoteAccess)), || format!("{:?}", got.result))?;
-            ensure(got.frame.is_some_and(|frame| frame.iter().all(|byte| *byte == 0xdd)), || {
+            ensure(got.frame.is_some_and(|frame| frame.to_vec().iter().all(|byte| *byte == 0xdd)), || {
                 "a refused get brought bytes".into()
             })?;
         }

@@ -127,7 +127,7 @@ impl Node {
     /// A frame with these bytes, as a segment.
     pub fn segment_of(&self, bytes: &[u8]) -> Outcome<Segment> {
         let mut frame = self.pool.alloc(bytes.len()).ok_or("the pool is empty")?;
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         Segment::of_frame(&self.region, frame, 0..bytes.len()).map_err(|_| "not in the pool".into())
     }
 

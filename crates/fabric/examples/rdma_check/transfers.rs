@@ -55,8 +55,8 @@ pub fn read(mut pair: Pair) -> Outcome<String> {
         let end = run(&mut pair.client, &client, work, token)?;
         ensure(end.result == Ok(size as u32), || format!("{size} bytes ended with {:?}", end.result))?;
         let region = end.payload.into_segment().and_then(Segment::into_region).ok_or("no region came back")?;
-        ensure(region[CANARY_BYTES..CANARY_BYTES + size] == content, || format!("{size} bytes are wrong"))?;
-        let canaries = [&region[..CANARY_BYTES], &region[CANARY_BYTES + size..]].concat();
+        ensure(region.bytes()[CANARY_BYTES..CANARY_BYTES + size] == content, || format!("{size} bytes are wrong"))?;
+        let canaries = [&region.bytes()[..CANARY_BYTES], &region.bytes()[CANARY_BYTES + size..]].concat();
         ensure(canaries.iter().all(|byte| *byte == 0x5a), || format!("beside {size} bytes something was touched"))?;
         window.close().ok_or("a window does not close")?;
         fenced.check(&content, "read")?;
@@ -78,7 +78,7 @@ fn odd_segments(node: &Node, content: &[u8]) -> Outcome<Vec<Segment>> {
             0 => node.segment_of(piece)?,
             1 => {
                 let mut frame = node.pool.alloc(len + 100).ok_or("no frame")?;
-                frame[100..].copy_from_slice(piece);
+                frame.write(100, piece);
                 Segment::of_shared_frame(&node.region, Rc::new(frame), 100..100 + len).map_err(|_| "not in the pool")?
             }
             _ => Segment::of_region(region_of(node, piece)?, 0..len).map_err(|_| "too short")?,

@@ -118,7 +118,7 @@ impl Asking {
         let (announced, from) = (Announced { len: payload, checksum: None }, &self.payload);
         self.end.fabric.send_with(self.session, header, announced, |gather| match payload {
             0 => {}
-            1..=INLINE_BYTES_MAX => gather.push_head(&from[..payload]),
+            1..=INLINE_BYTES_MAX => gather.push_head(&from.to_vec()[..payload]),
             _ => gather.push_shared(Rc::clone(from), 0, payload),
         });
     }

@@ -232,7 +232,9 @@ impl Fabric {
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let Some(&bytes) = lane.frame.as_ref().and_then(|frame| frame.first_chunk::<HEADER_BYTES>()) else { return };
+        let Some(&bytes) = lane.frame.as_ref().and_then(|frame| frame.bytes().first_chunk::<HEADER_BYTES>()) else {
+            return;
+        };
         let step = self.handshake_message(reactor, slot, &bytes);
         if let Err(reason) = step {
             self.lane_failed(reactor, slot, reason);

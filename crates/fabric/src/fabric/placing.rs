@@ -145,7 +145,7 @@ impl Fabric {
         let len = into.len();
         let Some((socket, place)) = self.place_of(session, (from, len), WindowNews::GET) else { return Err(into) };
         let result =
-            reactor.get(socket, (place.memory, place.address), &mut into[..len]).map_err(|error| match error {
+            reactor.get(socket, (place.memory, place.address), (&mut into, 0..len)).map_err(|error| match error {
                 Errno::CONNRESET => GetError::Ended,
                 error => GetError::Io(error),
             });

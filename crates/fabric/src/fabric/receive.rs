@@ -9,6 +9,7 @@ use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
+use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
 use crate::limits::{
     CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
@@ -249,7 +250,7 @@ impl Fabric {
         let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
         lane.filled += n;
         let filled = lane.filled;
-        let (at, need) = match self.take_messages(reactor, (slot, session), &frame[..filled], handler) {
+        let (at, need) = match self.take_messages(reactor, (slot, session), &frame.bytes()[..filled], handler) {
             Ok(taken) => taken,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         };
@@ -263,7 +264,7 @@ impl Fabric {
             self.send_now(reactor, slot, handler);
         }
         if self.is_held(session) {
-            frame.copy_within(at..filled, 0);
+            frame.bytes_mut().copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
                 (lane.filled, lane.frame, lane.held) = (left, Some(frame), Some(Held::Messages));
                 lane.held_at = self.clock;
@@ -271,10 +272,10 @@ impl Fabric {
             return;
         }
         if let Some(mut larger) = larger_control_frame(reactor, frame.len(), filled == frame.len(), need) {
-            larger[..left].copy_from_slice(&frame[at..filled]);
+            larger.copy_from(0, &frame, at..filled);
             frame = larger;
         } else if at > 0 {
-            frame.copy_within(at..filled, 0);
+            frame.bytes_mut().copy_within(at..filled, 0);
         }
         let len = frame.len();
         let starved = need > len;
@@ -395,7 +396,7 @@ impl Fabric {
         else {
             return;
         };
-        let opened = self.open_header(slot, &frame);
+        let opened = self.open_header(slot, frame.bytes());
         if let Some(lane) = self.lanes.get_mut(slot) {
             lane.frame = Some(frame);
             lane.filled = 0;
@@ -476,8 +477,9 @@ impl Fabric {
         let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
         let due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
         let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
-        let matches = |bytes: &[u8]| crc32c::crc32c(bytes) == header.payload_checksum.get();
-        let good = !due || (checked && frame.get(start..start + len).is_some_and(matches));
+        let inside = start.checked_add(len).is_some_and(|end| end <= frame.len());
+        let good = !due
+            || (checked && inside && payload_checksum(&frame, start..start + len) == header.payload_checksum.get());
         let given = self.windows.give_back(key, frame);
         if !good {
             return Err(CloseReason::PayloadChecksum);

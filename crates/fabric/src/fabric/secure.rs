@@ -79,7 +79,7 @@ impl Fabric {
     pub(super) fn ciphertext_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(frame), Some(mut secure)) = (lane.frame.take(), lane.secure.take()) else { return };
-        let fed = secure.stream.feed(&frame[..n], &mut secure.plaintext);
+        let fed = secure.stream.feed(&frame.bytes()[..n], &mut secure.plaintext);
         let plaintext = std::mem::take(&mut secure.plaintext);
         let wants_send = secure.stream.wants_send();
         let full = n == frame.len() && n < CIPHERTEXT_FRAME_BYTES;
@@ -155,7 +155,7 @@ impl Fabric {
     ) -> Result<bool, CloseReason> {
         let Some(lane) = self.lanes.get_mut(slot) else { return Ok(false) };
         let (Some(server), Some(first)) = (lane.tls_offered.take(), lane.frame.as_ref()) else { return Ok(false) };
-        if first.first_chunk::<HEADER_BYTES>().is_some_and(|bytes| Header::open(bytes, 0).is_ok()) {
+        if first.bytes().first_chunk::<HEADER_BYTES>().is_some_and(|bytes| Header::open(bytes, 0).is_ok()) {
             return Ok(false);
         }
         let stream = server.accept().map_err(CloseReason::Tls)?;
@@ -221,7 +221,7 @@ impl Fabric {
                     return Err(CloseReason::Closed);
                 };
                 let taken = bytes.len().min(*left);
-                frame[*start..*start + taken].copy_from_slice(&bytes[..taken]);
+                frame.write(*start, &bytes[..taken]);
                 *start += taken;
                 *left -= taken;
                 if *left == 0 {

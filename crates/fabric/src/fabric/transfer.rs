@@ -10,6 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::Lane;
 use super::{Event, Fabric, Handler, Role};
+use crate::checksum::payload_checksum;
 use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -260,7 +261,7 @@ impl Fabric {
         match self.windows.read(session, key, header.window_offset.get(), len) {
             Ok((frame, start)) => {
                 let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
-                let checksum = checked.then(|| crc32c::crc32c(&frame[start..start + len]));
+                let checksum = checked.then(|| payload_checksum(&frame, start..start + len));
                 let route = self.route(session);
                 let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
                 let data = (target, Header::new(Kind::Data));

@@ -17,6 +17,7 @@ use super::op::{Completed, Outcome};
 use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
+use crate::checksum::append_payload;
 use crate::fabric::{Announced, GetError, Remote};
 use crate::limits::{ANSWER_QUEUE_BYTES_MAX, ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
@@ -138,7 +139,7 @@ fn push_part(
     fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
     let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
     let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
-    let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| crc32c::crc32c_append(crc, frame)));
+    let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| append_payload(crc, frame, 0..frame.len())));
     let announced = Announced { len, checksum };
     let push = |gather: &mut Gather| push_frames(gather, frames);
     let route = fabric.route_to(slot, window);

@@ -51,8 +51,8 @@ impl Domain {
     /// # Errors
     /// As [`Self::register_pool`]; the memory is dropped.
     pub fn register(&self, memory: impl Into<Memory>) -> Result<Region, RdmaError> {
-        let mut memory = memory.into();
-        let registration = Registration::new(self, memory.as_mut_ptr(), memory.len(), verbs::IBV_ACCESS_LOCAL_WRITE)?;
+        let memory = memory.into();
+        let registration = Registration::new(self, memory.as_ptr(), memory.len(), verbs::IBV_ACCESS_LOCAL_WRITE)?;
         Ok(Region(Registered { registration, memory: ManuallyDrop::new(memory) }))
     }
 
@@ -99,7 +99,7 @@ impl Domain {
     }
 
     /// The memory comes back if it is refused.
-    fn open(&self, mut memory: Exposed, range: Range<usize>, rights: Rights) -> Result<Window, (RdmaError, Exposed)> {
+    fn open(&self, memory: Exposed, range: Range<usize>, rights: Rights) -> Result<Window, (RdmaError, Exposed)> {
         if range.start >= range.end || range.end > memory.len() {
             return Err((RdmaError::Range, memory));
         }
@@ -226,20 +226,23 @@ pub enum Exposed {
 impl Exposed {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Own(memory) => memory,
-            Self::Shared(frame) => frame,
+            Self::Own(memory) => memory.bytes(),
+            Self::Shared(frame) => frame.bytes(),
         }
     }
 
     fn len(&self) -> usize {
-        self.bytes().len()
+        match self {
+            Self::Own(memory) => memory.len(),
+            Self::Shared(frame) => frame.len(),
+        }
     }
 
     /// For the device, which writes only into what is our own.
-    fn base(&mut self) -> *mut u8 {
+    fn base(&self) -> *mut u8 {
         match self {
-            Self::Own(memory) => memory.as_mut_ptr(),
-            Self::Shared(frame) => frame.as_ptr().cast_mut(),
+            Self::Own(memory) => memory.as_ptr(),
+            Self::Shared(frame) => frame.as_ptr(),
         }
     }
 }
@@ -304,14 +307,14 @@ impl Region {
 }
 
 impl Deref for Region {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
+    type Target = Memory;
+    fn deref(&self) -> &Memory {
         &self.0.memory
     }
 }
 
 impl DerefMut for Region {
-    fn deref_mut(&mut self) -> &mut [u8] {
+    fn deref_mut(&mut self) -> &mut Memory {
         &mut self.0.memory
     }
 }
@@ -344,11 +347,14 @@ impl WindowAddress {
 impl Window {
     /// What to tell the peer.
     pub fn address(&self) -> WindowAddress {
-        let address = self.registered.memory.bytes()[self.range.clone()].as_ptr() as u64;
+        let address = self.registered.memory.base() as u64 + self.range.start as u64;
         WindowAddress { address, rkey: self.registered.registration.rkey }
     }
 
     /// Its bytes; none while a peer may write to them.
+    ///
+    /// # Panics
+    /// They are of a frame that is not [private](Frame::is_private).
     pub fn bytes(&self) -> Option<&[u8]> {
         (self.rights == Rights::Read).then(|| &self.registered.memory.bytes()[self.range.clone()])
     }

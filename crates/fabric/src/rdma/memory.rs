@@ -93,20 +93,46 @@ impl From<Buffer> for Memory {
     }
 }
 
-impl Deref for Memory {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
+impl Memory {
+    /// Bytes.
+    pub fn len(&self) -> usize {
         match self {
-            Self::Frame(frame) => frame,
+            Self::Frame(frame) => frame.len(),
+            Self::Buffer(buffer) => buffer.len,
+        }
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it begins, for the device.
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Self::Frame(frame) => frame.as_ptr(),
+            Self::Buffer(buffer) => buffer.base.as_ptr(),
+        }
+    }
+
+    /// The bytes, of a buffer or a [private](Frame::is_private) frame.
+    ///
+    /// # Panics
+    /// The frame is not private.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Frame(frame) => frame.bytes(),
             Self::Buffer(buffer) => buffer,
         }
     }
-}
 
-impl DerefMut for Memory {
-    fn deref_mut(&mut self) -> &mut [u8] {
+    /// The bytes, of a buffer or a [private](Frame::is_private) frame, to be changed.
+    ///
+    /// # Panics
+    /// The frame is not private.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Frame(frame) => frame,
+            Self::Frame(frame) => frame.bytes_mut(),
             Self::Buffer(buffer) => buffer,
         }
     }
@@ -182,24 +208,30 @@ impl Segment {
     }
 
     /// Its bytes.
+    ///
+    /// # Panics
+    /// It is of a frame that is not [private](Frame::is_private).
     pub fn bytes(&self) -> &[u8] {
         let all: &[u8] = match &self.held {
-            Held::Frame(frame) => frame,
-            Held::SharedFrame(frame) => frame,
-            Held::KeptFrame(kept) => &kept.0,
-            Held::SharedKeptFrame(kept) => &kept.0,
-            Held::Region(region) => region,
-            Held::SharedRegion(region) => region,
+            Held::Frame(frame) => frame.bytes(),
+            Held::SharedFrame(frame) => frame.bytes(),
+            Held::KeptFrame(kept) => kept.0.bytes(),
+            Held::SharedKeptFrame(kept) => kept.0.bytes(),
+            Held::Region(region) => region.bytes(),
+            Held::SharedRegion(region) => region.bytes(),
         };
         &all[self.range.clone()]
     }
 
     /// Its bytes, if nobody shares them.
+    ///
+    /// # Panics
+    /// As for [`Segment::bytes`].
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let all: &mut [u8] = match &mut self.held {
-            Held::Frame(frame) => frame,
-            Held::KeptFrame(kept) => &mut kept.0,
-            Held::Region(region) => region,
+            Held::Frame(frame) => frame.bytes_mut(),
+            Held::KeptFrame(kept) => kept.0.bytes_mut(),
+            Held::Region(region) => region.bytes_mut(),
             Held::SharedFrame(_) | Held::SharedKeptFrame(_) | Held::SharedRegion(_) => return None,
         };
         Some(&mut all[self.range.clone()])
@@ -262,14 +294,17 @@ impl Segment {
         }
     }
 
-    /// For the device: where it is. Derived from a mutable borrow where the device may write.
-    fn sge(&mut self) -> Sge {
-        let length = self.len() as u32;
-        let addr = match self.bytes_mut() {
-            Some(bytes) => bytes.as_mut_ptr() as u64,
-            None => self.bytes().as_ptr() as u64,
+    /// For the device: where it is.
+    fn sge(&self) -> Sge {
+        let base = match &self.held {
+            Held::Frame(frame) => frame.as_ptr(),
+            Held::SharedFrame(frame) => frame.as_ptr(),
+            Held::KeptFrame(kept) => kept.0.as_ptr(),
+            Held::SharedKeptFrame(kept) => kept.0.as_ptr(),
+            Held::Region(region) => region.as_ptr(),
+            Held::SharedRegion(region) => region.as_ptr(),
         };
-        Sge { addr, length, lkey: self.lkey() }
+        Sge { addr: base as u64 + self.range.start as u64, length: self.len() as u32, lkey: self.lkey() }
     }
 }
 
@@ -360,7 +395,7 @@ impl Payload {
         match self {
             Self::Empty | Self::GivenUp => {}
             Self::One(segment) => sges.push(segment.sge()),
-            Self::Many(segments) => sges.extend(segments.iter_mut().map(Segment::sge)),
+            Self::Many(segments) => sges.extend(segments.iter_mut().map(|segment| segment.sge())),
         }
     }
 }

@@ -183,7 +183,7 @@ impl End {
         let arena = self.fabric.arena().and_then(|arena| arena.alloc(len));
         let mut frame = arena.or_else(|| self.reactor.frames().alloc(len)).expect("there are frames");
         frame.fill(0xee);
-        frame[MARGIN..MARGIN + bytes.len()].copy_from_slice(bytes);
+        frame.write(MARGIN, bytes);
         frame
     }
 
@@ -202,13 +202,13 @@ impl End {
     /// Closes a window for puts; gives its bytes, once its margins were found whole.
     pub fn close_target(&mut self, window: WindowKey) -> Vec<u8> {
         let Closed::Target(frame) = self.fabric.windows().close(window) else { panic!("no target") };
-        within_margins(&frame)
+        within_margins(&frame.to_vec())
     }
 
     /// As [`Self::close_target`], of a window for gets.
     pub fn close_source(&mut self, window: WindowKey) -> Vec<u8> {
         let Closed::Source(frame) = self.fabric.windows().close(window) else { panic!("no source") };
-        within_margins(&frame)
+        within_margins(&frame.to_vec())
     }
 }
 
@@ -393,7 +393,7 @@ impl Rig {
         let checked = fabric.agreed(server).is_some_and(byway_fabric::Agreed::payload_checksum);
         let announced = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         let route = fabric.route(server);
         let len = bytes.len();
         let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
@@ -439,7 +439,7 @@ impl Rig {
         let End { reactor, .. } = self.server();
         let file = reactor.add_file(Arc::new(file));
         let mut from = reactor.frames().alloc(bytes.len()).expect("a frame");
-        from.copy_from_slice(bytes);
+        from.write(0, bytes);
         let token = Token::new(u8::MAX, 0, 0, 0);
         let write = Op::Write { file, offset: 0, from, start: 0, len: bytes.len(), durable: false };
         reactor.submit(write, token);

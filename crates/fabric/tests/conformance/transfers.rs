@@ -38,7 +38,7 @@ pub fn a_get_brings_what_lies_there(rig: &mut Rig) {
         rig.get(server, Remote { offset: offset as u64, ..from }, len, offset as u64);
         let (context, frame, result) = rig.got();
         assert_eq!((context, result), (offset as u64, Ok(())));
-        assert!(frame[..len] == bytes[offset..offset + len], "{len} bytes at {offset}");
+        assert!(frame.to_vec()[..len] == bytes[offset..offset + len], "{len} bytes at {offset}");
     }
     assert!(rig.client().close_source(window) == bytes);
     assert_eq!(rig.server().reactor.counters().got_bytes > 0, rig.places());
@@ -67,7 +67,7 @@ pub fn puts_and_gets_of_all_sizes_are_under_way_together(rig: &mut Rig) {
         let (context, frame, result) = rig.got();
         let (source, len) = wanted.remove(&context).expect("each get ends once");
         assert_eq!(result, Ok(()));
-        assert!(frame[..len] == pattern(context + 50, len), "get {context}");
+        assert!(frame.to_vec()[..len] == pattern(context + 50, len), "get {context}");
         assert!(rig.client().close_source(source) == pattern(context + 50, len), "nobody writes there");
     }
     for (target, seed, len) in targets {
@@ -84,7 +84,7 @@ pub fn a_put_gathers_many_pieces(rig: &mut Rig) {
     let to = rig.offer(client, window);
     let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let mut whole = reactor.frames().alloc(bytes.len()).expect("a frame");
-    whole.copy_from_slice(&bytes);
+    whole.write(0, &bytes);
     let whole = Rc::new(whole);
     let route = fabric.route(server);
     let announced = Announced { len: bytes.len() + 500, checksum: None };
@@ -126,7 +126,7 @@ pub fn a_put_gathers_all_kinds_of_pieces(rig: &mut Rig) {
     let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let frame = |bytes: &[u8]| {
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         frame
     };
     let shared = Rc::new(frame(&bytes));
@@ -200,7 +200,7 @@ pub fn payloads_with_checksums_are_checked(rig: &mut Rig) {
     rig.get(server, from, WINDOW, 3);
     let (context, frame, result) = rig.got();
     assert_eq!((context, result), (3, Ok(())));
-    assert!(frame[..WINDOW] == pattern(2, WINDOW));
+    assert!(frame.to_vec()[..WINDOW] == pattern(2, WINDOW));
     // A wrong one ends the session.
     let window = rig.client().open_target(client, WINDOW);
     let to = rig.offer(client, window);
@@ -262,7 +262,7 @@ pub fn a_message_does_not_wait_for_all_gets_before_it(rig: &mut Rig) {
     ended.extend((before..GETS).map(|_| rig.got()));
     for (_, frame, result) in ended {
         assert_eq!(result, Ok(()));
-        assert!(frame[..] == bytes[..]);
+        assert!(frame.to_vec()[..] == bytes[..]);
     }
     if matches!(rig.wire, Wire::Rdma(_)) {
         assert!(before < GETS / 2, "{before} gets had ended before the message behind them came");

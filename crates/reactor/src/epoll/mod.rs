@@ -152,12 +152,12 @@ impl Epoll {
 
     fn start_job(&mut self, op: Op, token: Token) {
         let (file, call, kind) = match op {
-            Op::Read { file, offset, mut into, start, len } => {
-                let memory = Memory { ptr: into[start..start + len].as_mut_ptr(), len };
+            Op::Read { file, offset, into, start, len } => {
+                let memory = Memory { ptr: into.range(start, len), len };
                 (file, Call::Read { memory, offset, staged: into.is_device() }, JobKind::Read(into))
             }
             Op::Write { file, offset, from, start, len, durable } => {
-                let memory = Memory { ptr: from[start..start + len].as_ptr().cast_mut(), len };
+                let memory = Memory { ptr: from.range(start, len), len };
                 (file, Call::Write { memory, offset, durable, staged: from.is_device() }, JobKind::Write(from))
             }
             Op::Sync { file } => (file, Call::Sync, JobKind::Sync),

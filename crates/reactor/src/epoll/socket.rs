@@ -376,8 +376,8 @@ pub(crate) fn fill_scatter(scatter: &mut Scatter, mut skip: usize, out: &mut Vec
             skip -= piece.len;
             continue;
         }
-        let part = &mut piece.frame[piece.start + skip..piece.start + piece.len];
-        out.push(libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
+        let len = piece.len - skip;
+        out.push(libc::iovec { iov_base: piece.frame.range(piece.start + skip, len).cast(), iov_len: len });
         skip = 0;
         if out.len() == crate::limits::SEGMENTS_PER_CALL_MAX {
             return;

@@ -6,8 +6,10 @@
 //! bytes with [`Reactor::put`] and [`Reactor::get`]: one copy each, done when the call returns; what is to be told about it
 //! goes over the stream.
 
+use std::ops::Range;
+
 use super::Reactor;
-use crate::frame::FramePool;
+use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
 use crate::op::{Errno, Socket};
@@ -91,13 +93,13 @@ impl Reactor {
         arena.put(os, gather, to.1)
     }
 
-    /// Fills `into` with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
+    /// Fills the range `into.1` of a frame with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
     /// be writing there: what was got is to be checked here, never there.
     ///
     /// # Errors
     /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
-    pub fn get(&mut self, socket: Socket, from: (u32, u64), into: &mut [u8]) -> Result<(), Errno> {
+    pub fn get(&mut self, socket: Socket, from: (u32, u64), into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
         let (arena, os) = shared.arena_of(&mut floor, (socket, from.0))?;
         arena.get(os, from.1, into)?;

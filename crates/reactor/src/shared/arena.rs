@@ -4,11 +4,14 @@
 //! through a reference, whatever comes out of it is a copy that is looked at afterwards, and a hostile peer spoils its own
 //! bytes and nothing else.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
 use super::link::copy_part;
+use crate::bytewise;
+use crate::frame::Frame;
 use crate::gather::Gather;
 use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MIN};
 use crate::os::Os;
@@ -71,16 +74,18 @@ impl PeerArena {
         Ok(())
     }
 
-    /// Fills `into` with what lies at `offset` now.
+    /// Fills `into.start..into.end` of a frame with what lies at `offset` now.
     ///
     /// # Errors
     /// See [`Reactor::get`](crate::Reactor::get).
-    pub(crate) fn get(&self, os: &mut Os, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        let from = self.range(offset, into.len())?;
-        // SAFETY: so many bytes lie in the mapping, which `into` is no part of. The peer may change them meanwhile: they
-        // are its bytes, whatever they are.
-        unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), into.as_mut_ptr(), into.len()) };
-        os.counters.got_bytes += into.len() as u64;
+    pub(crate) fn get(&self, os: &mut Os, offset: u64, into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
+        let (frame, range) = into;
+        let len = range.len();
+        let from = self.range(offset, len)?;
+        // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the same
+        // file.
+        unsafe { bytewise::copy(from, frame.range(range.start, len), len) };
+        os.counters.got_bytes += len as u64;
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use super::greeting::Greeted;
 use super::lending::Lending;
 use super::ring::{Bell, Ended, Reader, Writer};
 use crate::blocking::{self, Memory};
+use crate::bytewise;
 use crate::gather::{Gather, Scatter, Segment};
 use crate::limits::SHARED_STEP_BYTES;
 use crate::op::{Completion, Outcome, Token};
@@ -330,15 +331,16 @@ fn copy_out(reader: &Reader, into: &mut Scatter, mut skip: usize, n: usize) {
             skip -= piece.len;
             continue;
         }
-        let target = &mut piece.frame[piece.start + skip..piece.start + piece.len];
+        let room = piece.len - skip;
+        let target = piece.frame.range(piece.start + skip, room);
         skip = 0;
         let mut filled = 0;
-        while filled < target.len() && done < n {
+        while filled < room && done < n {
             let (from, run) = reader.place(done);
-            let len = run.min(target.len() - filled).min(n - done);
-            // SAFETY: `len` bytes lie at `from` in the mapping, which is no frame. The peer may change them meanwhile: they
-            // are bytes of the peer, whatever they are.
-            unsafe { std::ptr::copy_nonoverlapping(from, target[filled..].as_mut_ptr(), len) };
+            let len = run.min(room - filled).min(n - done);
+            // SAFETY: `len` bytes lie at `from` in the mapping, which is no frame, and the frame has as many at `target` after
+            // those that are filled.
+            unsafe { bytewise::copy(from, target.add(filled), len) };
             filled += len;
             done += len;
         }
@@ -385,19 +387,19 @@ pub(super) unsafe fn copy_part(
     at: usize,
     (to, len): (*mut u8, usize),
 ) -> Result<(), Errno> {
-    // SAFETY: `from` has `len` bytes by its slice, `to` by the caller's word, and they do not overlap.
-    let copy = |from: &[u8]| unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    // SAFETY: `from` has `len` bytes, as looked up below, `to` by the caller's word, and they do not overlap.
+    let copy = |from: *const u8| unsafe { bytewise::copy(from, to, len) };
     match segment {
-        Segment::Head { start, .. } => copy(&gather.heads[*start as usize + at..][..len]),
-        Segment::Frame { frame, start, .. } => copy(&frame[*start as usize + at..][..len]),
+        Segment::Head { start, .. } => copy(gather.heads[*start as usize + at..][..len].as_ptr()),
+        Segment::Frame { frame, start, .. } => copy(frame.frame().range(*start as usize + at, len)),
         // SAFETY: by the caller's word.
-        Segment::Zero { .. } => unsafe { std::ptr::write_bytes(to, 0, len) },
+        Segment::Zero { .. } => unsafe { bytewise::fill(to, 0, len) },
         Segment::Map { file, offset, .. } => {
             let (file, offset) = (os.used_file(*file).ok_or(Errno::BADF)?, offset + at as u64);
             if let Some(from) = file.map.as_ref().and_then(|map| map.readable(offset, len)) {
                 // SAFETY: `from` has `len` bytes that stay mapped as long as the file is used, and cannot be taken away; `to`
                 // by the caller's word, in another mapping.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                unsafe { bytewise::copy(from, to, len) };
                 return Ok(());
             }
             // SAFETY: by the caller's word.

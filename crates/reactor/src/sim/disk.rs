@@ -365,7 +365,8 @@ impl Inner {
             let version = state.version;
             match &op {
                 Op::Write { offset, from, start, len, .. } => {
-                    let bytes = from[*start..start + len].to_vec();
+                    let mut bytes = vec![0; *len];
+                    from.read(*start, &mut bytes);
                     state.writes.insert(key, Write { offset: *offset as usize, bytes, landed: BTreeSet::new() });
                 }
                 Op::Sync { .. } => {
@@ -429,7 +430,12 @@ impl Inner {
                 let fault = fault.or_else(|| self.rng.chance(plan.read_error).then_some(Errno::IO));
                 self.count.disk_errors += u64::from(fault.is_some());
                 let result = match fault {
-                    None => Ok(file.read(offset, &mut into[start..start + len], &mut self.rng)),
+                    None => {
+                        let mut bytes = vec![0; len];
+                        let n = file.read(offset, &mut bytes, &mut self.rng);
+                        into.write(start, &bytes[..n]);
+                        Ok(n)
+                    }
                     Some(error) => Err(error),
                 };
                 Outcome::Read { into, result }

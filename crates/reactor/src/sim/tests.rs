@@ -100,7 +100,7 @@ impl Rig {
 
     fn frame(&self, node: usize, bytes: &[u8]) -> Frame {
         let mut frame = self.loops[node].frames().alloc(bytes.len()).expect("room in the pool");
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         frame
     }
 
@@ -154,7 +154,7 @@ impl Rig {
         match self.wait(node, receive) {
             Outcome::Received { mut into, result } => {
                 let piece = into.drain().next().expect("the memory comes back");
-                result.map(|n| piece.frame[piece.start..piece.start + n].to_vec())
+                result.map(|n| piece.frame.bytes()[piece.start..piece.start + n].to_vec())
             }
             other => panic!("seed {}: {other:?}", self.seed),
         }
@@ -187,7 +187,7 @@ impl Rig {
     fn read(&mut self, node: usize, file: File, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let into = self.loops[node].frames().alloc(len).expect("room in the pool");
         match self.run(node, Op::Read { file, offset, into, start: 0, len }) {
-            Outcome::Read { into, result } => result.map(|n| into[..n].to_vec()),
+            Outcome::Read { into, result } => result.map(|n| into.bytes()[..n].to_vec()),
             other => panic!("seed {}: {other:?}", self.seed),
         }
     }

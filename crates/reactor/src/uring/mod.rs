@@ -522,7 +522,7 @@ fn within(fixed: Option<(usize, usize)>, memory: Memory) -> bool {
 }
 
 fn frame_memory(frame: &Frame, start: usize, len: usize) -> Memory {
-    Memory { ptr: frame[start..start + len].as_ptr().cast_mut(), len }
+    Memory { ptr: frame.range(start, len), len }
 }
 
 fn call_for(kind: &Kind) -> Option<Call> {

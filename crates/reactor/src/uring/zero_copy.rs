@@ -36,7 +36,7 @@ pub(super) enum ZeroCopy {
 pub(super) fn is_worth_it(gather: &Gather) -> bool {
     gather.len() >= ZERO_COPY_BYTES_MIN
         && gather.segments.iter().all(|segment| match segment {
-            Segment::Frame { frame, .. } => !frame.is_device(),
+            Segment::Frame { frame, .. } => !frame.frame().is_device(),
             Segment::Head { .. } => true,
             Segment::Map { .. } | Segment::Zero { .. } => false,
         })

@@ -136,7 +136,7 @@ impl Rig {
 
     pub fn frame(&self, node: usize, bytes: &[u8]) -> Frame {
         let mut frame = self.empty_frame(node, bytes.len());
-        frame.copy_from_slice(bytes);
+        frame.write(0, bytes);
         frame
     }
 
@@ -206,7 +206,7 @@ impl Rig {
         match self.wait(node, receive) {
             Outcome::Received { mut into, result } => {
                 let mut all = Vec::new();
-                into.drain().for_each(|piece| all.extend_from_slice(&piece.frame[piece.start..][..piece.len]));
+                into.drain().for_each(|piece| all.extend_from_slice(&piece.frame.bytes()[piece.start..][..piece.len]));
                 result.map(|n| {
                     all.truncate(n);
                     all
@@ -248,7 +248,7 @@ impl Rig {
     pub fn read(&mut self, file: File, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let into = self.empty_frame(0, len);
         match self.run(0, Op::Read { file, offset, into, start: 0, len }) {
-            Outcome::Read { into, result } => result.map(|n| into[..n].to_vec()),
+            Outcome::Read { into, result } => result.map(|n| into.bytes()[..n].to_vec()),
             other => panic!("{other:?}"),
         }
     }

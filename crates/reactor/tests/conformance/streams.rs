@@ -50,8 +50,8 @@ pub fn a_receive_fills_several_pieces_and_waits_for_its_minimum(rig: &mut Rig) {
     assert_eq!(result, Ok(total - 10));
     let mut got = Vec::new();
     for piece in into.drain() {
-        got.extend_from_slice(&piece.frame[piece.start..piece.start + piece.len]);
-        let outside = piece.frame[..piece.start].iter().chain(&piece.frame[piece.start + piece.len..]);
+        got.extend_from_slice(&piece.frame.bytes()[piece.start..piece.start + piece.len]);
+        let outside = piece.frame.bytes()[..piece.start].iter().chain(&piece.frame.bytes()[piece.start + piece.len..]);
         assert!(outside.copied().all(|byte| byte == 0xee), "it wrote outside of a piece");
     }
     assert!(got[..total - 10] == bytes && got[total - 10..] == [0xee; 10]);

@@ -85,10 +85,10 @@ impl Client {
         let len = 1 + self.random.below(longest) as usize;
         if self.random.below(3) == 0 {
             let mut frame = self.reactor.frames().alloc(len).unwrap();
-            fill(&mut frame, seed);
+            fill(frame.bytes_mut(), seed);
             let request = Request { kind: Kind::Echo, len, offset: 0, seed };
             let back = self.ask(session, request, Some(frame), meanwhile)?.unwrap();
-            assert!(is_right(&back[..len], seed), "what came back: {request:?}");
+            assert!(is_right(&back.to_vec()[..len], seed), "what came back: {request:?}");
             return Ok(());
         }
         let kind = if self.random.below(2) == 0 { Kind::Put } else { Kind::Get };
@@ -96,12 +96,15 @@ impl Client {
         let mut frame = session.arena.alloc(before + len + behind).unwrap();
         frame.fill(CANARY);
         if kind == Kind::Get {
-            fill(&mut frame[before..before + len], seed);
+            let mut bytes = vec![0; len];
+            fill(&mut bytes, seed);
+            frame.write(before, &bytes);
         }
         let offset = frame.arena_offset().unwrap() + before;
         let request = Request { kind, len, offset: offset as u64, seed };
         let asked = self.ask(session, request, None, meanwhile);
-        let (window, around) = (&frame[before..before + len], [&frame[..before], &frame[before + len..]]);
+        let bytes = frame.to_vec();
+        let (window, around) = (&bytes[before..before + len], [&bytes[..before], &bytes[before + len..]]);
         assert!(around.concat().iter().all(|byte| *byte == CANARY), "beside the window: {request:?}");
         let cut_short = asked.is_err() && kind == Kind::Put;
         let is_right = |at: usize, found: u8| found == byte(seed, at) || cut_short && found == CANARY;
@@ -132,7 +135,7 @@ impl Client {
         let came = result.and_then(|n| if n == len { Ok(()) } else { Err(Errno::CONNRESET) });
         let Outcome::Sent { result: sent, .. } = self.wait(send, meanwhile) else { unreachable!() };
         came.and(sent)?;
-        assert_eq!(Request::from_bytes(&frame[len - REQUEST_BYTES..]), request);
+        assert_eq!(Request::from_bytes(&frame.to_vec()[len - REQUEST_BYTES..]), request);
         Ok(echo.then_some(frame))
     }
 }

@@ -92,7 +92,7 @@ impl Server {
                 if token.tag() == PAYLOAD {
                     return self.echo(number, piece.frame);
                 }
-                client.request = Some(Request::from_bytes(&piece.frame));
+                client.request = Some(Request::from_bytes(&piece.frame.to_vec()));
                 drop(piece);
                 self.answer(number);
             }
@@ -135,14 +135,14 @@ impl Server {
             Kind::Put => {
                 let mut gather = Gather::new();
                 let mut frame = self.frame(request.len);
-                fill(&mut frame, request.seed);
+                fill(frame.bytes_mut(), request.seed);
                 gather.push_frame(frame, 0, request.len);
                 self.reactor.put(socket, &gather, (0, request.offset)).unwrap();
             }
             Kind::Get => {
                 let mut frame = self.frame(request.len);
-                self.reactor.get(socket, (0, request.offset), &mut frame).unwrap();
-                assert!(is_right(&frame, request.seed), "what lay there before it was asked for: {request:?}");
+                self.reactor.get(socket, (0, request.offset), (&mut frame, 0..request.len)).unwrap();
+                assert!(is_right(&frame.to_vec(), request.seed), "what lay there before it was asked for: {request:?}");
             }
             Kind::Echo => return self.receive(number, PAYLOAD, request.len),
         }
@@ -151,7 +151,7 @@ impl Server {
 
     fn echo(&mut self, number: u32, frame: Frame) {
         let Some(request) = self.clients[&number].request else { return };
-        assert!(is_right(&frame, request.seed), "bytes of the stream: {request:?}");
+        assert!(is_right(&frame.to_vec(), request.seed), "bytes of the stream: {request:?}");
         let mut gather = Gather::new();
         gather.push_frame(frame, 0, request.len);
         self.reply(number, gather);

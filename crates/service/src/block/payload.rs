@@ -1,5 +1,6 @@
 //! The bytes that a read brought, wherever they lie: nothing is copied until a socket takes them.
 
+use byway_fabric::append_payload;
 use byway_reactor::{File, Frame, Gather};
 
 /// A piece of a payload.
@@ -50,7 +51,7 @@ impl Payload {
         for piece in self.first.iter().chain(&self.rest) {
             match piece {
                 Piece::Map { .. } => return None,
-                Piece::Frame { frame, len } => checksum = crc32c::crc32c_append(checksum, &frame[..*len]),
+                Piece::Frame { frame, len } => checksum = append_payload(checksum, frame, 0..*len),
                 Piece::Zero { len } => {
                     for start in (0..*len).step_by(ZEROES.len()) {
                         checksum = crc32c::crc32c_append(checksum, &ZEROES[..ZEROES.len().min(len - start)]);

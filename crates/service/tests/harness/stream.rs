@@ -81,7 +81,7 @@ impl Read for Stream {
         let op = Op::Recv { socket: self.socket(), into: Scatter::one(frame, 0, len), min: len.min(1) };
         let Outcome::Received { mut into, result } = self.run(op)? else { unreachable!() };
         let n = result?;
-        bytes[..n].copy_from_slice(&into.drain().next().expect("one piece").frame[..n]);
+        bytes[..n].copy_from_slice(&into.drain().next().expect("one piece").frame.bytes()[..n]);
         Ok(n)
     }
 }

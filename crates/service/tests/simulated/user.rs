@@ -202,7 +202,7 @@ impl User {
             }
             _ => {
                 let Some(mut from) = life.reactor.frames().alloc(len) else { return false };
-                fill(&mut from, self.index, tag, first);
+                fill(from.bytes_mut(), self.index, tag, first);
                 (What::Write { durable }, Request::Write { offset, len, from: Rc::new(from), durable })
             }
         };
@@ -239,7 +239,7 @@ impl User {
             }
             let newest = |of: &mut [u64]| of[start..end].iter_mut().for_each(|newest| *newest = tag.max(*newest));
             match what {
-                What::Read => self.check_read(buffer.as_deref().unwrap_or_default(), start, &before),
+                What::Read => self.check_read(buffer.as_ref().map(Frame::bytes).unwrap_or_default(), start, &before),
                 What::Write { durable } => {
                     newest(&mut self.acknowledged);
                     if durable {

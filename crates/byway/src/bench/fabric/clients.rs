@@ -83,7 +83,9 @@ impl Clients {
             *block = filled(&self.pool, self.block_bytes, number, place as u64)?;
         }
         if let Some(frame) = Rc::get_mut(block) {
-            pattern::stamp(frame, number, begun.0);
+            for (at, bytes) in pattern::stamps(self.block_bytes, number, begun.0) {
+                frame.write(at, &bytes);
+            }
         }
         Ok((Rc::clone(block), begun.0))
     }
@@ -116,6 +118,8 @@ impl Clients {
 /// A client's block `place`.
 fn filled(pool: &FramePool, bytes: usize, client: u64, place: u64) -> Result<Rc<Frame>, FabricBenchError> {
     let mut frame = pool.alloc(bytes).ok_or(FabricBenchError::Memory)?;
-    pattern::fill(&mut frame, client, place);
+    let mut block = vec![0; bytes];
+    pattern::fill(&mut block, client, place);
+    frame.write(0, &block);
     Ok(Rc::new(frame))
 }

@@ -179,7 +179,7 @@ impl Handler for Server {
     ) {
         let Some(asked) = self.getting.remove(Slot::from_u64(context)) else { return };
         match result.and(frame.as_ref().ok_or(GetError::GivenUp)) {
-            Ok(frame) => match self.sink.take(&frame[..self.block_bytes], asked.client, asked.sequence) {
+            Ok(frame) => match self.sink.take(&frame.bytes()[..self.block_bytes], asked.client, asked.sequence) {
                 Ok(true) => {
                     self.tally.blocks.resize(1, 0);
                     self.tally.blocks[0] += 1;

@@ -145,7 +145,7 @@ impl Server {
         match connection.receiving {
             Receiving::Head if n < HEAD_BYTES => Ok(()),
             Receiving::Head => {
-                let (client, sequence) = (number(&frame, 0), number(&frame, 1));
+                let (client, sequence) = (number(frame.bytes(), 0), number(frame.bytes(), 1));
                 if let Some(target) = self.frames.pop() {
                     connection.own = Some(frame);
                     connection.receiving = Receiving::Block(client, sequence);
@@ -180,7 +180,7 @@ impl Server {
     /// Works on the block that came first.
     fn work(&mut self, reactor: &mut Reactor) -> Result<(), FabricBenchError> {
         let Some((at, (client, sequence), frame)) = self.arrived.pop_front() else { return Ok(()) };
-        let intact = self.sink.take(&frame[..self.block_bytes], client, sequence);
+        let intact = self.sink.take(&frame.bytes()[..self.block_bytes], client, sequence);
         self.frames.push(frame);
         if !intact.map_err(FabricBenchError::Store)? {
             return Err(FabricBenchError::Damaged(client, sequence));
@@ -297,7 +297,7 @@ impl Writers {
                 if result.ok() != Some(ANSWER_BYTES) {
                     return Err(lost());
                 }
-                let (sequence, taken) = (number(&frame, 0), number(&frame, 1) == 1);
+                let (sequence, taken) = (number(frame.bytes(), 0), number(frame.bytes(), 1) == 1);
                 self.receive(reactor, client, frame);
                 if sequence != self.writers[client].sequence {
                     return Err(FabricBenchError::Talk("an answer to what was sent"));

@@ -33,13 +33,9 @@ pub(super) fn fill(block: &mut [u8], client: u64, place: u64) {
     }
 }
 
-/// Makes a filled block the one that the client writes as number `sequence`.
-pub(super) fn stamp(block: &mut [u8], client: u64, sequence: u64) {
-    for (page, bytes) in block.chunks_mut(PAGE_BYTES).enumerate() {
-        if let Some(first) = bytes.first_chunk_mut() {
-            *first = stamp_of(client, sequence, page).to_le_bytes();
-        }
-    }
+/// Where in a filled block of `bytes` what is to be written, to make it the one that the client writes as number `sequence`.
+pub(super) fn stamps(bytes: usize, client: u64, sequence: u64) -> impl Iterator<Item = (usize, [u8; 8])> {
+    (0..bytes / PAGE_BYTES).map(move |page| (page * PAGE_BYTES, stamp_of(client, sequence, page).to_le_bytes()))
 }
 
 /// Whether a block is what that client wrote as number `sequence`, from its block `place`.
@@ -62,6 +58,12 @@ pub(super) fn is_intact(block: &[u8], client: u64, (place, sequence): (u64, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn stamp(block: &mut [u8], client: u64, sequence: u64) {
+        for (at, bytes) in stamps(block.len(), client, sequence) {
+            block[at..at + 8].copy_from_slice(&bytes);
+        }
+    }
 
     #[test]
     fn one_wrong_bit_anywhere_is_found_and_so_is_another_block() {

@@ -1,6 +1,7 @@
 //! What an earlier run has done: which pieces count as they are, which are compared with the source first, and which records
 //! must go before the source's new contents are written.
 
+use byway_fabric::payload_checksum;
 use byway_reactor::Frame;
 
 use super::super::resume::Record;
@@ -36,7 +37,7 @@ impl Engine<'_> {
             self.work.push_front(Work::Write { offset, frame });
             return Ok(());
         };
-        if crc32c::crc32c(&frame) != before {
+        if payload_checksum(&frame, 0..frame.len()) != before {
             // A record must not outlive what it tells of: the source may be again what it was when the next run comes.
             self.forget_from(offset, len)?;
             self.work.push_front(Work::Write { offset, frame });

@@ -1,7 +1,8 @@
 //! Reads the destination back once the copy is there, and compares it: data by the checksums in the records, holes by
 //! asking where there is data. What is found to differ is forgotten in the resume file, so that the next run copies it again.
 
-use byway_reactor::Extent;
+use byway_fabric::payload_checksum;
+use byway_reactor::{Extent, Frame};
 
 use super::super::pieces::align_extents;
 use super::super::resume::Record;
@@ -34,10 +35,11 @@ impl Engine<'_> {
     }
 
     /// Compares what was read back with what was recorded of it.
-    pub(super) fn check(&mut self, offset: u64, record: Record, read: &[u8]) {
+    pub(super) fn check(&mut self, offset: u64, record: Record, read: &Frame) {
+        let all = 0..read.len();
         let same = match record.crc {
-            Some(crc) => crc32c::crc32c(read) == crc,
-            None => read.iter().all(|&byte| byte == 0),
+            Some(crc) => payload_checksum(read, all) == crc,
+            None => read.visit(all, |bytes| bytes.iter().all(|&byte| byte == 0)),
         };
         if !same {
             self.differing.push((offset, record.len));

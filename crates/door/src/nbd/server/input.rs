@@ -21,7 +21,7 @@ pub(super) struct Input {
 impl Input {
     /// What has been received and not used.
     pub(super) fn bytes(&self) -> &[u8] {
-        self.frame.as_ref().map_or(&[], |frame| &frame[self.start..self.end])
+        self.frame.as_ref().map_or(&[], |frame| &frame.bytes()[self.start..self.end])
     }
 
     /// Uses the first `n` bytes up.
@@ -59,7 +59,7 @@ impl Input {
         if !fits || held == 0 {
             match pool.alloc(wanted) {
                 Some(mut larger) if used <= wanted => {
-                    larger[..used].copy_from_slice(self.bytes());
+                    larger.write(0, self.bytes());
                     (self.start, self.end) = (0, used);
                     self.frame = Some(larger);
                 }
@@ -70,7 +70,7 @@ impl Input {
         }
         let mut frame = self.frame.take()?;
         if self.start > 0 {
-            frame.copy_within(self.start..self.end, 0);
+            frame.bytes_mut().copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, used);
         }
         Some((frame, self.end))
@@ -89,7 +89,7 @@ mod tests {
 
     fn receive(input: &mut Input, pool: &FramePool, bytes: &[u8]) {
         let (mut frame, at) = input.lend(pool).expect("a frame");
-        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        frame.write(at, bytes);
         input.give(frame, bytes.len());
     }
 

@@ -74,7 +74,7 @@ impl Secure {
             return Some(Ok(0));
         }
         let (mut frame, at) = input.lend(pool)?;
-        let went = self.decrypt(&mut frame[at..]);
+        let went = self.decrypt(&mut frame.bytes_mut()[at..]);
         input.give(frame, went.as_ref().copied().unwrap_or(0));
         Some(went)
     }

@@ -100,8 +100,9 @@ impl Layer<'_> {
                 .map_err(|_| LayError::Payload(Errno::FAULT));
         }
         let mut frame = self.reactor.frames().alloc(len).ok_or(LayError::NoFrames)?;
-        frame[..HEADER_BYTES].copy_from_slice(header);
-        self.copy(payload, &mut frame[HEADER_BYTES..len])?;
+        let (head, rest) = frame.bytes_mut()[..len].split_at_mut(HEADER_BYTES);
+        head.copy_from_slice(header);
+        self.copy(payload, rest)?;
         let segment =
             Segment::of_frame(&self.adapter.region, frame, 0..len).map_err(|_| LayError::Payload(Errno::FAULT))?;
         Ok(Laid::Registered(segment.into()))
@@ -202,8 +203,8 @@ impl Layer<'_> {
             let rest = &mut into[at..];
             let (len, copied) = match part {
                 Part::Bytes(bytes) => (bytes.len(), put_in(rest, bytes)),
-                Part::Frame { frame, start, len } => (len, put_in(rest, &frame[start..start + len])),
-                Part::Shared { frame, start, len } => (len, put_in(rest, &frame[start..start + len])),
+                Part::Frame { frame, start, len } => (len, put_in_frame(rest, &frame, start..start + len)),
+                Part::Shared { frame, start, len } => (len, put_in_frame(rest, &frame, start..start + len)),
                 Part::Zeroes(len) => {
                     rest[..len].fill(0);
                     (len, Ok(()))
@@ -251,6 +252,11 @@ pub(super) fn errno_of(error: RdmaError) -> Errno {
 
 fn put_in(into: &mut [u8], bytes: &[u8]) -> Result<(), LayError> {
     into[..bytes.len()].copy_from_slice(bytes);
+    Ok(())
+}
+
+fn put_in_frame(into: &mut [u8], frame: &Frame, range: Range<usize>) -> Result<(), LayError> {
+    frame.read(range.start, &mut into[..range.len()]);
     Ok(())
 }
 
@@ -306,7 +312,7 @@ impl Uncopied {
         let Some(mut copy) = pool.alloc_largest(self.bytes.len(), PIECE_BYTES_MIN) else { return Err(self) };
         let Self { bytes: Unregistered { frame, range }, to } = self;
         let len = copy.len();
-        copy.copy_from_slice(&frame[range.start..range.start + len]);
+        copy.copy_from(0, &frame, range.start..range.start + len);
         let rest = Unregistered { frame, range: range.start + len..range.end };
         Ok((copy, to, (rest.len() > 0).then(|| Self { bytes: rest, to: to.at(len as u64) })))
     }
@@ -346,7 +352,7 @@ impl Copies {
                 (self.frame, self.filled) = (self.frame + 1, 0);
                 continue;
             }
-            fill(done, &mut frame[self.filled..self.filled + part])?;
+            fill(done, &mut frame.bytes_mut()[self.filled..self.filled + part])?;
             match pieces.last_mut() {
                 Some(Found::Copy(index, start, so_far)) if *index == self.frame && *start + *so_far == self.filled => {
                     *so_far += part;
@@ -379,7 +385,7 @@ mod tests {
         add(b"head");
         add(b"more");
         assert!(matches!(pieces[..], [Found::Copy(0, 0, 8)]));
-        assert_eq!(copies.frames[0][..8], *b"headmore");
+        assert_eq!(copies.frames[0].to_vec()[..8], *b"headmore");
         let too_much = copies.add(3, &mut pieces, |_, _| Ok(()));
         assert_eq!(too_much, Err(LayError::NoFrames), "no more than was said");
     }
@@ -404,7 +410,7 @@ mod tests {
     fn what_cannot_be_registered_goes_in_the_pieces_that_the_pool_has_and_waits_for_them() {
         let (pool, program) = (pool(), pool());
         let mut frame = program.alloc(30_000).unwrap();
-        (0..30_000).for_each(|at| frame[at] = (at / 7) as u8);
+        (0..30_000).for_each(|at| frame.bytes_mut()[at] = (at / 7) as u8);
         let start = WindowAddress { address: 1 << 40, rkey: 5 };
         let bytes = Unregistered { frame: Rc::new(frame), range: 100..29_000 };
         let mut all: Vec<Frame> = std::iter::from_fn(|| pool.alloc(4096)).collect();
@@ -416,7 +422,7 @@ mod tests {
         while let Some(uncopied) = left {
             let (copy, to, rest) = uncopied.copy(&pool).expect("a page is free");
             assert_eq!(to, start.at(came.len() as u64), "each where it belongs");
-            came.extend_from_slice(&copy);
+            came.extend(copy.to_vec());
             (left, pieces) = (rest, pieces + 1);
         }
         assert!(came.len() == 28_900 && (0..28_900).all(|at| came[at] == ((at + 100) / 7) as u8));

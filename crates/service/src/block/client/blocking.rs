@@ -147,7 +147,7 @@ impl BlockingVolume {
             match (done.result, done.buffer) {
                 (Ok(_), Some(frame)) => {
                     let at = done.tag as usize;
-                    into[at..at + frame.len()].copy_from_slice(&frame);
+                    frame.read(0, &mut into[at..at + frame.len()]);
                 }
                 (Err(error), _) => result = Err(error),
                 (Ok(_), None) => result = Err(CallError::Malformed.into()),
@@ -167,7 +167,7 @@ impl BlockingVolume {
             while next < from.len() && result.is_ok() {
                 let len = PIECE_BYTES_MAX.min(from.len() - next);
                 let Some(mut frame) = self.volume.alloc(&self.reactor, len) else { break };
-                frame.copy_from_slice(&from[next..next + len]);
+                frame.write(0, &from[next..next + len]);
                 let request = Request::Write { offset: offset + next as u64, len, from: Rc::new(frame), durable };
                 if self.volume.submit(request, next as u64).is_err() {
                     break;

@@ -112,8 +112,9 @@ impl Engine {
         }
         let file = attached.files[run.file];
         let durable = flags.durable && !cfg!(feature = "drop-flushes") && !seeded::is(Bug::IgnoredFua);
-        if !durable && !attached.volume.has_faults() {
-            match reactor.try_write(file, run.offset, &from[..len]) {
+        // The kernel alone moves the bytes of a device.
+        if !durable && !attached.volume.has_faults() && from.is_private() {
+            match reactor.try_write(file, run.offset, &from.bytes()[..len]) {
                 Ok(()) => return Ok(Step::Now(())),
                 Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
@@ -172,7 +173,7 @@ impl Engine {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => {
                     let Some(mut frame) = reactor.frames().alloc(part.len()) else { return Ok(Step::Busy) };
-                    frame.copy_from_slice(part);
+                    frame.write(0, part);
                     left.push((file, run, frame));
                 }
                 Err(error) => return Err(error.into()),

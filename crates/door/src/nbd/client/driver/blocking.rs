@@ -132,7 +132,7 @@ impl BlockingClient {
             match (done.result, done.buffer) {
                 (Ok(_), Some(frame)) => {
                     let at = done.tag as usize;
-                    into[at..at + frame.len()].copy_from_slice(&frame);
+                    frame.read(0, &mut into[at..at + frame.len()]);
                 }
                 (Err(error), _) => result = Err(error),
                 (Ok(_), None) => result = Err(ClientError::Closed.into()),
@@ -152,7 +152,7 @@ impl BlockingClient {
             while next < from.len() && result.is_ok() {
                 let len = CLIENT_PIECE_BYTES.min(from.len() - next);
                 let Some(mut frame) = self.reactor.frames().alloc(len) else { break };
-                frame.copy_from_slice(&from[next..next + len]);
+                frame.write(0, &from[next..next + len]);
                 let request = Request::Write { offset: offset + next as u64, len, from: Rc::new(frame), durable };
                 if self.client.submit(request, next as u64).is_err() {
                     break;

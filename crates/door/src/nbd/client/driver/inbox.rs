@@ -20,7 +20,7 @@ impl Inbox {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        self.frame.as_ref().map_or(&[], |frame| &frame[self.start..self.end])
+        self.frame.as_ref().map_or(&[], |frame| &frame.bytes()[self.start..self.end])
     }
 
     pub(super) fn consume(&mut self, count: usize) {
@@ -36,7 +36,7 @@ impl Inbox {
         let mut frame = self.frame.take()?;
         debug_assert!(self.end - self.start < frame.len(), "the longest head fits");
         if self.start > 0 {
-            frame.copy_within(self.start..self.end, 0);
+            frame.bytes_mut().copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         let room = frame.len() - self.end;
@@ -65,7 +65,7 @@ mod tests {
         {
             let (mut frame, start, room) = inbox.lend(100).unwrap();
             assert!(bytes.len() <= room, "room for {} of {}", room, bytes.len());
-            frame[start..start + bytes.len()].copy_from_slice(bytes);
+            frame.write(start, bytes);
             inbox.give(frame, bytes.len());
             inbox.consume(used);
             assert_eq!(inbox.bytes(), left);

@@ -163,11 +163,9 @@ impl Job {
     /// A range reads as zeroes. False if the frame is not here.
     pub(super) fn clear(&mut self, offset: u64, len: u32) -> bool {
         let start = self.position(offset);
-        self.into
-            .as_mut()
-            .and_then(|frame| frame.get_mut(start..start + len as usize))
-            .map(|zero| zero.fill(0))
-            .is_some()
+        let end = start + len as usize;
+        let frame = self.into.as_mut().filter(|frame| end <= frame.len());
+        frame.map(|frame| frame.fill_range(start..end, 0)).is_some()
     }
 
     /// The next extent of the answer, cut to the range that was asked for.

@@ -62,7 +62,7 @@ impl Secure {
     /// Decrypts what has come to the end of `inbox`, at most `wanted` bytes.
     pub(super) fn decrypt_to(&mut self, inbox: &mut Inbox, wanted: usize) -> Result<usize, TlsError> {
         let Some((mut frame, at, room)) = inbox.lend(wanted) else { return Ok(0) };
-        let went = self.decrypt(&mut frame[at..at + room]);
+        let went = self.decrypt(&mut frame.bytes_mut()[at..at + room]);
         inbox.give(frame, went.as_ref().copied().unwrap_or(0));
         went
     }

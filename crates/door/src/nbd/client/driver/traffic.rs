@@ -171,7 +171,7 @@ impl Traffic {
     pub(super) fn fill<E>(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Option<Result<usize, E>> {
         let placing = self.placing.as_mut().filter(|placing| placing.left > 0)?;
         let frame = self.jobs.get_mut(placing.job)?.into.as_mut()?;
-        let went = fill(frame.get_mut(placing.at..placing.at + placing.left)?);
+        let went = fill(frame.bytes_mut().get_mut(placing.at..placing.at + placing.left)?);
         let count = went.as_ref().copied().unwrap_or(0);
         placing.at += count;
         placing.left -= count;
@@ -224,8 +224,8 @@ impl Traffic {
         let here = placing.left.min(inbox.bytes().len());
         if here > 0 {
             let frame = self.jobs.get_mut(placing.job).and_then(|job| job.into.as_mut());
-            let place = frame.and_then(|frame| frame.get_mut(placing.at..placing.at + here)).ok_or(NO_FRAME)?;
-            place.copy_from_slice(&inbox.bytes()[..here]);
+            let frame = frame.filter(|frame| placing.at + here <= frame.len()).ok_or(NO_FRAME)?;
+            frame.write(placing.at, &inbox.bytes()[..here]);
             inbox.consume(here);
             placing.at += here;
             placing.left -= here;

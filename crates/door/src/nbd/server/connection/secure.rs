@@ -20,7 +20,7 @@ impl Connection {
         let went = match &mut self.expect {
             Expect::Parts(_) => return false,
             Expect::Payload(Incoming { piece: Some(Piece { frame: Some(frame), filled, len }), .. }) => {
-                let went = secure.decrypt(&mut frame[*filled..*len]);
+                let went = secure.decrypt(&mut frame.bytes_mut()[*filled..*len]);
                 *filled += went.unwrap_or(0);
                 Some(went)
             }

@@ -108,7 +108,7 @@ impl Connection {
         let Some(piece) = &mut incoming.piece else { return Progress::Waits };
         let Some(frame) = &mut piece.frame else { return Progress::Waits };
         let n = self.input.bytes().len().min(piece.len - piece.filled);
-        frame[piece.filled..piece.filled + n].copy_from_slice(&self.input.bytes()[..n]);
+        frame.write(piece.filled, &self.input.bytes()[..n]);
         piece.filled += n;
         self.input.consume(n);
         if piece.filled < piece.len {

@@ -77,7 +77,7 @@ impl Core {
         let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
         match payload {
             Some(from) => {
-                let checksum = checksum.then(|| crc32c::crc32c(&from[start..start + len]));
+                let checksum = checksum.then(|| byway_fabric::payload_checksum(&from, start..start + len));
                 let payload = Announced { len, checksum };
                 fabric.send_with(session, header, payload, |gather| gather.push_shared(from, start, len));
             }
@@ -107,7 +107,7 @@ impl Core {
             && let Some(into) = &mut operation.into
             && payload.len() == operation.len as usize
         {
-            into[..payload.len()].copy_from_slice(payload);
+            into.write(0, payload);
         }
         let progress = self.calls.replied(&reply, payload.len());
         self.progressed(fabric, reactor, session, &progress, payload);
