@@ -16,7 +16,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
-use byway_reactor::Mapping;
+use byway_reactor::{Mapping, bytewise};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -34,6 +34,13 @@ pub struct Memory {
     user: Mutex<u64>,
     /// How often the program looks at it.
     borrows: AtomicUsize,
+    /// How many threads are in [`Memory::write`].
+    writes: AtomicUsize,
+}
+
+/// A thread is in [`Memory::write`] until this is dropped.
+struct Writing<'a> {
+    memory: &'a Memory,
 }
 
 /// Memory that the program looks at; operations on it are refused with [`SubmitError::Borrowed`] until this is dropped.
@@ -112,7 +119,13 @@ pub(super) struct Held {
 
 impl Memory {
     pub(super) fn new(node: &Node, mapping: Mapping, len: usize) -> Self {
-        Self { mapping, len, user: Mutex::new(node.number()), borrows: AtomicUsize::new(0) }
+        Self {
+            mapping,
+            len,
+            user: Mutex::new(node.number()),
+            borrows: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
+        }
     }
 
     /// Bytes, as asked for.
@@ -148,9 +161,10 @@ impl Memory {
     pub fn bytes(&self) -> Result<Bytes<'_>, InUse> {
         self.borrows.fetch_add(1, Ordering::Relaxed);
         let bytes = Bytes { memory: self };
-        // Whoever begins an operation counts it first and looks at the borrows then: one of the two sees the other.
+        // Whoever begins an operation or a write counts it first and looks at the borrows then: one of the two sees the other.
         fence(Ordering::SeqCst);
-        if self.mapping.uses() > 0 || self.is_exposed() { Err(InUse) } else { Ok(bytes) }
+        let is_written = self.writes.load(Ordering::Acquire) > 0;
+        if is_written || self.mapping.uses() > 0 || self.is_exposed() { Err(InUse) } else { Ok(bytes) }
     }
 
     /// The bytes, to be changed.
@@ -174,11 +188,9 @@ impl Memory {
     /// The range does not lie in the memory.
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), SubmitError> {
         let range = self.check(&(at..at.saturating_add(into.len())))?;
-        for (byte, offset) in into.iter_mut().zip(range) {
-            // SAFETY: within the mapping, by the check. Volatile: a peer or the kernel may be writing there, and any value is
-            // a byte.
-            *byte = unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
-        }
+        // SAFETY: within the mapping, by the check, and `into` is no part of it: `bytes_mut` borrows the memory. Other threads,
+        // loops, peers and the kernel may write there: all of them by copies of this kind, or from outside of the process.
+        unsafe { bytewise::copy(self.mapping.as_ptr().add(range.start), into.as_mut_ptr(), range.len()) };
         Ok(())
     }
 
@@ -189,11 +201,9 @@ impl Memory {
     /// The range does not lie in the memory; [`SubmitError::Borrowed`] if the program looks at it elsewhere.
     pub fn write(&self, at: usize, from: &[u8]) -> Result<(), SubmitError> {
         let range = self.check(&(at..at.saturating_add(from.len())))?;
-        let _use = self.begin_use()?;
-        for (byte, offset) in from.iter().zip(range) {
-            // SAFETY: as in `read`; and no reference to the bytes lives, since that is excluded by the use.
-            unsafe { self.mapping.as_ptr().add(offset).write_volatile(*byte) };
-        }
+        let _writing = self.begin_write()?;
+        // SAFETY: as in `read`; and no reference to the bytes lives, since none is made while this thread is counted.
+        unsafe { bytewise::copy(from.as_ptr(), self.mapping.as_ptr().add(range.start), range.len()) };
         Ok(())
     }
 
@@ -207,7 +217,7 @@ impl Memory {
         if range.start <= range.end && range.end <= self.len { Ok(range.clone()) } else { Err(SubmitError::OutOfRange) }
     }
 
-    /// Begins a use by operations of that node: frames over the same bytes on two loops, that is two threads, would be a data race.
+    /// Begins a use by operations of that node. Memory is one node's at a time, so that each node knows all operations on it.
     fn begin_use_by(&self, node: &Node) -> Result<Mapping, SubmitError> {
         // A panic cannot leave a number half written.
         let mut user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,6 +227,14 @@ impl Memory {
         *user = node.number();
         // Counted before another node is let in.
         self.begin_use()
+    }
+
+    /// Counts a write, which is no use: a node's first use may begin beside it.
+    fn begin_write(&self) -> Result<Writing<'_>, SubmitError> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let writing = Writing { memory: self };
+        fence(Ordering::SeqCst);
+        if self.borrows.load(Ordering::Acquire) > 0 { Err(SubmitError::Borrowed) } else { Ok(writing) }
     }
 
     /// Begins a use, which ends when the mapping that it gives, and all that was made of it, is dropped.
@@ -246,6 +264,12 @@ impl Deref for Bytes<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: as in `bytes_mut`; there was no use when this was made, and none begins while it lives: so it is not lent either.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.as_ptr(), self.memory.len) }
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.memory.writes.fetch_sub(1, Ordering::Release);
     }
 }
 

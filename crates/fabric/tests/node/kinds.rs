@@ -1,6 +1,8 @@
 //! Memory that peers on one host reach by themselves, memory of the caller's, and whose fault it is if that cannot be.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use byway_fabric::node::{Deadline, Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError, WaitError};
 use byway_fabric::windows::WindowError;
@@ -54,7 +56,6 @@ fn a_file_that_will_not_do_is_refused_by_name() {
     assert!(memory.bytes().is_err() && memory.bytes_mut().is_err(), "the caller may write there at any time");
 }
 
-/// The frames of a node are its loop's alone: over the same bytes, those of another would be on another thread.
 #[test]
 fn memory_and_operations_are_of_one_node_at_a_time() {
     let rig = Rig::new(Wire::Tcp, IoChoice::Epoll);
@@ -81,6 +82,31 @@ fn memory_and_operations_are_of_one_node_at_a_time() {
     let opened = pair.server.open_window(pair.to_client, &theirs, 0..1, Rights::GET);
     assert_eq!(opened.unwrap_err(), SubmitError::OtherNode.into());
     drop(window);
+}
+
+/// A write by a thread of the program is no use by a node, so the first use by another node begins beside it.
+#[test]
+fn a_write_keeps_no_other_node_from_its_first_use_of_memory() {
+    let rig = Rig::new(Wire::Tcp, IoChoice::Epoll);
+    let pair = rig.pair();
+    let memory = pair.server.register(16 << 20).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let bytes = vec![1; memory.len()];
+            while !over.load(Ordering::Acquire) {
+                memory.write(0, &bytes).unwrap();
+            }
+        });
+        let used = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..20 {
+                pair.close(pair.client.open_window(pair.to_server, &memory, 0..4096, Rights::GET).unwrap());
+                pair.close(pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::GET).unwrap());
+            }
+        }));
+        over.store(true, Ordering::Release);
+        used.unwrap();
+    });
 }
 
 /// The server's window lies in a file of its program's, the client receives into one.
