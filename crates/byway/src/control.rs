@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use byway_door::http::{DoorSnapshot, PeerSnapshot, Report, VolumeSnapshot};
+use byway_door::http::{DoorSnapshot, FailureSnapshot, PeerSnapshot, Report, VolumeSnapshot, flush_failed};
 use byway_reactor::Address;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -41,11 +41,17 @@ pub struct ControlArguments {
 }
 
 /// What a node can be asked for.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum ControlCommand {
     /// Read the configuration again: volumes are added, dropped and resized, certificates and --allow replaced; all of
     /// it or nothing
     Reload,
+    /// Open the files of one volume anew, after a flush failed and the disk was checked: flushes work again. Connections to
+    /// the volume end, and clients connect again
+    Reopen {
+        /// The volume's name
+        volume: String,
+    },
     /// Say what is served, and to how many
     Status,
 }
@@ -55,6 +61,7 @@ pub enum ControlCommand {
 #[serde(rename_all = "snake_case")]
 enum Request {
     Reload,
+    Reopen { volume: String },
     Status,
 }
 
@@ -83,18 +90,22 @@ pub struct Status {
     pub peers: Vec<PeerSnapshot>,
 }
 
-/// Somebody wants a reload, and waits for what comes of it.
-pub type ReloadRequest = Sender<Result<Summary, String>>;
+/// Waits for what comes of an order.
+pub type Asker = Sender<Result<Summary, String>>;
 
-/// Opens the socket and answers on a thread of its own until the process ends. Reloads are handed to `reload`.
+/// What the node is to do.
+pub enum Order {
+    /// Read the configuration again.
+    Reload(Asker),
+    /// Open the files of the volume of that name anew.
+    Reopen(String, Asker),
+}
+
+/// Opens the socket and answers on a thread of its own until the process ends. Orders are handed to `order`.
 ///
 /// # Errors
 /// The kernel's.
-pub fn open(
-    path: &Path,
-    report: Arc<dyn Report>,
-    reload: impl Fn(ReloadRequest) + Send + 'static,
-) -> std::io::Result<()> {
+pub fn open(path: &Path, report: Arc<dyn Report>, order: impl Fn(Order) + Send + 'static) -> std::io::Result<()> {
     // Nobody else may connect, at no moment.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = byway_reactor::listen(&Address::Unix(path.to_owned()));
@@ -103,7 +114,7 @@ pub fn open(
     listener.set_nonblocking(false)?;
     let serve = move || {
         for stream in listener.incoming() {
-            let served = stream.and_then(|stream| serve_one(&stream, &*report, &reload));
+            let served = stream.and_then(|stream| serve_one(&stream, &*report, &order));
             if let Err(error) = served {
                 tracing::warn!(%error, "a request on the control socket was not answered");
                 // Out of descriptors, perhaps: not again and again.
@@ -115,7 +126,7 @@ pub fn open(
     Ok(())
 }
 
-fn serve_one(stream: &UnixStream, report: &dyn Report, reload: &impl Fn(ReloadRequest)) -> std::io::Result<()> {
+fn serve_one(stream: &UnixStream, report: &dyn Report, order: &impl Fn(Order)) -> std::io::Result<()> {
     stream.set_read_timeout(Some(REQUEST_TIME_MAX))?;
     stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
     let mut line = String::new();
@@ -132,20 +143,24 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, reload: &impl Fn(ReloadRe
                 peers: now.peers,
             })
         }
-        Ok(Request::Reload) => {
-            let (sender, receiver) = channel();
-            reload(sender);
-            match receiver.recv() {
-                Ok(Ok(summary)) => Answer::Reloaded(summary),
-                Ok(Err(reason)) => Answer::Failed(reason),
-                Err(_) => Answer::Failed("the node is shutting down".to_owned()),
-            }
-        }
+        Ok(Request::Reload) => ordered(|asker| order(Order::Reload(asker))),
+        Ok(Request::Reopen { volume }) => ordered(|asker| order(Order::Reopen(volume, asker))),
     };
     let mut bytes = serde_json::to_vec(&answer)?;
     bytes.push(b'\n');
     let mut stream = stream;
     stream.write_all(&bytes)
+}
+
+/// Waits for what comes of an order.
+fn ordered(give: impl FnOnce(Asker)) -> Answer {
+    let (asker, outcome) = channel();
+    give(asker);
+    match outcome.recv() {
+        Ok(Ok(summary)) => Answer::Reloaded(summary),
+        Ok(Err(reason)) => Answer::Failed(reason),
+        Err(_) => Answer::Failed("the node is shutting down".to_owned()),
+    }
 }
 
 /// Why `byway ctl` could not do what it was asked.
@@ -175,7 +190,7 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
-    let answer = ask(&arguments.socket, arguments.command)?;
+    let answer = ask(&arguments.socket, &arguments.command)?;
     let mut out = crate::output::stdout();
     let printed = match answer {
         Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
@@ -188,12 +203,13 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(path: &Path, command: ControlCommand) -> Result<Answer, ControlError> {
+fn ask(path: &Path, command: &ControlCommand) -> Result<Answer, ControlError> {
     let failed = |source| ControlError::Connect { path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(ANSWER_TIME_MAX)).map_err(failed)?;
     let request = match command {
         ControlCommand::Reload => Request::Reload,
+        ControlCommand::Reopen { volume } => Request::Reopen { volume: volume.clone() },
         ControlCommand::Status => Request::Status,
     };
     let mut line = serde_json::to_vec(&request)?;
@@ -210,6 +226,7 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
         ("dropped", &summary.dropped),
         ("resized", &summary.resized),
         ("changed", &summary.changed),
+        ("opened anew", &summary.reopened),
     ];
     if parts.iter().all(|(_, names)| names.is_empty()) {
         writeln!(out, "no volume has changed")?;
@@ -231,14 +248,29 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
         )?;
     }
     for volume in &status.volumes {
-        let VolumeSnapshot { name, bytes, reads, writes, flushes, errors, in_flight, .. } = volume;
-        writeln!(
-            out,
-            "volume {name}: {bytes} bytes; {reads} reads, {writes} writes, {flushes} flushes, {errors} errors, \
-             {in_flight} in flight"
-        )?;
+        print_volume(out, volume)?;
     }
     status.peers.iter().try_for_each(|peer| print_peer(out, peer))
+}
+
+fn print_volume(out: &mut impl Write, volume: &VolumeSnapshot) -> std::io::Result<()> {
+    let VolumeSnapshot { name, bytes, reads, writes, flushes, errors, rejected, in_flight, .. } = volume;
+    writeln!(
+        out,
+        "volume {name}: {bytes} bytes; {reads} reads, {writes} writes, {flushes} flushes, {errors} store errors, \
+         {rejected} bad requests, {in_flight} in flight"
+    )?;
+    if volume.flush_failed {
+        writeln!(out, "volume {name}: {}", flush_failed(name))?;
+    }
+    if let Some(failure) = &volume.last_failure {
+        let FailureSnapshot { operation, offset, len, error, seconds_ago } = failure;
+        writeln!(
+            out,
+            "volume {name}: last store error {seconds_ago} s ago: {operation} of {len} bytes at {offset}: {error}"
+        )?;
+    }
+    Ok(())
 }
 
 fn print_peer(out: &mut impl Write, peer: &PeerSnapshot) -> std::io::Result<()> {

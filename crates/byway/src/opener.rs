@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use byway_service::block::{OpenError, OpenHere, Opener, StoreOptions};
+use byway_service::block::{FileIdentity, OpenError, OpenHere, Opener, StoreOptions};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -30,11 +30,21 @@ pub trait Files: Opener {
     /// # Errors
     /// The kernel's.
     fn read(&self, path: &Path) -> io::Result<File>;
+
+    /// Which file or device a path of a store names now.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn identify(&self, path: &Path) -> io::Result<FileIdentity>;
 }
 
 impl Files for OpenHere {
     fn read(&self, path: &Path) -> io::Result<File> {
         File::open(path)
+    }
+
+    fn identify(&self, path: &Path) -> io::Result<FileIdentity> {
+        FileIdentity::of_path(path)
     }
 }
 
@@ -42,12 +52,15 @@ impl Files for OpenHere {
 enum Request {
     Store { path: PathBuf, read_only: bool, direct: bool, shared: bool },
     Read { path: PathBuf },
+    Identify { path: PathBuf },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
     /// The descriptor comes with it.
     Opened,
+    /// See [`FileIdentity`].
+    Identity([u64; 4]),
     InUse,
     /// The kernel's error number.
     Failed(i32),
@@ -96,7 +109,7 @@ impl Reply {
             Self::Failed(errno) => io::Error::from_raw_os_error(errno),
             Self::Refused(reason) => io::Error::new(io::ErrorKind::PermissionDenied, reason),
             Self::InUse => io::ErrorKind::ResourceBusy.into(),
-            Self::Opened => io::ErrorKind::InvalidData.into(),
+            Self::Opened | Self::Identity(_) => io::ErrorKind::InvalidData.into(),
         }
     }
 }
@@ -121,6 +134,13 @@ impl Files for PrivilegedOpener {
         let request = Request::Read { path: path.to_owned() };
         self.open_file(&request)?.map(File::from).map_err(Reply::into_error)
     }
+
+    fn identify(&self, path: &Path) -> io::Result<FileIdentity> {
+        match self.ask(&Request::Identify { path: path.to_owned() })? {
+            (Reply::Identity(identity), _) => Ok(FileIdentity(identity)),
+            (reply, _) => Err(reply.into_error()),
+        }
+    }
 }
 
 /// Serves standard input until the node has gone.
@@ -142,6 +162,14 @@ pub fn run(arguments: &ServeArguments) -> io::Result<()> {
 
 fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<OwnedFd>) {
     let opened = match request {
+        Request::Identify { path } => {
+            let read_only = StoreOptions { read_only: true, ..StoreOptions::default() };
+            return match named_as_store(arguments, path, read_only).map(|()| FileIdentity::of_path(path)) {
+                Ok(Ok(identity)) => (Reply::Identity(identity.0), None),
+                Ok(Err(error)) => (failed(error), None),
+                Err(reason) => (refused(reason), None),
+            };
+        }
         Request::Read { path } => match named_for_reading(arguments, path) {
             Ok(()) => File::open(path).map(OwnedFd::from).map_err(failed),
             Err(reason) => Err(refused(reason)),

@@ -29,8 +29,12 @@ pub struct Summary {
     pub dropped: Vec<String>,
     /// In another size.
     pub resized: Vec<String>,
-    /// With other options; of these, those whose store was opened anew ended their clients' connections.
+    /// With other options.
     pub changed: Vec<String>,
+    /// Opened anew, as other options of their files or another file under their path ask for, or as an operator asked:
+    /// their clients' connections ended.
+    #[serde(default)]
+    pub reopened: Vec<String>,
     /// What had not happened yet when the reload was answered, in sentences; it will. Mostly nothing.
     #[serde(default)]
     pub pending: Vec<String>,
@@ -58,6 +62,12 @@ pub enum ReloadError {
     /// Memory that would be cut off may be written at that moment.
     #[error("volume `{0}`: memory can only grow; take it out in one reload, and add it smaller in the next")]
     Shrinks(String),
+    /// `byway ctl reopen` names something else.
+    #[error("no volume is named `{0}`; byway ctl status lists them")]
+    NoVolume(String),
+    /// `byway ctl reopen` of memory.
+    #[error("volume `{0}` lies in memory, so there is no file to open anew; to empty it, drop and add it by reloads")]
+    NoFile(String),
     /// A node without volumes is a mistake.
     #[error("the configuration names no volume; to stop serving, stop the node")]
     Nothing,
@@ -125,22 +135,39 @@ pub fn pending(silent_loops: usize, busy: &[String], waited: Duration) -> Vec<St
 /// # Errors
 /// See [`OpenError`].
 pub fn open_volume(spec: &VolumeSpec, files: &dyn Files) -> Result<Volume, OpenError> {
-    let store = open_store(&spec.store, spec, files)?;
+    let store = open_store(&spec.store, spec, files, None)?;
     Ok(Volume::new(spec.name.as_str(), store, options_of(spec)))
 }
 
-fn open_store(store: &StoreSpec, spec: &VolumeSpec, files: &dyn Files) -> Result<Store, OpenError> {
+/// Opens the volume of a specification in place of one with the same name, and takes over the locks that this has.
+fn reopen(old: &Volume, spec: &VolumeSpec, files: &dyn Files) -> Result<Volume, OpenError> {
+    let store = open_store(&spec.store, spec, files, Some(old.store()))?;
+    Ok(old.reopened_by(store, options_of(spec)))
+}
+
+fn open_store(
+    store: &StoreSpec,
+    spec: &VolumeSpec,
+    files: &dyn Files,
+    old: Option<&Store>,
+) -> Result<Store, OpenError> {
     let stage = spec.stage.unwrap_or_default();
     let (read_only, direct, shared, raw) = (spec.read_only, spec.direct, spec.shared, spec.raw);
     let options = StoreOptions { read_only, direct, shared, raw, stage };
-    Ok(match store {
-        StoreSpec::Path(path) => Store::path(path, options, files)?,
-        StoreSpec::Memory { bytes } => Store::memory(spec.name.as_str(), *bytes)?,
-        StoreSpec::Null { bytes } => Store::null(*bytes),
-        StoreSpec::Stripe { chunk_bytes, paths } => Store::stripe(paths, *chunk_bytes, options, files)?,
-        StoreSpec::Fault { inner, .. } => match inner.innermost() {
+    Ok(match (store, old) {
+        (StoreSpec::Path(path), None) => Store::path(path, options, files)?,
+        (StoreSpec::Path(path), Some(old)) => {
+            Store::in_place_of(old, std::slice::from_ref(path), None, options, files)?
+        }
+        (StoreSpec::Memory { bytes }, _) => Store::memory(spec.name.as_str(), *bytes)?,
+        (StoreSpec::Null { bytes }, _) => Store::null(*bytes),
+        (StoreSpec::Stripe { chunk_bytes, paths }, None) => Store::stripe(paths, *chunk_bytes, options, files)?,
+        (StoreSpec::Stripe { chunk_bytes, paths }, Some(old)) => {
+            Store::in_place_of(old, paths, Some(*chunk_bytes), options, files)?
+        }
+        (StoreSpec::Fault { inner, .. }, old) => match inner.innermost() {
             StoreSpec::Null { .. } => return Err(OpenError::Fault),
-            inner => open_store(inner, spec, files)?,
+            inner => open_store(inner, spec, files, old)?,
         },
     })
 }
@@ -201,9 +228,16 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
                 if before.spec.store.memory_bytes() != spec.store.memory_bytes() {
                     memory.push(plan.served.len());
                 }
-                successor(before, spec).map_err(failed)?
+                let moved = before.volume.store().moved(|path| files.identify(path)).map_err(failed)?;
+                if let Some(path) = moved {
+                    tracing::info!(volume = %name, path = %path.display(), "another file is there now: it is opened");
+                    Arc::new(reopen(&before.volume, spec, files).map_err(failed)?)
+                } else {
+                    successor(before, spec).map_err(failed)?
+                }
             }
-            _ => Arc::new(open_volume(spec, files).map_err(failed)?),
+            Some(before) => Arc::new(reopen(&before.volume, spec, files).map_err(failed)?),
+            None => Arc::new(open_volume(spec, files).map_err(failed)?),
         };
         plan.served.push(Served { spec: spec.clone(), volume });
     }
@@ -218,6 +252,24 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
     }
     plan.summary = summary(old, &plan.served);
     Ok(plan)
+}
+
+/// Opens the files of one volume anew, as an operator does after a flush has failed.
+///
+/// # Errors
+/// See [`ReloadError`]; what was served goes on as it was.
+pub fn plan_reopening(old: &[Served], name: &str, files: &dyn Files) -> Result<Plan, ReloadError> {
+    let at = old.iter().position(|served| served.spec.name.as_str() == name);
+    let at = at.ok_or_else(|| ReloadError::NoVolume(name.to_owned()))?;
+    let mut served = old.to_vec();
+    let Served { spec, volume } = &mut served[at];
+    if spec.store.paths().is_empty() {
+        return Err(ReloadError::NoFile(name.to_owned()));
+    }
+    let failed = |source| ReloadError::Volume { name: name.to_owned(), source, hint: String::new() };
+    *volume = Arc::new(reopen(volume, spec, files).map_err(failed)?);
+    let summary = summary(old, &served);
+    Ok(Plan { served, summary })
 }
 
 /// The volume over the same open files: itself if nothing has changed.
@@ -252,7 +304,8 @@ fn same_files(old: &VolumeSpec, new: &VolumeSpec) -> bool {
 /// What to do where a new volume wants a file that this node has locked itself.
 fn hint(error: &OpenError, spec: &VolumeSpec, old: &[Served]) -> String {
     let OpenError::InUse { path, .. } = error else { return String::new() };
-    let holder = old.iter().find(|served| served.spec.store.paths().contains(&path.as_path()));
+    let others = old.iter().filter(|served| served.spec.name != spec.name);
+    let holder = others.into_iter().find(|served| served.spec.store.paths().contains(&path.as_path()));
     holder.map_or_else(String::new, |holder| {
         format!(
             "; this node serves it as `{}`: take that one out in one reload, and add `{}` in the next",
@@ -273,7 +326,11 @@ fn summary(old: &[Served], new: &[Served]) -> Summary {
                 if resized {
                     summary.resized.push(name(served));
                 }
-                if !resized || before.volume.options() != served.volume.options() {
+                let reopened = before.volume.store_identity() != served.volume.store_identity();
+                if reopened {
+                    summary.reopened.push(name(served));
+                }
+                if before.volume.options() != served.volume.options() || !(resized || reopened) {
                     summary.changed.push(name(served));
                 }
             }
@@ -294,8 +351,9 @@ mod tests {
         texts.iter().map(|text| crate::spec::parse(text).unwrap()).collect()
     }
 
-    fn names(summary: &Summary) -> [String; 4] {
-        [&summary.added, &summary.dropped, &summary.resized, &summary.changed].map(|names| names.join(","))
+    fn names(summary: &Summary) -> [String; 5] {
+        let Summary { added, dropped, resized, changed, reopened, .. } = summary;
+        [added, dropped, resized, changed, reopened].map(|names| names.join(","))
     }
 
     #[test]
@@ -328,19 +386,63 @@ mod tests {
         let disk = format!("disk={}", file.display());
         let start = plan(&[], &specs(&[disk.clone(), "m=mem:1M".to_owned(), "n=null:1M".to_owned()]), &OpenHere);
         let start = start.unwrap();
-        assert_eq!(names(&start.summary), ["disk,m,n", "", "", ""]);
+        assert_eq!(names(&start.summary), ["disk,m,n", "", "", "", ""]);
 
         let same =
             plan(&start.served, &specs(&[disk.clone(), "m=mem:1M".to_owned(), "n=null:1M".to_owned()]), &OpenHere);
-        assert_eq!(names(&same.unwrap().summary), ["", "", "", ""]);
+        assert_eq!(names(&same.unwrap().summary), ["", "", "", "", ""]);
 
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 20).unwrap();
         let texts = [format!("{disk},description=d"), "m=mem:2M".to_owned(), "x=mem:1M,rate=1M/s".to_owned()];
         let next = plan(&start.served, &specs(&texts), &OpenHere).unwrap();
-        assert_eq!(names(&next.summary), ["x", "n", "disk,m", "disk"]);
+        assert_eq!(names(&next.summary), ["x", "n", "disk,m", "disk", ""]);
         let volume = |at: usize| &next.served[at].volume;
         assert!(volume(0).is_same(&start.served[0].volume) && volume(1).is_same(&start.served[1].volume));
         assert_eq!((volume(0).len(), volume(1).len()), (1 << 20, 2 << 20));
+    }
+
+    #[test]
+    fn a_file_that_was_moved_to_a_volumes_path_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, restored) = (folder.path().join("disk"), folder.path().join("restored"));
+        std::fs::write(&file, [1; 8192]).unwrap();
+        let specs = specs(&[format!("disk={}", file.display())]);
+        let start = plan(&[], &specs, &OpenHere).unwrap();
+        std::fs::write(&restored, [2; 8192]).unwrap();
+        std::fs::rename(&restored, &file).unwrap();
+        let next = plan(&start.served, &specs, &OpenHere).unwrap();
+        assert_eq!(names(&next.summary), ["", "", "", "", "disk"]);
+        let (old, new) = (&start.served[0].volume, &next.served[0].volume);
+        assert!(!old.is_same(new) && old.store_identity() != new.store_identity());
+        assert_eq!(names(&plan(&next.served, &specs, &OpenHere).unwrap().summary), ["", "", "", "", ""]);
+        std::fs::remove_file(&file).unwrap();
+        let error = plan(&next.served, &specs, &OpenHere).unwrap_err().to_string();
+        assert!(error.contains("volume `disk`") && error.contains("create it first"), "{error}");
+    }
+
+    /// Every change of the options that files are opened with, on a volume that has the file locked already.
+    #[test]
+    fn options_of_an_open_file_change_and_its_lock_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        std::fs::write(&file, [1; 8192]).unwrap();
+        let specs = |options: &str| specs(&[format!("disk={}{options}", file.display())]);
+        let all = ["", ",direct", ",direct,shared", ",ro"];
+        for (old, new) in all.iter().flat_map(|old| all.map(|new| (old, new))).filter(|(old, new)| *old != new) {
+            let start = plan(&[], &specs(old), &OpenHere).unwrap();
+            let next = plan(&start.served, &specs(new), &OpenHere).unwrap_or_else(|e| panic!("{old} to {new}: {e}"));
+            drop(start);
+            assert_eq!(names(&next.summary)[4], "disk", "{old} to {new}");
+            let again = plan_reopening(&next.served, "disk", &OpenHere).unwrap();
+            drop(next);
+            let locks = !new.contains("shared") && !new.contains("ro");
+            let other = std::fs::File::open(&file).unwrap();
+            let locked = rustix::fs::flock(&other, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+            assert_eq!(locked.is_err(), locks, "{old} to {new}");
+            drop(other);
+            drop(again);
+            assert!(plan(&[], &specs(""), &OpenHere).is_ok(), "{old} to {new}: nothing has it locked any more");
+        }
     }
 
     #[test]

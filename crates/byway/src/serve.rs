@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use crate::admission::{Guarded, peer_allowed};
 use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
-use crate::control::{self, ReloadRequest};
+use crate::control::{self, Asker, Order};
 use crate::memory::default_mapped_bytes;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::parent;
-use crate::reload::{self, ReloadError, Retired, Served, Summary};
+use crate::reload::{self, Plan, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
 
@@ -130,12 +130,12 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
     let http = http.map(|at| open_http(at, &report, &allow)).transpose()?;
     if let Some(path) = &ctl {
-        let reload = move |answer| {
+        let order = move |order| {
             // Nobody listens only when the node is ending, and then the asker is told so.
-            let _ = events.send(Event::Reload(Some(answer)));
+            let _ = events.send(Event::Order(order));
         };
         let failed = |source| StartError::Listen { address: Address::Unix(path.clone()), source };
-        control::open(path, report, reload).map_err(failed)?;
+        control::open(path, report, order).map_err(failed)?;
     }
     if let Some(user) = user {
         let name = configuration.user.clone().unwrap_or_default();
@@ -145,13 +145,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let mut serving =
         Serving { arguments, configuration, files, served: plan.served, listeners: guarded, tls, allow, node };
     tell(supervisor.ready(&serving.status()));
-    let mut event = happened.recv();
-    while let Ok(Event::Reload(asker)) = event {
-        tell(supervisor.reloading());
-        serving.reload(asker);
-        tell(supervisor.ready(&serving.status()));
-        event = happened.recv();
-    }
+    let event = serving.follow_orders(&supervisor, &happened);
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
     if !serving.node.stop(DRAIN_LIMIT) {
@@ -175,8 +169,10 @@ fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Ci
 enum Event {
     /// SIGTERM, SIGINT.
     End,
-    /// SIGHUP, or somebody who waits for what comes of it.
-    Reload(Option<ReloadRequest>),
+    /// SIGHUP.
+    Hangup,
+    /// From the control socket.
+    Order(Order),
     /// A loop that was not told to.
     LoopEnded,
 }
@@ -191,7 +187,7 @@ fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
             if signal != SIGHUP && std::mem::replace(&mut ending, true) {
                 std::process::exit(1);
             }
-            let event = if signal == SIGHUP { Event::Reload(None) } else { Event::End };
+            let event = if signal == SIGHUP { Event::Hangup } else { Event::End };
             // Nobody listens any more when the node is ending.
             let _ = events.send(event);
         }
@@ -220,13 +216,31 @@ impl Serving<'_> {
         format!("serving {} volumes", self.served.len())
     }
 
+    /// Does as signals and the control socket say, until the node is to end; gives why.
+    fn follow_orders(&mut self, supervisor: &Supervisor, happened: &Receiver<Event>) -> Result<Event, RecvError> {
+        loop {
+            let asker = match happened.recv() {
+                Ok(Event::Order(Order::Reopen(volume, asker))) => {
+                    self.reopen(&volume, &asker);
+                    continue;
+                }
+                Ok(Event::Order(Order::Reload(asker))) => Some(asker),
+                Ok(Event::Hangup) => None,
+                end => return end,
+            };
+            tell(supervisor.reloading());
+            self.reload(asker);
+            tell(supervisor.ready(&self.status()));
+        }
+    }
+
     /// Reads the configuration again, and tells the asker, or the log, what came of it.
-    fn reload(&mut self, asker: Option<ReloadRequest>) {
+    fn reload(&mut self, asker: Option<Asker>) {
         let outcome = self.try_reload();
         match &outcome {
             Ok(summary) => {
-                let Summary { added, dropped, resized, changed, pending } = summary;
-                tracing::info!(?added, ?dropped, ?resized, ?changed, "reloaded");
+                let Summary { added, dropped, resized, changed, reopened, pending } = summary;
+                tracing::info!(?added, ?dropped, ?resized, ?changed, ?reopened, "reloaded");
                 for what in pending {
                     tracing::warn!("the reload has not come to its end: {what}");
                 }
@@ -236,6 +250,31 @@ impl Serving<'_> {
         if let Some(asker) = asker {
             let _ = asker.send(outcome.map_err(|error| error.to_string()));
         }
+    }
+
+    /// Opens the files of a volume anew, and tells the asker and the log what came of it.
+    fn reopen(&mut self, volume: &str, asker: &Asker) {
+        let plan = reload::plan_reopening(&self.served, volume, &*self.files);
+        let outcome = plan.map(|plan| {
+            let allow = self.configuration.allow.clone();
+            self.apply(plan, &allow)
+        });
+        match &outcome {
+            Ok(_) => tracing::info!(volume, "opened anew"),
+            Err(error) => tracing::error!(volume, %error, "not opened anew"),
+        }
+        let _ = asker.send(outcome.map_err(|error| error.to_string()));
+    }
+
+    /// Has the loops serve what a plan says.
+    fn apply(&mut self, mut plan: Plan, allow: &[Cidr]) -> Summary {
+        let retired = Retired::between(&self.served, &plan.served);
+        self.served = plan.served;
+        let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
+        let deadline = Instant::now() + APPLY_LIMIT;
+        let silent = self.node.replace(&volumes, allow, deadline);
+        plan.summary.pending = reload::pending(silent, &retired.wait(deadline), APPLY_LIMIT);
+        plan.summary
     }
 
     fn try_reload(&mut self) -> Result<Summary, ReloadError> {
@@ -248,19 +287,14 @@ impl Serving<'_> {
         configuration.admit(&self.listeners)?;
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
-        let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
             old.replace(new);
         }
-        let retired = Retired::between(&self.served, &plan.served);
-        self.served = plan.served;
-        let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
-        let deadline = Instant::now() + APPLY_LIMIT;
-        let silent = self.node.replace(&volumes, &configuration.allow, deadline);
+        let summary = self.apply(plan, &configuration.allow);
         self.configuration = configuration;
-        plan.summary.pending = reload::pending(silent, &retired.wait(deadline), APPLY_LIMIT);
-        Ok(plan.summary)
+        Ok(summary)
     }
 }
 

@@ -7,6 +7,7 @@
 mod certificates;
 mod foreign;
 mod networks;
+mod rig;
 mod script;
 mod server;
 
@@ -14,6 +15,7 @@ pub use byway_skip::{SkipReason, skip};
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
 pub use networks::{FAR, NEAR, Networks, Side};
+pub use rig::Rig;
 pub use script::Script;
 pub use server::{
     LIBNBD_PRELUDE, LIMIT, Server, binary, cpu_ticks, libnbd_python, run, run_well, until, wait_until_idle,

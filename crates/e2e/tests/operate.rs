@@ -1,12 +1,10 @@
 //! What an operator does with a running node: reload it, look at it, hold it back, make it fail on purpose.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+use byway_e2e::{LIMIT, Rig, Script, SkipReason, binary, libnbd_python, run, run_well, skip, until};
 
 /// Libnbd's Python, or a skip said aloud.
 macro_rules! python {
@@ -16,72 +14,6 @@ macro_rules! python {
             None => return skip($test, SkipReason::MissingTool("python3-libnbd")),
         }
     };
-}
-
-/// A node with a configuration file, a control socket, and NBD on a unix socket.
-struct Rig {
-    folder: tempfile::TempDir,
-    server: Server,
-}
-
-impl Rig {
-    fn new(volumes: &str, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-        // Whoever the node becomes may go through it.
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
-        configure(folder.path(), volumes);
-        let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
-        let base = ["--config", &config, "--ctl", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
-        let doors = 3 + more.iter().filter(|flag| **flag == "--listen").count();
-        let server = Server::start(folder.path(), doors, &[&base[..], more].concat());
-        Self { folder, server }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn file(&self, name: &str, len: u64) -> String {
-        let file = std::fs::File::options().write(true).create(true).truncate(false).open(self.path(name)).unwrap();
-        file.set_len(len).unwrap();
-        self.path(name).display().to_string()
-    }
-
-    fn ctl(&self, arguments: &[&str]) -> std::process::Output {
-        let socket = self.path("ctl").display().to_string();
-        run(&binary(), &[&["ctl", "--socket", &socket], arguments].concat())
-    }
-
-    fn reload(&self) -> String {
-        let output = self.ctl(&["reload"]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// A script with a function `connect(name)`.
-    fn script(&self, body: &str) -> String {
-        let socket = self.path("nbd").display().to_string();
-        format!(
-            "{LIBNBD_PRELUDE}\ndef connect(name):\n  h = nbd.NBD()\n  h.set_export_name(name)\n  \
-             h.connect_unix('{socket}')\n  return h\ndef fails(what):\n  try:\n    what()\n  except nbd.Error as e:\n    \
-             return e.errno\n  raise AssertionError('it should have failed')\n{body}"
-        )
-    }
-
-    fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.server.port("http"))).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-}
-
-fn configure(folder: &Path, volumes: &str) {
-    std::fs::write(folder.join("byway.toml"), format!("volumes = [{volumes}]\n")).unwrap();
 }
 
 #[test]
@@ -112,7 +44,7 @@ fn a_reload_changes_volumes_under_their_clients() {
     );
     let mut client = Script::start(&python, &script);
     client.expect("connected");
-    configure(rig.folder.path(), &format!("\"keep=mem:2M\", \"disk={disk}\""));
+    rig.configure(&format!("\"keep=mem:2M\", \"disk={disk}\""));
     assert_eq!(rig.reload(), "added: disk\ndropped: gone\nresized: keep\n");
     client.go_on();
     client.expect("reloaded");
@@ -136,7 +68,7 @@ fn a_reload_changes_volumes_under_their_clients() {
 fn a_reload_that_cannot_be_done_changes_nothing() {
     let rig = Rig::new("\"keep=mem:1M\"", &[]);
     let refused = |volumes: &str, want: &str| {
-        configure(rig.folder.path(), volumes);
+        rig.configure(volumes);
         let output = rig.ctl(&["reload"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(want), "should say {want:?}: {said}");
@@ -151,7 +83,7 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmapped = \"1G\"\nallow = [", "mapped cannot change");
     let disk = rig.file("disk", 1 << 20);
-    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"disk={disk}\""));
+    rig.configure(&format!("\"keep=mem:1M\", \"disk={disk}\""));
     rig.reload();
     refused(&format!("\"keep=mem:2M\", \"new={disk}\""), "this node serves it as `disk`");
     let output = run(&binary(), &["ctl", "--socket", "/nowhere/ctl", "reload"]);
@@ -164,7 +96,7 @@ fn a_file_can_be_served_under_another_name_once_a_reload_has_taken_it_out() {
     let python = python!(test);
     let rig = Rig::new("\"keep=mem:1M\"", &[]);
     let disk = rig.file("disk", 1 << 20);
-    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"old=fault:write=5s:{disk}\""));
+    rig.configure(&format!("\"keep=mem:1M\", \"old=fault:write=5s:{disk}\""));
     rig.reload();
     // Its write is in flight, and the file locked, for longer than opening a file waits for its lock.
     let mut client = Script::start(
@@ -181,12 +113,44 @@ fn a_file_can_be_served_under_another_name_once_a_reload_has_taken_it_out() {
         let status = String::from_utf8_lossy(&rig.ctl(&["status"]).stdout).into_owned();
         status.lines().any(|line| line.contains("volume old") && line.contains("1 in flight")).then_some(())
     });
-    configure(rig.folder.path(), "\"keep=mem:1M\"");
+    rig.configure("\"keep=mem:1M\"");
     assert_eq!(rig.reload(), "dropped: old\n");
-    configure(rig.folder.path(), &format!("\"keep=mem:1M\", \"new={disk}\""));
+    rig.configure(&format!("\"keep=mem:1M\", \"new={disk}\""));
     assert_eq!(rig.reload(), "added: new\n");
     client.go_on();
     client.ends_well();
+}
+
+#[test]
+fn a_restored_image_is_served_after_a_reload() {
+    let python = python!("a_restored_image_is_served_after_a_reload");
+    let rig = Rig::new("\"keep=mem:1M\"", &["--listen", "tcp://127.0.0.1:0"]);
+    let disk = rig.file("disk", 1 << 20);
+    let volumes = format!("\"keep=mem:1M\", \"disk={disk}\"");
+    rig.configure(&volumes);
+    rig.reload();
+    let mut client = Script::start(
+        &python,
+        &rig.script(
+            "keep, disk = connect('keep'), connect('disk')\n\
+             disk.pwrite(b'o' * 512, 0)\n\
+             print('connected', flush=True); input()\n\
+             assert keep.pread(512, 0) == bytes(512), 'this connection goes on'\n\
+             assert fails(lambda: disk.pread(512, 0)), 'this one has ended'\n\
+             assert connect('disk').pread(512, 0) == b'r' * 512\n",
+        ),
+    );
+    client.expect("connected");
+    assert_eq!(rig.reload(), "no volume has changed\n");
+    std::fs::write(rig.path("restored"), [b'r'; 1 << 20]).unwrap();
+    std::fs::rename(rig.path("restored"), &disk).unwrap();
+    assert_eq!(rig.reload(), "opened anew: disk\n");
+    client.go_on();
+    client.ends_well();
+    std::fs::remove_file(&disk).unwrap();
+    let refused = rig.ctl(&["reload"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("volume `disk`") && said.contains(&disk), "{said}");
 }
 
 #[test]
@@ -201,7 +165,7 @@ fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
     for name in ["disk", "byway.toml"] {
         std::fs::set_permissions(rig.path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
     }
-    configure(rig.folder.path(), &format!("\"m=mem:1M\", \"disk={disk}\""));
+    rig.configure(&format!("\"m=mem:1M\", \"disk={disk}\""));
     assert_eq!(rig.reload(), "added: disk\n");
     let status = std::fs::read_to_string(format!("/proc/{}/status", rig.server.id())).unwrap();
     assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
@@ -209,6 +173,8 @@ fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
     let script = rig.script("h = connect('disk')\nh.pwrite(b'x' * 512, 512)\nh.flush()\n");
     run_well(&python, &["-c", &script]);
     assert_eq!(&std::fs::read(rig.path("disk")).unwrap()[512..1024], [b'x'; 512]);
+    std::fs::rename(rig.file("restored", 2 << 20), &disk).unwrap();
+    assert_eq!(rig.reload(), "resized: disk\nopened anew: disk\n", "which file it is only the opener can see");
     let children = format!("/proc/{0}/task/{0}/children", rig.server.id());
     let opener = std::fs::read_to_string(children).unwrap();
     assert_eq!(opener.split_whitespace().count(), 1, "one opener: {opener}");
@@ -226,7 +192,7 @@ fn a_confined_node_reloads_without_asking_the_resolver_again() {
     // A name of /etc/hosts, which the confinement hides.
     let rig = Rig::new("\"m=mem:1M\"", &["--user", "nobody", "--listen", "tcp://localhost:0"]);
     assert!(rig.server.port("byway") > 0);
-    configure(rig.folder.path(), "\"m=mem:1M\", \"more=mem:1M\"");
+    rig.configure("\"m=mem:1M\", \"more=mem:1M\"");
     assert_eq!(rig.reload(), "added: more\n");
 }
 
@@ -275,7 +241,9 @@ fn a_node_tells_how_it_is() {
     assert!(rig.get("/healthz").ends_with("ok\n"));
     let status = String::from_utf8_lossy(&rig.ctl(&["status"]).stdout).into_owned();
     assert!(
-        status.contains("volume m: 1048576 bytes; 2 reads, 1 writes, 1 flushes, 0 errors, 0 in flight"),
+        status.contains(
+            "volume m: 1048576 bytes; 2 reads, 1 writes, 1 flushes, 0 store errors, 0 bad requests, 0 in flight"
+        ),
         "{status}"
     );
 }
@@ -306,7 +274,7 @@ fn a_volume_that_has_had_its_bytes_waits_and_no_other() {
     );
     let mut client = Script::start(&python, &script);
     client.expect("held");
-    configure(rig.folder.path(), "\"free=mem:1M\", \"held=mem:1M\", \"brief=mem:8M,rate=50M/s\"");
+    rig.configure("\"free=mem:1M\", \"held=mem:1M\", \"brief=mem:8M,rate=50M/s\"");
     assert_eq!(rig.reload(), "changed: held\n");
     client.go_on();
     client.ends_well();

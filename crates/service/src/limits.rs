@@ -59,6 +59,12 @@ pub const LISTS_MAX: usize = 64;
 /// Slow requests that a loop keeps until they are taken; then the oldest goes.
 pub const SLOW_MAX: usize = 64;
 
+/// The store's failures of a volume are logged once in this time; the next line says how many were not.
+pub const FAILURE_LOG_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often requests on a volume look whether the last request on the volume that it replaced has ended.
+pub const REPLACED_PAUSE: Duration = Duration::from_millis(2);
+
 /// Paths of a stripe.
 pub const STRIPE_PATHS_MAX: usize = 64;
 

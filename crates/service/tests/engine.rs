@@ -4,6 +4,7 @@
 
 mod devices;
 mod durability;
+mod replaced;
 mod slicing;
 mod staging;
 
@@ -458,7 +459,7 @@ fn requests_outside_are_refused() {
     let mut rig = Rig::new(IoChoice::Auto, Store::memory("m", 10_000).unwrap(), VolumeOptions::default());
     assert_eq!(rig.read(9_999, 2), Err(BlockError::OutOfRange));
     assert_eq!(rig.read(u64::MAX, 1), Err(BlockError::OutOfRange));
-    assert_eq!(rig.write_small(9_999, b"xy", false), Err(BlockError::NoSpace));
+    assert_eq!(rig.write_small(9_999, b"xy", false), Err(BlockError::PastEnd));
     let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let mut rig = Rig::new(IoChoice::Auto, Store::memory("m", 10_000).unwrap(), read_only);
     assert_eq!(rig.write_small(0, b"x", false), Err(BlockError::ReadOnly));

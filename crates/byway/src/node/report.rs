@@ -7,12 +7,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use byway_door::http::{DoorSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+use byway_door::http::{
+    DoorSnapshot, FailureSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot,
+};
 use byway_fabric::Stall;
 use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::server::{PeerFeedback, keep_busiest};
-use byway_service::block::{Slow, VolumeCounters};
+use byway_service::block::{Slow, Volume, VolumeCounters};
 
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
@@ -27,11 +29,37 @@ pub(super) struct LoopReport {
     pub(super) frame_bytes: u64,
     pub(super) frame_free_bytes: u64,
     pub(super) doors: Vec<DoorSnapshot>,
-    /// Name, bytes, counts.
-    pub(super) volumes: Vec<(String, u64, VolumeCounters)>,
+    pub(super) volumes: Vec<VolumeReport>,
     pub(super) delays: Delays,
     /// The busiest of this loop.
     pub(super) peers: Vec<PeerFeedback>,
+}
+
+/// A volume on one loop.
+#[derive(Debug)]
+pub(super) struct VolumeReport {
+    pub(super) volume: Arc<Volume>,
+    pub(super) counters: VolumeCounters,
+    pub(super) last_failure: Option<FailureSnapshot>,
+}
+
+impl VolumeReport {
+    pub(super) fn new(volume: &Arc<Volume>, counters: VolumeCounters, now: byway_reactor::Instant) -> Self {
+        let last_failure = volume.last_failure().map(|failure| FailureSnapshot {
+            operation: failure.operation.name().to_owned(),
+            offset: failure.offset,
+            len: failure.len,
+            error: failure.error.errno().to_string(),
+            seconds_ago: now.since(failure.at).as_secs(),
+        });
+        Self { volume: Arc::clone(volume), counters, last_failure }
+    }
+
+    /// As another loop has it.
+    fn plus(self, other: Self) -> Self {
+        let counters = self.counters.plus(&other.counters);
+        Self { counters, ..other }
+    }
 }
 
 /// The slow operations of all loops: the last [`SLOW_OPERATIONS_MAX`].
@@ -123,7 +151,7 @@ impl Report for NodeReport {
             snapshot.not_ready = Some(format!("{silent} of {} event loops do not answer", self.loops.len()));
         }
         let mut doors: Vec<DoorSnapshot> = Vec::new();
-        let mut volumes: BTreeMap<String, (u64, VolumeCounters)> = BTreeMap::new();
+        let mut volumes: BTreeMap<String, VolumeReport> = BTreeMap::new();
         let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
             snapshot.delays = snapshot.delays.plus(&report.delays);
@@ -142,16 +170,19 @@ impl Report for NodeReport {
                     None => doors.push(door),
                 }
             }
-            for (name, bytes, counters) in report.volumes {
-                let sum = volumes.entry(name).or_default();
-                *sum = (bytes, sum.1.plus(&counters));
+            for one in report.volumes {
+                let name = one.volume.name().to_owned();
+                let sum = match volumes.remove(&name) {
+                    Some(sum) => sum.plus(one),
+                    None => one,
+                };
+                volumes.insert(name, sum);
             }
         }
         keep_busiest(&mut peers, PEERS_REPORTED_MAX);
         snapshot.peers = peers.iter().map(peer).collect();
         snapshot.doors = doors;
-        snapshot.volumes =
-            volumes.into_iter().map(|(name, (bytes, counters))| volume(name, bytes, &counters)).collect();
+        snapshot.volumes = volumes.into_values().map(volume).collect();
         snapshot
     }
 }
@@ -185,10 +216,11 @@ fn peer(peer: &PeerFeedback) -> PeerSnapshot {
     }
 }
 
-fn volume(name: String, bytes: u64, counters: &VolumeCounters) -> VolumeSnapshot {
+fn volume(report: VolumeReport) -> VolumeSnapshot {
+    let VolumeReport { volume, counters, last_failure } = report;
     VolumeSnapshot {
-        name,
-        bytes,
+        name: volume.name().to_owned(),
+        bytes: volume.len(),
         reads: counters.reads,
         writes: counters.writes,
         flushes: counters.flushes,
@@ -196,7 +228,10 @@ fn volume(name: String, bytes: u64, counters: &VolumeCounters) -> VolumeSnapshot
         read_bytes: counters.read_bytes,
         written_bytes: counters.written_bytes,
         errors: counters.errors,
+        rejected: counters.rejected,
         in_flight: counters.in_flight,
+        flush_failed: volume.flush_failed(),
+        last_failure,
     }
 }
 

@@ -16,7 +16,7 @@ use byway_reactor::{
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
-use super::report::{LoopReport, SlowOperations};
+use super::report::{LoopReport, SlowOperations, VolumeReport};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
@@ -406,10 +406,9 @@ impl Worker {
             misbehaved: native.faults,
             ..door("byway")
         };
-        let volumes = self.catalog.entries().map(|(volume, id)| {
-            let counters = self.engine.counters(id);
-            (volume.name().to_owned(), volume.len(), counters)
-        });
+        let now = self.reactor.now();
+        let volumes = self.catalog.entries();
+        let volumes = volumes.map(|(volume, id)| VolumeReport::new(volume, self.engine.counters(id), now));
         LoopReport {
             counters: self.reactor.counters(),
             frame_bytes: self.reactor.frames().bytes() as u64,

@@ -118,7 +118,7 @@ fn doors(page: &mut Page, doors: &[DoorSnapshot]) {
 }
 
 fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
-    let all: [Each<VolumeSnapshot>; 9] = [
+    let all: [Each<VolumeSnapshot>; 11] = [
         ("byway_volume_size_bytes", "gauge", "Size of the volume.", |volume| volume.bytes),
         ("byway_volume_in_flight", "gauge", "Operations under way.", |volume| volume.in_flight),
         ("byway_volume_reads_total", "counter", "Reads done.", |volume| volume.reads),
@@ -127,7 +127,16 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
         ("byway_volume_trims_total", "counter", "Trims and writes of zeroes done.", |volume| volume.trims),
         ("byway_volume_read_bytes_total", "counter", "Bytes read.", |volume| volume.read_bytes),
         ("byway_volume_written_bytes_total", "counter", "Bytes written.", |volume| volume.written_bytes),
-        ("byway_volume_errors_total", "counter", "Operations that failed.", |volume| volume.errors),
+        ("byway_volume_store_errors_total", "counter", "Operations that the store failed.", |volume| volume.errors),
+        ("byway_volume_bad_requests_total", "counter", "Requests refused for a mistake of their client.", |volume| {
+            volume.rejected
+        }),
+        (
+            "byway_volume_flush_failed",
+            "gauge",
+            "1 once a flush has failed, until the volume is opened anew.",
+            |volume| volume.flush_failed.into(),
+        ),
     ];
     page.each(&all, volumes, "volume", |volume| &volume.name);
 }

@@ -22,7 +22,9 @@ use tokio::sync::oneshot;
 
 use self::listener::Bounded;
 pub use metrics::render;
-pub use snapshot::{DoorSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot};
+pub use snapshot::{
+    DoorSnapshot, FailureSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
+};
 
 /// The door, open until [`HttpDoor::close`] or drop.
 #[derive(Debug)]
@@ -104,12 +106,16 @@ async fn metrics_page(State(report): State<Arc<dyn Report>>) -> Response {
     (kind, render(&report.snapshot())).into_response()
 }
 
-/// 200 while the node serves, 503 while it starts or drains; the reason in words.
+/// 200 while the node serves, 503 while it starts or drains, or after a flush failed; the reasons in words.
 async fn health_page(State(report): State<Arc<dyn Report>>) -> Response {
-    match report.snapshot().not_ready {
-        None => "ok\n".into_response(),
-        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    let Snapshot { not_ready, volumes, .. } = report.snapshot();
+    let failed = volumes.iter().filter(|volume| volume.flush_failed);
+    let failed = failed.map(|volume| format!("volume {}: {}\n", volume.name, flush_failed(&volume.name)));
+    let reasons: String = not_ready.map(|reason| format!("{reason}\n")).into_iter().chain(failed).collect();
+    if reasons.is_empty() {
+        return "ok\n".into_response();
     }
+    (StatusCode::SERVICE_UNAVAILABLE, reasons).into_response()
 }
 
 async fn slow_page(State(report): State<Arc<dyn Report>>) -> Json<Vec<SlowOperation>> {

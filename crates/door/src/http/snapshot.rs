@@ -92,10 +92,38 @@ pub struct VolumeSnapshot {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Operations that failed.
+    /// Operations that the store failed.
     pub errors: u64,
+    /// Requests that were refused for a mistake of their client.
+    pub rejected: u64,
     /// Operations under way.
     pub in_flight: u64,
+    /// Whether a flush has failed: flushes fail then until the volume is opened anew.
+    pub flush_failed: bool,
+    /// The last operation that the store failed.
+    pub last_failure: Option<FailureSnapshot>,
+}
+
+/// An operation that a store failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureSnapshot {
+    /// `read`, `write`, `flush`, ...
+    pub operation: String,
+    /// First byte of the volume.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What the store said.
+    pub error: String,
+    /// How long ago.
+    pub seconds_ago: u64,
+}
+
+/// What an operator reads where a flush of a volume has failed.
+pub fn flush_failed(volume: &str) -> String {
+    format!(
+        "a flush failed, so written data may be lost, and flushes fail; check the disk, then run `byway ctl reopen {volume}`"
+    )
 }
 
 /// A machine whose sessions are served.

@@ -11,6 +11,9 @@ pub enum BlockError {
     /// The client's fault: the range does not lie in the volume.
     #[error("the range does not lie in the volume")]
     OutOfRange,
+    /// The client's fault: a write that does not lie in the volume.
+    #[error("the write does not lie in the volume")]
+    PastEnd,
     /// The client's fault: offset or length is not a multiple of the volume's block.
     #[error("offset and length must be multiples of the volume's block")]
     Misaligned,
@@ -54,13 +57,24 @@ impl From<Errno> for BlockError {
 }
 
 impl BlockError {
+    /// Whether the store failed the request.
+    pub fn is_store_failure(self) -> bool {
+        matches!(self, Self::NoSpace | Self::FlushFailed | Self::Io(_))
+    }
+
+    /// Whether the request was a mistake of the client.
+    pub fn is_client_mistake(self) -> bool {
+        matches!(self, Self::OutOfRange | Self::PastEnd | Self::Misaligned | Self::TooLong | Self::ReadOnly)
+    }
+
     /// The errno that says it best.
     pub fn errno(self) -> Errno {
         match self {
             Self::OutOfRange | Self::Misaligned => Errno::INVAL,
             Self::TooLong => Errno::OVERFLOW,
             Self::ReadOnly => Errno::PERM,
-            Self::NoSpace => Errno::NOSPC,
+            // As for the end of a disk (NBD protocol, "NBD_CMD_WRITE").
+            Self::PastEnd | Self::NoSpace => Errno::NOSPC,
             Self::Unsupported => Errno::OPNOTSUPP,
             Self::FlushFailed => Errno::IO,
             Self::Closed => Errno::SHUTDOWN,

@@ -4,7 +4,9 @@ mod catalog;
 pub mod client;
 mod engine;
 mod error;
+mod failures;
 mod health;
+mod identity;
 mod image_format;
 mod payload;
 mod rate;
@@ -21,6 +23,8 @@ pub use engine::{
     WriteFlags, ZeroFlags,
 };
 pub use error::{BlockError, OpenError};
+pub use failures::StoreFailure;
+pub use identity::FileIdentity;
 pub use image_format::image_format;
 pub use payload::Payload;
 pub use store::{OpenHere, Opener, Store, StoreOptions, is_claimed, lock_for_writing};

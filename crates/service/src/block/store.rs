@@ -11,6 +11,7 @@ use byway_reactor::{FileOptions, OpenFile, record_lock};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::OpenError;
+use super::identity::FileIdentity;
 use super::image_format::image_format;
 use super::spec::Stage;
 use super::stripe::Layout;
@@ -78,6 +79,8 @@ pub struct Store {
     pub(super) kind: Kind,
     /// Of its files; empty when they have none.
     paths: Vec<PathBuf>,
+    /// Of its files; a store over the same file takes them over.
+    locks: Vec<Lock>,
     /// The memory that each of its files is staged in; empty where that is main memory.
     staging: Vec<Arc<DeviceMemory>>,
     len: u64,
@@ -91,13 +94,20 @@ pub(super) enum Kind {
     Null,
 }
 
+/// The lock for writing on a file. It is held as long as a clone of it lives.
+#[derive(Clone, Debug)]
+struct Lock {
+    file: FileIdentity,
+    _descriptor: Arc<OwnedFd>,
+}
+
 impl Store {
     /// A file or block device.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn path(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
-        Self::open(&[path.to_owned()], Layout::SINGLE, options, opener)
+        Self::open(&[path.to_owned()], Layout::SINGLE, options, opener, None)
     }
 
     /// Several files or devices of which the first `chunk_bytes` come from the first, the next from the second, ...
@@ -110,12 +120,38 @@ impl Store {
         options: StoreOptions,
         opener: &dyn Opener,
     ) -> Result<Self, OpenError> {
-        Self::open(paths, stripe_layout(paths.len(), chunk_bytes)?, options, opener)
+        Self::open(paths, stripe_layout(paths.len(), chunk_bytes)?, options, opener, None)
     }
 
-    fn open(paths: &[PathBuf], layout: Layout, options: StoreOptions, opener: &dyn Opener) -> Result<Self, OpenError> {
-        let files = paths.iter().map(|path| open(path, options, opener)).collect::<Result<Vec<_>, _>>()?;
+    /// Opens one path, or a stripe with chunks of so many bytes, in place of `old`: files that both have stay locked, and
+    /// need no lock of their own. What `old` has under way must end before the new store is used.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn in_place_of(
+        old: &Self,
+        paths: &[PathBuf],
+        chunk_bytes: Option<u64>,
+        options: StoreOptions,
+        opener: &dyn Opener,
+    ) -> Result<Self, OpenError> {
+        let layout = chunk_bytes.map_or(Ok(Layout::SINGLE), |bytes| stripe_layout(paths.len(), bytes))?;
+        Self::open(paths, layout, options, opener, Some(old))
+    }
+
+    fn open(
+        paths: &[PathBuf],
+        layout: Layout,
+        options: StoreOptions,
+        opener: &dyn Opener,
+        old: Option<&Self>,
+    ) -> Result<Self, OpenError> {
+        let held = old.map_or(&[][..], |old| &old.locks);
+        let mut locks = Vec::new();
+        let files = paths.iter().map(|path| open(path, options, opener, held, &mut locks));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut store = Self::of_files(files, paths.to_vec(), layout)?;
+        store.locks = locks;
         if options.direct && options.stage == Stage::Device {
             store.staging = paths.iter().map(|path| device_memory(path)).collect::<Result<_, _>>()?;
         }
@@ -136,8 +172,36 @@ impl Store {
             return Err(OpenError::Stripe("every path must hold at least one chunk"));
         }
         let medium = medium_of(&files);
-        let staging = Vec::new();
-        Ok(Self { kind: Kind::Files { layout, files }, paths, staging, len, block_bytes, medium })
+        let (locks, staging) = (Vec::new(), Vec::new());
+        Ok(Self { kind: Kind::Files { layout, files }, paths, locks, staging, len, block_bytes, medium })
+    }
+
+    /// The first of its paths that no longer names the file that is open.
+    ///
+    /// # Errors
+    /// [`OpenError::Open`] if a path names nothing, or the kernel does not say.
+    pub fn moved(&self, identify: impl Fn(&Path) -> std::io::Result<FileIdentity>) -> Result<Option<&Path>, OpenError> {
+        let Kind::Files { files, .. } = &self.kind else { return Ok(None) };
+        for (path, file) in self.paths.iter().zip(files) {
+            let Some(fd) = file.descriptor() else { continue };
+            let failed = |source| OpenError::Open { path: path.clone(), source };
+            if identify(path).map_err(failed)? != FileIdentity::of(fd).map_err(failed)? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether both lie in a file or device that is the same.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let identities = |store: &Self| match &store.kind {
+            Kind::Files { files, .. } => {
+                files.iter().filter_map(|file| FileIdentity::of(file.descriptor()?).ok()).collect::<Vec<_>>()
+            }
+            Kind::Null => Vec::new(),
+        };
+        let theirs = identities(other);
+        identities(self).iter().any(|file| theirs.contains(file))
     }
 
     /// The same store in the size that its files have now; `None` if that has not changed.
@@ -158,8 +222,8 @@ impl Store {
             return Ok(None);
         }
         let files = files.iter().map(|file| file.reopen().map(Arc::new)).collect::<Result<_, _>>().map_err(failed)?;
-        let staging = self.staging.clone();
-        Self::of_files(files, self.paths.clone(), *layout).map(|store| Some(Self { staging, ..store }))
+        let (locks, staging) = (self.locks.clone(), self.staging.clone());
+        Self::of_files(files, self.paths.clone(), *layout).map(|store| Some(Self { locks, staging, ..store }))
     }
 
     /// Gives memory another size; [`Store::reopened`] takes note of it. What is cut off is gone.
@@ -177,7 +241,8 @@ impl Store {
         let files = vec![file];
         let medium = medium_of(&files);
         let kind = Kind::Files { layout: Layout::SINGLE, files };
-        Self { kind, paths: Vec::new(), staging: Vec::new(), len, block_bytes, medium }
+        let (paths, locks, staging) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind, paths, locks, staging, len, block_bytes, medium }
     }
 
     /// The same store, staged in that memory: for memory that somebody else has opened.
@@ -206,8 +271,8 @@ impl Store {
 
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
-        let (paths, staging) = (Vec::new(), Vec::new());
-        Self { kind: Kind::Null, paths, staging, len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
+        let (paths, locks, staging) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind: Kind::Null, paths, locks, staging, len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
     }
 
     /// Names what the bytes lie in ([`OpenFile::medium`]); of a stripe, the media in their order. 0 if that is not known.
@@ -262,7 +327,14 @@ fn device_memory(path: &Path) -> Result<Arc<DeviceMemory>, OpenError> {
     Ok(Arc::new(memory))
 }
 
-fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<OpenFile>, OpenError> {
+/// Opens a file. Its lock is one of `held`, or a new one, and goes to `locks`.
+fn open(
+    path: &Path,
+    options: StoreOptions,
+    opener: &dyn Opener,
+    held: &[Lock],
+    locks: &mut Vec<Lock>,
+) -> Result<Arc<OpenFile>, OpenError> {
     let file_options = FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
     let fd = opener.open(path, options)?;
     let failed = |source| OpenError::Open { path: path.to_owned(), source };
@@ -276,7 +348,17 @@ fn open(path: &Path, options: StoreOptions, opener: &dyn Opener) -> Result<Arc<O
         return Err(OpenError::Format { path: path.to_owned(), format });
     }
     match file.descriptor() {
-        Some(fd) if !options.read_only && !options.shared => lock_for_writing(fd, path)?,
+        Some(fd) if !options.read_only && !options.shared => {
+            let identity = FileIdentity::of(fd).map_err(failed)?;
+            let lock = if let Some(lock) = held.iter().find(|lock| lock.file == identity) {
+                lock.clone()
+            } else {
+                lock_for_writing(fd, path)?;
+                // The lock is the open file's: it stays as long as any descriptor of that.
+                Lock { file: identity, _descriptor: Arc::new(fd.try_clone_to_owned().map_err(failed)?) }
+            };
+            locks.push(lock);
+        }
         // Nobody is kept from writing to it, and a copy does not empty it. Where there are no locks, that is not known.
         Some(fd) => {
             if let Err(error) = record_lock::hold_for_reading(fd) {

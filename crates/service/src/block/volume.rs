@@ -1,10 +1,12 @@
 //! A volume: a store with a name and the promises that its clients see. Shared by all loops.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::engine::{Effect, Fault, Operation};
+use super::error::BlockError;
+use super::failures::{Failures, StoreFailure};
 use super::health::Health;
 use super::rate::Rate;
 use super::spec::{FaultEffect, FaultOperation, FaultRules};
@@ -35,7 +37,10 @@ pub struct Volume {
     store: Store,
     /// By this a volume is the same.
     identity: Arc<()>,
+    /// The identities of volumes over the same files that this one replaced.
+    replaced: Vec<Weak<()>>,
     health: Arc<Health>,
+    failures: Arc<Failures>,
     rate: Option<Arc<Rate>>,
     /// How often each rule of its faults has matched.
     fault_matches: Arc<Vec<AtomicU64>>,
@@ -46,7 +51,9 @@ impl Volume {
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
         let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
         let fault_matches = matches_of(&options);
-        Self { name: name.into(), options, store, identity: Arc::default(), health: Health::new(), rate, fault_matches }
+        let (identity, health, failures) = (Arc::default(), Health::new(), Arc::default());
+        let replaced = Vec::new();
+        Self { name: name.into(), options, store, identity, replaced, health, failures, rate, fault_matches }
     }
 
     /// The same volume with its store in another size, or with other options: its clients go on.
@@ -64,17 +71,58 @@ impl Volume {
             options,
             store,
             identity: Arc::clone(&self.identity),
+            replaced: self.replaced.clone(),
             health: Arc::clone(&self.health),
+            failures: Arc::clone(&self.failures),
             rate,
             fault_matches,
         }
     }
 
-    /// Another volume over the same open files: clients of the old one end. A failed flush is not forgotten by it, since
-    /// the kernel has told of it and will not again.
+    /// Another volume over the same open files: clients of the old one end, and requests on the new one wait until those
+    /// on the old one have ended. A failed flush is not forgotten by it, since the kernel has told of it and will not again.
     #[must_use]
     pub fn replaced_by(&self, store: Store, options: VolumeOptions) -> Self {
-        Self { identity: Arc::default(), ..self.succeeded_by(store, options) }
+        let mut replaced = self.replaced.clone();
+        replaced.retain(|volume| volume.strong_count() > 0);
+        replaced.push(Arc::downgrade(&self.identity));
+        Self { identity: Arc::default(), replaced, ..self.succeeded_by(store, options) }
+    }
+
+    /// As [`Volume::replaced_by`], over files that were opened anew: a failed flush is forgotten.
+    #[must_use]
+    pub fn reopened_by(&self, store: Store, options: VolumeOptions) -> Self {
+        let overlaps = store.overlaps(&self.store);
+        let new = Self { health: Health::new(), failures: Arc::default(), ..self.replaced_by(store, options) };
+        // Requests on other files are none of its business, however long they take.
+        if overlaps { new } else { Self { replaced: Vec::new(), ..new } }
+    }
+
+    /// Whether requests on a volume that this one replaced are still under way. One of them may be a write, which must not
+    /// land after a newer one.
+    pub(super) fn waits_for_replaced(&self) -> bool {
+        self.replaced.iter().any(|volume| volume.strong_count() > 0)
+    }
+
+    /// Whether a flush has failed: what clients wrote may be lost, and flushes fail until the volume is opened anew.
+    pub fn flush_failed(&self) -> bool {
+        self.health.flush_failed()
+    }
+
+    /// The last operation that the store failed, of all loops.
+    pub fn last_failure(&self) -> Option<StoreFailure> {
+        self.failures.last()
+    }
+
+    /// A request has failed: remembers and logs it if the store did that.
+    pub(super) fn note_failure(&self, failure: StoreFailure) {
+        // That an earlier flush failed was told when it did.
+        if failure.error.is_store_failure() && failure.error != BlockError::FlushFailed {
+            self.failures.note(&self.name, failure);
+        }
+        if self.health.flush_failed() {
+            self.failures.note_failed_flush(&self.name);
+        }
     }
 
     /// Whether it is the same volume, perhaps in another size.

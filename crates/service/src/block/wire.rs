@@ -200,7 +200,7 @@ pub fn status_of(error: CallError) -> (u16, i32) {
             BlockError::Misaligned => (2, 0),
             BlockError::TooLong => (3, 0),
             BlockError::ReadOnly => (4, 0),
-            BlockError::NoSpace => (5, 0),
+            BlockError::PastEnd | BlockError::NoSpace => (5, 0),
             BlockError::Unsupported => (6, 0),
             BlockError::FlushFailed => (7, 0),
             BlockError::Closed => (8, 0),

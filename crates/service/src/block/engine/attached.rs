@@ -12,7 +12,7 @@ use super::{Engine, VolumeId};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::block::volume::Volume;
-use crate::limits::RETIRED_SIZES_MAX;
+use crate::limits::{REPLACED_PAUSE, RETIRED_SIZES_MAX};
 
 /// A volume on this loop.
 pub(super) struct Attached {
@@ -25,6 +25,8 @@ pub(super) struct Attached {
     retired: Vec<File>,
     pub(super) jobs: u32,
     detached: bool,
+    /// See [`Volume::waits_for_replaced`].
+    waits: bool,
     pub(super) held: Held,
     pub(super) counters: VolumeCounters,
     pub(super) slicing: Slicing,
@@ -40,8 +42,9 @@ impl Engine {
         let counters = VolumeCounters::default();
         let (retired, slicing) = (Vec::new(), Slicing::default());
         let held = Held::new(volume.health().new_place());
+        let (jobs, detached, waits) = (0, false, true);
         let attached =
-            Attached { generation, volume, files, stages, retired, jobs: 0, detached: false, held, counters, slicing };
+            Attached { generation, volume, files, stages, retired, jobs, detached, waits, held, counters, slicing };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 
@@ -104,16 +107,34 @@ impl Engine {
         )
     }
 
-    /// Whether the volume has had its bytes for now; then [`Engine::throttled_until`] says when to ask again. Doors ask
+    /// Whether the volume has had its bytes for now, or waits for the last requests on the volume that it replaced; then [`Engine::throttled_until`] says when to ask again. Doors ask
     /// before they take a write's payload; reads and small writes are answered
     /// [`Step::Busy`](super::Step::Busy).
     pub fn is_throttled(&mut self, reactor: &Reactor, id: VolumeId) -> bool {
+        if self.waits_for_replaced(reactor, id) {
+            return true;
+        }
         let Ok(attached) = self.attached(id) else { return false };
         let Some(rate) = attached.volume.rate() else { return false };
         let Err(until) = rate.may_start(reactor.now()) else { return false };
+        self.ask_again_at(until);
+        true
+    }
+
+    /// Whether requests must wait for those on a volume that this one replaced.
+    pub(super) fn waits_for_replaced(&mut self, reactor: &Reactor, id: VolumeId) -> bool {
+        let Some(attached) = self.attached_mut(id).filter(|attached| attached.waits) else { return false };
+        attached.waits = attached.volume.waits_for_replaced();
+        if !attached.waits {
+            return false;
+        }
+        self.ask_again_at(reactor.now() + REPLACED_PAUSE);
+        true
+    }
+
+    fn ask_again_at(&mut self, until: Instant) {
         let first = self.throttled_until.map_or(until, |other| other.min(until));
         self.throttled_until = Some(first);
-        true
     }
 
     /// When the first volume whose requests were held back may be asked again; once.

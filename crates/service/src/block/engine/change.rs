@@ -59,6 +59,9 @@ impl Engine {
 
     fn start_trim(&mut self, reactor: &mut Reactor, request: Request) -> Result<Step<()>, BlockError> {
         let Request { volume: id, offset, len, .. } = request;
+        if self.waits_for_replaced(reactor, id) {
+            return Ok(Step::Busy);
+        }
         let attached = self.check(id, offset, len, true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {

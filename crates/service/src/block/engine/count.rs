@@ -59,16 +59,19 @@ pub struct VolumeCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that failed.
+    /// Operations that the store failed.
     pub errors: u64,
+    /// Requests that were refused for a mistake of their client.
+    pub rejected: u64,
     /// Requests that are under way.
     pub in_flight: u64,
 }
 
 impl VolumeCounters {
-    pub(super) fn ended(&mut self, operation: Operation, len: u64, failed: bool) {
-        if failed {
-            self.errors += 1;
+    pub(super) fn ended(&mut self, operation: Operation, len: u64, error: Option<BlockError>) {
+        if let Some(error) = error {
+            self.errors += u64::from(error.is_store_failure());
+            self.rejected += u64::from(error.is_client_mistake());
             return;
         }
         match operation {
@@ -97,6 +100,7 @@ impl VolumeCounters {
             read_bytes: self.read_bytes + other.read_bytes,
             written_bytes: self.written_bytes + other.written_bytes,
             errors: self.errors + other.errors,
+            rejected: self.rejected + other.rejected,
             in_flight: self.in_flight + other.in_flight,
         }
     }
@@ -146,17 +150,24 @@ impl Engine {
         self.slow.kept.pop_front()
     }
 
+    /// Counts a request that a door has refused by itself, for a mistake of its client.
+    pub fn note_rejected(&mut self, id: VolumeId) {
+        if let Some(attached) = self.attached_mut(id) {
+            attached.counters.rejected += 1;
+        }
+    }
+
     /// Counts a request that ended at once.
     pub(super) fn counted<T>(
         &mut self,
         (id, operation, len): (VolumeId, Operation, u64),
         result: Result<Step<T>, BlockError>,
     ) -> Result<Step<T>, BlockError> {
-        let failed = result.is_err();
-        if (failed || matches!(result, Ok(Step::Now(_))))
+        let error = result.as_ref().err().copied();
+        if (error.is_some() || matches!(result, Ok(Step::Now(_))))
             && let Some(attached) = self.attached_mut(id)
         {
-            attached.counters.ended(operation, len, failed);
+            attached.counters.ended(operation, len, error);
         }
         result
     }

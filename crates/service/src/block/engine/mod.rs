@@ -29,6 +29,7 @@ pub(super) use self::fault::{Effect, Fault};
 use self::hold::TAG_LOOK;
 use self::job::{Job, JobKind, RunState};
 use super::error::BlockError;
+use super::failures::StoreFailure;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
@@ -227,7 +228,7 @@ impl Engine {
             return Err(BlockError::ReadOnly);
         }
         if offset.checked_add(len).is_none_or(|end| end > volume.len()) {
-            return Err(if writes { BlockError::NoSpace } else { BlockError::OutOfRange });
+            return Err(if writes { BlockError::PastEnd } else { BlockError::OutOfRange });
         }
         if (offset | len) & u64::from(volume.block_bytes() - 1) != 0 {
             return Err(BlockError::Misaligned);
@@ -316,18 +317,23 @@ impl Engine {
     /// A job's last operation has ended, and nothing is left to wait for.
     fn answer(&mut self, reactor: &mut Reactor, at: usize, done: &mut Vec<Done>) {
         let job = self.jobs.remove(at);
-        self.slow.note(&job, reactor.now());
+        let now = reactor.now();
+        self.slow.note(&job, now);
         let id = job.volume;
         let attached = &mut self.volumes[id.index as usize];
         attached.jobs -= 1;
-        let (operation, len) = (job.operation, job.len);
+        let (operation, offset, len) = (job.operation, job.offset, job.len);
         let told = job.is_told();
-        if let Some((cut, seen)) = job.seen(reactor.now()) {
+        if let Some((cut, seen)) = job.seen(now) {
             attached.slicing.note(cut, seen);
         }
         self.listing -= usize::from(operation == Operation::Extents);
         let ended = job.end(&attached.volume);
-        attached.counters.ended(operation, len, ended.outcome.is_error());
+        let error = ended.outcome.error();
+        attached.counters.ended(operation, len, error);
+        if let Some(error) = error {
+            attached.volume.note_failure(StoreFailure { operation, offset, len, error, at: now });
+        }
         if !told {
             done.push(ended);
         }
@@ -342,7 +348,10 @@ pub(super) fn is_cut_up(frames: &FramePool, len: usize) -> bool {
 }
 
 impl Outcome {
-    fn is_error(&self) -> bool {
-        matches!(self, Self::Read(Err(_)) | Self::Unit(Err(_)) | Self::Extents(Err(_)))
+    fn error(&self) -> Option<BlockError> {
+        match self {
+            Self::Read(Err(error)) | Self::Unit(Err(error)) | Self::Extents(Err(error)) => Some(*error),
+            _ => None,
+        }
     }
 }

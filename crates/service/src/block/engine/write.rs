@@ -4,9 +4,11 @@ use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, File, Frame, Op, Reactor, Socket, Token};
 
+use super::attached::Attached;
 use super::job::RunState;
 use super::{ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
+use crate::block::failures::StoreFailure;
 use crate::block::store::Kind;
 use crate::limits::{MEMORY_PIECE_BYTES, PIECE_BYTES_MAX};
 
@@ -117,7 +119,7 @@ impl Engine {
             match reactor.try_write(file, run.offset, &from.bytes()[..len]) {
                 Ok(()) => return Ok(Step::Now(())),
                 Err(Errno::AGAIN) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(failed_at_once(attached, reactor, request, error)),
             }
         }
         let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
@@ -176,7 +178,7 @@ impl Engine {
                     frame.write(0, part);
                     left.push((file, run, frame));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(failed_at_once(attached, reactor, request, error)),
             }
         }
         if left.is_empty() {
@@ -201,4 +203,12 @@ impl Engine {
         let run = self.runs.insert(RunState { job, part, len: 0, then_sync: None, sync, fault: None });
         reactor.submit(Op::Sync { file }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
+}
+
+/// The store has failed a write that did not have to wait.
+fn failed_at_once(attached: &Attached, reactor: &Reactor, request: Request, error: Errno) -> BlockError {
+    let Request { operation, offset, len, .. } = request;
+    let error = BlockError::from(error);
+    attached.volume.note_failure(StoreFailure { operation, offset, len, error, at: reactor.now() });
+    error
 }

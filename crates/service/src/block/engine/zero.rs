@@ -44,6 +44,9 @@ impl Engine {
         flags: ZeroFlags,
     ) -> Result<Step<()>, BlockError> {
         let Request { volume: id, offset, len, .. } = request;
+        if self.waits_for_replaced(reactor, id) {
+            return Ok(Step::Busy);
+        }
         let attached = self.check(id, offset, len, true)?;
         let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {

@@ -375,6 +375,7 @@ impl Connection {
                 progress
             }
             Parsed::Rejected { tag, violation, header_bytes, drain_bytes } => {
+                context.engine.note_rejected(self.volume);
                 self.input.consume(header_bytes);
                 self.expect = Expect::Drain { left: drain_bytes, then: Answer::Refuse(tag, violation) };
                 Progress::Moved
