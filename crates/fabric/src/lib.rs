@@ -56,8 +56,10 @@
 //!   sender's memory straight into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`])
 //!   know no socket and no clock. Who is served when something is short is [`Deficit`]'s to say.
 //! - [`registration`] keeps memory registered with devices between uses, for whoever has such devices.
+//! - [`access`] says which clients may use a resource, by what TLS and the wire prove of them.
 //! - [`limits`] has every bound, and what happens at it.
 
+pub mod access;
 mod capabilities;
 mod checksum;
 pub mod deficit;

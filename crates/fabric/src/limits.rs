@@ -245,6 +245,12 @@ pub const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Completions that a group holds at most, those of operations in flight included; the program chooses less.
 pub const GROUP_OPS_MAX: usize = NODE_OPS_MAX;
 
+/// Clients that the access list of one resource names; a list with more is refused.
+pub const ACCESS_ENTRIES_MAX: usize = 256;
+
+/// Bytes of a name in an access list; a longer one is refused. A DNS name has at most 253, a SPIFFE ID 2,048.
+pub const ACCESS_NAME_BYTES_MAX: usize = 2048;
+
 // An operation has at most a part for each MiB, one more for each range and one more for each segment.
 const _: () = assert!(ASKED_MAX + OPERATION_BYTES_MAX / PAYLOAD_BYTES_MAX + 2 * SEGMENTS_MAX < ANSWERS_MAX);
 const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);

@@ -6,7 +6,8 @@
 //! than [`TLS_QUEUE_BYTES`](crate::limits::TLS_QUEUE_BYTES) before the ciphertext is taken.
 //!
 //! A [`TlsServer`] is a handle: all its clones see a certificate that is [replaced](TlsServer::replace), for the
-//! connections that they accept from then on.
+//! connections that they accept from then on. Of those that were accepted before, [`TlsServer::has_revoked`] finds the ones
+//! to end.
 
 mod error;
 mod stream;
@@ -16,12 +17,13 @@ mod tests;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 pub use self::error::{TlsError, TlsSetupError};
 pub use self::stream::{PeerIdentity, TlsStream};
@@ -41,10 +43,30 @@ pub enum ClientCertificates {
 /// Opens a file of the operator's: this process, or another that still may.
 pub type OpenFile<'a> = &'a dyn Fn(&Path) -> std::io::Result<File>;
 
+/// The PEM files of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerFiles<'a> {
+    /// Its certificate chain.
+    pub certificate: &'a Path,
+    /// The private key of the first certificate.
+    pub key: &'a Path,
+    /// The authorities that sign clients' certificates.
+    pub client_authority: Option<&'a Path>,
+    /// Revocation lists: one at least of each authority that has signed a client's certificate or one between.
+    pub revoked: Option<&'a Path>,
+}
+
 /// A server's side of TLS; shared by all its connections.
 #[derive(Clone, Debug)]
 pub struct TlsServer {
-    config: Arc<RwLock<Arc<ServerConfig>>>,
+    setup: Arc<RwLock<Arc<Setup>>>,
+}
+
+#[derive(Debug)]
+struct Setup {
+    config: Arc<ServerConfig>,
+    /// Checks clients' certificates, if they show any.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 /// What a listener does about TLS.
@@ -59,11 +81,21 @@ pub enum ServerTls {
     Required(TlsServer),
 }
 
-/// A client's side of TLS.
+/// A client's side of TLS. Clones share what [`TlsClient::wrong_name`] tells.
 #[derive(Clone, Debug)]
 pub struct TlsClient {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    wrong_name: Arc<Mutex<Option<WrongName>>>,
+}
+
+/// What a server's certificate is for, where it was reached by another name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongName {
+    /// The name that the client wanted.
+    pub expected: String,
+    /// The names of the certificate; none in a certificate without subject alternative names.
+    pub presented: Vec<String>,
 }
 
 /// Reads a PEM file's bytes.
@@ -102,6 +134,15 @@ fn authorities(path: &Path, open: OpenFile<'_>) -> Result<RootCertStore, TlsSetu
     Ok(roots)
 }
 
+fn revoked(path: &Path, open: OpenFile<'_>) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsSetupError> {
+    let bytes = read(path, open)?;
+    match CertificateRevocationListDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>() {
+        Ok(found) if found.is_empty() => Err(TlsSetupError::file(path, &"it holds no revocation list (X509 CRL)")),
+        Ok(found) => Ok(found),
+        Err(error) => Err(TlsSetupError::file(path, &error)),
+    }
+}
+
 impl TlsServer {
     /// Reads the server's certificate chain and key, and the authority that signs its clients' certificates.
     ///
@@ -109,52 +150,73 @@ impl TlsServer {
     /// See [`TlsSetupError`].
     pub fn new(
         certificate: &Path,
-        private_key: &Path,
+        key: &Path,
         clients: ClientCertificates,
         client_authority: Option<&Path>,
     ) -> Result<Self, TlsSetupError> {
-        Self::new_by((certificate, private_key), clients, client_authority, &|path| File::open(path))
+        let files = ServerFiles { certificate, key, client_authority, revoked: None };
+        Self::new_by(&files, clients, &|path| File::open(path))
     }
 
-    /// As [`TlsServer::new`], with the files opened by `open`.
+    /// As [`TlsServer::new`], with revocation lists and with the files opened by `open`.
     ///
     /// # Errors
     /// See [`TlsSetupError`].
     pub fn new_by(
-        (certificate, private_key): (&Path, &Path),
+        files: &ServerFiles<'_>,
         clients: ClientCertificates,
-        client_authority: Option<&Path>,
         open: OpenFile<'_>,
     ) -> Result<Self, TlsSetupError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
         let builder = builder.with_safe_default_protocol_versions().map_err(TlsSetupError::config)?;
+        let mut verifier = None;
         let builder = if clients == ClientCertificates::Off {
             builder.with_no_client_auth()
         } else {
-            let roots = Arc::new(authorities(client_authority.ok_or(TlsSetupError::NoAuthority)?, open)?);
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
-            let verifier =
-                if clients == ClientCertificates::Optional { verifier.allow_unauthenticated() } else { verifier };
-            builder.with_client_cert_verifier(verifier.build().map_err(TlsSetupError::config)?)
+            let roots = Arc::new(authorities(files.client_authority.ok_or(TlsSetupError::NoAuthority)?, open)?);
+            let mut building = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            if let Some(path) = files.revoked {
+                building = building.with_crls(revoked(path, open)?);
+            }
+            if clients == ClientCertificates::Optional {
+                building = building.allow_unauthenticated();
+            }
+            // Of the authorities nothing is wrong by now, so it is the lists.
+            let unfit = |error| match files.revoked {
+                Some(path) => TlsSetupError::file(path, &error),
+                None => TlsSetupError::config(error),
+            };
+            let built = building.build().map_err(unfit)?;
+            builder.with_client_cert_verifier(Arc::clone(verifier.insert(built)))
         };
-        let chain = certificates(certificate, open)?;
+        let chain = certificates(files.certificate, open)?;
         let config = builder
-            .with_single_cert(chain, key(private_key, open)?)
-            .map_err(|error| TlsSetupError::pair(certificate, private_key, &error))?;
-        Ok(Self { config: Arc::new(RwLock::new(Arc::new(config))) })
+            .with_single_cert(chain, key(files.key, open)?)
+            .map_err(|error| TlsSetupError::pair(files.certificate, files.key, &error))?;
+        Ok(Self { setup: Arc::new(RwLock::new(Arc::new(Setup { config: Arc::new(config), verifier }))) })
     }
 
-    /// Takes over the certificate, the key and the authority of `by`, for all clones of this handle. Connections that were
-    /// accepted before go on as they are.
+    /// Takes over the certificate, the key, the authority and the revocation lists of `by`, for all clones of this handle.
+    /// Connections that were accepted before go on as they are.
     pub fn replace(&self, by: &Self) {
         let new = by.current();
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = new;
+        *self.setup.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    fn current(&self) -> Arc<ServerConfig> {
+    fn current(&self) -> Arc<Setup> {
         // Only a whole Arc is ever written, so a panic elsewhere leaves nothing half done.
-        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.setup.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether the revocation lists that are in force now name the certificate that a peer has shown.
+    pub fn has_revoked(&self, peer: &PeerIdentity) -> bool {
+        let PeerIdentity::Certified(chain) = peer else { return false };
+        let (Some((own, between)), Some(verifier)) = (chain.split_first(), &self.current().verifier) else {
+            return false;
+        };
+        let judged = verifier.verify_client_cert(own, between, UnixTime::now());
+        matches!(judged, Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)))
     }
 
     /// The server's end of a new connection.
@@ -162,8 +224,9 @@ impl TlsServer {
     /// # Errors
     /// When the configuration cannot be used after all.
     pub fn accept(&self) -> Result<TlsStream, TlsError> {
-        let connection = ServerConnection::new(self.current()).map_err(|error| TlsError::from(&error))?;
-        Ok(TlsStream::new(connection.into()))
+        let config = Arc::clone(&self.current().config);
+        let connection = ServerConnection::new(config).map_err(|error| TlsError::from(&error))?;
+        Ok(TlsStream::new(connection.into(), Arc::default()))
     }
 }
 
@@ -199,7 +262,7 @@ impl TlsClient {
             None => builder.with_no_client_auth(),
         };
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsSetupError::Name(name.to_owned()))?;
-        Ok(Self { config: Arc::new(config), name })
+        Ok(Self { config: Arc::new(config), name, wrong_name: Arc::default() })
     }
 
     /// The client's end of a new connection.
@@ -209,6 +272,11 @@ impl TlsClient {
     pub fn connect(&self) -> Result<TlsStream, TlsError> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone())
             .map_err(|error| TlsError::from(&error))?;
-        Ok(TlsStream::new(connection.into()))
+        Ok(TlsStream::new(connection.into(), Arc::clone(&self.wrong_name)))
+    }
+
+    /// Both names, after a connection has failed with [`TlsError::WrongName`].
+    pub fn wrong_name(&self) -> Option<WrongName> {
+        self.wrong_name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -433,10 +433,11 @@ impl Fabric {
     ) -> Result<(), CloseReason> {
         let Some(lane) = self.lanes.get(slot) else { return Ok(()) };
         let (number, socket, Some(session)) = (lane.number, lane.socket, lane.session) else { return Ok(()) };
+        let tls_peer = lane.peer();
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         let agreed = session::read_welcome(header, kind, &state.identity, &state.terms)?;
         if number == 0 {
-            state.agreed = agreed;
+            (state.agreed, state.tls_peer) = (agreed, tls_peer);
         } else if state.agreed.instance != agreed.instance {
             return Err(CloseReason::Refused(RefuseCode::UnknownSession));
         }

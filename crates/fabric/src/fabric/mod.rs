@@ -34,7 +34,8 @@ use self::lane::{Lane, Phase};
 use self::lending::Loans;
 use self::links::Links;
 pub use self::transfer::{Announced, GetError, Remote, Route};
-use crate::capabilities::Capabilities;
+use crate::access::{self, Origin};
+use crate::capabilities::{Capabilities, WireKind};
 use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
 use crate::random::Random;
@@ -112,7 +113,7 @@ struct Session {
     agreed: Agreed,
     /// What a client shows and asks for on every lane.
     tls: Option<TlsClient>,
-    /// Who a server's client is by TLS, on every lane.
+    /// What the peer has shown by TLS, on every lane.
     tls_peer: PeerIdentity,
     remote: Option<Address>,
     peer: Option<SocketAddr>,
@@ -305,6 +306,22 @@ impl Fabric {
     /// Where a session's peer is.
     pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
         self.sessions.get(session)?.peer
+    }
+
+    /// What is known of a session's peer, by its certificate and by where it connects from.
+    pub fn identity(&self, session: Slot) -> Option<access::Identity> {
+        let state = self.sessions.get(session)?;
+        let origin = match (state.capabilities.wire, state.peer) {
+            (WireKind::Unix | WireKind::Shared, _) => Origin::Unix,
+            (_, Some(peer)) => Origin::Address(peer.ip().to_canonical()),
+            (_, None) => Origin::Unknown,
+        };
+        Some(state.tls_peer.identity(origin))
+    }
+
+    /// What a session's peer has shown by TLS.
+    pub fn tls_peer(&self, session: Slot) -> Option<&PeerIdentity> {
+        self.sessions.get(session).map(|state| &state.tls_peer)
     }
 
     /// Sessions that have not been released.

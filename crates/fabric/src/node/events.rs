@@ -162,7 +162,9 @@ impl Core {
     /// Both ends can use a session.
     fn began(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
         let slot = self.links.get(&session).map(|link| link.fabric);
-        let taken = self.shared().session_up(session, slot.and_then(|slot| fabric.capabilities(slot)));
+        let capabilities = slot.and_then(|slot| fabric.capabilities(slot));
+        let peer = slot.and_then(|slot| fabric.identity(slot));
+        let taken = self.shared().session_up(session, capabilities, peer);
         if taken {
             self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session));
         } else {

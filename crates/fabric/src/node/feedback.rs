@@ -9,6 +9,7 @@ use super::command::Command;
 use super::engine::Core;
 use super::error::{NodeError, OpError, SubmitError};
 use super::{Node, Session};
+use crate::access::Identity;
 use crate::feedback::{Feedback, Stall};
 use crate::session::CloseReason;
 use crate::{Capabilities, Fabric};
@@ -47,6 +48,19 @@ impl Node {
     pub fn capabilities(&self, session: Session) -> Result<Capabilities, SubmitError> {
         let shared = self.inner.lock()?;
         shared.sessions.get(session.0).and_then(|state| state.capabilities).ok_or(SubmitError::NoSession)
+    }
+
+    /// What is known of a session's peer: the names of the certificate that it has shown by TLS, and where it connects from. It
+    /// does not change while the session lasts. A look into a table.
+    ///
+    /// A peer without a certificate has no names: over plain connections, and of clients where
+    /// [`ClientCertificates`](crate::tls::ClientCertificates) does not ask for one.
+    ///
+    /// # Errors
+    /// The session is gone, or cannot be used yet; `Forked`.
+    pub fn peer(&self, session: Session) -> Result<Identity, SubmitError> {
+        let shared = self.inner.lock()?;
+        shared.sessions.get(session.0).and_then(|state| state.peer.clone()).ok_or(SubmitError::NoSession)
     }
 }
 

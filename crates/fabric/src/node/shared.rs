@@ -16,6 +16,7 @@ use super::wait::Parker;
 use super::wire::Class;
 use super::{Message, Session};
 use crate::Capabilities;
+use crate::access::Identity;
 use crate::limits::{ACCEPTED_MAX, ENDED_SESSIONS_MAX, MESSAGES_WAITING_MAX, NODE_OPS_MAX};
 use crate::session::CloseReason;
 use crate::slots::{Slot, Slots};
@@ -81,6 +82,8 @@ pub(super) struct SessionState {
     pub(super) closed: bool,
     /// What its wire can do, once it can be used.
     pub(super) capabilities: Option<Capabilities>,
+    /// What is known of its peer, once it can be used.
+    pub(super) peer: Option<Identity>,
 }
 
 /// A session that has ended, which the program is to be told.
@@ -307,6 +310,7 @@ impl Shared {
             give_back_at: u32::from(credits).div_ceil(2),
             closed: false,
             capabilities: None,
+            peer: None,
         }))
     }
 
@@ -344,9 +348,14 @@ impl Shared {
     }
 
     /// A client's session can be used, or a server's: its peer has granted messages. False if it is one too many.
-    pub(super) fn session_up(&mut self, session: Session, capabilities: Option<Capabilities>) -> bool {
+    pub(super) fn session_up(
+        &mut self,
+        session: Session,
+        capabilities: Option<Capabilities>,
+        peer: Option<Identity>,
+    ) -> bool {
         let Some(state) = self.sessions.get_mut(session.0) else { return true };
-        state.capabilities = capabilities;
+        (state.capabilities, state.peer) = (capabilities, peer);
         match std::mem::replace(&mut state.phase, Phase::Up) {
             Phase::Connecting(op) => self.complete(op, Ok(Outcome::Session(session))),
             Phase::Arriving => match self.acceptors.pop_front() {

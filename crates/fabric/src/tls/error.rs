@@ -83,8 +83,14 @@ pub enum TlsError {
     /// The server's certificate is for another name.
     #[error("the server's certificate is for another name than the one it was reached by")]
     WrongName,
+    /// A revocation list names the peer's certificate.
+    #[error("the peer's certificate is revoked")]
+    Revoked,
+    /// There are revocation lists, and none of the authority that has signed the peer's certificate.
+    #[error("no revocation list is of the authority that signed the peer's certificate; add its list to --tls-crl")]
+    UnknownRevocation,
     /// The peer's certificate cannot be accepted.
-    #[error("the peer's certificate is of another purpose, revoked, or damaged")]
+    #[error("the peer's certificate is of another purpose, or damaged")]
     BadCertificate,
     /// The peer has said that it will not go on.
     #[error("the peer refused: {0:?}")]
@@ -118,6 +124,8 @@ impl From<&Error> for TlsError {
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => Self::Expired,
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Self::NotYetValid,
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => Self::WrongName,
+                CertificateError::Revoked => Self::Revoked,
+                CertificateError::UnknownRevocationStatus => Self::UnknownRevocation,
                 _ => Self::BadCertificate,
             },
             Error::AlertReceived(alert) => Self::Refused(*alert),

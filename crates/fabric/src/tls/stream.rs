@@ -1,12 +1,14 @@
 //! One connection: bytes in, bytes out.
 
 use std::io::{Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_reactor::Gather;
 use rustls::pki_types::CertificateDer;
-use rustls::{Connection, Error};
+use rustls::{CertificateError, Connection, Error};
 
-use super::TlsError;
+use super::{TlsError, WrongName};
+use crate::access::{Identity, Origin};
 use crate::limits::TLS_QUEUE_BYTES;
 
 /// Who the other end of a connection is, as far as TLS says.
@@ -16,8 +18,19 @@ pub enum PeerIdentity {
     Plain,
     /// It showed no certificate.
     Anonymous,
-    /// The holder of this certificate, which was checked.
-    Certified(CertificateDer<'static>),
+    /// The holder of the first of these certificates, which was checked; each is signed by the next.
+    Certified(Vec<CertificateDer<'static>>),
+}
+
+impl PeerIdentity {
+    /// What is known of a peer that `origin` tells the address of, by its certificate too.
+    pub fn identity(&self, origin: Origin) -> Identity {
+        let identity = Identity::new(origin);
+        match self {
+            Self::Certified(chain) => chain.first().map_or(identity.clone(), |own| identity.certified(own)),
+            Self::Plain | Self::Anonymous => identity,
+        }
+    }
 }
 
 /// One end of a connection.
@@ -29,12 +42,14 @@ pub struct TlsStream {
     /// The peer has said that it will send no more.
     ended: bool,
     end_pushed: bool,
+    /// Where a client's stream tells of a server's certificate for another name.
+    wrong_name: Arc<Mutex<Option<WrongName>>>,
 }
 
 impl TlsStream {
-    pub(super) fn new(mut connection: Connection) -> Self {
+    pub(super) fn new(mut connection: Connection, wrong_name: Arc<Mutex<Option<WrongName>>>) -> Self {
         connection.set_buffer_limit(Some(TLS_QUEUE_BYTES));
-        Self { connection, begun: false, ended: false, end_pushed: false }
+        Self { connection, begun: false, ended: false, end_pushed: false, wrong_name }
     }
 
     /// Whether the handshake is still going on. Plaintext may be pushed already; it goes out afterwards.
@@ -44,9 +59,11 @@ impl TlsStream {
 
     /// Who the peer is, once the handshake is done.
     pub fn peer(&self) -> PeerIdentity {
-        match self.connection.peer_certificates().and_then(<[_]>::first) {
-            Some(certificate) => PeerIdentity::Certified(certificate.clone().into_owned()),
-            None => PeerIdentity::Anonymous,
+        match self.connection.peer_certificates() {
+            Some(chain) if !chain.is_empty() => {
+                PeerIdentity::Certified(chain.iter().map(|certificate| certificate.clone().into_owned()).collect())
+            }
+            _ => PeerIdentity::Anonymous,
         }
     }
 
@@ -76,6 +93,11 @@ impl TlsStream {
     }
 
     fn explain(&self, error: &Error) -> TlsError {
+        if let Error::InvalidCertificate(CertificateError::NotValidForNameContext { expected, presented }) = error {
+            let presented = presented.iter().map(|name| bare(name)).collect();
+            let names = WrongName { expected: expected.to_str().into_owned(), presented };
+            *self.wrong_name.lock().unwrap_or_else(PoisonError::into_inner) = Some(names);
+        }
         match error {
             Error::InvalidMessage(_) | Error::InappropriateMessage { .. } if !self.begun => TlsError::NotTls,
             error => TlsError::from(error),
@@ -153,3 +175,9 @@ impl TlsStream {
 
 /// How much plaintext [`TlsStream::feed`] makes room for at a time: a record's.
 const PLAINTEXT_STEP_BYTES: usize = 16 << 10;
+
+/// A name without the kind that rustls writes around it: `server` of `DnsName("server")`.
+fn bare(presented: &str) -> String {
+    let inner = presented.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.unwrap_or(presented).trim_matches('"').to_owned()
+}

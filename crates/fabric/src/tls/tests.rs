@@ -26,13 +26,34 @@ impl Files {
         let this = Self { folder };
         let (issuer, certificate) = authority("ours");
         let (other, _) = authority("another");
+        let serial = |number| rcgen::SerialNumber::from(vec![number]);
+        for (name, issuer, revoked) in [("none", &issuer, None), ("crl", &issuer, Some(7)), ("others", &other, None)] {
+            let revoked = revoked.map(|number| rcgen::RevokedCertParams {
+                serial_number: serial(number),
+                revocation_time: rcgen::date_time_ymd(2020, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            });
+            let list = rcgen::CertificateRevocationListParams {
+                this_update: rcgen::date_time_ymd(2020, 1, 1),
+                // Long ago: a list that is not renewed stays in force.
+                next_update: rcgen::date_time_ymd(2020, 2, 1),
+                crl_number: serial(1),
+                issuing_distribution_point: None,
+                revoked_certs: revoked.into_iter().collect(),
+                key_identifier_method: rcgen::KeyIdMethod::Sha256,
+            };
+            std::fs::write(this.path(&format!("{name}-crl.pem")), list.signed_by(issuer).unwrap().pem().unwrap())
+                .unwrap();
+        }
         std::fs::write(this.path("ca.pem"), certificate.pem()).unwrap();
-        let signed =
-            [("server", &issuer), ("client", &issuer), ("past", &issuer), ("future", &issuer), ("stranger", &other)];
+        let ours = ["server", "client", "stolen", "past", "future"].map(|name| (name, &issuer));
+        let signed = ours.into_iter().chain([("stranger", &other)]);
         for (name, issuer) in signed {
             let key = rcgen::KeyPair::generate().unwrap();
             let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
             match name {
+                "stolen" => params.serial_number = Some(serial(7)),
                 "past" => params.not_after = rcgen::date_time_ymd(2001, 1, 1),
                 "future" => params.not_before = rcgen::date_time_ymd(4000, 1, 1),
                 _ => {}
@@ -53,6 +74,20 @@ impl Files {
         let server =
             TlsServer::new(&self.path("server.pem"), &self.path("server.key"), clients, Some(&authority)).unwrap();
         server.accept().unwrap()
+    }
+
+    /// A server that requires certificates, and refuses those that the list names.
+    fn server_with_list(&self, list: &str) -> TlsServer {
+        let path = |name: &str| self.path(name);
+        let (certificate, key, authority) = (path("server.pem"), path("server.key"), path("ca.pem"));
+        let list = path(list);
+        let files = ServerFiles {
+            certificate: &certificate,
+            key: &key,
+            client_authority: Some(&authority),
+            revoked: Some(&list),
+        };
+        TlsServer::new_by(&files, ClientCertificates::Required, &|path| File::open(path)).unwrap()
     }
 
     fn client(&self, own: Option<&str>, name: &str) -> TlsStream {
@@ -193,6 +228,38 @@ fn a_replaced_certificate_is_for_new_connections_of_all_clones() {
     carry(&mut accepted, &mut clone.accept().unwrap(), 4096).unwrap();
     assert_eq!(client.push(b"still here"), 10);
     assert_eq!(carry(&mut client, &mut before, 4096).unwrap().1, b"still here");
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_and_found_among_those_that_were_let_in() {
+    let files = Files::new();
+    let ends = |server: &TlsServer, own: &str| {
+        let (mut client, mut end) = (files.client(Some(own), "server"), server.accept().unwrap());
+        carry(&mut client, &mut end, 4096).map(|_| end.peer())
+    };
+    let server = files.server_with_list("none-crl.pem");
+    let (stolen, client) = (ends(&server, "stolen").unwrap(), ends(&server, "client").unwrap());
+    assert!(!server.has_revoked(&stolen) && !server.has_revoked(&client));
+    server.clone().replace(&files.server_with_list("crl-crl.pem"));
+    assert_eq!(ends(&server, "stolen"), Err(TlsError::Revoked));
+    assert!(matches!(ends(&server, "client"), Ok(PeerIdentity::Certified(_))));
+    assert!(server.has_revoked(&stolen) && !server.has_revoked(&client));
+    assert!(!server.has_revoked(&PeerIdentity::Plain) && !server.has_revoked(&PeerIdentity::Anonymous));
+    // A list that says nothing of the authority does not let everybody in.
+    server.replace(&files.server_with_list("others-crl.pem"));
+    assert_eq!(ends(&server, "client"), Err(TlsError::UnknownRevocation));
+    assert!(!server.has_revoked(&client));
+}
+
+#[test]
+fn both_names_are_told_where_a_server_has_another_one() {
+    let files = Files::new();
+    let tls = TlsClient::new(&files.path("ca.pem"), None, "elsewhere").unwrap();
+    let (mut client, mut server) = (tls.clone().connect().unwrap(), files.server(ClientCertificates::Off));
+    assert_eq!(tls.wrong_name(), None);
+    assert_eq!(carry(&mut client, &mut server, 4096), Err(TlsError::WrongName));
+    let names = WrongName { expected: "elsewhere".to_owned(), presented: vec!["server".to_owned()] };
+    assert_eq!(tls.wrong_name(), Some(names));
 }
 
 #[test]

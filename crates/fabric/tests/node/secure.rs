@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use byway_fabric::CloseReason;
+use byway_fabric::access::Origin;
 use byway_fabric::node::{Node, NodeError, NodeOptions, OpError, Rights};
 use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer};
+use byway_fabric::{CloseReason, WireKind};
 
 use crate::rig::{CANARY, Pair, Rig, Turner, done, pattern, soon, window_is_all};
 
@@ -12,6 +13,7 @@ crate::over_each_wire!(
     everything_goes_over_a_session_with_tls,
     who_is_not_whom_it_should_be_gets_no_session,
     who_must_use_tls_and_does_not_gets_no_session,
+    each_end_learns_the_names_of_the_others_certificate,
 );
 
 /// Certificates: of `server` and `client` by one authority, `ca`, and of `stranger` by another, `other`.
@@ -129,4 +131,27 @@ fn who_must_use_tls_and_does_not_gets_no_session(rig: &Rig) {
     let address = rig.listen(&plain);
     refused(&plain, || client.connect_secure(&address, &files.client(None, "server"), soon()));
     assert_eq!(plain.counters().unwrap().sessions, 0);
+}
+
+fn each_end_learns_the_names_of_the_others_certificate(rig: &Rig) {
+    let files = Files::new();
+    for own in [Some("client"), None] {
+        let (server, client) = (open(rig, files.server("server", ClientCertificates::Optional)), rig.node());
+        let (address, tls) = (rig.listen(&server), files.client(own, "server"));
+        let (to_client, to_server) = std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| server.accept(soon()).unwrap());
+            let connected = client.connect_secure(&address, &tls, soon()).unwrap();
+            (accepted.join().unwrap(), connected)
+        });
+        assert_eq!(server.peer(to_client).unwrap().names(), own.as_slice());
+        assert_eq!(client.peer(to_server).unwrap().names(), ["server"]);
+        let origin = server.peer(to_client).unwrap().origin();
+        match client.capabilities(to_server).unwrap().wire {
+            WireKind::Tcp => assert!(matches!(origin, Origin::Address(ip) if ip.is_loopback()), "{origin:?}"),
+            _ => assert_eq!(origin, Origin::Unix),
+        }
+    }
+    let (server, client) = (rig.node(), rig.node());
+    let pair = crate::rig::connect(&server, &client, &rig.listen(&server));
+    assert_eq!(server.peer(pair.0).unwrap().names().len() + client.peer(pair.1).unwrap().names().len(), 0);
 }

@@ -8,7 +8,7 @@ fn message(session: Session, header: &[u8]) -> Message {
 
 fn began(shared: &mut Shared) -> Session {
     let session = shared.add_session(Phase::Arriving, 9);
-    assert!(shared.session_up(session, None));
+    assert!(shared.session_up(session, None, None));
     session
 }
 

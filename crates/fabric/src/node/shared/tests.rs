@@ -18,7 +18,7 @@ fn session(node: &Node) -> Session {
 fn arrives(node: &Node) -> Session {
     let mut shared = node.inner.lock().unwrap();
     let session = shared.add_session(Phase::Arriving, 64);
-    assert!(shared.session_up(session, None));
+    assert!(shared.session_up(session, None, None));
     session
 }
 
@@ -143,7 +143,7 @@ fn a_session_that_nobody_took_goes_to_who_waits_for_one() {
     let (first, second) = (node.start_accept().unwrap(), node.start_accept().unwrap());
     let (older, newer) = (arrives(&node), node.inner.lock().unwrap().add_session(Phase::Arriving, 64));
     drop(first);
-    assert!(node.inner.lock().unwrap().session_up(newer, None));
+    assert!(node.inner.lock().unwrap().session_up(newer, None, None));
     assert_eq!(second.test(), Ok(Ok(Outcome::Session(older))));
     assert_eq!(node.accept(Duration::ZERO), Ok(newer));
 
