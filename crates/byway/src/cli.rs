@@ -72,10 +72,15 @@ pub enum Command {
 pub struct ServeArguments {
     /// A volume to serve; may be repeated.
     ///
-    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,description=TEXT], where STORE is PATH,
-    /// mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes K, M, G, T (binary). A comma or
-    /// colon inside a path needs a backslash before it, or double quotes around the path. A file that looks like an image
-    /// of a virtual machine (qcow2, vmdk, ...) is refused unless its bytes are to be served as they are: format=raw.
+    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,access=CLIENT[:ro]]...
+    /// [,description=TEXT], where STORE is PATH, mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes
+    /// K, M, G, T (binary). A comma or colon inside a path needs a backslash before it, or double quotes around the path. A file
+    /// that looks like an image of a virtual machine (qcow2, vmdk, ...) is refused unless its bytes are to be served as they are:
+    /// format=raw.
+    ///
+    /// With access=CLIENT the volume is for that client alone, and with :ro behind it to be read; repeat it for several. CLIENT is
+    /// a subject alternative name of the client's certificate (DNS or URI), a range of addresses (10.0.0.0/8), or unix for clients
+    /// of unix sockets and shared memory. For other clients the volume does not exist.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
     /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
@@ -130,6 +135,12 @@ pub struct ServeArguments {
     /// Who signs the certificates of clients, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_ca: Option<PathBuf>,
+    /// Revocation lists of those who sign the certificates of clients, PEM; reloaded like the certificates
+    ///
+    /// FILE holds a list (X.509 CRL) of each authority that has signed a client's certificate: where there is none, the
+    /// client is refused. A list stays in force past its nextUpdate. After a reload, connections whose certificate is on a list end.
+    #[arg(long, value_name = "FILE", requires = "tls_client_ca")]
+    pub tls_crl: Option<PathBuf>,
     /// Whether connections must be over TLS, or only those that ask for it and those of volumes with tls=required
     /// [default: required]
     #[arg(long, value_name = "WHEN", requires = "tls_certificate")]

@@ -16,11 +16,13 @@
 //! [volume.data]                               # ... or tables
 //! store = "stripe:chunk=64K:/dev/nvme0n1:/dev/nvme1n1"
 //! direct = true
+//! access = ["store2", "10.0.0.0/8:ro"]
 //!
 //! [tls]
 //! certificate = "/etc/byway/node.pem"
 //! key = "/etc/byway/node.key"
 //! client_ca = "/etc/byway/ca.pem"
+//! crl = "/etc/byway/crl.pem"
 //! clients = "required"
 //! mode = "required"
 //! ```
@@ -30,6 +32,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use byway_fabric::access::AccessError;
 use byway_reactor::{Address, IoChoice};
 use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
 use serde::Deserialize;
@@ -86,6 +89,8 @@ pub struct Tls {
     pub key: PathBuf,
     /// Who signs clients' certificates.
     pub client_ca: Option<PathBuf>,
+    /// Revocation lists of those who sign them.
+    pub crl: Option<PathBuf>,
     /// Whether clients show one; required if `client_ca` is given and this is not.
     pub clients: Option<ClientAuthentication>,
     /// Whether there are plain connections as well.
@@ -156,6 +161,7 @@ struct VolumeForm {
     #[serde(default)]
     tls_required: bool,
     rate: Option<String>,
+    access: Option<Vec<String>>,
     #[serde(default)]
     shared: bool,
     format: Option<String>,
@@ -286,6 +292,7 @@ impl Configuration {
                 certificate: certificate.clone(),
                 key: key.clone(),
                 client_ca: flags.tls_client_ca.clone(),
+                crl: flags.tls_crl.clone(),
                 clients: flags.tls_clients,
                 mode: flags.tls.unwrap_or_default(),
             });
@@ -343,6 +350,21 @@ impl Configuration {
         if self.frame_bytes / threads < limits::FRAME_BYTES_MIN {
             let message = format!("too few bytes for {threads} event loops; give at least {}M", threads * 4);
             return Err(value("frames".to_owned(), message));
+        }
+        self.check_tls()
+    }
+
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let shown = self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication);
+        if self.tls.as_ref().is_some_and(|tls| tls.crl.is_some()) && shown == ClientAuthentication::Off {
+            let message =
+                "clients show no certificates that could be revoked; give --tls-client-ca, or leave --tls-crl out";
+            return Err(value("tls".to_owned(), message));
+        }
+        let named = |volume: &&VolumeSpec| volume.access.names_certificates();
+        if let Some(volume) = self.volumes.iter().find(named).filter(|_| shown == ClientAuthentication::Off) {
+            let message = "access names a certificate, but clients show none here; give --tls-client-ca";
+            return Err(value(format!("volume `{}`", volume.name), message));
         }
         match &self.tls {
             Some(tls) if tls.authentication() >= ClientAuthentication::Optional && tls.client_ca.is_none() => Err(
@@ -422,6 +444,11 @@ impl VolumeForm {
             Some("raw") => true,
             Some(_) => return Err(value(at(".format"), spec::FORMAT_USAGE)),
         };
+        spec::check_shared(&volume).map_err(|error| value(at(".shared"), error))?;
+        if let Some(clients) = &self.access {
+            // An empty list would join to nothing, which is refused: it must not let everybody in.
+            volume.access = clients.join(",").parse().map_err(|error: AccessError| value(at(".access"), error))?;
+        }
         volume.tls_required = self.tls_required;
         if let Some(rate) = &self.rate {
             let bytes =

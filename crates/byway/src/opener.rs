@@ -212,7 +212,8 @@ fn named_for_reading(arguments: &ServeArguments, path: &Path) -> Result<(), Stri
     let configuration = Configuration::load(arguments).map_err(|error| error.to_string())?;
     let tls = configuration.tls.as_ref();
     let named = tls.is_some_and(|tls| {
-        [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()].into_iter().flatten().any(|file| file == path)
+        let files = [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref(), tls.crl.as_ref()];
+        files.into_iter().flatten().any(|file| file == path)
     });
     if named { Ok(()) } else { Err("the configuration does not name this file".to_owned()) }
 }

@@ -180,6 +180,7 @@ fn options_of(spec: &VolumeSpec) -> VolumeOptions {
         volatile: matches!(spec.store.innermost(), StoreSpec::Memory { .. }),
         rate_bytes_per_second: spec.rate_bytes_per_second,
         faults: spec.store.faults(),
+        access: spec.access.clone(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use byway_fabric::tls::{ClientCertificates, OpenFile, ServerTls, TlsClient, TlsServer, TlsSetupError};
+use byway_fabric::tls::{ClientCertificates, OpenFile, ServerFiles, ServerTls, TlsClient, TlsServer, TlsSetupError};
 use clap::Args;
 
 use crate::admission::ClientAuthentication;
@@ -20,7 +20,13 @@ pub fn server_tls(tls: Option<&Tls>, open: OpenFile<'_>) -> Result<ServerTls, Tl
         ClientAuthentication::Optional => ClientCertificates::Optional,
         ClientAuthentication::Required => ClientCertificates::Required,
     };
-    let server = TlsServer::new_by((&tls.certificate, &tls.key), clients, tls.client_ca.as_deref(), open)?;
+    let files = ServerFiles {
+        certificate: &tls.certificate,
+        key: &tls.key,
+        client_authority: tls.client_ca.as_deref(),
+        revoked: tls.crl.as_deref(),
+    };
+    let server = TlsServer::new_by(&files, clients, open)?;
     Ok(match tls.mode {
         TlsMode::Optional => ServerTls::Optional(server),
         TlsMode::Required => ServerTls::Required(server),

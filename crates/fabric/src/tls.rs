@@ -65,7 +65,7 @@ pub struct TlsServer {
 #[derive(Debug)]
 struct Setup {
     config: Arc<ServerConfig>,
-    /// Checks clients' certificates, if they show any.
+    /// Checks clients' certificates, if there are revocation lists.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
@@ -188,7 +188,8 @@ impl TlsServer {
                 None => TlsSetupError::config(error),
             };
             let built = building.build().map_err(unfit)?;
-            builder.with_client_cert_verifier(Arc::clone(verifier.insert(built)))
+            verifier = files.revoked.map(|_| Arc::clone(&built));
+            builder.with_client_cert_verifier(built)
         };
         let chain = certificates(files.certificate, open)?;
         let config = builder

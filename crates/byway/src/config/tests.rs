@@ -83,13 +83,16 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
     assert!(![listen, nbd, volumes, allow].iter().any(Vec::is_empty) && !insecure);
     assert!([http, io, frames, mapped, stage, user].iter().all(Option::is_some));
     assert!(ctl.is_some() && threads.is_some());
-    let Tls { certificate: _, key: _, client_ca, clients, mode } = tls.unwrap();
-    assert_eq!((client_ca.is_some(), clients, mode), (true, Some(ClientAuthentication::Required), TlsMode::default()));
+    let Tls { certificate: _, key: _, client_ca, crl, clients, mode } = tls.unwrap();
+    assert_eq!(
+        (client_ca.is_some() && crl.is_some(), clients, mode),
+        (true, Some(ClientAuthentication::Required), TlsMode::default())
+    );
     assert_eq!(slow_us, Some(DEFAULT_SLOW_US));
-    let VolumeForm { store: _, read_only, direct, stage, tls_required, rate, shared, format, description } =
+    let VolumeForm { store: _, read_only, direct, stage, tls_required, rate, access, shared, format, description } =
         volume.remove("data").unwrap();
     assert_eq!((read_only, direct, tls_required, shared), (false, true, false, false));
-    assert!([stage, rate, format, description].iter().all(Option::is_some));
+    assert!([stage, rate, format, description].iter().all(Option::is_some) && access.is_some());
 }
 
 #[test]
@@ -130,6 +133,11 @@ fn errors_name_the_key_and_the_file() {
         ("[volume.a]\nstore = '/a'\nstage = 'device'", ["FILE: volume.a.stage", "add direct"]),
         ("threads = 0", ["threads", "1 to 256"]),
         ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),
+        ("[volume.a]\nstore = 'mem:1M'\naccess = []", ["FILE: volume.a.access", "leave access out"]),
+        ("[volume.a]\nstore = 'mem:1M'\naccess = ['10.0.0.1/8']", ["FILE: volume.a.access", "write 10.0.0.0/8"]),
+        ("[volume.a]\nstore = 'mem:1M'\naccess = ['vm1']", ["volume `a`", "give --tls-client-ca"]),
+        ("[volume.a]\nstore = '/a'\nshared = true", ["FILE: volume.a.shared", "add direct"]),
+        ("[tls]\ncertificate = 'c'\nkey = 'k'\ncrl = 'r'", ["tls", "give --tls-client-ca"]),
     ] {
         let error = in_file(text);
         assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");

@@ -378,8 +378,10 @@ impl Worker {
         for (id, len) in changes.resized {
             self.native.resized(id, len);
         }
+        self.native.enforce_access(&mut self.reactor, &self.engine);
         let (nbd, mut floor) = self.door();
         nbd.drop_volumes(&mut floor, &changes.gone);
+        nbd.enforce_access(&mut floor);
     }
 
     fn take_allowed(&mut self, allow: Vec<Cidr>) {

@@ -30,6 +30,9 @@ pub fn format(volume: &VolumeSpec) -> String {
     if let Some(rate) = volume.rate_bytes_per_second {
         let _ = write!(text, ",rate={}/s", format_size(rate));
     }
+    if !volume.access.is_open() {
+        let _ = write!(text, ",access={}", quote(&volume.access.to_string()));
+    }
     if let Some(description) = &volume.description {
         let _ = write!(text, ",description={}", quote(description));
     }

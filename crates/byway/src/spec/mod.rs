@@ -15,7 +15,11 @@
 //!         format=raw                    serve the bytes also of an image that looks like qcow2, vmdk, ...
 //!         tls=required                  refuse connections without TLS
 //!         rate=SIZE[/s]                 bytes per second, reads and writes together
+//!         access=CLIENT[:ro]            only for this client, :ro to be read; repeated for several
 //!         description=TEXT              what listings show
+//! CLIENT  NAME                          a subject alternative name (DNS or URI) of the client's certificate
+//!         ADDRESS[/BITS]                a range of addresses
+//!         unix                          clients of unix sockets and shared memory
 //! RULE    OPERATION=EFFECT[@OFFSET+LENGTH][#COUNT]
 //!         OPERATION any read write flush trim zero extents
 //!         EFFECT    a time (10ms: waits), short (half of it), or eio enospc enomem eperm etimedout (fails)
@@ -42,6 +46,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
+use byway_fabric::access::AccessError;
 use byway_service::block::spec::{StoreSpec, VolumeName, VolumeNameError, VolumeSpec};
 
 use crate::limits;
@@ -49,7 +54,7 @@ use crate::units::UnitError;
 use text::Text;
 
 pub use format::format;
-pub(crate) use options::{FORMAT_USAGE, check_direct, check_stage};
+pub(crate) use options::{FORMAT_USAGE, check_direct, check_shared, check_stage};
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -122,10 +127,13 @@ pub enum SpecFault {
     Count(String),
     /// An option that there is not.
     #[error(
-        "`{0}` is no option; write ro, direct, stage=device, shared, format=raw, tls=required, rate=SIZE or description=TEXT (a comma \
-         inside a path needs a backslash or quotes)"
+        "`{0}` is no option; write ro, direct, stage=device, shared, format=raw, tls=required, rate=SIZE, access=CLIENT \
+         or description=TEXT (a comma inside a path needs a backslash or quotes)"
     )]
     Option(String),
+    /// A bad client.
+    #[error("{0}")]
+    Access(#[from] AccessError),
     /// The same option again.
     #[error("`{0}` is said twice; say it once")]
     Twice(&'static str),
@@ -135,6 +143,12 @@ pub enum SpecFault {
     /// Options that do not fit the store.
     #[error("direct is for files and devices, and this store is {0}; leave it out")]
     DirectStore(&'static str),
+    /// A shared file through this machine's page cache.
+    #[error(
+        "shared needs direct: what another machine writes to the device would not be seen through this machine's page cache; \
+         add direct, or leave shared out"
+    )]
+    SharedCached,
     /// A stage for a volume that has none.
     #[error("stage is for direct volumes, whose bytes pass the page cache by; add direct, or leave it out")]
     Stage,

@@ -1,5 +1,6 @@
 //! What follows the store, comma by comma.
 
+use byway_fabric::access::AccessError;
 use byway_service::block::spec::{StoreSpec, VolumeSpec};
 
 use super::text::Text;
@@ -12,7 +13,7 @@ use crate::units::parse_size;
 pub(crate) const FORMAT_USAGE: &str = "volumes are served byte by byte; convert other images (qemu-img convert -O raw), and write format=raw or leave it out";
 
 pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) -> Result<(), SpecError> {
-    let (mut tls, mut staged) = (None, None);
+    let (mut tls, mut staged, mut shared) = (None, None, None);
     for part in parts {
         let (key, value) = match part.split_once('=') {
             Some((key, value)) => (key.value(), Some(value)),
@@ -21,7 +22,10 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
         match key.as_str() {
             "ro" => flag(&mut volume.read_only, "ro", &part, value.as_ref())?,
             "direct" => flag(&mut volume.direct, "direct", &part, value.as_ref())?,
-            "shared" => flag(&mut volume.shared, "shared", &part, value.as_ref())?,
+            "shared" => {
+                flag(&mut volume.shared, "shared", &part, value.as_ref())?;
+                shared = Some(part.clone());
+            }
             "format" => {
                 let raw = value.as_ref().is_some_and(|value| value.value() == "raw");
                 if !raw {
@@ -48,6 +52,12 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
                 let rate = rate(&part, value.as_ref())?;
                 once(&mut volume.rate_bytes_per_second, rate, "rate", &part)?;
             }
+            "access" => {
+                let value =
+                    value.ok_or_else(|| part.error(SpecFault::Value("write access=CLIENT or access=CLIENT:ro")))?;
+                let more = value.value().parse().map_err(|fault: AccessError| value.error(fault.into()))?;
+                volume.access.add(more).map_err(|fault| value.error(fault.into()))?;
+            }
             "description" => {
                 let text = value.ok_or_else(|| part.error(SpecFault::Value("write description=TEXT")))?.value();
                 if text.len() > DESCRIPTION_BYTES_MAX {
@@ -64,6 +74,9 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
     if let Some(part) = staged {
         check_stage(volume).map_err(|fault| part.error(fault))?;
     }
+    if let Some(part) = shared {
+        check_shared(volume).map_err(|fault| part.error(fault))?;
+    }
     volume.tls_required = tls.is_some();
     Ok(())
 }
@@ -71,6 +84,12 @@ pub(super) fn apply(volume: &mut VolumeSpec, parts: impl Iterator<Item = Text>) 
 /// Whether a volume that says where it is staged is one that is staged.
 pub(crate) fn check_stage(volume: &VolumeSpec) -> Result<(), SpecFault> {
     if volume.stage.is_none() || volume.direct { Ok(()) } else { Err(SpecFault::Stage) }
+}
+
+/// Whether a volume that is shared keeps to what lies on the device.
+pub(crate) fn check_shared(volume: &VolumeSpec) -> Result<(), SpecFault> {
+    let is_cached = !volume.direct && !volume.store.paths().is_empty();
+    if volume.shared && is_cached { Err(SpecFault::SharedCached) } else { Ok(()) }
 }
 
 /// Whether a store can be read past the page cache.

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use byway_fabric::access::Access;
 use byway_reactor::Errno;
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRange, FaultRule, FaultRules, Stage};
 use proptest::prelude::*;
@@ -18,10 +19,17 @@ fn the_forms_of_the_manual_are_read() {
     assert_eq!(parse("n=null:512").unwrap().store, StoreSpec::Null { bytes: 512 });
     let stripe = StoreSpec::Stripe { chunk_bytes: 65536, paths: vec!["/dev/a".into(), "/dev/b".into()] };
     assert_eq!(parse("s=stripe:chunk=64K:/dev/a:/dev/b").unwrap().store, stripe);
-    let all = parse("d=/a,ro,direct,tls=required,rate=100M/s,shared,description=the old one").unwrap();
+    let all =
+        parse("d=/a,ro,direct,tls=required,rate=100M/s,shared,access=vm1,access=10.0.0.0/8:ro,description=the old one");
+    let all = all.unwrap();
     assert!(all.read_only && all.direct && all.tls_required && all.shared);
     assert_eq!(all.rate_bytes_per_second, Some(100 << 20));
+    assert_eq!(all.access, "vm1,10.0.0.0/8:ro".parse().unwrap());
     assert_eq!(all.description.as_deref(), Some("the old one"));
+    assert_eq!(
+        parse(r#"d=/a,access="vm1,fd00::/8:ro",access=unix"#).unwrap().access,
+        "vm1,fd00::/8:ro,unix".parse().unwrap()
+    );
 }
 
 #[test]
@@ -59,7 +67,7 @@ fn fault_rules_wrap_any_store() {
 /// Every message names what is wrong and what to write instead; the column says where.
 #[test]
 fn errors_name_the_place_and_the_remedy() {
-    let cases: [(&str, usize, &str); 31] = [
+    let cases: [(&str, usize, &str); 36] = [
         ("", 1, "write NAME=PATH"),
         ("/srv/disk.img", 1, "write NAME=PATH"),
         ("=/a", 1, "write NAME=PATH"),
@@ -85,6 +93,11 @@ fn errors_name_the_place_and_the_remedy() {
         ("d=/a,stage=device", 6, "add direct"),
         ("d=/a,direct,stage=disk", 13, "stage=device or stage=memory"),
         ("d=/a,stage=memory,direct,stage=device", 26, "`stage` is said twice"),
+        ("d=/a,access", 6, "write access=CLIENT"),
+        ("d=/a,access=", 13, "leave access out"),
+        ("d=/a,access=10.1.0.0/8", 13, "write 10.0.0.0/8"),
+        ("d=/a,access=vm1,vm2", 17, "`vm2` is no option"),
+        ("d=/a,shared", 6, "add direct"),
         ("d=\"/a", 3, "not closed"),
         ("d=/a\\", 5, "backslash"),
         ("d=fault:/a", 9, "fault:read=eio:STORE"),
@@ -152,11 +165,14 @@ prop_compose! {
         name in "[A-Za-z0-9._-]{1,64}", store in any_store(), read_only: bool, direct: bool, tls_required: bool,
         rate_bytes_per_second in prop::option::of(1u64..), shared: bool, raw: bool, description in prop::option::of(".{0,20}"),
         stage in prop::option::of(prop::sample::select(vec![Stage::Memory, Stage::Device])),
+        access in prop::collection::vec("(vm[1-3]|spiffe://c/[a-z]|10\\.0\\.0\\.[0-9]|fd00::/8|unix)(:ro)?", 0..3),
     ) -> VolumeSpec {
         let direct = direct && options::check_direct(&store).is_ok();
         let name = VolumeName::new(&name).unwrap();
         let stage = stage.filter(|_| direct);
-        VolumeSpec { stage, name, store, read_only, direct, tls_required, rate_bytes_per_second, shared, raw, description }
+        let shared = shared && (direct || store.paths().is_empty());
+        let access = if access.is_empty() { Access::default() } else { access.join(",").parse().unwrap() };
+        VolumeSpec { access, stage, name, store, read_only, direct, tls_required, rate_bytes_per_second, shared, raw, description }
     }
 }
 

@@ -307,6 +307,11 @@ impl Fabric {
     ) {
         let Some((registry, home)) = &self.server else { return };
         let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let tls_peer = lane.peer();
+        // The lists may be newer than the lane's TLS handshake.
+        if self.tls_server.server().is_some_and(|server| server.has_revoked(&tls_peer)) {
+            return self.refuse(slot, RefuseCode::Auth);
+        }
         match registry.claim(identity, *home) {
             Claim::Stale => return self.refuse(slot, RefuseCode::Superseded),
             Claim::Wait => {
@@ -320,7 +325,6 @@ impl Fabric {
         let agreed = Agreed { features, instance, credits: self.options.terms.credits };
         let bulk_lanes = if lane.link.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
-        let tls_peer = lane.peer();
         let socket = lane.socket;
         let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
         let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));

@@ -319,9 +319,11 @@ impl Fabric {
         Some(state.tls_peer.identity(origin))
     }
 
-    /// What a session's peer has shown by TLS.
-    pub fn tls_peer(&self, session: Slot) -> Option<&PeerIdentity> {
-        self.sessions.get(session).map(|state| &state.tls_peer)
+    /// Whether a revocation list that is in force by now names what a session's client has shown by TLS.
+    pub fn is_revoked(&self, session: Slot) -> bool {
+        let state = self.sessions.get(session).filter(|state| state.role == Role::Server);
+        let (Some(state), Some(server)) = (state, self.tls_server.server()) else { return false };
+        server.has_revoked(&state.tls_peer)
     }
 
     /// Sessions that have not been released.

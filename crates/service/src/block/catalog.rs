@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use byway_fabric::access::{Identity, Right};
 use byway_reactor::Reactor;
 
 use super::engine::{Engine, VolumeId};
@@ -58,19 +59,23 @@ impl Catalog {
         changes
     }
 
-    /// The volume of that name; the empty name is the only volume, if there is one only.
+    /// The volume of that name.
     pub fn find(&self, name: &str) -> Option<(&Arc<Volume>, VolumeId)> {
-        if name.is_empty() {
-            return match &self.entries[..] {
-                [(volume, id)] => Some((volume, *id)),
-                _ => self.find_named(""),
-            };
-        }
-        self.find_named(name)
+        self.entries.iter().find(|(volume, _)| volume.name() == name).map(|(volume, id)| (volume, *id))
     }
 
-    fn find_named(&self, name: &str) -> Option<(&Arc<Volume>, VolumeId)> {
-        self.entries.iter().find(|(volume, _)| volume.name() == name).map(|(volume, id)| (volume, *id))
+    /// The volumes that `client` may use, what it may do with each, and their ids on this loop.
+    pub fn open_to<'a>(&'a self, client: &'a Identity) -> impl Iterator<Item = (&'a Arc<Volume>, VolumeId, Right)> {
+        self.entries.iter().filter_map(|(volume, id)| Some((volume, *id, volume.right(client)?)))
+    }
+
+    /// The volume of that name, if `client` may use it; the empty name is the only volume that it may use, if it is one.
+    pub fn find_for<'a>(&'a self, client: &'a Identity, name: &str) -> Option<(&'a Arc<Volume>, VolumeId, Right)> {
+        if !name.is_empty() {
+            return self.open_to(client).find(|(volume, ..)| volume.name() == name);
+        }
+        let mut open = self.open_to(client);
+        open.next().filter(|_| open.next().is_none())
     }
 
     /// The ids of all volumes on this loop.

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use byway_fabric::access::Access;
 use byway_reactor::Errno;
 
 /// Characters of the longest volume name.
@@ -100,6 +101,8 @@ pub struct VolumeSpec {
     pub shared: bool,
     /// Its bytes are served as they are, although they look like an image of another format than raw.
     pub raw: bool,
+    /// Which clients may use it.
+    pub access: Access,
     /// What a listing shows beside the name.
     pub description: Option<String>,
 }
@@ -117,6 +120,7 @@ impl VolumeSpec {
             rate_bytes_per_second: None,
             shared: false,
             raw: false,
+            access: Access::default(),
             description: None,
         }
     }

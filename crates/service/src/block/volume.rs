@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use byway_fabric::access::{Access, Identity, Right};
+
 use super::engine::{Effect, Fault, Operation};
 use super::error::BlockError;
 use super::failures::{Failures, StoreFailure};
@@ -27,6 +29,8 @@ pub struct VolumeOptions {
     pub rate_bytes_per_second: Option<u64>,
     /// Faults put in on purpose.
     pub faults: FaultRules,
+    /// Which clients may use it; others are not to learn that it exists.
+    pub access: Access,
 }
 
 /// A volume that is being served.
@@ -170,6 +174,12 @@ impl Volume {
     /// Whether writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.options.read_only
+    }
+
+    /// What `client` may do with it; `None`: nothing, not even learn that it exists.
+    pub fn right(&self, client: &Identity) -> Option<Right> {
+        let right = self.options.access.right(client)?;
+        Some(if self.is_read_only() { Right::Read } else { right })
     }
 
     pub(super) fn kind(&self) -> &Kind {

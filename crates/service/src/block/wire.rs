@@ -31,6 +31,11 @@ pub enum Method {
 }
 
 impl Method {
+    /// Whether it changes what the volume holds.
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Trim | Self::Zero)
+    }
+
     /// The method of that number.
     pub const fn from_number(number: u16) -> Option<Self> {
         Some(match number {

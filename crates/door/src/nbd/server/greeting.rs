@@ -1,6 +1,7 @@
 //! A connection before it has chosen an export: moves the bytes of the handshake machine.
 
-use byway_fabric::tls::TlsServer;
+use byway_fabric::access::{Identity, Origin, Right};
+use byway_fabric::tls::{PeerIdentity, TlsServer};
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
 use byway_service::block::{Catalog, Volume, VolumeId};
 
@@ -32,8 +33,9 @@ pub(super) struct Greeting {
     counted_heap: usize,
     /// Operations started and not yet reported.
     started: u32,
-    /// What the machine decided; done when the output has gone.
-    /// What was negotiated, and the volume that it was about.
+    /// What is known of the client.
+    guest: Guest,
+    /// What was negotiated, and the volume that it was about, until the output has gone.
     chosen: Option<(Box<Negotiated>, VolumeId)>,
     /// The client took its leave, or broke the protocol.
     pub(super) end: Option<End>,
@@ -41,8 +43,40 @@ pub(super) struct Greeting {
     pub(super) over: Option<End>,
 }
 
+/// A connection's client, and what it may do.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    pub(super) client: Identity,
+    /// What it has shown by TLS.
+    pub(super) shown: PeerIdentity,
+    origin: Origin,
+    /// What it was told that it may do with its volume; `None` before it has chosen one.
+    pub(super) right: Option<Right>,
+}
+
+impl Guest {
+    pub(super) fn new(origin: Origin) -> Self {
+        Self { client: Identity::new(origin), shown: PeerIdentity::Plain, origin, right: None }
+    }
+
+    fn show(&mut self, shown: PeerIdentity) {
+        self.client = shown.identity(self.origin);
+        self.shown = shown;
+    }
+
+    /// Whether it may do less by now than it was told, with a volume of which it may do `now`.
+    pub(super) fn has_lost(&self, now: Option<Right>, tls: Option<&TlsServer>) -> bool {
+        now < self.right || tls.is_some_and(|tls| tls.has_revoked(&self.shown))
+    }
+}
+
 impl Greeting {
-    pub(super) fn new(socket: Socket, token: Token, config: HandshakeConfig, tls: Option<TlsServer>) -> Self {
+    pub(super) fn new(
+        (socket, token): (Socket, Token),
+        config: HandshakeConfig,
+        tls: Option<TlsServer>,
+        origin: Origin,
+    ) -> Self {
         let mut out = Gather::new();
         let machine = out.push_head_with(|out| Handshake::new(config, out));
         Self {
@@ -59,6 +93,7 @@ impl Greeting {
             sending_heap: 0,
             counted_heap: 0,
             started: 0,
+            guest: Guest::new(origin),
             chosen: None,
             end: None,
             over: None,
@@ -84,6 +119,11 @@ impl Greeting {
     /// Why a client goes that goes in good order.
     fn farewell(&self) -> End {
         if self.machine.refused_plain() { End::PlainRefused } else { End::Disconnected }
+    }
+
+    /// The client, and what it may do.
+    pub(super) fn guest(&self) -> &Guest {
+        &self.guest
     }
 
     pub(super) fn is_secure(&self) -> bool {
@@ -146,10 +186,12 @@ impl Greeting {
                 Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(End::EarlyBytes),
                 Step::StartTls => self.tls_granted = true,
                 Step::Closed => self.end = Some(self.farewell()),
-                Step::Transmission(negotiated) => match floor.catalog.find(&negotiated.export.name) {
-                    Some((_, volume)) => self.chosen = Some((negotiated, volume)),
-                    None => self.over = Some(End::VolumeGone),
-                },
+                Step::Transmission(negotiated) => {
+                    match floor.catalog.find_for(&self.guest.client, &negotiated.export.name) {
+                        Some((_, volume, _)) => self.chosen = Some((negotiated, volume)),
+                        None => self.over = Some(End::VolumeGone),
+                    }
+                }
             }
         }
         if self.over.is_some() {
@@ -167,11 +209,15 @@ impl Greeting {
             return None;
         }
         let (negotiated, volume) = self.chosen.take()?;
-        // A reload may have put another volume under this name while the answer was sent, one that wants TLS perhaps.
-        if floor.catalog.find(&negotiated.export.name).is_none_or(|(_, now)| now != volume) {
+        // A reload may have put another volume under this name while the answer was sent, one that wants TLS perhaps, or
+        // have changed what this client may do.
+        let told = if negotiated.rules.flags.has(TransmissionFlags::READ_ONLY) { Right::Read } else { Right::Write };
+        let now = floor.catalog.find_for(&self.guest.client, &negotiated.export.name);
+        if now.is_none_or(|(_, now, right)| now != volume || right < told) {
             self.over = Some(End::VolumeGone);
             return None;
         }
+        self.guest.right = Some(told);
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
         Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
@@ -179,7 +225,7 @@ impl Greeting {
 
     /// Hands the input to the machine. `None` if that ended the connection.
     fn negotiate(&mut self, floor: &Floor<'_>) -> Option<Step> {
-        let exports = CatalogExports(floor.catalog);
+        let exports = CatalogExports(floor.catalog, &self.guest.client);
         let Self { machine, input, out, .. } = self;
         match out.push_head_with(|out| machine.receive(input.bytes(), &exports, out)) {
             Ok((taken, step)) => {
@@ -215,6 +261,7 @@ impl Greeting {
             Ok(0) if secure.has_ended() => self.end = Some(self.farewell()),
             Ok(n) => {
                 if was_handshaking && !secure.is_handshaking() {
+                    self.guest.show(secure.peer());
                     self.machine.tls_established();
                 }
                 return Some(n);
@@ -260,26 +307,26 @@ impl Greeting {
     }
 }
 
-/// The catalog as the handshake sees it.
-struct CatalogExports<'a>(&'a Catalog);
+/// The catalog as the handshake sees it: what the client may use.
+struct CatalogExports<'a>(&'a Catalog, &'a Identity);
 
 impl Exports for CatalogExports<'_> {
     fn list(&self) -> Vec<Export> {
-        self.0.iter().map(|volume| export(volume)).collect()
+        self.0.open_to(self.1).map(|(volume, _, right)| export(volume, right)).collect()
     }
 
     fn find(&self, name: &str) -> Option<Export> {
-        self.0.find(name).map(|(volume, _)| export(volume))
+        self.0.find_for(self.1, name).map(|(volume, _, right)| export(volume, right))
     }
 }
 
-fn export(volume: &Volume) -> Export {
+fn export(volume: &Volume, right: Right) -> Export {
     let mut flags = TransmissionFlags::SEND_FLUSH
         | TransmissionFlags::SEND_FUA
         | TransmissionFlags::CAN_MULTI_CONN
         | TransmissionFlags::SEND_CACHE
         | TransmissionFlags::SEND_DF;
-    if volume.is_read_only() {
+    if right == Right::Read {
         flags |= TransmissionFlags::READ_ONLY;
     } else {
         flags |=
@@ -347,7 +394,8 @@ mod tests {
         let same = ours.try_clone().unwrap();
         let socket = reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
-        let mut greeting = Greeting::new(socket, Token::new(0x40, 0, 0, 0), HandshakeConfig::default(), None);
+        let mut greeting =
+            Greeting::new((socket, Token::new(0x40, 0, 0, 0)), HandshakeConfig::default(), None, Origin::Unix);
         // Enough answers that they do not fit into the socket, and GO behind them.
         let ask = b"\0\0\0\x01v\0\x01\0\x02";
         let said = [&b"\0\0\0\x03"[..], &option(6, ask).repeat(12), &option(7, ask)].concat();

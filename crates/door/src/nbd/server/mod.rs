@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use byway_fabric::access::Origin;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::{Completion, Errno, Op, Outcome, Reactor, Socket, Token};
 use byway_service::block::{Catalog, Done, Engine, Tag, VolumeId};
@@ -19,7 +20,7 @@ use slab::Slab;
 
 pub use self::connection::End;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
-use self::greeting::Greeting;
+use self::greeting::{Greeting, Guest};
 use super::handshake::{HandshakeConfig, TlsMode};
 use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS_MAX};
 
@@ -97,7 +98,7 @@ struct Client {
 
 enum Phase {
     Greeting(Box<Greeting>),
-    Serving(Box<Connection>),
+    Serving(Box<Connection>, Box<Guest>),
 }
 
 impl NbdDoor {
@@ -156,7 +157,8 @@ impl NbdDoor {
         let entry = self.clients.vacant_entry();
         let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
         let index = entry.key();
-        let greeting = Greeting::new(socket, token, self.options.handshake, self.options.tls.server().cloned());
+        let tls = self.options.tls.server().cloned();
+        let greeting = Greeting::new((socket, token), self.options.handshake, tls, origin(floor.reactor, socket));
         entry.insert(Client {
             generation: self.generation,
             socket,
@@ -183,7 +185,7 @@ impl NbdDoor {
                 let n = *result.as_ref().unwrap_or(&0);
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.received(&mut into, n),
-                    Phase::Serving(connection) => connection.received(&mut into, n),
+                    Phase::Serving(connection, _) => connection.received(&mut into, n),
                 }
                 match result {
                     Ok(0) => client.at_end_of_stream(),
@@ -194,7 +196,7 @@ impl NbdDoor {
             (TAG_SEND, Outcome::Sent { gather, result }) => {
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.sent(gather),
-                    Phase::Serving(connection) => connection.sent(gather),
+                    Phase::Serving(connection, _) => connection.sent(gather),
                 }
                 if let Err(error) = result {
                     client.send_failed(error);
@@ -215,7 +217,7 @@ impl NbdDoor {
     pub fn done(&mut self, floor: &mut Floor<'_>, done: Done) {
         let id = (done.tag.0 & 0x00ff_ffff_ffff_ffff) as usize;
         let Some(index) = self.pending.get(id).map(|pending| pending.connection) else { return };
-        if let Some(Client { phase: Phase::Serving(connection), .. }) = self.clients.get_mut(index) {
+        if let Some(Client { phase: Phase::Serving(connection, _), .. }) = self.clients.get_mut(index) {
             connection.done(&mut self.pending, id, done.outcome);
             self.advance(floor, index);
         }
@@ -248,11 +250,30 @@ impl NbdDoor {
         let ends: Vec<usize> = self
             .clients
             .iter()
-            .filter(|(_, client)| matches!(&client.phase, Phase::Serving(c) if gone.contains(&c.volume())))
+            .filter(|(_, client)| matches!(&client.phase, Phase::Serving(c, _) if gone.contains(&c.volume())))
             .map(|(index, _)| index)
             .collect();
         for index in ends {
             self.clients[index].fail(End::VolumeGone);
+            self.advance(floor, index);
+        }
+    }
+
+    /// Ends the connections of clients that may do less by now than they were told: their certificate is on a revocation list,
+    /// or the volume is no longer for them, or no longer to be written.
+    pub fn enforce_access(&mut self, floor: &mut Floor<'_>) {
+        let tls = self.options.tls.server();
+        let has_lost = |client: &Client| match &client.phase {
+            Phase::Greeting(greeting) => greeting.guest().has_lost(None, tls),
+            Phase::Serving(connection, guest) => {
+                let volume = floor.engine.volume(connection.volume());
+                guest.has_lost(volume.and_then(|volume| volume.right(&guest.client)), tls)
+            }
+        };
+        let ends: Vec<usize> =
+            self.clients.iter().filter(|(_, client)| has_lost(client)).map(|(index, _)| index).collect();
+        for index in ends {
+            self.clients[index].fail(End::AccessLost);
             self.advance(floor, index);
         }
     }
@@ -264,7 +285,7 @@ impl NbdDoor {
         for index in all {
             match &mut self.clients[index].phase {
                 Phase::Greeting(_) => self.clients[index].fail(End::Shutdown),
-                Phase::Serving(connection) => {
+                Phase::Serving(connection, _) => {
                     connection.end.get_or_insert(End::Shutdown);
                 }
             }
@@ -283,14 +304,14 @@ impl NbdDoor {
             self.greetings_heap = greeting.count_heap(self.greetings_heap);
             client.operations += greeting.started_operations();
             if let Some(connection) = served {
-                client.phase = Phase::Serving(Box::new(connection));
+                client.phase = Phase::Serving(Box::new(connection), Box::new(greeting.guest().clone()));
             } else if let Some(end) = greeting.end
                 && greeting.is_idle()
             {
                 client.fail(end);
             }
         }
-        if let Phase::Serving(connection) = &mut client.phase
+        if let Phase::Serving(connection, _) = &mut client.phase
             && !client.closed
         {
             let before = (connection.receiving, connection.sending);
@@ -335,14 +356,14 @@ impl NbdDoor {
             }
             match &mut client.phase {
                 Phase::Greeting(greeting) => self.greetings_heap = greeting.count_heap(self.greetings_heap),
-                Phase::Serving(connection) => {
+                Phase::Serving(connection, _) => {
                     connection.abandon(&mut self.pending);
                     self.queued_heap = connection.count_heap(self.queued_heap);
                     self.payload_bytes = connection.count_payload(self.payload_bytes);
                 }
             }
         }
-        let at_store = matches!(&client.phase, Phase::Serving(connection) if connection.has_requests());
+        let at_store = matches!(&client.phase, Phase::Serving(connection, _) if connection.has_requests());
         if client.operations == 0 && !at_store {
             self.clients.remove(index);
         }
@@ -354,7 +375,7 @@ impl Client {
     fn fail(&mut self, end: End) {
         match &mut self.phase {
             Phase::Greeting(greeting) => greeting.over = Some(end),
-            Phase::Serving(connection) => connection.over = Some(end),
+            Phase::Serving(connection, _) => connection.over = Some(end),
         }
     }
 
@@ -362,7 +383,7 @@ impl Client {
     fn send_failed(&mut self, error: Errno) {
         let end = match &self.phase {
             Phase::Greeting(greeting) => greeting.end.filter(|_| greeting.is_secure()),
-            Phase::Serving(connection) => connection.end.filter(|_| connection.has_said_end()),
+            Phase::Serving(connection, _) => connection.end.filter(|_| connection.has_said_end()),
         };
         self.fail(end.unwrap_or(End::Stream(error)));
     }
@@ -370,7 +391,7 @@ impl Client {
     fn at_end_of_stream(&mut self) {
         match &mut self.phase {
             Phase::Greeting(greeting) => greeting.at_end_of_stream(),
-            Phase::Serving(connection) => connection.hung_up(),
+            Phase::Serving(connection, _) => connection.hung_up(),
         }
     }
 
@@ -378,8 +399,17 @@ impl Client {
     fn end(&self) -> Option<End> {
         match &self.phase {
             Phase::Greeting(greeting) => greeting.over,
-            Phase::Serving(connection) => connection.over,
+            Phase::Serving(connection, _) => connection.over,
         }
+    }
+}
+
+/// Where a client connects from.
+fn origin(reactor: &Reactor, socket: Socket) -> Origin {
+    match reactor.peer_address(socket) {
+        Some(peer) => Origin::Address(peer.ip().to_canonical()),
+        None if reactor.is_tcp(socket) => Origin::Unknown,
+        None => Origin::Unix,
     }
 }
 

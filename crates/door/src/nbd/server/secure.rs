@@ -3,7 +3,7 @@
 //! Payloads are decrypted straight to where they belong, so beside the ciphertext that was received at once (4 KiB on an
 //! idle connection, 256 KiB on a busy one) only what TLS itself must keep is held: a record.
 
-use byway_fabric::tls::{TlsError, TlsServer, TlsStream};
+use byway_fabric::tls::{PeerIdentity, TlsError, TlsServer, TlsStream};
 use byway_reactor::{Frame, FramePool, Gather};
 
 use super::input::Input;
@@ -33,6 +33,11 @@ impl Secure {
     /// Whether nothing but TLS's own handshake has gone over it.
     pub(super) fn is_handshaking(&self) -> bool {
         self.stream.is_handshaking()
+    }
+
+    /// What the client has shown, once the handshake is done.
+    pub(super) fn peer(&self) -> PeerIdentity {
+        self.stream.peer()
     }
 
     /// Takes the frame for a receive of ciphertext into `frame[start..]`; `None` when the pool has none.

@@ -1,5 +1,6 @@
 //! The calls of the block service, checked and begun.
 
+use byway_fabric::access::Right;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::Header;
 use byway_fabric::{CloseReason, Fabric, Slot, WindowKey};
@@ -8,15 +9,16 @@ use byway_rpc::wire::CallBody;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::super::BlockError;
 use super::super::engine::{Step, VolumeId, WriteFlags, ZeroFlags};
 use super::super::volume::Volume;
 use super::super::wire::{
     Arguments, CallError, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, ListEntry, Method, OpenResult,
     VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE,
 };
-use super::Serving;
 use super::jobs::{Call, Job, Read, Write};
 use super::waiting::Queued;
+use super::{Handle, Serving};
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
 impl Serving<'_> {
@@ -55,7 +57,7 @@ impl Serving<'_> {
                 self.list(fabric, call, &arguments);
                 Ok(())
             }
-            Some(method) => self.volume(slot, &arguments).and_then(|volume| {
+            Some(method) => self.volume(slot, &arguments, method).and_then(|volume| {
                 self.on_volume(fabric, reactor, (call, method), volume, &arguments, window, payload)
             }),
         };
@@ -64,11 +66,18 @@ impl Serving<'_> {
         }
     }
 
-    fn volume(&mut self, session: Slot, arguments: &Arguments) -> Result<VolumeId, CallError> {
-        let handle = arguments.handle.get() as usize;
-        let export = self.core.session(session).and_then(|session| session.handles.get(handle).copied());
-        let export = &self.core.exports[export.ok_or(CallError::Malformed)?];
-        if export.withdrawn { Err(super::super::BlockError::Closed.into()) } else { Ok(export.volume) }
+    /// The volume that a call names, if the session may do so much with it.
+    fn volume(&mut self, session: Slot, arguments: &Arguments, method: Method) -> Result<VolumeId, CallError> {
+        let number = arguments.handle.get() as usize;
+        let handle = self.core.session(session).and_then(|session| session.handles.get(number).copied());
+        let handle = handle.ok_or(CallError::Malformed)?;
+        let export = &self.core.exports[handle.export];
+        match handle.right {
+            None => Err(BlockError::Closed.into()),
+            Some(_) if export.withdrawn => Err(BlockError::Closed.into()),
+            Some(Right::Read) if method.writes() => Err(BlockError::ReadOnly.into()),
+            Some(_) => Ok(export.volume),
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "one place where a call is taken apart")]
@@ -88,7 +97,7 @@ impl Serving<'_> {
         match method {
             Method::Read | Method::Write => {
                 let len = usize::try_from(len).ok().filter(|len| *len <= CALL_BYTES_MAX);
-                let len = len.ok_or(super::super::BlockError::TooLong)?;
+                let len = len.ok_or(BlockError::TooLong)?;
                 if len > SMALL_BYTES_MAX && (window_len < len || !fabric.can_put(call.session)) {
                     return Err(CallError::Malformed);
                 }
@@ -153,7 +162,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         call: Call,
-        begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, super::super::BlockError>,
+        begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, BlockError>,
     ) {
         let job = self.start_job(call.session, Job::Plain(call));
         let tag = self.core.tag(job);
@@ -194,19 +203,24 @@ impl Serving<'_> {
                 && self.engine.volume(export.volume).is_some_and(|volume| volume.name().as_bytes() == name)
         });
         let index = found.ok_or(CallError::NotFound)?;
+        let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let volume = self.engine.volume(self.core.exports[index].volume).ok_or(CallError::NotFound)?;
+        let Some(right) = volume.right(&client) else {
+            tracing::debug!(volume = volume.name(), %client, "not in the volume's access list: told that there is none");
+            return Err(CallError::NotFound);
+        };
         if volume.options().tls_required && !fabric.capabilities(call.session).is_some_and(|wire| wire.secure) {
             return Err(CallError::TlsRequired);
         }
-        let flags =
-            volume_flags(volume) | if arguments.flags.get() & FLAG_READ_ONLY != 0 { VOLUME_READ_ONLY } else { 0 };
+        let right = if arguments.flags.get() & FLAG_READ_ONLY != 0 { Right::Read } else { right };
+        let flags = volume_flags(volume, right);
         let (len, block_bytes) = (volume.len(), volume.block_bytes());
         let (store, medium) = (volume.store_identity(), volume.store().medium());
         let Some(session) = self.core.session(call.session) else { return Ok(()) };
         if session.handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
         }
-        session.handles.push(index);
+        session.handles.push(Handle { export: index, right: Some(right) });
         let result = OpenResult {
             handle: U32::new(session.handles.len() as u32 - 1),
             flags: U32::new(flags),
@@ -221,16 +235,18 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Lists volumes from an index on, as many as fit; the result begins with how many there are.
+    /// Lists the volumes that the client may use from an index on, as many as fit; the result begins with how many there are.
     fn list(&mut self, fabric: &mut Fabric, call: Call, arguments: &Arguments) {
-        let offered: Vec<_> = self.core.exports.iter().filter(|export| !export.withdrawn).collect();
+        let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
+        let offered = self.core.exports.iter().filter(|export| !export.withdrawn);
+        let volumes = offered.filter_map(|export| self.engine.volume(export.volume));
+        let open: Vec<_> = volumes.filter_map(|volume| Some((volume, volume.right(&client)?))).collect();
         let mut payload = Vec::new();
-        for export in offered.iter().skip(arguments.offset.get() as usize) {
-            let Some(volume) = self.engine.volume(export.volume) else { continue };
+        for (volume, right) in open.iter().skip(arguments.offset.get() as usize) {
             let (name, description) = (volume.name().as_bytes(), volume.options().description.as_bytes());
             let entry = ListEntry {
                 len: U64::new(volume.len()),
-                flags: U32::new(volume_flags(volume)),
+                flags: U32::new(volume_flags(volume, *right)),
                 block_bytes: U32::new(volume.block_bytes()),
                 name_len: U32::new(name.len() as u32),
                 description_len: U32::new(description.len() as u32),
@@ -242,14 +258,14 @@ impl Serving<'_> {
             payload.extend_from_slice(name);
             payload.extend_from_slice(description);
         }
-        let count = (offered.len() as u64).to_le_bytes();
+        let count = (open.len() as u64).to_le_bytes();
         self.answer_with(fabric, call, Ok(()), (&count, &payload));
     }
 }
 
-fn volume_flags(volume: &Volume) -> u32 {
+fn volume_flags(volume: &Volume, right: Right) -> u32 {
     let flag = |on, bit| if on { bit } else { 0 };
-    flag(volume.is_read_only(), VOLUME_READ_ONLY)
+    flag(right == Right::Read, VOLUME_READ_ONLY)
         | flag(volume.options().volatile, VOLUME_VOLATILE)
         | flag(volume.options().tls_required, VOLUME_TLS_REQUIRED)
 }

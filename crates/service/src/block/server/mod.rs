@@ -14,6 +14,7 @@ mod writes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use byway_fabric::access::{Identity, Right};
 use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
@@ -45,10 +46,19 @@ struct Export {
     withdrawn: bool,
 }
 
+/// A volume that a session has open.
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    export: usize,
+    /// `None`: a reload took the client's access away.
+    right: Option<Right>,
+}
+
 #[derive(Debug)]
 struct Session {
     slot: Slot,
-    handles: Vec<usize>,
+    client: Identity,
+    handles: Vec<Handle>,
     inbound: Inbound,
     /// Jobs that have not ended.
     jobs: usize,
@@ -158,8 +168,30 @@ impl Server {
     pub fn dismiss_users(&mut self, reactor: &mut Reactor, volume: VolumeId) {
         let exports = &self.core.exports;
         for session in self.core.sessions.iter_mut().flatten().filter(|session| !session.down && !session.dismissed) {
-            if session.handles.iter().any(|export| exports[*export].volume == volume) {
+            if session.handles.iter().any(|handle| exports[handle.export].volume == volume) {
                 session.dismissed = true;
+                self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
+            }
+        }
+    }
+
+    /// Ends the sessions that may do less by now than when they began: their certificate is on a revocation list, or a volume
+    /// that they have open is no longer for them, or no longer to be written. What they ask for from here on is refused.
+    pub fn enforce_access(&mut self, reactor: &mut Reactor, engine: &Engine) {
+        let exports = &self.core.exports;
+        for session in self.core.sessions.iter_mut().flatten().filter(|session| !session.down) {
+            let revoked = self.fabric.is_revoked(session.slot);
+            let mut ends = revoked;
+            for handle in &mut session.handles {
+                let volume = engine.volume(exports[handle.export].volume);
+                let now = volume.and_then(|volume| volume.right(&session.client)).filter(|_| !revoked);
+                // One that is no longer served is not the client's to lose.
+                ends |= volume.is_some() && now < handle.right;
+                handle.right = handle.right.min(now);
+            }
+            if ends && !session.dismissed {
+                session.dismissed = true;
+                tracing::info!(client = %session.client, "session ended: a reload took its access away");
                 self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
             }
         }
@@ -168,9 +200,9 @@ impl Server {
     /// Tells the clients of a volume its new size.
     pub fn resized(&mut self, volume: VolumeId, len: u64) {
         for session in self.core.sessions.iter().flatten() {
-            for (handle, export) in session.handles.iter().enumerate() {
-                if self.core.exports[*export].volume == volume {
-                    self.fabric.send(session.slot, resized_notice(handle as u32, len));
+            for (number, handle) in session.handles.iter().enumerate() {
+                if self.core.exports[handle.export].volume == volume {
+                    self.fabric.send(session.slot, resized_notice(number as u32, len));
                 }
             }
         }
@@ -326,6 +358,7 @@ impl Handler for Serving<'_> {
         }
         self.core.sessions[index] = Some(Session {
             slot,
+            client: fabric.identity(slot).unwrap_or_default(),
             handles: Vec::new(),
             inbound: Inbound::new(agreed.credits),
             jobs: 0,

@@ -69,6 +69,9 @@ pub enum End {
     /// The volume is no longer served.
     #[error("the volume is no longer served")]
     VolumeGone,
+    /// A reload took away what the client may do.
+    #[error("a reload took the client's access away")]
+    AccessLost,
     /// The server stops.
     #[error("the server is shutting down")]
     Shutdown,
@@ -80,7 +83,7 @@ pub enum End {
 impl End {
     /// Whether something went wrong.
     pub(super) fn is_fault(self) -> bool {
-        !matches!(self, Self::Disconnected | Self::Shutdown | Self::VolumeGone)
+        !matches!(self, Self::Disconnected | Self::Shutdown | Self::VolumeGone | Self::AccessLost)
     }
 }
 
