@@ -102,3 +102,46 @@ fn the_files_of_its_sockets_go_with_a_node() {
     assert!(matches!(Node::start(more), Err(StartError::Listen { .. })));
     assert_eq!(left(), 0);
 }
+
+#[test]
+fn a_session_that_has_lost_its_access_by_a_reload_ends_and_others_go_on() {
+    use byway_service::block::client::{BlockingVolume, VolumeError, VolumeOptions as ClientOptions};
+    use byway_service::block::wire::CallError;
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("native"));
+    let store = |name: &str| Store::memory(name, 1 << 20).unwrap();
+    let listed = |access: &str| VolumeOptions { access: access.parse().unwrap(), ..VolumeOptions::default() };
+    let [kept, lost, narrowed] = ["kept", "lost", "narrowed"].map(|name| (store(name), name));
+    let first = |(store, name): &(Store, &str)| Arc::new(Volume::new(*name, store.clone(), listed("unix")));
+    let volumes = [first(&kept), first(&lost), first(&narrowed)];
+    let node = NodeOptions { native: vec![at.clone()], ..options(&[], Address::Unix(folder.path().join("nbd"))) };
+    let node = Node::start(NodeOptions { volumes: volumes.to_vec(), ..node }).unwrap();
+    let open = |name: &str, class| {
+        let reactor = byway_reactor::Reactor::open(IoChoice::Auto, 4 << 20).unwrap();
+        let mut options = ClientOptions::new(class);
+        options.bounds.lost_after = Duration::from_millis(500);
+        BlockingVolume::connect(reactor, at.clone(), name, options)
+    };
+    let mut clients = [open("kept", 0x30).unwrap(), open("lost", 0x31).unwrap(), open("narrowed", 0x32).unwrap()];
+    for client in &mut clients {
+        client.write(0, &[7; 4096], true).unwrap();
+    }
+    let next = [
+        volumes[0].succeeded_by(kept.0, listed("unix,10.0.0.0/8")),
+        volumes[1].succeeded_by(lost.0, listed("10.0.0.0/8")),
+        volumes[2].succeeded_by(narrowed.0, listed("unix:ro")),
+    ];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    assert_eq!(node.replace(&next.map(Arc::new), &[], deadline), 0);
+    let [kept, lost, narrowed] = &mut clients;
+    let mut back = vec![0; 4096];
+    kept.write(0, &[8; 4096], true).unwrap();
+    assert_eq!(lost.read(0, &mut back), Err(VolumeError::Refused(CallError::NotFound)));
+    narrowed.read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    let read_only = VolumeError::Call(CallError::Block(byway_service::block::BlockError::ReadOnly));
+    assert_eq!(narrowed.write(0, &[9; 4096], true), Err(read_only));
+    assert!(open("lost", 0x33).is_err() && open("kept", 0x34).is_ok());
+    drop(clients);
+    assert!(node.stop(Duration::from_secs(60)));
+}
