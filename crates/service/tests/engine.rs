@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use byway_reactor::{Frame, FramePool, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{
-    BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step, Store,
-    StoreOptions, Tag, Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
+    Begun, BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step,
+    Store, StoreOptions, Tag, Volume, VolumeId, VolumeOptions, WriteFlags, ZeroFlags,
 };
 use proptest::prelude::*;
 
@@ -170,7 +170,7 @@ impl Rig {
             frame.write(0, &bytes[..len]);
             let flags = WriteFlags { durable };
             let step = self.engine.write(&mut self.reactor, self.volume, offset, (frame, len), flags, Tag(7));
-            self.unit(step)?;
+            self.unit(step.map(Step::from))?;
             offset += len as u64;
             bytes = &bytes[len..];
         }
@@ -340,7 +340,7 @@ fn requests_for_no_bytes_end_at_once() {
                     }
                     let flags = WriteFlags { durable: true };
                     let step = engine.write(reactor, id, offset, (frame, 0), flags, Tag(7));
-                    assert!(matches!(step, Ok(Step::Now(()))), "{step:?}");
+                    assert_eq!(step, Ok(Begun::Now));
                     assert!(matches!(engine.prefetch(reactor, id, (offset, 0), Tag(7)), Ok(Step::Now(()))));
                     let extents = engine.extents(reactor, id, (offset, 0), 100, Tag(7));
                     assert!(matches!(&extents, Ok(Step::Now(none)) if none.is_empty()), "{extents:?}");

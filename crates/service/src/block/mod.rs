@@ -19,7 +19,7 @@ pub mod wire;
 
 pub use catalog::{Catalog, Changes};
 pub use engine::{
-    Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, Tag, VolumeCounters, VolumeId,
+    Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, Tag, VolumeCounters, VolumeId,
     WriteFlags, ZeroFlags,
 };
 pub use error::{BlockError, OpenError};

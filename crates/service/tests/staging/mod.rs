@@ -102,7 +102,7 @@ fn writes_from_plain_sockets_have_frames_of_the_device() {
         frame.fill(0x5a);
         let flags = WriteFlags::default();
         let step = rig.engine.write(&mut rig.reactor, rig.volume, 8192, (frame, 65_536), flags, Tag(7));
-        rig.unit(step).unwrap();
+        rig.unit(step.map(Step::from)).unwrap();
         assert!(std::fs::read(&path).unwrap()[8192..][..65_536].iter().all(|byte| *byte == 0x5a));
         assert_eq!(rig.reactor.counters().written_device_bytes, 65_536);
         // A volume that is not staged has ordinary ones, and small writes are copied into such by the engine.

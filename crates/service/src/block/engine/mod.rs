@@ -66,6 +66,25 @@ pub enum Step<T> {
     InParts,
 }
 
+/// How a request went on that needs nothing but what it brings: the engine never has to be asked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a request that is `Later` is not done"]
+pub enum Begun {
+    /// It is done.
+    Now,
+    /// A [`Done`] will tell.
+    Later,
+}
+
+impl From<Begun> for Step<()> {
+    fn from(begun: Begun) -> Self {
+        match begun {
+            Begun::Now => Self::Now(()),
+            Begun::Later => Self::Later,
+        }
+    }
+}
+
 impl<T> Step<T> {
     /// The same step with another value.
     pub fn map<U>(self, with: impl FnOnce(T) -> U) -> Step<U> {

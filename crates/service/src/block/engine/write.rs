@@ -6,7 +6,7 @@ use byway_reactor::{Errno, File, Frame, Op, Reactor, Socket, Token};
 
 use super::attached::Attached;
 use super::job::RunState;
-use super::{ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use super::{Begun, ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
 use crate::block::failures::StoreFailure;
 use crate::block::store::Kind;
@@ -87,10 +87,11 @@ impl Engine {
         (from, len): (Frame, usize),
         flags: WriteFlags,
         tag: Tag,
-    ) -> Result<Step<()>, BlockError> {
+    ) -> Result<Begun, BlockError> {
         let request = Request { volume: id, operation: Operation::Write, offset, len: len as u64, tag };
         let result = self.write_frame(reactor, request, from, flags);
-        self.counted((id, Operation::Write, len as u64), result)
+        let _ = self.counted((id, Operation::Write, len as u64), result.map(Step::from));
+        result
     }
 
     fn write_frame(
@@ -99,14 +100,14 @@ impl Engine {
         request: Request,
         from: Frame,
         flags: WriteFlags,
-    ) -> Result<Step<()>, BlockError> {
+    ) -> Result<Begun, BlockError> {
         let Request { volume: id, offset, len, .. } = request;
         let len = len as usize;
         self.charge(reactor, id, len);
         let attached = self.check(id, offset, len as u64, true)?;
-        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
+        let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Begun::Now) };
         if len == 0 {
-            return Ok(Step::Now(()));
+            return Ok(Begun::Now);
         }
         let run = layout.run(offset, len as u64);
         if run.len < len as u64 {
@@ -117,7 +118,7 @@ impl Engine {
         // The kernel alone moves the bytes of a device.
         if !durable && !attached.volume.has_faults() && from.is_private() {
             match reactor.try_write(file, run.offset, &from.bytes()[..len]) {
-                Ok(()) => return Ok(Step::Now(())),
+                Ok(()) => return Ok(Begun::Now),
                 Err(Errno::AGAIN) => {}
                 Err(error) => return Err(failed_at_once(attached, reactor, request, error)),
             }
@@ -125,7 +126,7 @@ impl Engine {
         let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
         let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
         self.start_run(reactor, job, 0, len, op);
-        Ok(Step::Later)
+        Ok(Begun::Later)
     }
 
     /// Writes bytes that stay the caller's: at once where the store is memory, else by way of a copy in a frame.

@@ -4,7 +4,7 @@ use byway_fabric::{Fabric, GetError, Remote, Slot};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, Reactor};
 
-use super::super::engine::{Step, WriteFlags, is_cut_up};
+use super::super::engine::{Begun, WriteFlags, is_cut_up};
 use super::super::wire::CallError;
 use super::Serving;
 use super::jobs::{Job, Write};
@@ -90,12 +90,11 @@ impl Serving<'_> {
                 self.engine.write(reactor, volume, offset, (frame, len), flags, tag).map_err(CallError::from)
             }
             // Another piece has failed: the answer is known.
-            (Ok(_), _) => Ok(Step::Now(())),
+            (Ok(_), _) => Ok(Begun::Now),
         };
         let result = match step {
-            Ok(Step::Later) => return,
-            Ok(Step::Now(())) => Ok(()),
-            Ok(Step::Busy | Step::InParts) => Err(CallError::Busy),
+            Ok(Begun::Later) => return,
+            Ok(Begun::Now) => Ok(()),
             Err(error) => Err(error),
         };
         self.end_job(fabric, session, part);

@@ -1,7 +1,7 @@
 //! Writes: small ones from the input, large ones piece by piece as their payload comes, refused ones drained.
 
 use byway_reactor::{Op, Reactor, Scatter};
-use byway_service::block::{Outcome, Step, WriteFlags};
+use byway_service::block::{Begun, Outcome, Step, WriteFlags};
 use slab::Slab;
 
 use super::{Answer, Connection, Context, Expect, Incoming, Pending, Piece, Progress, TAG_RECEIVE, tag_of};
@@ -129,8 +129,8 @@ impl Connection {
         let pending = &mut context.pending[id];
         let flags = WriteFlags { durable: pending.durable() };
         match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
-            Ok(Step::Later) => pending.left += 1,
-            Ok(Step::Now(()) | Step::Busy | Step::InParts) => {}
+            Ok(Begun::Later) => pending.left += 1,
+            Ok(Begun::Now) => {}
             Err(error) => {
                 pending.error.get_or_insert(error);
             }
