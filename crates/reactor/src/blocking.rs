@@ -15,6 +15,13 @@ fn last_error() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// Has a write beyond the limit on a file's size (`RLIMIT_FSIZE`) fail with `EFBIG` in this process; the kernel's default is
+/// to end the process (`SIGXFSZ`). Programs that serve files call it first.
+pub fn ignore_file_size_signal() {
+    // SAFETY: to ignore a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Memory of a frame that a call reads from or writes to, for as long as its operation's slot keeps the frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {

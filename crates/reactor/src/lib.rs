@@ -46,6 +46,7 @@ mod uring;
 mod waker;
 mod workers;
 
+pub use blocking::ignore_file_size_signal;
 pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};

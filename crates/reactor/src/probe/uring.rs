@@ -1,4 +1,4 @@
-//! io_uring: a ring is made, and asked for its operations.
+//! io_uring: a ring is made, entered, and asked for its operations.
 
 use io_uring::{IoUring, Probe, opcode};
 
@@ -17,16 +17,17 @@ pub struct UringAbilities {
     pub registered_buffers: bool,
 }
 
-/// Makes a ring and asks it.
+/// Makes a ring, enters it and asks it.
 ///
 /// # Errors
 /// The kernel's: `PermissionDenied` where io_uring is forbidden (`kernel.io_uring_disabled`, seccomp).
 pub fn uring() -> std::io::Result<UringAbilities> {
     let deferred = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8);
-    let (ring, deferred) = match deferred {
+    let (mut ring, deferred) = match deferred {
         Ok(ring) => (ring, true),
         Err(_) => (IoUring::new(8)?, false),
     };
+    crate::uring::enter_once(&mut ring)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     let mut page = vec![0u8; 4096];

@@ -56,6 +56,8 @@ pub(crate) struct Uring {
     wake_armed: bool,
     done: Vec<Done>,
     reaped: Vec<(u64, i32, u32)>,
+    /// The error by which the kernel refused submissions for good.
+    refused: Option<std::io::Error>,
 }
 
 /// A stream: its descriptor and the slots that use it.
@@ -74,6 +76,28 @@ struct Stream {
 pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     // The newest kernels count the ring itself as locked memory.
     if error.raw_os_error() == Some(libc::ENOMEM) { " (raise RLIMIT_MEMLOCK)" } else { "" }
+}
+
+/// Has the kernel do nothing, once. A filter of system calls may allow that a ring is made and refuse that it is entered.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn enter_once(ring: &mut IoUring) -> std::io::Result<()> {
+    // SAFETY: the entry points to nothing.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(|_| std::io::ErrorKind::StorageFull)?;
+    while ring.completion().is_empty() {
+        match ring.submit_and_wait(1) {
+            Err(error) if !is_transient(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    ring.completion().for_each(drop);
+    Ok(())
+}
+
+/// Whether the kernel may take the same submissions at the next try.
+fn is_transient(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
 impl Uring {
@@ -96,11 +120,12 @@ impl Uring {
     }
 
     fn build(builder: &mut io_uring::Builder) -> std::io::Result<Self> {
-        let ring = builder.setup_submit_all().setup_clamp().setup_cqsize(COMPLETIONS).build(SUBMISSIONS)?;
+        let mut ring = builder.setup_submit_all().setup_clamp().setup_cqsize(COMPLETIONS).build(SUBMISSIONS)?;
         let params = ring.params();
         if !params.is_feature_submit_stable() || !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
             return Err(Errno::NOSYS.into());
         }
+        enter_once(&mut ring)?;
         Ok(Self {
             ring,
             os: Os::new()?,
@@ -111,6 +136,7 @@ impl Uring {
             wake_armed: false,
             done: Vec::new(),
             reaped: Vec::new(),
+            refused: None,
         })
     }
 
@@ -157,8 +183,12 @@ impl Uring {
         self.slots.get_mut(data as u32, (data >> 32) as u32).map(|boxed| &mut **boxed)
     }
 
-    /// Queues a submission, entering the kernel when the queue is full.
+    /// Queues a submission, entering the kernel when the queue is full. Once the kernel has refused submissions for good, the
+    /// operation stays in its slot, and [`Uring::reap`] fails.
     fn push(&mut self, entry: squeue::Entry, data: u64) {
+        if self.refused.is_some() {
+            return;
+        }
         let entry = entry.user_data(data);
         loop {
             // SAFETY: what the entry points to lies in the slot of `data` (boxed) or in frames, mappings and
@@ -167,7 +197,12 @@ impl Uring {
                 return;
             }
             // The queue is full: the kernel takes it, or is short of memory for the moment.
-            let _ = self.ring.submit();
+            if let Err(error) = self.ring.submit()
+                && !is_transient(&error)
+            {
+                self.refused = Some(error);
+                return;
+            }
         }
     }
 
@@ -348,6 +383,9 @@ impl Uring {
             self.wake_armed = true;
             self.push(opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build(), DATA_WAKE);
         }
+        if let Some(error) = &self.refused {
+            return Err(error.raw_os_error().map_or_else(|| error.kind().into(), std::io::Error::from_raw_os_error));
+        }
         let wait = if self.os.ready.is_empty() { wait } else { Wait::Poll };
         self.enter(wait)?;
         let mut reaped = std::mem::take(&mut self.reaped);
@@ -395,9 +433,9 @@ impl Uring {
             (Wait::Block, Some(at)) | (Wait::Until(at), None) => self.enter_for(1, Some(at.since(monotonic()))),
             (Wait::Until(until), Some(at)) => self.enter_for(1, Some(at.min(until).since(monotonic()))),
         };
-        match entered.map_err(|error| (error.raw_os_error().unwrap_or(libc::EIO), error)) {
-            Ok(_) | Err((libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY, _)) => Ok(()),
-            Err((_, error)) => Err(error),
+        match entered {
+            Err(error) if !is_transient(&error) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -512,6 +550,9 @@ impl Drop for Uring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 /// Where `memory` lies in the registered pool.
 fn within(fixed: Option<(usize, usize)>, memory: Memory) -> bool {
