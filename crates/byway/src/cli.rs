@@ -189,6 +189,7 @@ impl MeasuringArguments {
 
 /// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line.
 pub fn run() -> ExitCode {
+    byway_reactor::ignore_file_size_signal();
     let cli = Cli::parse();
     log_to_stderr();
     let done = match cli.command {

@@ -355,6 +355,31 @@ fn nbd_request(kind: u8, offset: u64, len: u32) -> Vec<u8> {
 }
 
 #[test]
+fn a_write_beyond_the_limit_on_file_sizes_is_an_error_and_no_signal() {
+    for io in ["epoll", "uring"] {
+        if io == "uring" && byway_reactor::Reactor::open(byway_reactor::IoChoice::Uring, 1).is_err() {
+            return byway_skip::skip_part_of_this(byway_skip::NO_IO_URING);
+        }
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
+        let volume = format!("v={}", file(folder.path(), "disk", 4 << 20));
+        let arguments = ["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
+        let mut server = Server::start(folder.path(), 1, &arguments);
+        let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+        let id = rustix::process::Pid::from_raw(server.id() as i32);
+        rustix::process::prlimit(id, rustix::process::Resource::Fsize, limit).unwrap();
+        let mut stream = simple_nbd(&server);
+        for (offset, error) in [(2 << 20, 28), (0, 0)] {
+            stream.write_all(&[nbd_request(1, offset, 512), vec![5; 512]].concat()).unwrap();
+            let mut reply = [0; 16];
+            stream.read_exact(&mut reply).expect("the server lives");
+            assert_eq!(reply[4..8], u32::to_be_bytes(error), "{io}: the write at {offset}: {}", server.log());
+        }
+        drop(stream);
+        assert_eq!(server.terminate(), Some(0));
+    }
+}
+
+#[test]
 fn sigterm_does_not_cut_a_long_read() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
     let bytes = byway_e2e::noise(32 << 20, 9);
