@@ -492,6 +492,23 @@ fn who_has_handed_a_call_on_cannot_answer_it_too(three: Three) {
     assert_eq!((server.counters().unwrap().relayed, caller.counters().unwrap().late), (1, 0));
 }
 
+/// Its caller has no deadline, and the third node never had the call.
+#[test]
+fn a_call_that_was_handed_on_and_not_sent_is_answered_when_the_third_node_goes() {
+    let Three { caller, server, third, to_server, to_third, .. } = three();
+    let _caller = Turner::of(caller.node());
+    // The third node is turned by nobody, and gives no credit back.
+    let send = || server.node().send(to_third, b"takes the credit", &[]).unwrap();
+    let waits = std::iter::repeat_with(send).find(|sent| sent.test().is_err()).unwrap();
+    let op = caller.call(to_server, &Call::default(), Deadline::NEVER).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    request.token.hand_on(to_third, 2, b"waits", (&[], &[])).unwrap();
+    drop(third);
+    let _server = Turner::of(server.node());
+    assert_eq!(op.wait(soon()).unwrap(), Err(OpError::Status(ABANDONED)));
+    assert!(matches!(waits.wait(soon()), Ok(Err(OpError::Ended(_)))));
+}
+
 /// Answers take no credit, so they do not stand behind what waits for it.
 #[test]
 fn a_call_is_answered_while_messages_crowd_its_session() {

@@ -1,18 +1,23 @@
 //! What threads ask of whoever turns the loop.
 
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
 
 use byway_reactor::{Address, Mapping};
 
 use super::memory::{Descriptor, Held, Places, Rights};
 use super::wire::Class;
-use super::{OpId, Session, SessionFeedback};
+use super::{NodeCounters, OpId, Session, SessionFeedback};
 use crate::slots::Slot;
 use crate::tls::TlsClient;
 
 /// One request. What has an operation ends with it.
 #[derive(Debug)]
 pub(super) enum Command {
+    /// Counts what the loop has.
+    Count {
+        tell: SyncSender<NodeCounters>,
+    },
     Listen {
         op: Slot,
         address: Address,

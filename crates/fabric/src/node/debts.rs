@@ -1,4 +1,4 @@
-//! What the peer of a session owes, while which the fabric watches that it lives: word of puts, credit for what waits, and bytes that
+//! What the peer of a session owes, while which the fabric watches that it lives: its first grant of messages, word of puts, credit for what waits, and bytes that
 //! are on their way into memory which the program wants back. (Of gets and of lent memory the fabric knows itself.)
 
 use byway_reactor::Reactor;
@@ -24,7 +24,8 @@ impl Debts {
 
 impl Link {
     fn is_owed(&self) -> bool {
-        !self.puts.is_empty() || !self.waiting.is_empty() || self.filling > 0
+        let owes_grant = self.up && !self.greeted;
+        owes_grant || !self.puts.is_empty() || !self.waiting.is_empty() || self.filling > 0
     }
 }
 

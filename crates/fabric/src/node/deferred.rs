@@ -153,7 +153,7 @@ impl Core {
         for command in deferred.0 {
             match command {
                 Command::Put { op, segments, to, message: Some(message), .. } => {
-                    self.end_waiting(session, Waiting::Put { op, segments, to, message }, reason);
+                    self.end_waiting(fabric, reactor, session, (Waiting::Put { op, segments, to, message }, reason));
                 }
                 Command::Put { op, segments, .. } | Command::Get { op, segments, .. } => {
                     drop(segments);
@@ -182,7 +182,7 @@ impl Core {
                 link.credits -= 1;
                 self.send_now(fabric, reactor, session, waiting);
             }
-            _ => self.end_waiting(session, waiting, reason),
+            _ => self.end_waiting(fabric, reactor, session, (waiting, reason)),
         }
     }
 

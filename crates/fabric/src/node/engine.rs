@@ -23,7 +23,7 @@ use super::windows::Closings;
 use super::wire::Class;
 use super::{NodeCounters, NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
-use crate::registration;
+use crate::registration::{self, Mode};
 use crate::session::{self, ClientId, CloseReason, Identity};
 use crate::slots::{Slot, Slots};
 use crate::tls::TlsClient;
@@ -40,7 +40,7 @@ const ALARM: u8 = 2;
 pub(super) struct Engine {
     reactor: Reactor,
     fabric: Fabric,
-    core: Core,
+    pub(super) core: Core,
     reaped: Vec<Completion>,
 }
 
@@ -182,19 +182,9 @@ impl Engine {
         self.reactor.io().name
     }
 
-    /// Its own share of the counters: windows, loans and frames.
+    /// See [`held`].
     pub(super) fn held(&mut self) -> NodeCounters {
-        let frames = self.reactor.frames();
-        let frame_bytes = frames.bytes() - frames.free_bytes();
-        let loans = self.fabric.loan_count();
-        let windows = self.fabric.windows();
-        let (windows, windows_refused) = (windows.len(), windows.refused());
-        NodeCounters { windows, windows_refused, loans, frame_bytes, ..NodeCounters::default() }
-    }
-
-    /// See [`Fabric::registrations`].
-    pub(super) fn registrations(&self) -> Option<(registration::Mode, registration::Counters)> {
-        self.fabric.registrations()
+        held(&mut self.fabric, &self.reactor)
     }
 
     /// Runs what was asked for, and sends what came of it.
@@ -358,6 +348,8 @@ impl Core {
             Command::Cancel { op, kind } => self.cancel(fabric, reactor, op, kind),
             Command::GiveCredit { session } => self.give_credit(fabric, session),
             Command::Alarm { at } => self.set_alarm(reactor, at),
+            // The thread that asked waits for this.
+            Command::Count { tell } => drop(tell.send(held(fabric, reactor))),
         }
     }
 
@@ -456,6 +448,19 @@ impl Core {
             OpKind::Receive(_) | OpKind::Accept | OpKind::Connect(_) | OpKind::Plain => {}
         }
     }
+}
+
+/// The loop's own share of the counters: windows, loans, frames and registrations.
+fn held(fabric: &mut Fabric, reactor: &Reactor) -> NodeCounters {
+    let frames = reactor.frames();
+    let frame_bytes = frames.bytes() - frames.free_bytes();
+    let loans = fabric.loan_count();
+    let (mode, registrations) = fabric.registrations().unwrap_or((Mode::Cached, registration::Counters::default()));
+    let registered_each_time = if let Mode::EachTime(reason) = mode { Some(reason) } else { None };
+    let windows = fabric.windows();
+    let (windows, windows_refused) = (windows.len(), windows.refused());
+    let (ops, sessions) = (0, 0);
+    NodeCounters { windows, windows_refused, ops, sessions, loans, frame_bytes, registrations, registered_each_time }
 }
 
 /// Listens; gives the address with its port, where there is one.

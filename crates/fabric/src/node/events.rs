@@ -33,6 +33,7 @@ impl Handler for Core {
         if link.greeted {
             self.began(fabric, reactor, session);
         }
+        self.note_debts(session);
     }
 
     fn message(
@@ -155,6 +156,7 @@ impl Core {
         if first && link.up {
             self.began(fabric, reactor, session);
         }
+        self.note_debts(session);
         self.send_waiting(fabric, reactor, session);
         Ok(())
     }

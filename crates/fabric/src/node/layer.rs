@@ -24,6 +24,12 @@ pub trait Layer: Send {
     /// [`Node::layer_taken`] gives the credit back. False if it is no message: the session ends.
     fn message(&mut self, turn: &mut Turn<'_>, session: Session, class: Class, header: &[u8], payload: &[u8]) -> bool;
 
+    /// A message of class [`Class::Layer`] waited for credit of the peer, and its session has ended: the peer never had it. Called
+    /// before [`Layer::ended`].
+    fn unsent(&mut self, turn: &mut Turn<'_>, session: Session, header: &[u8]) {
+        let _ = (turn, session, header);
+    }
+
     /// A session has ended. Nothing more comes from it.
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason);
 
@@ -103,6 +109,11 @@ impl Node {
     /// The time on the loop's clock.
     pub fn now(&self) -> Instant {
         byway_reactor::monotonic()
+    }
+
+    /// Whether this is the child of a fork, where the node is of no use.
+    pub fn is_forked(&self) -> bool {
+        self.inner.mark.is_child()
     }
 
     /// An operation of the layer's, which it must end by [`Turn::complete`] or [`Node::complete`].

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::mpsc::sync_channel;
 
 use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
@@ -11,7 +12,6 @@ use super::shared::OpKind;
 use super::wire::Class;
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
-use crate::registration::{Counters, Mode};
 use crate::tls::TlsClient;
 use byway_reactor::{Address, Mapping};
 
@@ -393,27 +393,31 @@ impl Node {
         Ok(Op { node: self.clone(), slot })
     }
 
-    /// What it has, counted now.
+    /// What it has, counted now: if another thread turns the loop, by that thread, between two of its steps.
     ///
     /// # Errors
-    /// `Forked`. While another thread turns the loop, windows, loans, frames and registrations are not counted but as 0.
+    /// `Forked`.
     pub fn counters(&self) -> Result<NodeCounters, SubmitError> {
         let (ops, sessions) = {
             let shared = self.inner.lock()?;
             (shared.ops.len(), shared.sessions.len())
         };
-        let (held, registrations) = match self.inner.try_engine() {
-            Some(mut engine) => {
-                let (held, registrations) = (engine.held(), engine.registrations());
+        let held = loop {
+            if let Some(mut engine) = self.inner.try_engine() {
+                let held = engine.held();
                 self.inner.let_go(engine);
                 self.inner.left_engine();
-                (held, registrations)
+                break held;
             }
-            None => (NodeCounters::default(), None),
+            let (tell, told) = sync_channel(1);
+            self.inner.lock()?.commands.push_back(Command::Count { tell });
+            self.inner.nudge();
+            // A thread that panics while it turns the loop tells nothing.
+            if let Ok(held) = told.recv() {
+                break held;
+            }
         };
-        let (mode, registrations) = registrations.unwrap_or((Mode::Cached, Counters::default()));
-        let registered_each_time = if let Mode::EachTime(reason) = mode { Some(reason) } else { None };
-        Ok(NodeCounters { ops, sessions, registrations, registered_each_time, ..held })
+        Ok(NodeCounters { ops, sessions, ..held })
     }
 }
 

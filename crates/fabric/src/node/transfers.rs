@@ -14,7 +14,7 @@ use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
-use super::wire::{CreditBody, MessageBody, PutBody};
+use super::wire::{Class, CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
@@ -184,7 +184,7 @@ impl Core {
     pub(super) fn send(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
         let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
         if let Some(reason) = ended {
-            return self.end_waiting(session, waiting, reason);
+            return self.end_waiting(fabric, reactor, session, (waiting, reason));
         }
         let Some(link) = self.links.get_mut(&session) else { return };
         if waiting.is_counted() {
@@ -199,7 +199,7 @@ impl Core {
             link.credits -= 1;
         } else if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
             fabric.close(reactor, link.fabric, CloseReason::AsksTooMuch);
-            return self.end_waiting(session, waiting, CloseReason::AsksTooMuch);
+            return self.end_waiting(fabric, reactor, session, (waiting, CloseReason::AsksTooMuch));
         }
         self.send_now(fabric, reactor, session, waiting);
     }
@@ -243,12 +243,21 @@ impl Core {
         }
     }
 
-    pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
+    pub(super) fn end_waiting(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Session,
+        (waiting, reason): (Waiting, CloseReason),
+    ) {
         if waiting.is_counted() {
             self.shared().waits_no_longer(session);
         }
         match waiting {
             Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
+            Waiting::Message { class: Class::Layer, header, .. } => {
+                self.with_layer(fabric, reactor, |layer, turn| layer.unsent(turn, session, header.as_slice()));
+            }
             Waiting::Message { .. } => {}
             Waiting::Put { op, segments, .. } => {
                 drop(segments);

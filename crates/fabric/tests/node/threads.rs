@@ -18,6 +18,7 @@ crate::over_each_wire!(
     a_loop_outlives_the_thread_that_began_its_operations,
     what_had_ended_when_it_was_added_wakes_who_turns_the_loop,
     what_had_ended_when_it_was_added_wakes_each_who_waits,
+    what_a_node_has_is_counted_while_another_thread_turns_it,
 );
 
 crate::over_rdma!(
@@ -28,6 +29,22 @@ crate::over_rdma!(
 );
 
 const THREADS: usize = 8;
+
+fn what_a_node_has_is_counted_while_another_thread_turns_it(rig: &Rig) {
+    let pair = rig.pair();
+    let (_memory, window) = pair.open(4096, Rights::PUT);
+    let alone = pair.server.counters().unwrap();
+    assert!(alone.windows > 0 && alone.frame_bytes > 0, "{alone:?}");
+    let _turner = Turner::of(&pair.server);
+    let mine = pair.client.register(100).unwrap();
+    for _ in 0..20 {
+        // The put ends when that thread has turned the server, which then sleeps until the next comes.
+        done(&pair.client.put(pair.to_server, &[mine.segment(0..100)], &window.descriptor(), 0).unwrap());
+        let counted = pair.server.counters().unwrap();
+        assert_eq!(counted.windows, alone.windows);
+        assert!(counted.frame_bytes > 0);
+    }
+}
 
 fn each_completion_of_a_group_is_seen_once(rig: &Rig) {
     const OPS: usize = 4000;

@@ -7,7 +7,7 @@ use byway_fabric::node::{Class, Layer, Message, OpError, OpId, Outcome, Session,
 use byway_reactor::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{BUSY, Tables, Waiting, head, lock, unpack};
+use super::{ABANDONED, BUSY, Tables, Waiting, head, lock, unpack};
 use crate::limits::REQUESTS_MAX;
 use crate::token::{Head, Kind, TokenName, Unwanted};
 
@@ -53,9 +53,7 @@ impl RpcLayer {
         };
         drop(tables);
         turn.taken(session);
-        let mut reply = super::head(kind, head.token);
-        reply.status.set(BUSY);
-        let _ = turn.send(to, Class::Now, reply.as_bytes(), &[]);
+        answer_without(turn, (to, kind), head.token, BUSY);
         true
     }
 
@@ -127,6 +125,13 @@ impl RpcLayer {
     }
 }
 
+/// Answers a call with a status alone. A caller that is gone needs none.
+fn answer_without(turn: &mut Turn<'_>, (to, kind): (Session, Kind), token: TokenName, status: u16) {
+    let mut reply = head(kind, token);
+    reply.status.set(status);
+    let _ = turn.send(to, Class::Now, reply.as_bytes(), &[]);
+}
+
 impl Layer for RpcLayer {
     fn began(&mut self, turn: &mut Turn<'_>, session: Session) {
         let mut token = TokenName::new_zeroed();
@@ -157,6 +162,23 @@ impl Layer for RpcLayer {
             _ => return false,
         }
         true
+    }
+
+    /// A call that was handed on over a session that has ended: this node answers, as the last that had it. Of a call of ours
+    /// [`Layer::ended`] tells.
+    fn unsent(&mut self, turn: &mut Turn<'_>, _: Session, header: &[u8]) {
+        let Ok(handed) = Head::read_from_bytes(header) else { return };
+        if handed.kind != Kind::Delegate as u8 {
+            return;
+        }
+        let step = {
+            let mut tables = self.tables();
+            let way = tables.relays.take(&handed.token);
+            way.map(|way| tables.next_step(&handed.token, way))
+        };
+        if let Some(step) = step {
+            answer_without(turn, step, handed.token, ABANDONED);
+        }
     }
 
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason) {

@@ -50,7 +50,8 @@ pub use self::server::{Request, Token};
 use crate::limits::{CALLS_MAX, INLINE_BYTES, WINDOWS_PER_CALL_MAX};
 use crate::token::{Head, Kind, NodeId, PendingCalls, Relays, TokenName};
 
-/// Status of a call whose token was dropped: the server's program gave it up.
+/// Status of a call whose token was dropped: the server's program gave it up. Or it was handed on to a node whose session ended before
+/// the call was sent there.
 pub const ABANDONED: u16 = 0xffff;
 /// Status of a call for which the server has no room: try again later.
 pub const BUSY: u16 = 0xfffe;

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use byway_fabric::Slot;
-use byway_fabric::node::{Class, Deadline, Descriptor, NodeError, OpError, Outcome, Session, SubmitError, WaitError};
+use byway_fabric::node::{
+    Class, Deadline, Descriptor, NodeError, OpError, OpId, Outcome, Session, SubmitError, WaitError,
+};
 use byway_reactor::Instant;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
@@ -54,6 +56,12 @@ impl Tables {
         self.held.insert(waiting.head.token, false);
         Some(waiting)
     }
+
+    /// A thread waits for a call no longer. False if its operation was given one already.
+    fn leave_takers(&mut self, op: OpId) -> bool {
+        let place = self.takers.iter().position(|other| *other == op);
+        place.and_then(|place| self.takers.remove(place)).is_some()
+    }
 }
 
 impl Rpc {
@@ -86,15 +94,18 @@ impl Rpc {
             op
         };
         let result = match op.wait(deadline) {
-            Err(WaitError::Deadline) => {
-                op.cancel()?;
-                // Cancelled, or a call came in between.
-                match op.wait(Deadline::NEVER)? {
-                    Err(OpError::Cancelled) => return Err(WaitError::Deadline.into()),
-                    result => result,
+            Ok(result) => result,
+            // Another thread may hold the tables in the parent, for ever here.
+            Err(error) if self.node.is_forked() => return Err(error.into()),
+            Err(error) => {
+                let left = self.tables().leave_takers(op.id());
+                if left {
+                    self.node.complete(op.id(), Err(OpError::Cancelled))?;
+                    return Err(error.into());
                 }
+                // A call came in between: its operation has ended.
+                op.test()?
             }
-            result => result?,
         };
         let Outcome::Layer(number) = result? else { return Err(OpError::WrongAnswer.into()) };
         let given = self.tables().given.remove(Slot::from_u64(number));
@@ -249,7 +260,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        if !*self.used.get_mut() && self.rpc.node.counters().is_ok() {
+        if !*self.used.get_mut() && !self.rpc.node.is_forked() {
             // A caller that is gone needs no answer.
             let _ = self.answer(ABANDONED, &[], &[]);
         }

@@ -202,6 +202,25 @@ fn a_server_that_speaks_before_all_lanes_are_there_is_cut_off() {
     assert_eq!(*listener.heard.lock().unwrap(), []);
 }
 
+/// Its kernel goes on to answer for it.
+#[test]
+fn a_server_that_stops_before_it_grants_messages_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = NodeOptions { keep_alive: Duration::from_millis(200), ..NodeOptions::default() };
+    let node = Node::open(&options).unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    let mut peer = Peer::new(Vec::new());
+    peer.listen(&at);
+    let connect = node.start_connect(&at).unwrap();
+    peer.until(|_| {
+        node.progress().unwrap();
+        let engine = node.inner.try_engine()?;
+        engine.core.links.values().any(|link| link.up).then_some(())
+    });
+    assert_eq!(connect.wait(soon()), Ok(Err(OpError::Ended(CloseReason::Silent))));
+    assert_eq!(node.counters().unwrap().sessions, 0);
+}
+
 /// What is begun behind that is ended by nobody; and the program hears of the session when all of it has ended.
 #[test]
 fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_later() {
