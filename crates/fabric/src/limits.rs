@@ -224,6 +224,13 @@ pub const WINDOW_SESSIONS_MAX: usize = 64;
 /// The largest memory that a node registers; more is refused.
 pub const MEMORY_BYTES_MAX: usize = 1 << 30;
 
+/// Pieces of memory that a node keeps for gets into borrowed memory and puts from it; a further one takes the place of the one kept
+/// first.
+pub const BORROWED_KEPT_MAX: usize = 8;
+
+/// Bytes of such a piece at most; what is longer is mapped for each call.
+pub const BORROWED_KEPT_BYTES_MAX: usize = 4 << 20;
+
 /// Sessions that were accepted and that the program has not taken; further ones are told `Busy`.
 pub const ACCEPTED_MAX: usize = 1024;
 

@@ -1,45 +1,45 @@
 //! Gets into memory that is only borrowed, and puts from it: `read` and `write` of a guest in somebody else's process (0024).
 //!
-//! The borrow ends when the call returns, so the call returns when nobody can touch the bytes any more, the kernel included. That
-//! is counted as for all memory: a mapping over the borrowed bytes, whose uses are the operation and its frames. If the call is to
-//! end before the operation (its deadline has passed, or the waiting thread unwinds), the operation is cancelled if it has not
-//! begun; else the session is ended first, which ends all that is under way on it, and then that is waited for.
+//! The borrow ends when the call returns. What the kernel or a device does to an operation's memory cannot always be ended by then:
+//! the program may have closed our descriptors, or a device does not answer. So an operation never has the borrowed bytes, but
+//! memory of the node's own, from which or into which the calling thread copies. Such memory is kept for the next call
+//! ([`BORROWED_KEPT_MAX`], [`BORROWED_KEPT_BYTES_MAX`]), so that it is neither mapped nor registered with a device each time.
+//!
+//! If the call is to end before the operation (its deadline has passed, or the waiting thread unwinds), the operation is cancelled
+//! if it has not begun; else the session is ended, so that a late put does not come after the caller's next.
 
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
-use byway_reactor::Mapping;
+use byway_reactor::{Errno, Mapping, bytewise};
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{Descriptor, Held};
 use super::op::{Op, OpId};
 use super::wait::Deadline;
 use super::{Node, Session};
-use crate::limits::MEMORY_BYTES_MAX;
+use crate::limits::{BORROWED_KEPT_BYTES_MAX, BORROWED_KEPT_MAX, MEMORY_BYTES_MAX};
 
-/// How long at most a thread sleeps that gives up an operation, and is not woken by its end.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Memory of operations that are over, for the next.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    mappings: Mutex<Vec<Mapping>>,
+}
 
-/// Borrowed memory: at the end of its life nobody uses it any more.
-struct Borrowed<'a> {
+/// Memory in the place of what was borrowed. Unless the operation has ended, it is given up when this is dropped.
+struct Bounce<'a> {
     node: &'a Node,
     session: Session,
     mapping: Mapping,
-    /// Whose memory it is, once it was asked for.
+    len: usize,
     op: Option<OpId>,
-    /// By the operation.
-    is_written: bool,
 }
 
 impl Node {
-    /// Gets bytes of a window of the peer, from `offset` on, into memory of the caller's, and waits for them: over a connection the
-    /// kernel puts them there, over shared memory that was [lent](Node::register_shared) they are copied once.
+    /// Gets bytes of a window of the peer, from `offset` on, into memory of the caller's, and waits for them.
     ///
     /// # Errors
-    /// See [`SubmitError`] and [`OpError`]; of more than [`MEMORY_BYTES_MAX`] bytes `TooLong`. After [`OpError::Deadline`] the
-    /// session has ended, if anything was asked of the peer: what is on its way can be kept out of the memory by nothing less. What
-    /// lies in it after an error is anything. Where not even the end of the session keeps the kernel or a device out of it (the
-    /// queue pair cannot be ended, or waiting itself fails, as after the program closed descriptors of ours), this ends the process:
-    /// the memory would be somebody else's in a moment.
+    /// See [`SubmitError`] and [`OpError`]; of more than [`MEMORY_BYTES_MAX`] bytes `TooLong`; `Io(NOMEM)` without memory. After
+    /// [`OpError::Deadline`] the session has ended, if anything was asked of the peer. After an error the memory is as it was.
     pub fn get_into(
         &self,
         session: Session,
@@ -48,10 +48,12 @@ impl Node {
         into: &mut [u8],
         deadline: impl Into<Deadline>,
     ) -> Result<(), NodeError> {
-        let len = into.len();
-        let place = from.readable()?.place(from.get_key(), offset, len)?;
-        let Some(held) = Borrowed::new(self, session, (into.as_mut_ptr(), len), true)? else { return Ok(()) };
-        held.wait(|node, held| node.start_get(session, place, vec![held]), deadline.into())
+        let place = from.readable()?.place(from.get_key(), offset, into.len())?;
+        let Some(mut bounce) = Bounce::new(self, session, into.len())? else { return Ok(()) };
+        bounce.wait(|node, held| node.start_get(session, place, vec![held]), deadline.into())?;
+        // SAFETY: the mapping has so many bytes, and nobody refers to them; `into` is no part of it.
+        unsafe { bytewise::copy(bounce.mapping.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
     }
 
     /// Puts bytes of the caller's into a window of the peer, from `offset` on, and waits until they lie there.
@@ -67,73 +69,78 @@ impl Node {
         deadline: impl Into<Deadline>,
     ) -> Result<(), NodeError> {
         let place = to.writable()?.place(to.put_key(), offset, from.len())?;
-        // What is put is only read.
-        let Some(held) = Borrowed::new(self, session, (from.as_ptr().cast_mut(), from.len()), false)? else {
-            return Ok(());
-        };
-        held.wait(|node, held| node.start_put(session, vec![held], place), deadline.into())
+        let Some(mut bounce) = Bounce::new(self, session, from.len())? else { return Ok(()) };
+        // SAFETY: the mapping has so many bytes, nobody refers to them, and no operation has them yet; `from` is no part of it.
+        unsafe { bytewise::copy(from.as_ptr(), bounce.mapping.as_ptr(), from.len()) };
+        bounce.wait(|node, held| node.start_put(session, vec![held], place), deadline.into())
     }
 }
 
-impl<'a> Borrowed<'a> {
-    /// Of no bytes there is nothing to do.
-    fn new(
-        node: &'a Node,
-        session: Session,
-        (start, len): (*mut u8, usize),
-        is_written: bool,
-    ) -> Result<Option<Self>, SubmitError> {
-        if len > MEMORY_BYTES_MAX {
-            return Err(SubmitError::TooLong);
+impl Kept {
+    /// Memory of at least so many bytes, which nobody uses.
+    fn take(&self, len: usize) -> std::io::Result<Mapping> {
+        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = mappings.iter().position(|mapping| mapping.len() >= len && mapping.uses() == 0) {
+            return Ok(mappings.swap_remove(at));
         }
-        let Some(start) = std::ptr::NonNull::new(start).filter(|_| len > 0) else { return Ok(None) };
-        // SAFETY: the bytes are borrowed until the caller returns, mutably if they are written; and this is dropped before, which
-        // waits until nobody uses them. Nothing here makes a reference to them meanwhile.
-        let mapping = unsafe { Mapping::over_borrowed(start, len) };
-        Ok(Some(Self { node, session, mapping, op: None, is_written }))
+        drop(mappings);
+        Mapping::new(if len > BORROWED_KEPT_BYTES_MAX { len } else { len.next_power_of_two() })
+    }
+
+    fn keep(&self, mapping: Mapping) {
+        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        if mapping.len() <= BORROWED_KEPT_BYTES_MAX && !mapping.is_given_up() {
+            // The one kept first makes room: lengths change with what a program does.
+            if mappings.len() == BORROWED_KEPT_MAX {
+                mappings.remove(0);
+            }
+            mappings.push(mapping);
+        }
+    }
+}
+
+impl<'a> Bounce<'a> {
+    /// Of no bytes there is nothing to do.
+    fn new(node: &'a Node, session: Session, len: usize) -> Result<Option<Self>, NodeError> {
+        // Before a lock that a thread of the parent may have had.
+        if node.inner.mark.is_child() {
+            return Err(SubmitError::Forked.into());
+        }
+        if len > MEMORY_BYTES_MAX {
+            return Err(SubmitError::TooLong.into());
+        }
+        if len == 0 {
+            return Ok(None);
+        }
+        let mapping = node.inner.kept.take(len);
+        let mapping = mapping.map_err(|error| OpError::Io(Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)))?;
+        Ok(Some(Self { node, session, mapping, len, op: None }))
     }
 
     fn wait(
-        mut self,
+        &mut self,
         begin: impl FnOnce(&Node, Held) -> Result<Op, SubmitError>,
         deadline: Deadline,
     ) -> Result<(), NodeError> {
-        let held = Held { mapping: self.mapping.counted(), start: 0, len: self.mapping.len() };
-        let op = begin(self.node, held)?;
+        let op = begin(self.node, Held { mapping: self.mapping.counted(), start: 0, len: self.len })?;
         self.op = Some(op.id());
-        let ended = op.wait(deadline);
-        // Now it is over, or is made to be.
-        drop(self);
-        match ended {
+        match op.wait(deadline) {
             Err(WaitError::Deadline) => Err(OpError::Deadline.into()),
             Err(error) => Err(error.into()),
-            Ok(result) => Ok(result.map(|_| ())?),
+            Ok(result) => {
+                self.op = None;
+                Ok(result.map(|_| ())?)
+            }
         }
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for Bounce<'_> {
     fn drop(&mut self) {
-        if self.mapping.uses() == 0 {
-            return;
+        if self.op.is_some() {
+            // In the child of a fork: the operation is its parent's.
+            let _ = self.node.give_up(self.op, self.session);
         }
-        // A child of a fork has the bytes for itself.
-        let Ok(()) = self.node.give_up(self.op, self.session) else { return };
-        loop {
-            if self.mapping.is_given_up() {
-                // A device was lost that may still read there, which harms nobody here, or write.
-                if self.is_written {
-                    std::process::abort();
-                }
-                return;
-            }
-            let nobody = |_: &mut super::shared::Shared| (self.mapping.uses() == 0).then_some(());
-            match self.node.turn_until(Deadline::after(LOOK_AGAIN), nobody) {
-                Ok(()) | Err(WaitError::Forked) => return,
-                Err(WaitError::Deadline | WaitError::Taken | WaitError::OtherNode) => {}
-                // The kernel may write into memory that is somebody else's in a moment, and nothing is left to prevent it.
-                Err(WaitError::Io(_)) => std::process::abort(),
-            }
-        }
+        self.node.inner.kept.keep(self.mapping.clone());
     }
 }

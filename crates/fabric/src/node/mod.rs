@@ -217,6 +217,7 @@ struct Inner {
     messages: u16,
     /// The loop's own descriptor, for the same.
     loop_fd: OwnedFd,
+    kept: borrowed::Kept,
 }
 
 impl Drop for Inner {
@@ -270,6 +271,7 @@ impl Node {
             waker,
             poll: OnceLock::new(),
             loop_fd,
+            kept: borrowed::Kept::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -294,10 +296,14 @@ impl Node {
         Ok(Memory::new(self, Mapping::new(bytes)?, bytes))
     }
 
-    /// As [`Node::register`], of memory that peers on this host can be lent: to whom a window in it is opened over `shm://`, he gets
-    /// and puts by one copy of his own, where private memory takes two and a message. For gets any number of peers have it at a
-    /// time, for puts one (and then no other for gets); windows of others are served through their connections as ever. A peer
-    /// has all of the memory then, not the window alone. A child of a fork shares it too.
+    /// As [`Node::register`], of memory that peers on this host can be lent. A peer with a window there over `shm://` gets
+    /// and puts by one copy of its own, where private memory takes two and a message. For gets any number of peers have it at a
+    /// time, for puts one (and then no other for gets); windows of others are served through their connections as ever. Memory
+    /// that was lent for gets, or that a device of RDMA had, is sealed against new writers and not lent for puts any more. A peer
+    /// has all of the memory then, not the window alone.
+    ///
+    /// A child of a fork shares it too, until it is taken back from a peer that was lost while it could write there: from then
+    /// on the child finds zeroes, and the parent has the bytes for itself.
     ///
     /// # Errors
     /// As for [`Node::register`]; no descriptors.
@@ -308,14 +314,15 @@ impl Node {
 
     /// Memory that the caller has made: a range of a file in memory (`memfd_create`), from the start of a page on, of 1 to
     /// [`MEMORY_BYTES_MAX`](crate::limits::MEMORY_BYTES_MAX) bytes. Its size must be fixed by seals (`F_SEAL_SHRINK`,
-    /// `F_SEAL_GROW`, `F_SEAL_SEAL`), since to touch a page that was cut off ends the process. The caller may have it mapped
+    /// `F_SEAL_GROW`), since to touch a page that was cut off ends the process. The caller may have it mapped
     /// elsewhere, where it sees what comes at once; so the bytes are never given out as references. The descriptor stays the
     /// caller's.
     ///
-    /// Peers on this host to whom a window for gets is opened over `shm://` are lent the whole file for reading (one of up to
-    /// 1 GiB and of whole pages); puts go through the connection. The file's mode is taken its right for others to write, so that
-    /// such a peer cannot open it anew for that. A device of RDMA keeps the pages that it has: whoever punches holes
-    /// into the file must have closed the windows there before.
+    /// Seal it with `F_SEAL_FUTURE_WRITE` too, once it is registered and mapped by its other writers: from then on the kernel
+    /// refuses new writers and holes. Only such a file is lent to peers on this host over `shm://` (the whole file, of up to 1 GiB
+    /// and of whole pages, for gets alone; puts go through the connection), since the peer could open another anew for writing.
+    /// And only such a file stays registered with a device of RDMA between transfers. Before a hole is punched into another,
+    /// its windows must have been closed: a device keeps the pages that it has.
     ///
     /// # Errors
     /// See [`RegisterError`].

@@ -291,15 +291,6 @@ impl Node {
         Ok((index, result?))
     }
 
-    /// Turns the loop, or has others do so, until `look` finds something.
-    pub(super) fn turn_until<T>(
-        &self,
-        deadline: Deadline,
-        look: impl FnMut(&mut Shared) -> Option<T>,
-    ) -> Result<T, WaitError> {
-        self.inner.wait(On::Ops(&[]), deadline, look)
-    }
-
     pub(super) fn wait_in_group<T>(
         &self,
         group: Slot,

@@ -1,13 +1,18 @@
 //! Gets into memory that is only borrowed, and puts from it.
 
+use std::collections::BTreeSet;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::process::Command;
 use std::time::Duration;
 
 use byway_fabric::limits::ASKED_MAX;
 use byway_fabric::node::{Deadline, NodeError, NodeOptions, OpError, Outcome, Rights, SubmitError};
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
+use byway_reactor::IoChoice;
 
-use crate::rig::{CANARY, Rig, Turner, canaries_are_whole, copy_of, done, end, pattern, soon};
+use crate::rig::{CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, soon};
 
 crate::over_each_wire!(
     borrowed_bytes_come_and_go,
@@ -15,6 +20,52 @@ crate::over_each_wire!(
     who_gives_up_before_it_has_begun_ends_nothing_else,
     many_threads_borrow_at_once,
 );
+
+/// The role of a child, by the environment: the test itself in a process of its own, whose end tells.
+const CHILD: &str = "BYWAY_TEST_CLOSES_DESCRIPTORS";
+
+/// A program that closes all descriptors in the middle of a call (`closefrom`) has the call fail, and goes on.
+#[test]
+fn a_program_that_loses_the_nodes_descriptors_goes_on() {
+    if std::env::var_os(CHILD).is_some() {
+        for wire in [Wire::Tcp, Wire::Unix, Wire::Shm] {
+            [IoChoice::Epoll, IoChoice::Uring].into_iter().for_each(|io| lose_descriptors(&Rig::new(wire, io)));
+        }
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "borrowed::a_program_that_loses_the_nodes_descriptors_goes_on"]).env(CHILD, "1");
+    let ended = child.output().unwrap();
+    assert!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
+}
+
+fn open_descriptors() -> BTreeSet<i32> {
+    let names = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
+    names.map(|name| name.to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// The server is not turned, so the get is under way when its deadline has passed, or waiting fails.
+fn lose_descriptors(rig: &Rig) {
+    let before = open_descriptors();
+    let pair = rig.pair();
+    let memory = pair.server.register(1 << 20).unwrap();
+    let window = pair.server.open_window(pair.to_client, &memory, 0..1 << 20, Rights::BOTH).unwrap();
+    let remote = window.descriptor();
+    let nothing = std::fs::File::open("/dev/null").unwrap();
+    for descriptor in open_descriptors().difference(&before) {
+        if *descriptor != nothing.as_raw_fd() {
+            // SAFETY: a descriptor of the nodes', which stays open, as what a program opened after it closed it.
+            unsafe { libc::dup2(nothing.as_raw_fd(), *descriptor) };
+        }
+    }
+    let mut mine = vec![1; 1 << 20];
+    let soon_over = || Deadline::after(Duration::from_millis(200));
+    assert!(pair.client.get_into(pair.to_server, &remote, 0, &mut mine, soon_over()).is_err());
+    assert!(mine.iter().all(|byte| *byte == 1), "it failed, so nothing was touched");
+    assert!(pair.client.put_from(pair.to_server, &mine, &remote, 0, soon_over()).is_err());
+    // What still uses the nodes' descriptors ends with the process.
+    let _ = ManuallyDrop::new((pair, window, memory));
+}
 
 fn borrowed_bytes_come_and_go(rig: &Rig) {
     for checksum in [PayloadChecksum::Off, PayloadChecksum::Required] {
@@ -69,8 +120,16 @@ fn who_gives_up_has_his_memory_for_himself(rig: &Rig) {
         assert!(mine.iter().all(|byte| *byte == 2), "put: {put}");
         let gone = pair.client.get_into(pair.to_server, &remote, 0, &mut mine, soon());
         assert_eq!(gone, Err(NodeError::Submit(SubmitError::NoSession)));
-        let counters = pair.client.counters().unwrap();
-        assert_eq!((counters.ops, counters.windows), (0, 0));
+        // What the operation had is let go of as the node is turned.
+        let deadline = soon();
+        loop {
+            let counters = pair.client.counters().unwrap();
+            if (counters.ops, counters.windows) == (0, 0) {
+                break;
+            }
+            assert!(deadline.left().is_some_and(|left| !left.is_zero()), "{counters:?}");
+            pair.client.progress().unwrap();
+        }
     }
 }
 
