@@ -142,6 +142,20 @@ fn a_mapping_is_not_divided_by_what_is_registered_in_it() {
 }
 
 #[test]
+fn what_is_not_kept_takes_no_room_of_what_is() {
+    let cache = RegistrationCache::new(PinnedBuffers::new(8).unwrap(), Limits { ranges_max: 1, bytes_max: 1 << 20 });
+    let (kept, shared) = (Region::anonymous(2), Region::of_file(2));
+    drop(cache.get(kept.range()).unwrap());
+    for _ in 0..3 {
+        assert!(!cache.get(shared.range()).unwrap().is_kept());
+        assert!(cache.get(kept.range()).unwrap().is_kept());
+    }
+    let counters = cache.counters();
+    assert_eq!((counters.evictions, counters.hits, counters.uncached, counters.ranges), (0, 3, 3, 1));
+    [kept, shared].into_iter().for_each(Region::unmap);
+}
+
+#[test]
 fn a_flush_deregisters_what_is_idle() {
     let cache = cache_of(PinnedBuffers::new(1).unwrap());
     let regions = [Region::anonymous(1), Region::anonymous(1)];

@@ -298,6 +298,14 @@ impl Frame {
         matches!(&self.home, Home::Pool { pool, .. } if pool.device)
     }
 
+    /// Whether nobody can take its pages away as long as it is mapped, see [`Mapping::is_sealed`].
+    pub fn is_sealed(&self) -> Option<bool> {
+        match &self.home {
+            Home::Pool { .. } => None,
+            Home::Mapping { mapping, .. } => mapping.mapping().is_sealed(),
+        }
+    }
+
     /// Says that the frame will never be dropped, since somebody may touch its bytes whom nothing can stop: a device that does
     /// not answer. Who waits until nobody uses a mapping that it lies in hears of it ([`Mapping::is_given_up`]).
     pub fn note_given_up(&self) {

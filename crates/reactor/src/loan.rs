@@ -2,14 +2,19 @@
 //!
 //! A peer that was lent memory for writing may be stopped in the middle of a copy, and go on with it long after its session has
 //! ended. So such memory is one peer's at a time, and can be taken back: this process's pages are replaced by copies, which no
-//! other process has ([`Loan::take_back`]). What is lent for reading goes out as a descriptor that cannot be mapped for writing;
-//! there any number of peers may have it, and nothing need be taken back.
+//! other process has ([`Loan::take_back`]).
+//!
+//! What is lent for reading is sealed first (`F_SEAL_FUTURE_WRITE`, Linux 5.1): from then on the kernel lets nobody write there,
+//! map it for writing or punch holes, but by mappings that were made before: ours, and a caller's. A descriptor for reading alone
+//! would not do, since `/proc/self/fd` opens its file anew for writing. Any number of peers may have such memory, and nothing need
+//! be taken back; but it is never lent for writing again. Nor is what a device holds on to, which is sealed for the same reason:
+//! its pages stay those of the file.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
 use crate::region::Region;
@@ -26,8 +31,8 @@ pub(crate) struct SharedFile {
     bytes: u64,
     /// Nobody had it before us.
     is_ours: bool,
-    /// Whoever is lent it for reading cannot open it anew for writing, as `/proc` allows whom the file's mode allows it.
-    is_guarded: bool,
+    /// Nobody can map it for writing any more, nor take pages of it away.
+    is_sealed: AtomicBool,
     lent: AtomicIsize,
     was_written: AtomicBool,
     taken_back: AtomicBool,
@@ -55,23 +60,36 @@ pub struct RestingLoan {
 
 impl SharedFile {
     /// Of a file that was just made, and is mapped as a whole.
-    pub(crate) fn made(fd: OwnedFd, bytes: usize) -> Result<Self, Errno> {
-        // Who has a descriptor for reading shall not open it for writing, unless it is the same user.
-        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
-        Ok(Self::new(fd, (0, bytes as u64), (true, true)))
+    pub(crate) fn made(fd: OwnedFd, bytes: usize) -> Self {
+        Self::new(fd, (0, bytes as u64), true)
     }
 
     /// Of a file of the caller's.
     pub(crate) fn of_caller(fd: BorrowedFd<'_>, place: (u64, u64)) -> Result<Self, Errno> {
-        let mode = Mode::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
-        let others = Mode::WGRP | Mode::WOTH;
-        let is_guarded = !mode.intersects(others) || rustix::fs::fchmod(fd, mode - others).is_ok();
-        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, (false, is_guarded)))
+        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, false))
     }
 
-    fn new(fd: OwnedFd, (from, bytes): (u64, u64), (is_ours, is_guarded): (bool, bool)) -> Self {
-        let (lent, was_written, taken_back) = (AtomicIsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        Self { fd, from, bytes, is_ours, is_guarded, lent, was_written, taken_back, pinned: AtomicBool::new(false) }
+    fn new(fd: OwnedFd, (from, bytes): (u64, u64), is_ours: bool) -> Self {
+        let [is_sealed, was_written, taken_back, pinned] = [(); 4].map(|()| AtomicBool::new(false));
+        Self { fd, from, bytes, is_ours, is_sealed, lent: AtomicIsize::new(0), was_written, taken_back, pinned }
+    }
+
+    /// Whether the kernel lets nobody map the file for writing any more, nor take pages of it away.
+    pub(crate) fn is_sealed(&self) -> bool {
+        if !self.is_sealed.load(Ordering::Acquire) {
+            let seals = rustix::fs::fcntl_get_seals(&self.fd).unwrap_or(SealFlags::empty());
+            self.is_sealed.store(seals.contains(SealFlags::FUTURE_WRITE), Ordering::Release);
+        }
+        self.is_sealed.load(Ordering::Acquire)
+    }
+
+    /// Seals a file of ours so; whether it, or a caller's, is.
+    fn seal(&self) -> bool {
+        if self.is_ours && !self.is_sealed() {
+            // Fails where a peer that could write it has sealed it against seals.
+            let _ = rustix::fs::fcntl_add_seals(&self.fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+        }
+        self.is_sealed()
     }
 
     /// See [`Mapping::pin`](crate::Mapping::pin). It counts as a reader that stays.
@@ -83,6 +101,9 @@ impl SharedFile {
         let pinned = self.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok();
         // Two threads at once count two readers, which does no harm.
         self.pinned.fetch_or(pinned, Ordering::AcqRel);
+        if pinned {
+            self.seal();
+        }
         pinned
     }
 
@@ -93,7 +114,7 @@ impl SharedFile {
 
 impl Loan {
     pub(crate) fn begin(region: &Arc<Region>, file: &Arc<SharedFile>, write: bool) -> Option<Self> {
-        if (write && !file.is_ours) || !file.is_guarded || file.taken_back.load(Ordering::Acquire) {
+        if (write && !file.is_ours) || file.taken_back.load(Ordering::Acquire) {
             return None;
         }
         let next = |lent: isize| match (write, lent) {
@@ -103,8 +124,9 @@ impl Loan {
         };
         file.lent.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         let loan = Self { region: Arc::clone(region), file: Arc::clone(file), write };
+        let has_right_seals = if write { !file.is_sealed() } else { file.seal() };
         // It may have been taken back from the one before meanwhile.
-        (!file.taken_back.load(Ordering::Acquire)).then_some(loan)
+        (has_right_seals && !file.taken_back.load(Ordering::Acquire)).then_some(loan)
     }
 
     /// Whether the peer may write.
@@ -214,6 +236,8 @@ mod tests {
         let readers = [mapping.lend(false).unwrap(), mapping.counted().lend(false).unwrap()];
         assert!(mapping.lend(true).is_none() && !mapping.is_exposed() && readers[0].is_of(&mapping));
         drop(readers);
+        assert!(mapping.lend(true).is_none() && mapping.lend(false).is_some(), "it is sealed against writing");
+        let mapping = Mapping::shared(BYTES).unwrap();
         let writer = mapping.lend(true).unwrap();
         assert!(mapping.lend(true).is_none() && mapping.lend(false).is_none() && !mapping.is_exposed());
         writer.note_sent();
@@ -242,8 +266,52 @@ mod tests {
         let fd = mapping.lend(false).unwrap().descriptor().unwrap();
         assert_eq!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).unwrap_err(), Errno::ACCESS);
         assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Read).is_ok());
+        let mapping = Mapping::shared(BYTES).unwrap();
         let fd = mapping.lend(true).unwrap().descriptor().unwrap();
         assert!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).is_ok());
+    }
+
+    /// A peer of the same user opens what it was lent for reading once more, by its name in `/proc`.
+    #[test]
+    fn what_is_lent_for_reading_cannot_be_written_through_proc_either() {
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let callers = file(BYTES, SealFlags::SHRINK | SealFlags::GROW);
+        let callers_mapping = Mapping::of_file(callers.as_fd(), 0, BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&callers, SealFlags::FUTURE_WRITE).unwrap();
+        for mapping in [mapping, callers_mapping] {
+            let lent = mapping.lend(false).unwrap().descriptor().unwrap();
+            let name = format!("/proc/self/fd/{}", lent.as_raw_fd());
+            if let Ok(again) = rustix::fs::open(name, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                assert_eq!(rustix::io::pwrite(&again, &[9; 100], 0), Err(Errno::PERM));
+                assert_eq!(rustix::fs::ftruncate(&again, 0), Err(Errno::PERM));
+                let punch = crate::blocking::fallocate_flags(crate::Allocate::PunchHole);
+                assert_eq!(rustix::fs::fallocate(&again, punch, 0, 4096), Err(Errno::PERM));
+                assert_eq!(Region::of_peer(again.as_fd(), BYTES, Access::Write).unwrap_err(), Errno::PERM);
+                let read = Region::of_peer(again.as_fd(), BYTES, Access::Read).unwrap();
+                // SAFETY: a mapping of this test's, which nothing refers to.
+                let made = unsafe {
+                    let writable = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+                    rustix::mm::mprotect(read.at(0).cast(), BYTES, writable)
+                };
+                assert_eq!(made, Err(Errno::ACCESS));
+            }
+            // SAFETY: the first byte of the memory, which only this test uses. The lender's mapping is older than the seal.
+            unsafe {
+                assert_eq!(mapping.as_ptr().read_volatile(), 0);
+                mapping.as_ptr().write_volatile(7);
+            }
+            let theirs = Region::of_peer(lent.as_fd(), BYTES, Access::Read).unwrap();
+            // SAFETY: the first byte of the other mapping.
+            assert_eq!(unsafe { theirs.at(0).read_volatile() }, 7, "what the lender writes is seen");
+        }
+    }
+
+    #[test]
+    fn what_a_peer_that_could_write_has_sealed_is_lent_to_no_reader() {
+        let mapping = Mapping::shared(BYTES).unwrap();
+        let theirs = mapping.lend(true).unwrap().descriptor().unwrap();
+        rustix::fs::fcntl_add_seals(&theirs, SealFlags::SEAL).unwrap();
+        assert!(mapping.lend(false).is_none(), "it could be written through /proc");
     }
 
     #[test]
@@ -252,9 +320,9 @@ mod tests {
         let resting = mapping.lend(true).unwrap().rest();
         assert!(resting.is_of(&mapping, true) && resting.is_of(&mapping.counted(), true) && !resting.is_of_nothing());
         assert!(!resting.is_of(&mapping, false) && !resting.is_of(&other, true));
-        let reader = mapping.lend(false).unwrap();
-        assert!(mapping.lend_again(&resting).is_none(), "somebody else reads it now");
-        drop(reader);
+        let writer = mapping.lend(true).unwrap();
+        assert!(mapping.lend_again(&resting).is_none(), "somebody else writes it now");
+        drop(writer);
         let again = mapping.lend_again(&resting).unwrap();
         assert!(mapping.is_exposed() && mapping.lend(false).is_none(), "it is the writer's once more");
         assert!(other.lend_again(&resting).is_none());
@@ -287,9 +355,9 @@ mod tests {
 
     #[test]
     fn a_callers_file_is_taken_if_it_cannot_be_taken_away_and_lent_for_reading_alone() {
-        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let all = SealFlags::SHRINK | SealFlags::GROW;
         let of = |fd: &OwnedFd, offset, bytes| Mapping::of_file(fd.as_fd(), offset, bytes);
-        for lacking in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+        for lacking in [SealFlags::SHRINK, SealFlags::GROW] {
             let refused = of(&file(BYTES, all - lacking), 0, BYTES).unwrap_err();
             assert_eq!(refused, FileMemoryError::NotSealed, "{lacking:?}");
         }
@@ -303,12 +371,12 @@ mod tests {
         assert_eq!(of(&fixed, 0, 1).unwrap_err(), FileMemoryError::Io(Errno::PERM));
         let mapping = of(&fd, 4096, 10).unwrap();
         assert!(mapping.is_exposed() && mapping.lend(true).is_none(), "whoever has the file would be left behind");
-        let mode = Mode::from_raw_mode(rustix::fs::fstat(&fd).unwrap().st_mode);
-        assert!(!mode.intersects(Mode::WGRP | Mode::WOTH), "a reader of another user may not open it for writing");
-        let loan = mapping.lend(false).unwrap();
-        assert_eq!((loan.offset(), loan.bytes()), (4096, BYTES as u64));
+        assert!(mapping.lend(false).is_none(), "a reader could open it anew and write");
         // The caller's view and ours are one.
         rustix::io::pwrite(&fd, b"seen", 4100).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
+        let loan = mapping.lend(false).unwrap();
+        assert_eq!((loan.offset(), loan.bytes()), (4096, BYTES as u64));
         // SAFETY: four bytes within the mapping, which nobody writes now.
         assert_eq!(unsafe { mapping.as_ptr().add(4).cast::<[u8; 4]>().read() }, *b"seen");
     }

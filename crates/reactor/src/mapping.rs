@@ -54,7 +54,7 @@ impl Mapping {
         let bytes = bytes.max(1).checked_next_multiple_of(rustix::param::page_size());
         let bytes = bytes.ok_or(rustix::io::Errno::NOMEM)?;
         let (region, file) = Region::sealed("byway-memory", bytes)?;
-        Ok(Self::over(region, Some(SharedFile::made(file, bytes)?)))
+        Ok(Self::over(region, Some(SharedFile::made(file, bytes))))
     }
 
     /// Maps `bytes` (at least 1, rounded up to pages) of a file in memory that the caller has made, from `offset` on. The file is
@@ -68,17 +68,6 @@ impl Mapping {
         Ok(Self::over(region, Some(file)))
     }
 
-    /// A mapping over memory of somebody else's, which is left as it is in the end.
-    ///
-    /// # Safety
-    /// `start` is valid for `len` bytes (at least 1), for reading and, if operations write there, for writing, until
-    /// [`Mapping::uses`] is zero; and until then nobody makes references to them, or only those that read if the operations only
-    /// read. No use is begun later.
-    pub unsafe fn over_borrowed(start: std::ptr::NonNull<u8>, len: usize) -> Self {
-        // SAFETY: by the caller's word.
-        Self::over(unsafe { Region::borrowed(start, len) }, None)
-    }
-
     fn over(region: Region, file: Option<SharedFile>) -> Self {
         let (region, file) = (Arc::new(region), file.map(Arc::new));
         Self::with(region, file, None)
@@ -90,8 +79,9 @@ impl Mapping {
     }
 
     /// A view of the memory for a peer, to be sent to it ([`Reactor::lend_memory`](crate::Reactor::lend_memory)). For writing one
-    /// peer has it at a time, and then no other has it for reading. `None` where that is not so, and for memory that cannot be
-    /// lent so: private memory not at all, a caller's file for reading alone, what was [taken back](Loan::take_back) never again.
+    /// peer has it at a time, and then no other has it for reading; what was lent for reading once is sealed, and not lent for
+    /// writing any more. `None` where that is not so, and for memory that cannot be lent so: private memory not at all, a caller's
+    /// file for reading alone and if it is sealed (`F_SEAL_FUTURE_WRITE`), what was [taken back](Loan::take_back) never again.
     pub fn lend(&self, write: bool) -> Option<Loan> {
         let file = self.inner.file.as_ref()?;
         Loan::begin(&self.inner.region, file, write)
@@ -111,9 +101,16 @@ impl Mapping {
     }
 
     /// A device may hold on to the pages from now on: so they are not lent for writing any more, since pages that were lent so
-    /// are replaced when they are taken back, and the device would go on with the old ones. False if they are lent so now.
+    /// are replaced when they are taken back, and the device would go on with the old ones; and a file of ours is sealed, so that
+    /// nobody can take its pages away. False if they are lent so now.
     pub fn pin(&self) -> bool {
         self.inner.file.as_ref().is_none_or(|file| file.pin())
+    }
+
+    /// Whether it lies in a file of which nobody can take pages away any more: so its addresses keep their pages as long as it is
+    /// mapped. `None` of private memory, where only this process can.
+    pub fn is_sealed(&self) -> Option<bool> {
+        self.inner.file.as_ref().map(|file| file.is_sealed())
     }
 
     /// Whether somebody else may write there, whom nothing here knows of: whoever has a caller's file, or a peer that was lent it
@@ -129,7 +126,7 @@ impl Mapping {
         Self::with(Arc::clone(&self.inner.region), self.inner.file.clone(), Some(self.hold()))
     }
 
-    /// Bytes: whole pages, but of what is borrowed.
+    /// Bytes: whole pages.
     pub fn len(&self) -> usize {
         self.inner.region.bytes()
     }

@@ -16,8 +16,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::bytewise;
 use crate::file::TMPFS_MAGIC;
 
-/// What our own files are sealed with: their size stays, and nobody adds a seal that forbids writing.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// What every shared file is sealed with: its size stays.
+pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// What the kernel maps in.
 const PAGE_BYTES: usize = 4096;
@@ -29,8 +29,8 @@ pub enum FileMemoryError {
     #[error("the file does not lie in memory of ordinary pages; make it with memfd_create")]
     NotMemory,
     /// It could be made shorter under the mapping, which ends whoever touches the rest: the caller's fault. Its size must be set
-    /// first, then `F_SEAL_SHRINK`, `F_SEAL_GROW` and `F_SEAL_SEAL`.
-    #[error("the file can become shorter; seal it with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL")]
+    /// first, then `F_SEAL_SHRINK` and `F_SEAL_GROW`.
+    #[error("the file can become shorter; seal it with F_SEAL_SHRINK and F_SEAL_GROW")]
     NotSealed,
     /// The range is empty or too long, does not begin with a page, or does not lie in the file: the caller's fault.
     #[error("the range has no bytes, too many, no whole pages at its start, or does not lie in the file")]
@@ -52,8 +52,6 @@ pub(crate) enum Access {
 pub(crate) struct Region {
     base: NonNull<u8>,
     bytes: usize,
-    /// It is somebody else's, who unmaps it.
-    is_borrowed: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread. This type itself gives out addresses alone: who makes
@@ -69,7 +67,7 @@ impl Region {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags)? };
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes, is_borrowed: false })
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
     /// Makes a sealed file of so many bytes, and maps it. `name` is what `/proc` shows.
@@ -118,15 +116,7 @@ impl Region {
     /// # Safety
     /// `base` is the start of a mapping for reading and writing of `bytes`, which nobody else uses or unmaps.
     pub(crate) unsafe fn of_mapping(base: NonNull<u8>, bytes: usize) -> Self {
-        Self { base, bytes, is_borrowed: false }
-    }
-
-    /// Memory of somebody else's, not to be unmapped.
-    ///
-    /// # Safety
-    /// `base` is valid for `bytes` as long as an address of it is used.
-    pub(crate) unsafe fn borrowed(base: NonNull<u8>, bytes: usize) -> Self {
-        Self { base, bytes, is_borrowed: true }
+        Self { base, bytes }
     }
 
     fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> Result<Self, Errno> {
@@ -139,7 +129,7 @@ impl Region {
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, offset)? };
         // SAFETY: the range was just mapped. Not in core dumps: it is others' data.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes, is_borrowed: false })
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
     /// Replaces whole pages by new ones of this process alone, with the same contents. Nobody may use the range meanwhile, the
@@ -199,9 +189,6 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.is_borrowed {
-            return;
-        }
         // SAFETY: mapped with this base and length; whoever uses an address of it keeps the region.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
@@ -239,7 +226,7 @@ mod tests {
     #[test]
     fn memory_that_could_be_taken_away_or_has_another_size_is_refused() {
         let none = MemfdFlags::empty();
-        for lacking in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+        for lacking in [SealFlags::SHRINK, SealFlags::GROW] {
             let fd = file(none, BYTES, SEALS - lacking);
             assert_eq!(Region::of_peer(fd.as_fd(), BYTES, Access::Write).unwrap_err(), Errno::PROTO, "{lacking:?}");
         }

@@ -7,7 +7,7 @@
 //! There are three kinds. *Private* memory ([`Node::register`]) is reached by this process alone: what peers put and get goes
 //! through the connection. *Shared* memory ([`Node::register_shared`]) lies in a file that a peer on the same host is lent when a
 //! window in it is opened over `shm://`; it then copies in and out by itself, each byte once. A *caller's file*
-//! ([`Node::register_file`]) is lent so for reading.
+//! ([`Node::register_file`]) is lent so for reading, if the caller has sealed it.
 //!
 //! What is lent is all of the memory, not the window alone, and a hostile peer can go on writing there whatever is closed. So
 //! memory that one peer may put into is no place for the data of another, and references to it are not given out any more.

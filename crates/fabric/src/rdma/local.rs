@@ -70,7 +70,10 @@ impl LocalMemory {
     /// [`RdmaError::MemoryLimit`] where the user may not lock so much memory; the system's.
     pub fn register(&self, frame: &Frame) -> Result<Kept, RdmaError> {
         let range = PageRange::covering(frame.as_ptr() as usize, frame.len()).ok_or(RdmaError::Range)?;
-        let guard = self.cache.get(range).map_err(|error| refused(error, range.bytes()))?;
+        // A file that is sealed keeps its pages; whether other memory stays registered the cache finds out.
+        let is_stable = frame.is_sealed() == Some(true);
+        let registered = if is_stable { self.cache.get_stable(range) } else { self.cache.get(range) };
+        let guard = registered.map_err(|error| refused(error, range.bytes()))?;
         Ok(Kept { guard, _domain: self.domain.clone() })
     }
 

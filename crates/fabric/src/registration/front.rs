@@ -121,11 +121,11 @@ impl<R: Registrar> RegistrationCache<R> {
             return Err(GetError::ForkedChild);
         }
         let Ok(seat) = &self.shared.seat else { return self.register_once(wanted) };
-        let mut found = seat.look_up(wanted);
+        let mut found = seat.look_up(wanted, is_stable);
         if let Found::Miss(Plan::Once(Uncached::Suspect(needed))) = found
             && seat.lift_suspicions(|latest| self.shared.sightings.are_complete(needed, latest).then_some(needed))
         {
-            found = seat.look_up(wanted);
+            found = seat.look_up(wanted, is_stable);
         }
         match found {
             Found::Hit(ticket, registered) => match registered.downcast() {

@@ -203,12 +203,12 @@ impl Seat {
         Ok(Self { monitor, index })
     }
 
-    /// Finds a registration of `wanted`, or says what to do.
-    pub(super) fn look_up(&self, wanted: PageRange) -> Found {
+    /// Finds a registration of `wanted`, or says what to do. Only private memory is kept, unless the caller says that this is stable.
+    pub(super) fn look_up(&self, wanted: PageRange, is_stable: bool) -> Found {
         for _ in 0..SETTLE_TRIES_MAX {
             let mut state = self.monitor.lock();
             if self.monitor.settle(&mut state) {
-                return self.find(&mut state, wanted);
+                return self.find(&mut state, wanted, is_stable);
             }
             drop(state);
             // Whoever makes the change has been told to go on, or is about to tell of it: it needs a core.
@@ -218,11 +218,15 @@ impl Seat {
         state.with(self.index, |cache| Found::Miss(cache.pass(Uncached::Changing)))
     }
 
-    fn find(&self, state: &mut State, wanted: PageRange) -> Found {
+    fn find(&self, state: &mut State, wanted: PageRange, is_stable: bool) -> Found {
         let is_obstructed = state.is_obstructed(self.index, wanted);
         state.with(self.index, |cache| match cache.look_up(wanted) {
             Some((ticket, registered)) => Found::Hit(ticket, registered),
             None if is_obstructed => Found::Miss(cache.pass(Uncached::Closing)),
+            // Asked before it makes room among what is kept, and is watched. The question is as those of `Monitor::pop`.
+            None if !is_stable && self.monitor.mappings.backing(wanted) == Backing::Shared => {
+                Found::Miss(cache.pass(Uncached::Shared))
+            }
             None => Found::Miss(cache.begin(wanted)),
         })
     }

@@ -247,7 +247,13 @@ fn memory_is_written_by_one_peer_at_a_time_and_read_by_many(rig: &Rig) {
         let _turners = (Turner::of(&pair.client), Turner::of(&other));
         done(&window.close().unwrap());
     }
-    // Now one writes by itself, and who comes later goes through its connection.
+    // What readers had is sealed: a writer goes through its connection from now on.
+    let write = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::PUT).unwrap();
+    assert!(!memory.is_exposed());
+    done(&pair.client.put(pair.to_server, &[mine.segment(0..4096)], &write.descriptor(), 0).unwrap());
+    pair.close(write);
+    // In other memory one writes by itself, and the peer that comes later goes through its connection.
+    let memory: Memory = pair.memory(&pair.server, 3 * 4096);
     let write = pair.server.open_window(to_other, &memory, 0..4096, Rights::BOTH).unwrap();
     let read = pair.server.open_window(pair.to_client, &memory, 0..4096, Rights::BOTH).unwrap();
     assert_eq!(memory.is_exposed(), is_lent(rig));

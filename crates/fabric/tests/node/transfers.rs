@@ -1,10 +1,13 @@
 //! Puts, gets, flushes and windows, and what of a program's memory may be touched when.
 
+use std::os::fd::AsFd;
+
 use byway_fabric::limits::ASKED_MAX;
 use byway_fabric::node::{Descriptor, Memory, NodeOptions, OpError, Outcome, Rights, SubmitError};
 use byway_fabric::registration::{Counters, Limits};
 use byway_fabric::session::PayloadChecksum;
 use byway_fabric::windows::WindowError;
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::rig::{
     CANARY, Rig, Turner, Wire, canaries_are_whole, copy_of, done, end, pattern, prevent_registration, soon,
@@ -69,6 +72,22 @@ fn a_programs_memory_is_registered_once(rig: &Rig) {
     transfer(&other);
     assert_eq!(registrations().misses, 2);
     window_is_all(&memory, 7);
+    // A file from which nobody can take pages is as good as private memory.
+    let shared = pair.client.register_shared(1 << 20).unwrap();
+    let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let callers = pair.client.register_file(file.as_fd(), 0..1 << 20).unwrap();
+    transfer(&callers);
+    let before = registrations();
+    assert_eq!((before.misses, before.uncached), (4, 2), "the caller can still punch holes");
+    rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+    for mine in [&shared, &callers] {
+        (0..10).for_each(|_| transfer(mine));
+    }
+    let counters = registrations();
+    let since = (counters.misses - before.misses, counters.hits - before.hits, counters.uncached - before.uncached);
+    assert_eq!(since, (2, 38, 0), "{counters:?}");
     drop(turner);
 }
 

@@ -91,6 +91,8 @@ pub(in crate::registration) enum Uncached {
     Forking,
     /// The address space is changing.
     Changing,
+    /// It is a file's, or others share it.
+    Shared,
 }
 
 /// What the kernel says of the address space.
