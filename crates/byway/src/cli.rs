@@ -101,6 +101,9 @@ pub struct ServeArguments {
     #[arg(long, value_name = "BACKEND", value_parser = parse_io)]
     pub io: Option<IoChoice>,
     /// Memory for data in flight, in bytes, for all loops together; at least 4M [default: 64M]
+    ///
+    /// Connections receive into other memory: 4 KiB for each connection (a session of byway's own wire has three), 32 KiB
+    /// while a longer message comes, and at most 192 MiB for each loop.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub frames: Option<u64>,
     /// Memory for mapped files: more of their bytes are let go of; at least 16M [default: half of the memory]

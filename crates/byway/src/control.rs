@@ -241,10 +241,10 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     let state = status.not_ready.as_deref().unwrap_or("serving");
     writeln!(out, "{state}, for {} s", status.uptime_seconds)?;
     for door in &status.doors {
-        let DoorSnapshot { name, connections, accepted, refused, misbehaved } = door;
+        let DoorSnapshot { name, connections, accepted, refused, connection_errors } = door;
         writeln!(
             out,
-            "door {name}: {connections} connections; {accepted} so far, {refused} refused, {misbehaved} ended by a fault"
+            "door {name}: {connections} connections; {accepted} so far, {refused} refused, {connection_errors} ended by an error"
         )?;
     }
     for volume in &status.volumes {

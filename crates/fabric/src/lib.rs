@@ -66,6 +66,7 @@ pub mod deficit;
 mod fabric;
 pub mod feedback;
 pub mod limits;
+mod log_limit;
 pub mod node;
 #[doc(hidden)]
 pub mod random;

@@ -9,21 +9,24 @@ pub const SMALL_BYTES_MAX: usize = 16 << 10;
 /// The longest payload of one message on a bulk lane: a frame. Longer ends the connection.
 pub const PAYLOAD_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 
-/// What a control lane receives into that has long messages, or many: the longest message and as much again. An idle one
-/// has 4 KiB.
-pub const CONTROL_FRAME_BYTES: usize = 32 << 10;
-
-/// What a busy control lane receives into, while at least half of the pool is free.
+/// What a busy control lane receives into, while few frames are taken (see [`ReceiveBuffers`](byway_reactor::ReceiveBuffers)).
 pub const CONTROL_FRAME_BYTES_MAX: usize = 256 << 10;
 
 /// Bulk lanes of one session; a `Hello` for a higher one is refused.
 pub const BULK_LANES_MAX: u16 = 8;
 
-/// Connections of one loop; more are closed as soon as they are accepted.
+/// Connections of one loop; the `Hello` of a further one is answered with `Refuse` (busy).
 pub const LANES_MAX: usize = 8192;
 
-/// Connections of one loop whose handshake is not done; more are closed as soon as they are accepted.
-pub const HANDSHAKES_MAX: usize = 1024;
+/// Connections of one loop whose handshake is not done; the `Hello` of a further one is answered with `Refuse` (busy). 1,000
+/// clients that start at once, whose sessions one loop gets, have up to 2,000.
+pub const HANDSHAKES_MAX: usize = 4096;
+
+/// Connections of one loop beyond [`LANES_MAX`] that are there only to be refused; more are closed as soon as they are accepted.
+pub const TURNED_AWAY_MAX: usize = 1024;
+
+/// The shortest time between two log lines of one kind that clients can cause.
+pub const LOG_PAUSE: Duration = Duration::from_secs(1);
 
 /// Windows of one loop; opening more answers `None`, and the caller waits.
 pub const WINDOWS_MAX: usize = 1 << 16;
@@ -238,8 +241,7 @@ pub const ACCEPTED_MAX: usize = 1024;
 /// it brought.
 pub const ENDED_SESSIONS_MAX: usize = 1024;
 
-/// The default of a node's frames, in bytes: 4 KiB for each connection, and what its messages are received into. Pages that
-/// were never used take no memory.
+/// The default of a node's frames, in bytes. Pages that were never used take no memory.
 pub const NODE_FRAME_BYTES_DEFAULT: usize = 64 << 20;
 
 /// The default of the silence after which a node probes a peer that owes it something; it is dead after as much again. Longer
@@ -260,5 +262,7 @@ pub const ACCESS_NAME_BYTES_MAX: usize = 2048;
 
 // An operation has at most a part for each MiB, one more for each range and one more for each segment.
 const _: () = assert!(ASKED_MAX + OPERATION_BYTES_MAX / PAYLOAD_BYTES_MAX + 2 * SEGMENTS_MAX < ANSWERS_MAX);
-const _: () = assert!(CONTROL_FRAME_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
+const _: () = assert!(byway_reactor::limits::RECEIVE_MESSAGE_BYTES >= SMALL_BYTES_MAX + crate::wire::HEADER_BYTES);
+// Over shared memory a connection has two.
+const _: () = assert!(2 * (LANES_MAX + TURNED_AWAY_MAX) < byway_reactor::limits::RECEIVERS_MAX);
 const _: () = assert!(CONTROL_FRAME_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

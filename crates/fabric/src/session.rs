@@ -64,13 +64,13 @@ pub enum CloseReason {
     #[error("the peer has more calls in flight than it was granted")]
     Credit,
     /// The other side refused, or said goodbye.
-    #[error("the peer refused: {0:?}")]
+    #[error("the peer refused: {0}")]
     Refused(RefuseCode),
     /// We refused.
-    #[error("refused: {0:?}")]
+    #[error("refused: {0}")]
     WeRefused(RefuseCode),
-    /// No memory for it: too many connections for the frames that there are.
-    #[error("no frames for the connection; give the node more (`--frames`)")]
+    /// No memory for its receive buffer.
+    #[error("no memory for the connection's receive buffer")]
     NoFrames,
     /// Something of RDMA.
     #[error("RDMA: {0}")]
@@ -103,6 +103,7 @@ impl CloseReason {
             self,
             Self::PeerClosed
                 | Self::Closed
+                | Self::NoFrames
                 | Self::Refused(_)
                 | Self::WeRefused(RefuseCode::ShuttingDown | RefuseCode::Busy | RefuseCode::Superseded)
         )

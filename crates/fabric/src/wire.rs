@@ -384,6 +384,23 @@ pub enum RefuseCode {
     Protocol = 8,
 }
 
+impl std::fmt::Display for RefuseCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Version => "version (no version of byway's wire in common)",
+            Self::Feature => "feature (one side requires a feature that the other lacks)",
+            Self::Auth => "authentication (the certificate is missing or wrong)",
+            Self::Busy => {
+                "busy (no room for another connection, or still ending this client's last session; try again later)"
+            }
+            Self::Superseded => "superseded (this client has a newer session)",
+            Self::UnknownSession => "unknown session (no session has that nonce)",
+            Self::ShuttingDown => "shutting down (the server stops)",
+            Self::Protocol => "protocol (the other side says that the protocol was broken)",
+        })
+    }
+}
+
 impl RefuseCode {
     /// The code of that number; an unknown one is a breach of protocol.
     pub const fn from_number(number: u16) -> Self {

@@ -34,6 +34,7 @@ mod path;
 pub mod privilege;
 pub mod probe;
 mod reactor;
+mod receive_buffers;
 pub mod record_lock;
 mod region;
 pub mod seeded;
@@ -60,6 +61,7 @@ pub use op::{
 };
 pub use path::PathState;
 pub use reactor::{Io, IoChoice, Reactor};
+pub use receive_buffers::{Need, ReceiveBuffers};
 pub use region::FileMemoryError;
 pub use shared::Detached;
 pub use time::{Instant, monotonic};

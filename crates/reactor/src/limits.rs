@@ -6,6 +6,24 @@ pub const FRAME_BYTES_MIN: usize = 4096;
 /// The largest frame; longer transfers take several.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
+/// The receive buffer of an idle connection.
+pub const RECEIVE_BYTES_MIN: usize = FRAME_BYTES_MIN;
+
+/// The receive buffer of a connection whose message is longer than [`RECEIVE_BYTES_MIN`]: a message of either wire that is
+/// received in one piece (16 KiB and a header) fits.
+pub const RECEIVE_MESSAGE_BYTES: usize = 32 << 10;
+
+/// Idle connections of one loop that have a buffer; a further one is refused. Their memory, 160 MiB, is mapped when the first
+/// connection comes, and used as connections come.
+pub const RECEIVERS_MAX: usize = 40 << 10;
+
+/// Connections of one loop that have a buffer of [`RECEIVE_MESSAGE_BYTES`]: 32 MiB, mapped and used as they come. A further
+/// one takes a frame, or waits.
+pub const RECEIVE_MESSAGES_MAX: usize = 1024;
+
+/// While less than this share of the frames is taken, a busy connection may receive into one: a quarter.
+pub const RECEIVE_BATCH_SHARE: usize = 4;
+
 /// Operations in flight on one loop. More complete at once with `EAGAIN`.
 pub const OPS_MAX: usize = 1 << 16;
 

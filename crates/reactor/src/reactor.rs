@@ -14,6 +14,7 @@ use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Sock
 use crate::os::Os;
 use crate::pace::{Pace, Plan};
 use crate::path::PathState;
+use crate::receive_buffers::ReceiveBuffers;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
@@ -46,6 +47,7 @@ pub struct Reactor {
     backend: Backend,
     io: Io,
     frames: FramePool,
+    pub(crate) receive_buffers: ReceiveBuffers,
     pace: Pace,
     shared: Shared,
     /// Completions that were reaped while a stream was given up.
@@ -111,7 +113,7 @@ impl Backend {
 /// What the module of shared streams works with.
 macro_rules! floor {
     ($self:ident) => {
-        (&mut $self.shared, Floor { backend: &mut $self.backend, frames: &$self.frames })
+        (&mut $self.shared, Floor { backend: &mut $self.backend, buffers: &$self.receive_buffers })
     };
 }
 
@@ -184,6 +186,7 @@ impl Reactor {
         Self {
             backend,
             io,
+            receive_buffers: ReceiveBuffers::new(frames.clone()),
             frames,
             pace: Pace::default(),
             shared: Shared::default(),

@@ -191,7 +191,7 @@ fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {
     sum.connections += door.connections;
     sum.accepted += door.accepted;
     sum.refused += door.refused;
-    sum.misbehaved += door.misbehaved;
+    sum.connection_errors += door.connection_errors;
 }
 
 fn peer(peer: &PeerFeedback) -> PeerSnapshot {

@@ -398,14 +398,14 @@ impl Worker {
             connections: self.nbd.connection_count() as u64,
             accepted: nbd.connections,
             refused: nbd.refused + self.refused,
-            misbehaved: nbd.faults,
+            connection_errors: nbd.faults,
             ..door("nbd")
         };
         let native = DoorSnapshot {
             connections: self.native.session_count() as u64,
             accepted: native.sessions,
             refused: native.refused,
-            misbehaved: native.faults,
+            connection_errors: native.faults,
             ..door("byway")
         };
         let now = self.reactor.now();

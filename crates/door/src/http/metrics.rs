@@ -110,9 +110,12 @@ fn doors(page: &mut Page, doors: &[DoorSnapshot]) {
         ("byway_connections", "gauge", "Connections open now.", |door| door.connections),
         ("byway_connections_accepted_total", "counter", "Connections accepted.", |door| door.accepted),
         ("byway_connections_refused_total", "counter", "Connections refused at accept.", |door| door.refused),
-        ("byway_connections_misbehaved_total", "counter", "Connections ended for a bad message.", |door| {
-            door.misbehaved
-        }),
+        (
+            "byway_connection_errors_total",
+            "counter",
+            "Connections ended by an error: reset, time-out, bad message.",
+            |door| door.connection_errors,
+        ),
     ];
     page.each(&all, doors, "door", |door| &door.name);
 }

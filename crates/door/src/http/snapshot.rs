@@ -69,8 +69,8 @@ pub struct DoorSnapshot {
     pub accepted: u64,
     /// Connections refused at accept: outside the allowed ranges, or over the limit.
     pub refused: u64,
-    /// Connections ended for a bad message.
-    pub misbehaved: u64,
+    /// Connections that ended by an error: a reset, a time-out, a broken protocol.
+    pub connection_errors: u64,
 }
 
 /// One volume.

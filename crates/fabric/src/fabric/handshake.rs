@@ -1,16 +1,19 @@
 //! How sessions begin: connecting and accepting lanes, `Hello`, `Welcome`, and the fence.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket, Token};
+use byway_reactor::{Address, Errno, Instant, Listener, Op, Reactor, Socket, Token};
 
 use super::lane::{Lane, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
 use crate::capabilities::{Capabilities, WireKind};
-use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX};
+use crate::limits::{
+    ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX,
+};
 use crate::registry::{Claim, HandedLane, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::Slot;
@@ -178,14 +181,17 @@ impl Fabric {
             (Some(_), None) => reactor.is_tcp(socket),
             (None, _) => false,
         };
+        let turned_away = !is_stranger && self.no_room(reactor.now(), peer);
         let refused = if is_stranger {
             tracing::warn!(?peer, "connection refused: not in an --allow range, or reset at once");
             Some(RefuseCode::Auth)
+        } else if turned_away && self.lanes.len() >= LANES_MAX + TURNED_AWAY_MAX {
+            Some(RefuseCode::Busy)
         } else {
-            self.no_room()
+            None
         };
+        self.counters.refused += u64::from(turned_away || refused.is_some());
         if let Some(code) = refused {
-            self.counters.refused += 1;
             self.last_closed = Some(CloseReason::WeRefused(code));
             return reactor.close(socket);
         }
@@ -193,6 +199,7 @@ impl Fabric {
             reactor.keep_alive(socket, self.options.keep_alive * 2);
         }
         let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
+        lane.turned_away = turned_away;
         match &self.tls_server {
             ServerTls::Off => {}
             ServerTls::Optional(server) => lane.tls_offered = Some(server.clone()),
@@ -208,14 +215,24 @@ impl Fabric {
         }
     }
 
-    /// Why no further connection is taken, if there are too many.
-    pub(super) fn no_room(&self) -> Option<RefuseCode> {
+    /// Whether there are too many connections for one more of `peer`. The log says so, but not for each.
+    pub(super) fn no_room(&mut self, now: Instant, peer: Option<SocketAddr>) -> bool {
         let (connections, handshakes) = (self.lanes.len(), self.handshakes);
         if handshakes < HANDSHAKES_MAX && connections < LANES_MAX {
-            return None;
+            return false;
         }
-        tracing::warn!(connections, handshakes, "connection refused: too many");
-        Some(RefuseCode::Busy)
+        if let Some(since_last) = self.refusals_log.admit(now) {
+            tracing::warn!(
+                ?peer,
+                connections,
+                connections_max = LANES_MAX,
+                handshakes,
+                handshakes_max = HANDSHAKES_MAX,
+                refused_since_last_line = since_last,
+                "connection refused: the event loop has no room for it; run more loops (--threads) or another node"
+            );
+        }
+        true
     }
 
     /// Bytes of a handshake have come: all of it, or the stream has ended.
@@ -273,7 +290,9 @@ impl Fabric {
             }
         };
         let is_linked = self.lanes.get(slot).is_some_and(|lane| lane.link.is_some());
-        if is_linked && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
+        if self.lanes.get(slot).is_some_and(|lane| lane.turned_away) {
+            self.refuse(slot, RefuseCode::Busy);
+        } else if is_linked && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
             self.refuse(slot, RefuseCode::Feature);
         } else if is_linked && hello.lane.get() > 0 {
             self.refuse(slot, RefuseCode::Protocol);
@@ -401,7 +420,7 @@ impl Fabric {
             let Ok(socket) = reactor.adopt(handed.connection) else { continue };
             let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
             lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
-            lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
+            lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
             lane.sequence_in = 1;
             let has_frame = lane.frame.is_some();
             let slot = self.lanes.insert(lane);
@@ -543,3 +562,6 @@ impl Fabric {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,6 +88,10 @@ pub(super) struct Lane {
     pub(super) held: Option<Held>,
     /// Since when.
     pub(super) held_at: Instant,
+    /// It waits for a longer buffer.
+    pub(super) starved: bool,
+    /// Set at accept: there is no room for this connection, which its `Hello` is answered with.
+    pub(super) turned_away: bool,
 
     /// What a link shall send: messages, not a stream.
     pub(super) outbox: Vec<(Header, Gather)>,
@@ -138,6 +142,8 @@ impl Lane {
             outbox: Vec::new(),
             backlog: VecDeque::new(),
             held_at: opened_at,
+            starved: false,
+            turned_away: false,
             pending: Gather::new(),
             spare: Some(Gather::new()),
             sending: None,

@@ -222,7 +222,7 @@ impl Fabric {
         } else if self.draining {
             Some(RefuseCode::ShuttingDown)
         } else {
-            self.no_room()
+            self.no_room(reactor.now(), peer).then_some(RefuseCode::Busy)
         };
         let Some(links) = &mut self.links else { return };
         if let Some(code) = refused {

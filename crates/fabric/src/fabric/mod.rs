@@ -38,6 +38,7 @@ use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
 use crate::feedback::{Delays, Meter};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
+use crate::log_limit::LogLimit;
 use crate::random::Random;
 use crate::registration;
 use crate::registry::{LoopId, Registry};
@@ -208,8 +209,10 @@ pub struct Fabric {
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
     dirty: Vec<Slot>,
-    /// Control lanes that wait for a frame.
+    /// Control lanes that wait for a buffer that their message fits into, in order.
     starved: Vec<Slot>,
+    /// Buffers that had come back when they were last looked at.
+    starved_fed_at: u64,
     events: Vec<Event>,
     handshakes: usize,
     owing: usize,
@@ -224,6 +227,7 @@ pub struct Fabric {
     answering: bool,
     last_closed: Option<CloseReason>,
     counters: FabricCounters,
+    refusals_log: LogLimit,
     /// Which addresses may connect; `None`: all.
     admits: Option<Admits>,
     /// What sessions over shared memory lend.
@@ -253,6 +257,7 @@ impl Fabric {
             listeners: Vec::new(),
             dirty: Vec::new(),
             starved: Vec::new(),
+            starved_fed_at: 0,
             events: Vec::new(),
             handshakes: 0,
             owing: 0,
@@ -263,6 +268,7 @@ impl Fabric {
             answering: false,
             last_closed: None,
             counters: FabricCounters::default(),
+            refusals_log: LogLimit::default(),
             admits: None,
             arena: None,
             placed: Gather::new(),
@@ -349,9 +355,8 @@ impl Fabric {
 
     fn note_closed(&mut self, reason: CloseReason) {
         self.last_closed = Some(reason);
-        if reason.is_fault() {
-            self.counters.faults += 1;
-        }
+        self.counters.faults += u64::from(reason.is_fault());
+        self.counters.refused += u64::from(reason == CloseReason::NoFrames);
     }
 
     /// Why the connection or session that ended last ended.
@@ -422,7 +427,7 @@ impl Fabric {
 
     /// Sends what has gathered. To be called once after all completions of a reap were handled.
     pub fn flush<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        let given_back = reactor.frames().given_back();
+        let given_back = reactor.receive_buffers().given_back();
         self.deliver(reactor, handler);
         let class = self.options.class;
         let mut clocked = false;
@@ -454,7 +459,7 @@ impl Fabric {
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
         }
-        let starved = !self.starved.is_empty() && reactor.frames().given_back() != given_back;
+        let starved = !self.starved.is_empty() && reactor.receive_buffers().given_back() != given_back;
         if (starved || handler.can_go_on(reactor)) && !std::mem::replace(&mut self.turns_again, true) {
             // What ended here has no completion to wake the loop by.
             reactor.submit(Op::Timer { at: reactor.now() }, Token::new(class, AGAIN, 0, 0));

@@ -4,24 +4,25 @@
 //! front. A bulk lane receives a header, then in one call the payload into the window's frame and the next header behind
 //! it, so that a stream of large payloads costs one call each and no byte is copied twice.
 
+use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Op, Reactor, Scatter};
+use byway_reactor::{Errno, Frame, Need, Op, Reactor, Scatter};
 
 use super::lane::{Held, Lane, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
 use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
 use crate::limits::{
-    CONTROL_FRAME_BYTES, CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX,
-    SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
+    CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MIN,
+    SMALL_BYTES_MAX,
 };
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{GivenBack, WindowError, WindowKey};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 
-/// Bytes of the frame that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
-pub(super) const HEADER_FRAME_BYTES: usize = 4096;
+/// Bytes of the buffer that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
+pub(super) const HEADER_FRAME_BYTES: usize = RECEIVE_BYTES_MIN;
 
 impl Fabric {
     pub(super) fn received<H: Handler>(
@@ -148,16 +149,17 @@ impl Fabric {
         }
     }
 
-    /// Goes on with control lanes that had no frame for a message that is longer than an idle lane's. To be called before
+    /// Resumes control lanes that wait for a longer buffer, in the order in which they came. To be called before
     /// [`Fabric::flush`], ahead of all else that waits for frames.
     pub fn feed_starved<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        if self.starved.is_empty() {
+        let given_back = reactor.receive_buffers().given_back();
+        if self.starved.is_empty() || std::mem::replace(&mut self.starved_fed_at, given_back) == given_back {
             return;
         }
         for slot in std::mem::take(&mut self.starved) {
-            if let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up)
-                && lane.held.take().is_some()
-            {
+            let Some(lane) = self.lanes.get_mut(slot) else { continue };
+            lane.starved = false;
+            if lane.phase == Phase::Up && lane.held.take().is_some() {
                 self.control_came(reactor, slot, 0, handler);
             }
         }
@@ -211,7 +213,7 @@ impl Fabric {
         if lane.secure.is_some() {
             return self.receive_ciphertext(reactor, slot);
         }
-        lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
+        lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
         if lane.frame.is_none() {
             return false;
         }
@@ -271,9 +273,19 @@ impl Fabric {
             }
             return;
         }
-        if let Some(mut larger) = larger_control_frame(reactor, frame.len(), filled == frame.len(), need) {
-            larger.copy_from(0, &frame, at..filled);
-            frame = larger;
+        let buffers = reactor.receive_buffers();
+        let next_len = buffers.len_for(Need {
+            held: frame.len(),
+            used: left,
+            message: need,
+            wanted: control_frame_bytes(frame.len(), filled == frame.len()),
+        });
+        // Lanes that wait for a longer buffer get it in the order in which they came.
+        let must_wait = next_len > frame.len() && !self.starved.is_empty();
+        let next = if next_len == frame.len() || must_wait { None } else { buffers.alloc(next_len) };
+        if let Some(mut next) = next {
+            next.copy_from(0, &frame, at..filled);
+            frame = next;
         } else if at > 0 {
             frame.bytes_mut().copy_within(at..filled, 0);
         }
@@ -284,7 +296,7 @@ impl Fabric {
             lane.frame = Some(frame);
             if starved {
                 lane.held = Some(Held::Messages);
-                if !self.starved.contains(&slot) {
+                if !std::mem::replace(&mut lane.starved, true) {
                     self.starved.push(slot);
                 }
                 return;
@@ -501,19 +513,13 @@ impl Fabric {
     }
 }
 
-/// A larger frame for a control lane: one that holds the message that comes, and while most of the pool is free, one that
-/// holds more of them where the last was full.
-fn larger_control_frame(reactor: &Reactor, len: usize, full: bool, need: usize) -> Option<Frame> {
-    let frames = reactor.frames();
-    let has_room = frames.free_bytes() >= frames.bytes() / 2;
-    let larger = if need > len || (full && len < CONTROL_FRAME_BYTES) {
-        CONTROL_FRAME_BYTES
-    } else if full && has_room {
-        CONTROL_FRAME_BYTES_MAX
-    } else {
-        return None;
-    };
-    if larger > len { frames.alloc(larger) } else { None }
+/// What suits a control lane that received into `len` bytes: if it filled them, more.
+fn control_frame_bytes(len: usize, full: bool) -> usize {
+    match len {
+        _ if !full => len,
+        ..RECEIVE_MESSAGE_BYTES => RECEIVE_MESSAGE_BYTES,
+        _ => CONTROL_FRAME_BYTES_MAX,
+    }
 }
 
 /// Whether a message may be on a bulk lane.

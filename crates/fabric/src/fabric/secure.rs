@@ -4,7 +4,8 @@
 //! A stream that ends between two messages is an end like any other, whether or not TLS says so: no session is ever
 //! taken for complete because a stream ended.
 
-use byway_reactor::{Frame, Gather, Reactor};
+use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
+use byway_reactor::{Frame, Gather, Need, Reactor};
 
 use super::lane::{Held, Phase, Placing};
 use super::receive::{HEADER_FRAME_BYTES, check_bulk};
@@ -16,7 +17,7 @@ use crate::windows::WindowKey;
 use crate::wire::{HEADER_BYTES, Header};
 
 /// What a busy lane receives ciphertext into: two of TLS's longest records. An idle one has [`HEADER_FRAME_BYTES`].
-const CIPHERTEXT_FRAME_BYTES: usize = 32 << 10;
+const CIPHERTEXT_FRAME_BYTES: usize = RECEIVE_MESSAGE_BYTES;
 
 /// The TLS of a lane.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl Fabric {
     /// Starts to receive ciphertext on a new lane. False without frames.
     pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
-        lane.frame = reactor.frames().alloc(HEADER_FRAME_BYTES);
+        lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
         let has_frame = lane.frame.is_some();
         self.receive_ciphertext_again(reactor, slot);
         has_frame
@@ -82,9 +83,12 @@ impl Fabric {
         let fed = secure.stream.feed(&frame.bytes()[..n], &mut secure.plaintext);
         let plaintext = std::mem::take(&mut secure.plaintext);
         let wants_send = secure.stream.wants_send();
-        let full = n == frame.len() && n < CIPHERTEXT_FRAME_BYTES;
-        let larger = if full { reactor.frames().alloc(CIPHERTEXT_FRAME_BYTES) } else { None };
-        lane.frame = larger.or(Some(frame));
+        // All of it has been used up, so the next buffer may be shorter, too.
+        let (held, buffers) = (frame.len(), reactor.receive_buffers());
+        let wanted = if n == held { CIPHERTEXT_FRAME_BYTES } else { held };
+        let next_len = buffers.len_for(Need { held, wanted, ..Need::default() });
+        let next = if next_len == held { None } else { buffers.alloc(next_len) };
+        lane.frame = next.or(Some(frame));
         let ended = secure.stream.has_ended();
         lane.secure = Some(secure);
         if let Err(error) = fed {

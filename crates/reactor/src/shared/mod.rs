@@ -27,12 +27,12 @@ use self::connect::Connecting;
 pub(crate) use self::lending::Lending;
 use self::link::{Ends, Link};
 use self::links::Links;
-use crate::frame::FramePool;
 use crate::gather::{Gather, Scatter};
 use crate::limits::ARENAS_BYTES_MAX;
 use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
 use crate::os::Os;
 use crate::reactor::Backend;
+use crate::receive_buffers::ReceiveBuffers;
 
 /// The class of the tokens of our own operations.
 pub(crate) const SHARED_CLASS: u8 = 0xfe;
@@ -75,7 +75,7 @@ impl From<OwnedFd> for Detached {
 /// What the module works with.
 pub(crate) struct Floor<'a> {
     pub(crate) backend: &'a mut Backend,
-    pub(crate) frames: &'a FramePool,
+    pub(crate) buffers: &'a ReceiveBuffers,
 }
 
 impl Shared {
@@ -262,7 +262,7 @@ impl Shared {
     }
 
     fn add_link(&mut self, floor: &mut Floor<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
-        let frame = floor.frames.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
+        let frame = floor.buffers.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
         let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
         floor.backend.submit(op, own_token(BELL, socket));
         self.used = true;

@@ -253,7 +253,7 @@ impl Greeting {
     fn decrypt(&mut self, floor: &Floor<'_>) -> Option<usize> {
         let Some(secure) = &mut self.secure else { return Some(0) };
         let was_handshaking = secure.is_handshaking();
-        let Some(went) = secure.decrypt_to(&mut self.input, floor.reactor.frames()) else {
+        let Some(went) = secure.decrypt_to(&mut self.input, floor.reactor.receive_buffers()) else {
             self.over = Some(End::NoMemory);
             return None;
         };
@@ -290,10 +290,10 @@ impl Greeting {
     }
 
     fn receive(&mut self, floor: &mut Floor<'_>) {
-        let frames = floor.reactor.frames();
+        let buffers = floor.reactor.receive_buffers();
         let lent = match &mut self.secure {
-            Some(secure) => secure.lend(frames),
-            None => self.input.lend(frames),
+            Some(secure) => secure.lend(buffers),
+            None => self.input.lend(buffers),
         };
         let Some((frame, at)) = lent else {
             self.over = Some(End::NoMemory);

@@ -4,7 +4,7 @@
 //! receive takes a batch. One that sends large writes goes back to the small frame: their payloads are received into
 //! frames of their own, and what ends up here instead has to be copied.
 
-use byway_reactor::{Frame, FramePool};
+use byway_reactor::{Frame, Need, ReceiveBuffers};
 
 use crate::limits::{INPUT_BYTES_MAX, INPUT_BYTES_MIN};
 
@@ -16,6 +16,8 @@ pub(super) struct Input {
     end: usize,
     /// The size that the next frame should have.
     wanted: usize,
+    /// What has to be here in one piece before any of it can be used.
+    message: usize,
 }
 
 impl Input {
@@ -28,6 +30,7 @@ impl Input {
     pub(super) fn consume(&mut self, n: usize) {
         debug_assert!(self.start + n <= self.end);
         self.start += n;
+        self.message = 0;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -35,6 +38,12 @@ impl Input {
 
     /// Lets a message of `bytes` fit, and several of them if they come one after the other.
     pub(super) fn want(&mut self, bytes: usize) {
+        self.message = bytes;
+        self.grow(bytes);
+    }
+
+    /// Receives more than `bytes` at once, if there is memory for that.
+    pub(super) fn grow(&mut self, bytes: usize) {
         if bytes > self.wanted {
             self.wanted = (bytes * 8).next_power_of_two().clamp(INPUT_BYTES_MIN, INPUT_BYTES_MAX);
         }
@@ -42,6 +51,7 @@ impl Input {
 
     /// Lets `bytes` fit.
     pub(super) fn want_whole(&mut self, bytes: usize) {
+        self.message = bytes;
         self.wanted = self.wanted.max(bytes.next_power_of_two().clamp(INPUT_BYTES_MIN, INPUT_BYTES_MAX));
     }
 
@@ -50,22 +60,24 @@ impl Input {
         self.wanted = INPUT_BYTES_MIN;
     }
 
-    /// Takes the frame for a receive into `frame[start..]`. `None` when the pool has no frame; then nothing changed.
-    pub(super) fn lend(&mut self, pool: &FramePool) -> Option<(Frame, usize)> {
-        let wanted = self.wanted.max(INPUT_BYTES_MIN);
+    /// Takes the frame for a receive into `frame[start..]`. `None` when there is no buffer for it; then nothing changed.
+    pub(super) fn lend(&mut self, buffers: &ReceiveBuffers) -> Option<(Frame, usize)> {
         let held = self.frame.as_ref().map_or(0, Frame::len);
         let used = self.end - self.start;
-        let fits = if used == 0 { held == wanted } else { held >= wanted };
-        if !fits || held == 0 {
-            match pool.alloc(wanted) {
-                Some(mut larger) if used <= wanted => {
-                    larger.write(0, self.bytes());
+        if used >= INPUT_BYTES_MAX {
+            return None;
+        }
+        let len = buffers.len_for(Need { held, used, message: self.message, wanted: self.wanted });
+        if len != held {
+            match buffers.alloc(len) {
+                Some(mut next) => {
+                    next.write(0, self.bytes());
                     (self.start, self.end) = (0, used);
-                    self.frame = Some(larger);
+                    self.frame = Some(next);
                 }
-                // Under pressure the old one does, as long as it has room.
-                _ if held == 0 || used == held => return None,
-                _ => {}
+                // The old one does, as long as it has room.
+                None if held <= used || held < self.message => return None,
+                None => {}
             }
         }
         let mut frame = self.frame.take()?;
@@ -85,43 +97,45 @@ impl Input {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use byway_reactor::{IoChoice, Reactor};
 
-    fn receive(input: &mut Input, pool: &FramePool, bytes: &[u8]) {
-        let (mut frame, at) = input.lend(pool).expect("a frame");
+    use super::*;
+    use crate::limits::SMALL_WRITE_BYTES_MAX;
+
+    fn receive(input: &mut Input, reactor: &Reactor, bytes: &[u8]) {
+        let (mut frame, at) = input.lend(reactor.receive_buffers()).expect("a frame");
         frame.write(at, bytes);
         input.give(frame, bytes.len());
     }
 
     #[test]
     fn bytes_survive_growth_and_use() {
-        let pool = FramePool::new(1 << 20).unwrap();
+        let reactor = Reactor::open(IoChoice::Epoll, 1 << 20).unwrap();
         let mut input = Input::default();
-        receive(&mut input, &pool, b"abcdef");
+        receive(&mut input, &reactor, b"abcdef");
         input.consume(2);
         input.want(5000);
-        receive(&mut input, &pool, b"ghi");
+        receive(&mut input, &reactor, b"ghi");
         assert_eq!(input.bytes(), b"cdefghi");
         assert!(input.frame.as_ref().unwrap().len() >= 5000);
         input.consume(7);
         input.want_little();
-        receive(&mut input, &pool, b"x");
+        receive(&mut input, &reactor, b"x");
         assert_eq!(input.bytes(), b"x");
         assert_eq!(input.frame.as_ref().unwrap().len(), INPUT_BYTES_MIN);
     }
 
     #[test]
-    fn without_frames_what_is_there_is_kept() {
-        let pool = FramePool::new(1).unwrap();
+    fn without_frames_a_message_that_must_be_in_one_piece_fits_all_the_same() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let data: Vec<Frame> = std::iter::from_fn(|| reactor.frames().alloc(4096)).collect();
+        assert!(!data.is_empty());
         let mut input = Input::default();
-        receive(&mut input, &pool, b"abc");
-        let mut hog = Vec::new();
-        while let Some(frame) = pool.alloc(4096) {
-            hog.push(frame);
-        }
-        input.want(100_000);
-        receive(&mut input, &pool, b"d");
-        assert_eq!(input.bytes(), b"abcd");
-        assert!(Input::default().lend(&pool).is_none());
+        receive(&mut input, &reactor, b"abc");
+        input.want(SMALL_WRITE_BYTES_MAX + 32);
+        let (frame, at) = input.lend(reactor.receive_buffers()).expect("a buffer");
+        assert!(frame.len() - at >= SMALL_WRITE_BYTES_MAX);
+        input.give(frame, 0);
+        assert_eq!(input.bytes(), b"abc");
     }
 }

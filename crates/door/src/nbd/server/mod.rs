@@ -234,13 +234,19 @@ impl NbdDoor {
         !self.stalled.is_empty()
     }
 
-    /// Asks again for connections that waited for a frame: to be called after each round of completions.
+    /// Asks again for connections that waited for a frame, in the order in which they came: to be called after each round of
+    /// completions.
     pub fn turn(&mut self, floor: &mut Floor<'_>) {
-        for _ in 0..self.stalled.len() {
-            let Some(index) = self.stalled.pop_front() else { return };
-            if let Some(client) = self.clients.get_mut(index) {
-                client.in_stalled = false;
-                self.advance(floor, index);
+        // A connection that goes on may give back what one before it waits for, and no completion would tell of that.
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for _ in 0..self.stalled.len() {
+                let Some(index) = self.stalled.pop_front() else { return };
+                if let Some(client) = self.clients.get_mut(index) {
+                    client.in_stalled = false;
+                    self.advance(floor, index);
+                    goes_on |= self.clients.get(index).is_none_or(|client| !client.in_stalled);
+                }
             }
         }
     }

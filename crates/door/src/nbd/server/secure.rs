@@ -4,7 +4,7 @@
 //! idle connection, 256 KiB on a busy one) only what TLS itself must keep is held: a record.
 
 use byway_fabric::tls::{PeerIdentity, TlsError, TlsServer, TlsStream};
-use byway_reactor::{Frame, FramePool, Gather};
+use byway_reactor::{Frame, Gather, ReceiveBuffers};
 
 use super::input::Input;
 
@@ -41,8 +41,8 @@ impl Secure {
     }
 
     /// Takes the frame for a receive of ciphertext into `frame[start..]`; `None` when the pool has none.
-    pub(super) fn lend(&mut self, pool: &FramePool) -> Option<(Frame, usize)> {
-        self.ciphertext.lend(pool)
+    pub(super) fn lend(&mut self, buffers: &ReceiveBuffers) -> Option<(Frame, usize)> {
+        self.ciphertext.lend(buffers)
     }
 
     /// Takes the frame back after a receive that brought `n` bytes.
@@ -52,7 +52,7 @@ impl Secure {
         self.ciphertext.give(frame, n);
         let held = self.ciphertext.bytes().len();
         if held == len {
-            self.ciphertext.want(len + 1);
+            self.ciphertext.grow(len + 1);
         } else if held * 8 < len {
             self.ciphertext.want_little();
         }
@@ -74,11 +74,15 @@ impl Secure {
     }
 
     /// Decrypts what has come to the end of `input`. `None` without a frame for it.
-    pub(super) fn decrypt_to(&mut self, input: &mut Input, pool: &FramePool) -> Option<Result<usize, TlsError>> {
+    pub(super) fn decrypt_to(
+        &mut self,
+        input: &mut Input,
+        buffers: &ReceiveBuffers,
+    ) -> Option<Result<usize, TlsError>> {
         if self.exhausted {
             return Some(Ok(0));
         }
-        let (mut frame, at) = input.lend(pool)?;
+        let (mut frame, at) = input.lend(buffers)?;
         let went = self.decrypt(&mut frame.bytes_mut()[at..]);
         input.give(frame, went.as_ref().copied().unwrap_or(0));
         Some(went)

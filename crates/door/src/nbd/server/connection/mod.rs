@@ -316,7 +316,7 @@ impl Connection {
         while self.may_step() && !self.is_full(context) {
             match self.step(context) {
                 Progress::Moved => {}
-                Progress::NeedsInput if self.decrypt(context.reactor.frames()) => {}
+                Progress::NeedsInput if self.decrypt(context.reactor.receive_buffers()) => {}
                 Progress::NeedsInput => return true,
                 Progress::Waits => return false,
             }

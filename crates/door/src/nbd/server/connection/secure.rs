@@ -1,6 +1,6 @@
 //! A connection over TLS: payloads are decrypted to where they belong, replies are read by us, so they lie in frames.
 
-use byway_reactor::{FramePool, Reactor, Scatter};
+use byway_reactor::{Reactor, ReceiveBuffers, Scatter};
 use byway_service::block::{BlockError, Engine, Payload, ReadFlags, Step, Tag};
 
 use super::{Connection, Context, End, Expect, Incoming, Piece};
@@ -12,7 +12,7 @@ impl Connection {
     }
 
     /// Decrypts some of what has come to where it is expected. False if there is nothing more, or no room for it.
-    pub(super) fn decrypt(&mut self, pool: &FramePool) -> bool {
+    pub(super) fn decrypt(&mut self, buffers: &ReceiveBuffers) -> bool {
         let Some(secure) = &mut self.secure else { return false };
         if self.end.is_some() || self.over.is_some() || self.receiving || self.stalled {
             return false;
@@ -24,7 +24,7 @@ impl Connection {
                 *filled += went.unwrap_or(0);
                 Some(went)
             }
-            _ => secure.decrypt_to(&mut self.input, pool),
+            _ => secure.decrypt_to(&mut self.input, buffers),
         };
         match went {
             None => self.stalled = true,
@@ -71,7 +71,7 @@ impl Connection {
     }
 
     pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor) {
-        let lent = self.secure.as_mut().and_then(|secure| secure.lend(reactor.frames()));
+        let lent = self.secure.as_mut().and_then(|secure| secure.lend(reactor.receive_buffers()));
         let Some((frame, at)) = lent else {
             self.stalled = true;
             return;

@@ -199,7 +199,7 @@ impl Connection {
             into.push(frame, piece.filled, min);
         }
         if ends_payload {
-            let Some((frame, at)) = self.input.lend(reactor.frames()) else {
+            let Some((frame, at)) = self.input.lend(reactor.receive_buffers()) else {
                 self.stalled = into.is_empty();
                 if into.is_empty() {
                     return;

@@ -1,0 +1,169 @@
+//! What connections receive into. Each connection holds such a buffer for as long as it lives, so these are not taken from
+//! the pool of frames, which holds the data on its way to and from the stores: thousands of idle connections would
+//! leave it in pieces too short for a read or a write.
+//!
+//! There are two sizes, each in a pool of its own. All pieces of a pool have the same size, so a pool cannot be
+//! fragmented: a free byte is a free buffer. Only a third size, which saves system calls on a busy connection and which
+//! no message needs, is a frame like any other, and is taken while most frames are free.
+
+use std::cell::OnceCell;
+
+use crate::Reactor;
+use crate::frame::{Frame, FramePool};
+use crate::limits::{
+    RECEIVE_BATCH_SHARE, RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES, RECEIVE_MESSAGES_MAX, RECEIVERS_MAX,
+};
+
+/// The receive buffers of one loop. See the module.
+#[derive(Debug)]
+pub struct ReceiveBuffers {
+    /// Of [`RECEIVE_BYTES_MIN`]: an idle connection's. Mapped when the first connection comes; `None` if there is no memory.
+    small: OnceCell<Option<FramePool>>,
+    /// Of [`RECEIVE_MESSAGE_BYTES`].
+    messages: OnceCell<Option<FramePool>>,
+    frames: FramePool,
+}
+
+/// What a connection needs of its next buffer, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Its present buffer's length; 0 if it has none.
+    pub held: usize,
+    /// Received bytes that are not used up.
+    pub used: usize,
+    /// The next message, as far as its length is known: it must lie in the buffer in one piece.
+    pub message: usize,
+    /// What would suit it.
+    pub wanted: usize,
+}
+
+impl ReceiveBuffers {
+    pub(crate) fn new(frames: FramePool) -> Self {
+        Self { small: OnceCell::new(), messages: OnceCell::new(), frames }
+    }
+
+    fn small(&self) -> Option<&FramePool> {
+        self.small.get_or_init(|| FramePool::new(RECEIVERS_MAX * RECEIVE_BYTES_MIN).ok()).as_ref()
+    }
+
+    fn messages(&self) -> Option<&FramePool> {
+        self.messages.get_or_init(|| FramePool::new(RECEIVE_MESSAGES_MAX * RECEIVE_MESSAGE_BYTES).ok()).as_ref()
+    }
+
+    /// The length that a connection's next buffer should have. As long as buffers are plentiful a connection keeps a large
+    /// one; when they are not, it gets what its message needs.
+    pub fn len_for(&self, need: Need) -> usize {
+        let must = need.message.max(need.used + 1);
+        let wanted = need.wanted.max(must).next_power_of_two();
+        if need.held >= wanted && (need.used > 0 || need.held == wanted) && !self.is_short(need.held) {
+            return need.held;
+        }
+        if must > RECEIVE_MESSAGE_BYTES {
+            must.next_power_of_two()
+        } else if wanted > RECEIVE_MESSAGE_BYTES && self.may_batch() {
+            wanted
+        } else if must > RECEIVE_BYTES_MIN || (wanted > RECEIVE_BYTES_MIN && !self.is_short(RECEIVE_MESSAGE_BYTES)) {
+            RECEIVE_MESSAGE_BYTES
+        } else {
+            RECEIVE_BYTES_MIN
+        }
+    }
+
+    /// A buffer of at least `len` bytes, or `None` if there is none now.
+    pub fn alloc(&self, len: usize) -> Option<Frame> {
+        if len <= RECEIVE_BYTES_MIN {
+            return self.small()?.alloc(RECEIVE_BYTES_MIN);
+        }
+        let message = if len <= RECEIVE_MESSAGE_BYTES { self.messages() } else { None };
+        message.and_then(|pool| pool.alloc(RECEIVE_MESSAGE_BYTES)).or_else(|| self.frames.alloc(len))
+    }
+
+    /// How many buffers have ever come back: a connection that waits for one, and sees another number, may try again.
+    pub fn given_back(&self) -> u64 {
+        let given_back = |pool: &OnceCell<Option<FramePool>>| pool.get()?.as_ref().map(FramePool::given_back);
+        given_back(&self.small).unwrap_or(0) + given_back(&self.messages).unwrap_or(0) + self.frames.given_back()
+    }
+
+    /// Bytes that connections hold, without what they have of the frames.
+    pub fn held_bytes(&self) -> usize {
+        let held = |pool: &OnceCell<Option<FramePool>>| {
+            pool.get().and_then(Option::as_ref).map_or(0, |pool| pool.bytes() - pool.free_bytes())
+        };
+        held(&self.small) + held(&self.messages)
+    }
+
+    /// Whether a connection that could do with less should not keep a buffer of `len` bytes.
+    fn is_short(&self, len: usize) -> bool {
+        let is_half_taken = |pool: &FramePool| pool.free_bytes() < pool.bytes() / 2;
+        if len <= RECEIVE_BYTES_MIN {
+            false
+        } else if len <= RECEIVE_MESSAGE_BYTES {
+            self.messages().is_none_or(is_half_taken)
+        } else {
+            is_half_taken(&self.frames)
+        }
+    }
+
+    /// Whether a buffer that no message needs may be taken from the frames.
+    fn may_batch(&self) -> bool {
+        let taken = self.frames.bytes() - self.frames.free_bytes();
+        taken < self.frames.bytes() / RECEIVE_BATCH_SHARE
+    }
+}
+
+impl Reactor {
+    /// What connections of this loop receive into.
+    pub fn receive_buffers(&self) -> &ReceiveBuffers {
+        &self.receive_buffers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::FRAME_BYTES_MAX;
+
+    fn buffers(frame_bytes: usize) -> ReceiveBuffers {
+        ReceiveBuffers::new(FramePool::new(frame_bytes).unwrap())
+    }
+
+    #[test]
+    fn as_many_connections_as_may_be_have_a_buffer_and_take_none_of_the_frames() {
+        let buffers = buffers(4 << 20);
+        let idle: Vec<_> = std::iter::from_fn(|| buffers.alloc(1)).collect();
+        assert_eq!((idle.len(), buffers.frames.free_bytes()), (RECEIVERS_MAX, 4 << 20));
+        // Any half of them goes: what is left of the frames and of the longer buffers is in one piece.
+        let _half: Vec<_> = idle.into_iter().step_by(2).collect();
+        let messages: Vec<_> = (0..RECEIVE_MESSAGES_MAX).filter_map(|_| buffers.alloc(16_512)).collect();
+        assert_eq!((messages.len(), buffers.frames.free_bytes()), (RECEIVE_MESSAGES_MAX, 4 << 20));
+        assert!(buffers.frames.alloc(FRAME_BYTES_MAX).is_some());
+    }
+
+    #[test]
+    fn busy_connections_have_a_quarter_of_the_frames_and_give_them_back_when_data_needs_them() {
+        let buffers = buffers(4 << 20);
+        let batch = Need { held: RECEIVE_MESSAGE_BYTES, wanted: 256 << 10, ..Need::default() };
+        let mut held = Vec::new();
+        while buffers.len_for(batch) == 256 << 10 {
+            held.push(buffers.alloc(256 << 10).unwrap());
+        }
+        assert_eq!(held.len(), 4);
+        let keeps = Need { held: 256 << 10, ..batch };
+        assert_eq!(buffers.len_for(keeps), 256 << 10);
+        let _data: Vec<_> = (0..2).map(|_| buffers.alloc(1 << 20).unwrap()).collect();
+        assert_eq!(buffers.len_for(keeps), RECEIVE_MESSAGE_BYTES, "a shorter one does");
+        assert_eq!(buffers.len_for(Need { used: 100_000, ..keeps }), 128 << 10, "it holds so much");
+    }
+
+    #[test]
+    fn a_connection_whose_message_is_longer_gets_what_it_needs_and_others_do_with_less_when_few_are_left() {
+        let buffers = buffers(4 << 20);
+        let idle = Need { held: RECEIVE_BYTES_MIN, used: 4096, message: 16_512, wanted: RECEIVE_BYTES_MIN };
+        assert_eq!(buffers.len_for(idle), RECEIVE_MESSAGE_BYTES);
+        let busy = Need { held: RECEIVE_MESSAGE_BYTES, wanted: RECEIVE_MESSAGE_BYTES, ..Need::default() };
+        assert_eq!(buffers.len_for(busy), RECEIVE_MESSAGE_BYTES);
+        let _most: Vec<_> = (0..RECEIVE_MESSAGES_MAX * 3 / 4).map(|_| buffers.alloc(16_512).unwrap()).collect();
+        assert_eq!(buffers.len_for(busy), RECEIVE_BYTES_MIN);
+        assert_eq!(buffers.len_for(idle), RECEIVE_MESSAGE_BYTES);
+    }
+}
