@@ -17,8 +17,8 @@ use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum, Terms};
 use byway_reactor::IoChoice;
 use byway_rpc::wire::{CallBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
-use byway_service::block::wire::{Arguments, Method};
-use byway_service::block::{Store, Volume, VolumeOptions as Served};
+use byway_service::block::wire::{Arguments, FLAG_READ_ONLY, Method, status_of};
+use byway_service::block::{BlockError, Store, Volume, VolumeOptions as Served};
 use harness::session::{Lane, Session, TERMS, closed_for, nobody_else_noticed};
 use harness::{Path, Running, SERVER, Wire, client, memory};
 use zerocopy::FromZeros;
@@ -54,6 +54,7 @@ over_each_path! {
         a_wrong_payload_checksum_ends_the_session,
         a_guessed_window_is_refused_and_the_session_goes_on,
         a_call_for_no_bytes_is_answered,
+        who_opened_a_volume_to_read_it_cannot_write,
         a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does,
         many_clients_that_take_no_answers_share_one_bound,
         a_long_read_without_a_bulk_lane_is_refused,
@@ -70,6 +71,7 @@ over_each_path! {
         bad_headers_end_the_session,
         more_calls_than_granted_end_the_session,
         a_call_for_no_bytes_is_answered,
+        who_opened_a_volume_to_read_it_cannot_write,
         a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does,
         a_message_with_another_length_than_it_says_ends_the_session,
         a_window_without_a_grant_is_refused_and_the_session_goes_on,
@@ -269,6 +271,39 @@ fn many_clients_that_take_no_answers_share_one_bound(path: Path) {
     let queued = server.state.lock().unwrap().queued_heap_bytes_max;
     assert!(queued > LOOP_HEAP_BYTES_MAX, "the bound was never met: {queued}");
     assert!(queued < LOOP_HEAP_BYTES_MAX + (60 * (20 << 10)), "{queued} bytes waited");
+}
+
+/// What it was told when it opened the volume is not left to the client to keep to.
+fn who_opened_a_volume_to_read_it_cannot_write(path: Path) {
+    let server = server(path);
+    let mut session = Session::open(&server, 1, PayloadChecksum::Off);
+    let mut arguments = Arguments::new_zeroed();
+    arguments.flags.set(FLAG_READ_ONLY);
+    session.call(0, Method::Open, arguments, (0, 0), b"disk");
+    let (header, ..) = session.control.receive().unwrap();
+    assert_eq!(header.body::<ReplyBody>().status.get(), 0);
+    let read_only = status_of(BlockError::ReadOnly.into()).0;
+    for (method, len, window, payload) in [
+        (Method::Write, 512, (0, 0), vec![7; 512]),
+        (Method::Write, 65_536, (77, 65_536), Vec::new()),
+        (Method::Trim, 4096, (0, 0), Vec::new()),
+        (Method::Zero, 4096, (0, 0), Vec::new()),
+    ] {
+        let mut arguments = Arguments::new_zeroed();
+        arguments.len.set(len);
+        session.call(0, method, arguments, window, &payload);
+        let (header, kind, _) = session.control.receive().unwrap();
+        assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, read_only), "{method:?} of {len}");
+    }
+    // It may read, and flush what others wrote.
+    let mut arguments = Arguments::new_zeroed();
+    arguments.len.set(512);
+    session.call(0, Method::Read, arguments, (0, 0), &[]);
+    let (_, _, bytes) = session.control.receive().unwrap();
+    assert_eq!(bytes, [0; 512]);
+    session.call(0, Method::Flush, Arguments::new_zeroed(), (0, 0), &[]);
+    let (header, ..) = session.control.receive().unwrap();
+    assert_eq!(header.body::<ReplyBody>().status.get(), 0);
 }
 
 fn a_long_read_without_a_bulk_lane_is_refused(path: Path) {
