@@ -59,6 +59,9 @@
 // Operations or windows of another node use the memory, or an operation is another's.
 #define BYWAY_E_OTHER_NODE -17
 
+// The peer does not serve the protocol of a call, or not in a version that this library speaks.
+#define BYWAY_E_UNSUPPORTED -18
+
 // The peer may write.
 #define BYWAY_PUT 1
 
@@ -132,8 +135,10 @@ struct byway_completion {
 
 // What a caller asks. What it has none of may be null with a length of 0.
 struct byway_call {
-  // What to do: the server's number.
+  // The method: the protocol's number.
   uint16_t method;
+  // The protocol: 0 for that of programs, or a `BYWAY_PROTOCOL_*`.
+  uint8_t protocol;
   // At most 64 bytes.
   const uint8_t *arguments;
   // How many.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use byway_fabric::node::{DESCRIPTOR_BYTES, Descriptor, Session};
-use byway_rpc::node::{Call, Request, Rpc};
+use byway_rpc::node::{Call, PROGRAM, Request, Rpc};
 
 use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
 use crate::node::{byway_node, deadline, fits};
@@ -13,8 +13,10 @@ use crate::operation::{byway_op, start};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct byway_call {
-    /// What to do: the server's number.
+    /// The method: the protocol's number.
     pub method: u16,
+    /// The protocol: 0 for that of programs, or a `BYWAY_PROTOCOL_*`.
+    pub protocol: u8,
     /// At most 64 bytes.
     pub arguments: *const u8,
     /// How many.
@@ -45,6 +47,10 @@ unsafe fn windows(of: &byway_call) -> Result<Vec<Descriptor>, Code> {
     Ok(windows.iter().map(Descriptor::from_bytes).collect())
 }
 
+fn protocol(call: &byway_call) -> u8 {
+    if call.protocol == 0 { PROGRAM } else { call.protocol }
+}
+
 fn rpc(node: &byway_node) -> Result<&Rpc, Code> {
     node.rpc().ok_or(Code(BYWAY_E_INVALID))
 }
@@ -70,7 +76,7 @@ pub unsafe extern "C" fn byway_call_start(
         let (arguments, windows, payload) = unsafe {
             (slice(call.arguments, call.arguments_bytes)?, windows(call)?, slice(call.payload, call.payload_bytes)?)
         };
-        let call = Call { method: call.method, arguments, windows: &windows, payload };
+        let call = Call { protocol: protocol(call), method: call.method, arguments, windows: &windows, payload };
         // SAFETY: by the caller's word.
         unsafe { start(op, || Ok(rpc(node)?.call(Session::from_u64(session), &call, deadline(timeout_ms))?)) }
     })
@@ -218,7 +224,8 @@ pub unsafe extern "C" fn byway_delegate(request: *mut byway_request, third: u64,
         };
         // SAFETY: by the caller's word.
         let token = &unsafe { borrow(request)? }.request.token;
-        token.hand_on(Session::from_u64(third), call.method, arguments, (&windows, payload))?;
+        let call = Call { protocol: protocol(call), method: call.method, arguments, windows: &windows, payload };
+        token.hand_on(Session::from_u64(third), &call)?;
         // SAFETY: made by `Box::into_raw`, in no other call and not used after, by the caller's word.
         drop(unsafe { Box::from_raw(request) });
         Ok(0)

@@ -41,6 +41,8 @@ pub const BYWAY_E_EXPIRED: c_int = -15;
 pub const BYWAY_E_STATUS: c_int = -16;
 /// Operations or windows of another node use the memory, or an operation is another's.
 pub const BYWAY_E_OTHER_NODE: c_int = -17;
+/// The peer does not serve the protocol of a call, or not in a version that this library speaks.
+pub const BYWAY_E_UNSUPPORTED: c_int = -18;
 
 /// What a code says, in English; never null, and never freed.
 #[unsafe(no_mangle)]
@@ -64,6 +66,7 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_EXPIRED => c"no answer to the call came in time",
         BYWAY_E_STATUS => c"the server did not do what it was called for",
         BYWAY_E_OTHER_NODE => c"another node uses the memory, or has the operation",
+        BYWAY_E_UNSUPPORTED => c"the peer does not serve that protocol, or not in a version that this library speaks",
         _ => c"no code of byway's",
     };
     text.as_ptr()
@@ -95,6 +98,7 @@ impl From<SubmitError> for Code {
             SubmitError::TooLong => BYWAY_E_TOO_LONG,
             SubmitError::Rights => BYWAY_E_RIGHTS,
             SubmitError::OtherNode => BYWAY_E_OTHER_NODE,
+            SubmitError::Unsupported => BYWAY_E_UNSUPPORTED,
             _ => UNKNOWN,
         })
     }

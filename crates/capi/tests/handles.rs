@@ -135,6 +135,7 @@ fn what_there_is_no_place_for_is_not_taken() {
         // A call that nobody could be given stays for the next one.
         let call = byway_call {
             method: 7,
+            protocol: 0,
             arguments: null(),
             arguments_bytes: 0,
             windows: null(),
@@ -194,6 +195,7 @@ fn a_request_that_is_not_handed_on_can_be_looked_at_meanwhile() {
     let arguments = [1u8, 2, 3];
     let call = byway_call {
         method: 9,
+        protocol: 0,
         arguments: arguments.as_ptr(),
         arguments_bytes: 3,
         windows: null(),

@@ -90,6 +90,11 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
+    /// All of them, by index, out of the table.
+    pub fn into_values(self) -> impl Iterator<Item = T> {
+        self.entries.into_iter().filter_map(|entry| entry.value)
+    }
+
     /// All of them, by index.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
         self.entries.iter_mut().enumerate().filter_map(|(index, entry)| {

@@ -30,6 +30,8 @@ pub const FLAG_PAYLOAD_CHECKSUM: u8 = 1;
 pub const FLAG_GRANT: u8 = 2;
 /// Header flag: the payload lies in the window already; nothing of it follows.
 pub const FLAG_PLACED: u8 = 4;
+/// Header flag: a token of a delegated call is in the body of a `Data`, or at the start of the payload of a `Call` or `Reply`.
+pub const FLAG_TOKEN: u8 = 8;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,12 @@ pub enum Kind {
     Recalled = 18,
     /// What became of a window that the receiver's device reaches: [`WindowNews`].
     Window = 19,
+    /// The caller wants no answer to a call any more.
+    Cancel = 20,
+    /// The protocols that the sender speaks, and the credit that it gives.
+    Protocols = 21,
+    /// So many notices more of a protocol may be sent.
+    NoticeCredit = 22,
 }
 
 impl Kind {
@@ -98,6 +106,9 @@ impl Kind {
             17 => Self::Recall,
             18 => Self::Recalled,
             19 => Self::Window,
+            20 => Self::Cancel,
+            21 => Self::Protocols,
+            22 => Self::NoticeCredit,
             _ => return None,
         })
     }

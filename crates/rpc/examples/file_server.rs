@@ -67,7 +67,8 @@ fn fetch(address: &str, name: &str) -> Result<(), Error> {
         let window = rpc.node().open_window(session, &memory, 0..CHUNK_BYTES, Rights::PUT)?;
         let windows = [window.descriptor()];
         let offset = at.to_le_bytes();
-        let call = Call { method: READ, arguments: &offset, windows: &windows, payload: name.as_bytes() };
+        let call =
+            Call { method: READ, arguments: &offset, windows: &windows, payload: name.as_bytes(), ..Call::default() };
         let got = number(Reply::of(rpc.call(session, &call, soon())?.wait(soon())??)?)?;
         window.close()?.wait(soon())??;
         std::io::stdout().write_all(&memory.bytes()?[..usize::try_from(got)?])?;

@@ -1,7 +1,7 @@
 //! Calls with windows of memory: request, pull, push, reply.
 //!
-//! A call names what to do and the windows of the caller's memory that are open for it. Whoever serves it reads from them and writes
-//! into them, and answers, or [hands the call on](node::Token::delegate) to a third node, which answers the caller.
+//! A call names a method and the windows of the caller's memory that are open for it. The server reads from them and writes into
+//! them, and answers, or [delegates the call](node::Token::delegate) to a third node, which answers the caller.
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, NodeOptions, Rights, parse_address};
@@ -33,7 +33,7 @@
 //! let session = rpc.node().connect(&parse_address(&format!("tcp://{at}"))?, soon())?;
 //! let memory = rpc.node().register(BYTES)?;
 //! let window = rpc.node().open_window(session, &memory, 0..BYTES, Rights::PUT)?;
-//! let call = Call { method: FILL, arguments: &[9], windows: &[window.descriptor()], payload: &[] };
+//! let call = Call { method: FILL, arguments: &[9], windows: &[window.descriptor()], ..Call::default() };
 //! let answer = Reply::of(rpc.call(session, &call, soon())?.wait(soon())??)?;
 //! assert_eq!(answer.result, b"filled");
 //! window.close()?.wait(soon())??;
@@ -44,7 +44,8 @@
 //! # }
 //! ```
 //!
-//! [`node`] is for programs. Whom to call, of several, [`Node::feedback`](byway_fabric::node::Node::feedback) helps to say, and
+//! [`node`] is for programs, on the protocol machine in [`session`]. Which of several nodes to call,
+//! [`Node::feedback`](byway_fabric::node::Node::feedback) helps to say, and
 //! `examples/file_server.rs` is a server in a hundred lines.
 //!
 //! # For servers of volumes
@@ -57,8 +58,9 @@
 #![forbid(unsafe_code)]
 
 pub mod limits;
+pub mod message;
 pub mod node;
-pub mod token;
+pub mod session;
 pub mod wire;
 
 mod calls;

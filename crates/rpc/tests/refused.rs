@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_fabric::node::{Address, Class, Deadline, NodeOptions, Op, OpError, Session, SubmitError};
+use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, Session, SubmitError};
+use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
+use byway_rpc::message::ReplyBody;
 use byway_rpc::node::{Call, Rpc};
-use byway_rpc::token::{Head, Kind};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
@@ -62,7 +63,7 @@ fn calls_that_are_refused_leave_no_operation() {
     assert_eq!((ops(), client.counters().unwrap().calls), (0, 0));
 }
 
-/// A third node that answers a call which was handed to it with less than its head says.
+/// A third node that answers a call which was delegated to it with less than its header says.
 #[test]
 fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
     let (caller, server, third) = (open(), open(), open());
@@ -71,13 +72,11 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
     let (caller_op, caller_turns) = turn(&caller);
     let _lost = caller.call(to_server, &Call::default(), Deadline::NEVER).unwrap();
     let handed = server.next_call(soon()).unwrap();
-    handed.token.delegate(to_third, 1, &[], (&[], &[])).map_err(|error| error.1).unwrap();
+    handed.token.delegate(to_third, &Call::default()).map_err(|error| error.1).unwrap();
     let request = third.next_call(soon()).unwrap();
-    let mut mangled = Head::new_zeroed();
-    mangled.kind = Kind::Relay as u8;
-    mangled.token = request.token.name();
-    mangled.inline = 64;
-    third.node().layer_send(request.session, Class::Now, mangled.as_bytes(), &[]).unwrap();
+    let mut mangled = Header::with_body(Kind::Reply, &ReplyBody::new_zeroed());
+    mangled.flags = FLAG_TOKEN;
+    third.node().layer_send(request.session, mangled, Vec::new()).unwrap();
     let (third_op, third_turns) = turn(&third);
     let probe = server.call(to_third, &Call::default(), soon()).unwrap();
     assert!(matches!(probe.wait(soon()).unwrap(), Err(OpError::Ended(_))), "its session with the server is over");

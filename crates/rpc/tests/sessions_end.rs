@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Address, Class, Deadline, NodeOptions, Op, OpError, SubmitError};
-use byway_fabric::wire::{Header, Kind as Word};
+use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, SubmitError};
+use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
 use byway_reactor::{IoChoice, Reactor, Wait};
+use byway_rpc::message::{NodeId, ProtocolsBody};
 use byway_rpc::node::{Call, Rpc};
-use byway_rpc::token::{Head, Kind, NodeId};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
@@ -37,7 +37,7 @@ impl Drop for Turner {
     }
 }
 
-/// Says a name that is not its own, before anything else, and goes.
+/// Claims a name that is not its own, and goes.
 struct Impostor {
     name: NodeId,
     down: bool,
@@ -45,19 +45,15 @@ struct Impostor {
 
 impl Handler for Impostor {
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
-        let mut head = Head::new_zeroed();
-        (head.kind, head.token.caller) = (Kind::Hello as u8, self.name);
-        let head = head.as_bytes();
-        let mut body = [0; 80];
-        (body[0], body[1]) = (Class::Now as u8, head.len() as u8);
-        body[16..16 + head.len()].copy_from_slice(head);
-        fabric.send(session, Header::with_body(Word::Message, &body));
+        let mut body = ProtocolsBody::new_zeroed();
+        body.node = self.name;
+        fabric.send(session, Header::with_body(Kind::Protocols, &body));
         fabric.say_goodbye(reactor, session, byway_fabric::wire::RefuseCode::ShuttingDown);
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Word, &Header), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header), _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Word, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {
         self.down = true;
@@ -68,9 +64,8 @@ impl Handler for Impostor {
     }
 }
 
-/// Else who has that name could be reached by it never again.
 #[test]
-fn a_name_that_is_said_on_a_session_before_it_begins_is_not_believed() {
+fn a_name_is_free_again_when_the_session_that_claimed_it_has_ended() {
     let folder = tempfile::tempdir().unwrap();
     let at = Address::Unix(folder.path().join("s"));
     let (server, caller) = (open(), open());
@@ -81,7 +76,8 @@ fn a_name_that_is_said_on_a_session_before_it_begins_is_not_believed() {
     fabric.connect(&mut reactor, at.clone(), identity);
     let mut impostor = Impostor { name: caller.id(), down: false };
     let began = Instant::now();
-    while !impostor.down || server.node().counters().unwrap().sessions > 0 {
+    let ended = server.node().start_receive(None).unwrap();
+    while !impostor.down || ended.test().is_err() {
         assert!(began.elapsed() < Duration::from_secs(20), "it does not end");
         server.node().progress().unwrap();
         let mut completions = Vec::new();

@@ -309,6 +309,11 @@ impl Fabric {
         self.sessions.get(session).filter(|session| session.up).map(|session| &session.agreed)
     }
 
+    /// What names a session: random, and known to its two ends alone, unless somebody reads a plain wire.
+    pub fn nonce(&self, session: Slot) -> Option<[u8; 16]> {
+        self.sessions.get(session).map(|session| session.identity.nonce)
+    }
+
     /// Where a session's peer is.
     pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
         self.sessions.get(session)?.peer

@@ -377,7 +377,15 @@ impl Fabric {
             Kind::Lend => return self.lend_came(reactor, session, header),
             Kind::Recall => self.recall_came(session, header),
             Kind::Recalled => self.recalled_came(reactor, session, header, handler),
-            Kind::Call | Kind::Reply | Kind::Notice | Kind::Message | Kind::Credit | Kind::Placed => {
+            Kind::Call
+            | Kind::Reply
+            | Kind::Notice
+            | Kind::Message
+            | Kind::Credit
+            | Kind::Placed
+            | Kind::Cancel
+            | Kind::Protocols
+            | Kind::NoticeCredit => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
             Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data | Kind::Window => {

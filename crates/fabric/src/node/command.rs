@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use byway_reactor::{Address, Mapping};
 
 use super::memory::{Descriptor, Held, Places, Rights};
-use super::wire::Class;
 use super::{NodeCounters, OpId, Session, SessionFeedback};
 use crate::slots::Slot;
 use crate::tls::TlsClient;
@@ -33,8 +32,13 @@ pub(super) enum Command {
     Send {
         op: Option<Slot>,
         session: Session,
-        class: Class,
         header: Header,
+        payload: Vec<u8>,
+    },
+    /// A message of the layer's.
+    Say {
+        session: Session,
+        header: Box<crate::wire::Header>,
         payload: Vec<u8>,
     },
     Put {

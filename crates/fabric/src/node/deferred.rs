@@ -11,11 +11,10 @@ use std::collections::VecDeque;
 
 use byway_reactor::Reactor;
 
-use super::command::{Command, Header};
+use super::command::Command;
 use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
 use super::memory::Places;
-use super::wire::Class;
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::Remote;
@@ -31,7 +30,6 @@ impl Command {
     /// The session with whose other commands it is in order.
     fn in_order_of(&self) -> Option<Session> {
         match self {
-            Self::Send { class: Class::Now, .. } => None,
             Self::Send { session, .. }
             | Self::Put { session, .. }
             | Self::Get { session, .. }
@@ -153,14 +151,14 @@ impl Core {
         for command in deferred.0 {
             match command {
                 Command::Put { op, segments, to, message: Some(message), .. } => {
-                    self.end_waiting(fabric, reactor, session, (Waiting::Put { op, segments, to, message }, reason));
+                    self.end_waiting(session, Waiting::Put { op, segments, to, message }, reason);
                 }
                 Command::Put { op, segments, .. } | Command::Get { op, segments, .. } => {
                     drop(segments);
                     self.complete(op, Err(OpError::Ended(reason)));
                 }
-                Command::Send { op, class, header, payload, .. } => {
-                    let message = Waiting::Message { op, class, header, payload };
+                Command::Send { op, header, payload, .. } => {
+                    let message = Waiting::Message { op, header, payload };
                     self.send_or_end(fabric, reactor, (session, reason), message);
                 }
                 other => self.run_now(fabric, reactor, other),
@@ -182,30 +180,8 @@ impl Core {
                 link.credits -= 1;
                 self.send_now(fabric, reactor, session, waiting);
             }
-            _ => self.end_waiting(fabric, reactor, session, (waiting, reason)),
+            _ => self.end_waiting(session, waiting, reason),
         }
-    }
-
-    /// Takes out the first message without an operation that is so and was not sent, wherever it waits. False if there is none.
-    pub(super) fn take_back(&mut self, session: Session, is: impl Fn(Class, &Header) -> bool) -> bool {
-        let is_it = |command: &Command| match command {
-            Command::Send { op: None, session: over, class, header, .. } => *over == session && is(*class, header),
-            _ => false,
-        };
-        let waits = |waiting: &Waiting| match waiting {
-            Waiting::Message { op: None, class, header, .. } => is(*class, header),
-            _ => false,
-        };
-        let mut taken = false;
-        if let Some(link) = self.links.get_mut(&session) {
-            taken = remove_first(&mut link.waiting, waits) || remove_first(&mut link.deferred.0, is_it);
-        }
-        let mut shared = self.shared();
-        taken = taken || remove_first(&mut shared.commands, is_it);
-        if taken {
-            shared.waits_no_longer(session);
-        }
-        taken
     }
 
     /// Takes out what has not begun. False if there is no such thing.

@@ -20,7 +20,6 @@ use super::op::{Completed, Outcome};
 use super::shared::{OpKind, Shared};
 use super::transfers::{Get, Linger, Put};
 use super::windows::Closings;
-use super::wire::Class;
 use super::{NodeCounters, NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
 use crate::registration::{self, Mode};
@@ -56,7 +55,10 @@ pub(super) struct Link {
     pub(super) fabric: Slot,
     /// The fabric says that it can be used.
     pub(super) up: bool,
-    /// The peer has granted messages: it is a node, and has all lanes.
+    /// This end has connected.
+    pub(super) begins: bool,
+    /// The peer has all lanes: a client that has granted messages or named its protocols, or a server, which has let in each
+    /// lane; and if there is a layer, the server has named its protocols.
     pub(super) greeted: bool,
     /// Messages that may be sent.
     pub(super) credits: u32,
@@ -89,7 +91,7 @@ pub(super) struct Link {
 
 /// What waits for credit.
 pub(super) enum Waiting {
-    Message { op: Option<Slot>, class: Class, header: Header, payload: Vec<u8> },
+    Message { op: Option<Slot>, header: Header, payload: Vec<u8> },
     Put { op: Slot, segments: Vec<super::memory::Held>, to: Places, message: Header },
 }
 
@@ -106,11 +108,6 @@ impl Link {
 }
 
 impl Waiting {
-    /// Whether it may have to wait, and was counted for that.
-    pub(super) fn is_counted(&self) -> bool {
-        !matches!(self, Self::Message { class: Class::Now, .. })
-    }
-
     fn op(&self) -> Option<Slot> {
         match self {
             Self::Message { op, .. } => *op,
@@ -320,9 +317,10 @@ impl Core {
             }
             Command::Connect { session, address, tls } => self.connect(fabric, reactor, session, (address, tls)),
             Command::Close { session } => self.close(fabric, reactor, session, RefuseCode::ShuttingDown),
-            Command::Send { op, session, class, header, payload } => {
-                self.send(fabric, reactor, session, Waiting::Message { op, class, header, payload });
+            Command::Send { op, session, header, payload } => {
+                self.send(fabric, reactor, session, Waiting::Message { op, header, payload });
             }
+            Command::Say { session, header, payload } => self.say(fabric, reactor, session, *header, &payload),
             Command::Put { op, session, segments, to, message: Some(message) } => {
                 self.send(fabric, reactor, session, Waiting::Put { op, segments, to, message });
             }
@@ -353,11 +351,13 @@ impl Core {
         }
     }
 
-    pub(super) fn add_link(&mut self, fabric: Slot, session: Session) {
+    pub(super) fn add_link(&mut self, fabric: Slot, session: Session, begins: bool) {
         let link = Link {
             fabric,
             up: false,
-            greeted: false,
+            begins,
+            // A layer must know first what the peer speaks.
+            greeted: begins && self.layer.is_none(),
             credits: 0,
             granted: u32::from(self.credits),
             credit_held: false,
@@ -394,7 +394,7 @@ impl Core {
         let (Ok(client), Ok(nonce)) = (client, nonce) else { return };
         let identity = Identity { client: ClientId(client), number: 1, nonce };
         let slot = fabric.connect_over(reactor, to, identity, tls);
-        self.add_link(slot, session);
+        self.add_link(slot, session, true);
     }
 
     pub(super) fn close(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, code: RefuseCode) {

@@ -37,6 +37,9 @@ pub enum SubmitError {
     /// Operations or windows of another node use the memory, or the operation is another's; the caller's fault.
     #[error("another node uses the memory, or has the operation")]
     OtherNode,
+    /// The peer does not serve the protocol of a call, or not in a version that this node speaks.
+    #[error("the peer does not serve that protocol, or not in a version that this node speaks")]
+    Unsupported,
 }
 
 /// Why an operation did not do what it was to do.

@@ -10,7 +10,7 @@ use super::error::OpError;
 use super::shared::Phase;
 use super::transfers::grant;
 use super::windows::ONCE;
-use super::wire::{Class, CreditBody, MessageBody, PlacedBody, PutBody, put_number};
+use super::wire::{CreditBody, MessageBody, PlacedBody, PutBody, put_number};
 use crate::fabric::{Fabric, GetError, Handler};
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -24,13 +24,18 @@ impl Handler for Core {
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) {
         if !self.by_fabric.contains_key(&slot) {
             let session = self.shared().add_session(Phase::Arriving, self.credits);
-            self.add_link(slot, session);
+            self.add_link(slot, session, false);
         }
         grant(fabric, slot, u32::from(self.credits));
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let Some(link) = self.links.get_mut(&session) else { return };
         link.up = true;
-        if link.greeted {
+        let (begins, greeted) = (link.begins, link.greeted);
+        if begins {
+            let nonce = fabric.nonce(slot).unwrap_or_default();
+            self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, true));
+        }
+        if greeted {
             self.began(fabric, reactor, session);
         }
         self.note_debts(session);
@@ -47,13 +52,20 @@ impl Handler for Core {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let taken = match kind {
             Kind::Credit => self.credit_came(fabric, reactor, session, header),
+            Kind::Protocols => {
+                self.greeted(fabric, reactor, session);
+                self.said(fabric, reactor, session, (kind, header), payload)
+            }
             // Neither program nor layer knows of the session, nor would either be told that it has ended.
             other if !self.is_ready(session) => Err(CloseReason::Unexpected(other)),
-            Kind::Message => self.message_came(fabric, reactor, session, header, payload),
+            Kind::Message => self.message_came(fabric, session, header, payload),
             Kind::Placed => {
                 let name = Slot::from_u64(put_number(header.body::<PlacedBody>().put));
                 self.part_ended(name, Some(session), None);
                 Ok(())
+            }
+            Kind::Call | Kind::Reply | Kind::Notice | Kind::Cancel | Kind::NoticeCredit => {
+                self.said(fabric, reactor, session, (kind, header), payload)
             }
             other => Err(CloseReason::Unexpected(other)),
         };
@@ -65,6 +77,15 @@ impl Handler for Core {
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, (kind, header): (Kind, &Header)) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let body: PutBody = header.body();
+        // Of an answer: the target of a put is no call.
+        if body.target.get() != 0 && self.is_ready(session) && self.layer.is_some() {
+            let mut good = true;
+            self.with_layer(fabric, reactor, |layer, turn| good = layer.placed(turn, session, (kind, header)));
+            if !good {
+                fabric.close(reactor, slot, CloseReason::Unexpected(kind));
+            }
+            return;
+        }
         let (Kind::Data, Ok(message), true) = (kind, body.message(), self.is_ready(session)) else {
             return fabric.close(reactor, slot, CloseReason::Unexpected(kind));
         };
@@ -111,7 +132,7 @@ impl Handler for Core {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let Some(link) = self.links.get_mut(&session) else { return };
         link.ended = Some(reason);
-        let ready = link.is_ready();
+        let ready = link.up && (link.begins || link.greeted);
         // First: what other threads begin meanwhile would be told of its end by nobody.
         self.shared().session_ends(session, reason);
         self.end_deferred(fabric, reactor, session);
@@ -152,13 +173,41 @@ impl Core {
         let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
         link.credits =
             link.credits.checked_add(messages).filter(|all| *all <= CREDITS_MAX).ok_or(CloseReason::Credit)?;
+        if !link.begins {
+            self.greeted(fabric, reactor, session);
+        }
+        self.send_waiting(fabric, reactor, session);
+        Ok(())
+    }
+
+    /// The peer has all lanes.
+    fn greeted(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
+        let Some(link) = self.links.get_mut(&session) else { return };
         let first = !std::mem::replace(&mut link.greeted, true);
         if first && link.up {
             self.began(fabric, reactor, session);
         }
         self.note_debts(session);
-        self.send_waiting(fabric, reactor, session);
-        Ok(())
+    }
+
+    /// A message for the layer came. A node without one answers only that it speaks no protocol.
+    fn said(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Session,
+        (kind, header): (Kind, &Header),
+        payload: &[u8],
+    ) -> Result<(), CloseReason> {
+        if self.layer.is_none() && kind == Kind::Protocols {
+            if let Some(link) = self.links.get(&session).filter(|link| !link.begins) {
+                fabric.send(link.fabric, Header::new(Kind::Protocols));
+            }
+            return Ok(());
+        }
+        let mut good = self.layer.is_some();
+        self.with_layer(fabric, reactor, |layer, turn| good = layer.message(turn, session, (kind, header), payload));
+        if good { Ok(()) } else { Err(CloseReason::Unexpected(kind)) }
     }
 
     /// Both ends can use a session.
@@ -168,7 +217,10 @@ impl Core {
         let peer = slot.and_then(|slot| fabric.identity(slot));
         let taken = self.shared().session_up(session, capabilities, peer);
         if taken {
-            self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session));
+            let nonce = slot.and_then(|slot| fabric.nonce(slot)).unwrap_or_default();
+            if self.links.get(&session).is_some_and(|link| !link.begins) {
+                self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
+            }
         } else {
             self.close(fabric, reactor, session, RefuseCode::Busy);
         }
@@ -184,30 +236,14 @@ impl Core {
     fn message_came(
         &mut self,
         fabric: &mut Fabric,
-        reactor: &mut Reactor,
         session: Session,
         header: &Header,
         payload: &[u8],
     ) -> Result<(), CloseReason> {
         let body: MessageBody = header.body();
-        let (class, header) = body.read().ok_or(CloseReason::Unexpected(Kind::Message))?;
-        if class != Class::Program && self.layer.is_none() {
-            return Err(CloseReason::Unexpected(Kind::Message));
-        }
-        if class != Class::Now {
-            self.take_credit(session)?;
-        }
-        if class == Class::Program {
-            self.deliver(fabric, session, header, payload);
-        } else {
-            let mut good = true;
-            self.with_layer(fabric, reactor, |layer, turn| {
-                good = layer.message(turn, session, class, header, payload);
-            });
-            if !good {
-                return Err(CloseReason::Unexpected(Kind::Message));
-            }
-        }
+        let header = body.read().ok_or(CloseReason::Unexpected(Kind::Message))?;
+        self.take_credit(session)?;
+        self.deliver(fabric, session, header, payload);
         Ok(())
     }
 

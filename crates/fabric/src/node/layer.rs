@@ -1,34 +1,32 @@
-//! What may stand between a node and its program: a protocol of its own, on the node's loop, whose requests are the node's
-//! operations. Calls (`byway-rpc`) are one.
+//! What may stand between a node and its program: a protocol of its own on the node's loop, whose requests are the node's
+//! operations. The call protocol (`byway-rpc`) is one.
 
 use byway_reactor::{Instant, Reactor};
 
-use super::command::Header;
-use super::engine::{Core, Waiting};
+use super::engine::Core;
 use super::error::SubmitError;
 use super::op::{Completed, Op, OpId};
 use super::shared::OpKind;
-use super::wire::Class;
+use super::transfers::send_small;
 use super::{Node, Session};
 use crate::Fabric;
-use crate::limits::{MESSAGE_HEADER_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::limits::{ANSWER_QUEUE_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::session::CloseReason;
+use crate::slots::Slot;
+use crate::wire::{Header, Kind};
 
-/// Hears of what is not the program's. Called on whichever thread turns the loop, one call at a time; it must not wait, and not
-/// call the node but by its [`Turn`].
+/// Takes what is not the program's. Called by the thread that turns the loop, one call at a time; it must not wait, and calls the
+/// node only through its [`Turn`].
 pub trait Layer: Send {
-    /// A session can be used.
-    fn began(&mut self, turn: &mut Turn<'_>, session: Session);
+    /// A session can be used. Its nonce is known to its two ends alone; the end that `begins` has connected.
+    fn began(&mut self, turn: &mut Turn<'_>, session: Session, nonce: [u8; 16], begins: bool);
 
-    /// A message of class [`Class::Layer`] or [`Class::Now`] came. For one of the first, [`Turn::taken`] or
-    /// [`Node::layer_taken`] gives the credit back. False if it is no message: the session ends.
-    fn message(&mut self, turn: &mut Turn<'_>, session: Session, class: Class, header: &[u8], payload: &[u8]) -> bool;
+    /// A `Call`, `Reply`, `Notice`, `Cancel`, `NoticeCredit` or `Protocols` came. False if it breaks the protocol: the session
+    /// ends.
+    fn message(&mut self, turn: &mut Turn<'_>, session: Session, message: (Kind, &Header), payload: &[u8]) -> bool;
 
-    /// A message of class [`Class::Layer`] waited for credit of the peer, and its session has ended: the peer never had it. Called
-    /// before [`Layer::ended`].
-    fn unsent(&mut self, turn: &mut Turn<'_>, session: Session, header: &[u8]) {
-        let _ = (turn, session, header);
-    }
+    /// A `Data` or `Reply` of a call came, whose payload lies in the window that the header names. False as above.
+    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, message: (Kind, &Header)) -> bool;
 
     /// A session has ended. Nothing more comes from it.
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason);
@@ -57,51 +55,40 @@ impl<'a> Turn<'a> {
         self.reactor.now()
     }
 
-    /// Sends a message; nothing happens if the session has ended, which the layer is told. One of [`Class::Now`] goes at once,
-    /// others when there is credit.
-    ///
-    /// # Errors
-    /// `TooLong`; `Busy` if too many wait for credit, which one of [`Class::Now`] does not; `NoSession` and `Ended`.
-    pub fn send(&mut self, session: Session, class: Class, header: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
-        let header = checked(header, payload)?;
-        self.core.shared().count_of_class(session, class)?;
-        let message = Waiting::Message { op: None, class, header, payload: payload.to_vec() };
-        self.core.send(self.fabric, self.reactor, session, message);
-        Ok(())
+    /// Sends a message; does nothing if the session has ended, which the layer is told. The layer bounds what it sends, by credit.
+    /// At most 16 KiB of payload go with it ([`SMALL_BYTES_MAX`]).
+    pub fn send(&mut self, session: Session, header: Header, payload: &[u8]) {
+        self.core.say(self.fabric, self.reactor, session, header, payload);
     }
 
-    /// Takes back a message of [`Class::Layer`] that has not been sent: the first whose header `is` it. False if there is none.
-    pub fn take_back(&mut self, session: Session, is: impl Fn(&[u8]) -> bool) -> bool {
-        let taken = self.core.take_back(session, |class, header| class == Class::Layer && is(header.as_slice()));
-        self.core.note_credit(self.fabric, self.reactor, session);
-        taken
-    }
-
-    /// Ends an operation; of one that has ended nothing happens.
+    /// Ends an operation; does nothing if it has ended.
     pub fn complete(&mut self, op: OpId, result: Completed) {
         self.core.complete(op.0, result);
     }
 
-    /// A message of [`Class::Layer`] is done with.
-    pub fn taken(&mut self, session: Session) {
-        let owes = self.core.shared().taken(session);
-        if owes {
-            self.core.give_credit(self.fabric, session);
-        }
-    }
-
-    /// Asks for [`Layer::alarm`] at that time, or before, if it was asked for that.
+    /// Asks for [`Layer::alarm`] at that time, or earlier where it was asked for that.
     pub fn set_alarm(&mut self, at: Instant) {
         self.core.set_alarm(self.reactor, at);
     }
 }
 
-fn checked(header: &[u8], payload: &[u8]) -> Result<Header, SubmitError> {
-    debug_assert!(header.len() <= MESSAGE_HEADER_BYTES_MAX, "a layer knows its header");
-    if payload.len() > SMALL_BYTES_MAX {
-        return Err(SubmitError::TooLong);
+impl Core {
+    /// Sends a message of the layer's. A peer that asks and asks and reads no answer loses its session.
+    pub(super) fn say(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Session,
+        header: Header,
+        payload: &[u8],
+    ) {
+        debug_assert!(payload.len() <= SMALL_BYTES_MAX, "the layer knows how much goes with a message");
+        let Some(link) = self.links.get(&session).filter(|link| link.ended.is_none()) else { return };
+        if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
+            return fabric.close(reactor, link.fabric, CloseReason::AsksTooMuch);
+        }
+        send_small(fabric, link.fabric, header, payload);
     }
-    Header::new(header).ok_or(SubmitError::TooLong)
 }
 
 /// For the [`Layer`] of a node, from any thread.
@@ -135,33 +122,26 @@ impl Node {
         Ok(())
     }
 
-    /// As [`Turn::send`].
+    /// As [`Turn::send`]. Messages go out in the order in which they are given.
     ///
     /// # Errors
-    /// As there, and `Forked`.
-    pub fn layer_send(&self, session: Session, class: Class, header: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
-        let header = checked(header, payload)?;
+    /// The session is gone; `Forked`.
+    pub fn layer_send(&self, session: Session, header: Header, payload: Vec<u8>) -> Result<(), SubmitError> {
         let mut shared = self.inner.lock()?;
-        shared.count_of_class(session, class)?;
-        let payload = payload.to_vec();
-        shared.commands.push_back(super::command::Command::Send { op: None, session, class, header, payload });
+        shared.usable(session)?;
+        shared.commands.push_back(super::command::Command::Say { session, header: Box::new(header), payload });
         drop(shared);
         self.inner.nudge();
         Ok(())
     }
 
-    /// As [`Turn::taken`].
-    ///
-    /// # Errors
-    /// `Forked`.
-    pub fn layer_taken(&self, session: Session) -> Result<(), SubmitError> {
-        let mut shared = self.inner.lock()?;
-        if shared.taken(session) {
-            shared.commands.push_back(super::command::Command::GiveCredit { session });
-            drop(shared);
-            self.inner.nudge();
-        }
-        Ok(())
+    /// Why a session cannot be used any more.
+    pub fn session_error(&self, session: Session) -> SubmitError {
+        self.inner
+            .lock()
+            .and_then(|mut shared| shared.usable(session).map(|_| ()))
+            .err()
+            .unwrap_or(SubmitError::NoSession)
     }
 
     /// As [`Turn::set_alarm`].
@@ -172,5 +152,17 @@ impl Node {
         self.inner.lock()?.commands.push_back(super::command::Command::Alarm { at });
         self.inner.nudge();
         Ok(())
+    }
+}
+
+impl From<Session> for Slot {
+    fn from(session: Session) -> Self {
+        session.0
+    }
+}
+
+impl From<Slot> for Session {
+    fn from(slot: Slot) -> Self {
+        Self(slot)
     }
 }

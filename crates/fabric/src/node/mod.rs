@@ -90,7 +90,6 @@ pub use self::memory::{Bytes, DESCRIPTOR_BYTES, Descriptor, Memory, Rights, Segm
 pub use self::op::{Completed, Op, OpId, Outcome};
 use self::shared::Shared;
 pub use self::wait::Deadline;
-pub use self::wire::Class;
 use crate::limits::{MESSAGES_DEFAULT, NODE_FRAME_BYTES_DEFAULT, NODE_KEEP_ALIVE_DEFAULT};
 use crate::registration::{Counters, Limits, Unavailable};
 use crate::session::PayloadChecksum;

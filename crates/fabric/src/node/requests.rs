@@ -9,7 +9,6 @@ use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{Descriptor, Held, Places, Rights, Segment, Window};
 use super::op::{Op, OpId, Outcome};
 use super::shared::OpKind;
-use super::wire::Class;
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
 use crate::tls::TlsClient;
@@ -137,7 +136,7 @@ impl Node {
             return Err(SubmitError::TooLong);
         }
         let payload = payload.to_vec();
-        self.send_counted(session, |op| Command::Send { op: Some(op), session, class: Class::Program, header, payload })
+        self.send_counted(session, |op| Command::Send { op: Some(op), session, header, payload })
     }
 
     fn send_counted(&self, session: Session, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {

@@ -13,7 +13,6 @@ use super::error::{OpError, SubmitError, WaitError};
 use super::group::Groups;
 use super::op::{Completed, Outcome};
 use super::wait::Parker;
-use super::wire::Class;
 use super::{Message, Session};
 use crate::Capabilities;
 use crate::access::Identity;
@@ -335,11 +334,6 @@ impl Shared {
         Ok(())
     }
 
-    /// As [`Self::count_waiting`], of what may be of [`Class::Now`]: that never waits, so it is neither counted nor refused.
-    pub(super) fn count_of_class(&mut self, session: Session, class: Class) -> Result<(), SubmitError> {
-        if class == Class::Now { self.usable(session).map(|_| ()) } else { self.count_waiting(session) }
-    }
-
     /// A message that was counted.
     pub(super) fn waits_no_longer(&mut self, session: Session) {
         if let Some(state) = self.sessions.get_mut(session.0) {
@@ -514,14 +508,6 @@ impl Shared {
                 return Some((came, Outcome::Message(message)));
             }
         }
-    }
-
-    /// The layer is done with a message. True if credit is to be given back.
-    pub(super) fn taken(&mut self, session: Session) -> bool {
-        if let Some(state) = self.sessions.get_mut(session.0) {
-            state.taken += 1;
-        }
-        self.owes_credit(session)
     }
 
     /// For how many messages credit is given back now.

@@ -14,12 +14,12 @@ use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
-use super::wire::{Class, CreditBody, MessageBody, PutBody};
+use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
 use crate::fabric::{Announced, GetError, Remote};
-use crate::limits::{ANSWER_QUEUE_BYTES_MAX, ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
+use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
@@ -184,23 +184,18 @@ impl Core {
     pub(super) fn send(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
         let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
         if let Some(reason) = ended {
-            return self.end_waiting(fabric, reactor, session, (waiting, reason));
+            return self.end_waiting(session, waiting, reason);
         }
         let Some(link) = self.links.get_mut(&session) else { return };
-        if waiting.is_counted() {
-            let is_full = is_full(fabric, link.fabric);
-            if is_full || link.credits == 0 || !link.waiting.is_empty() {
-                link.waiting.push_back(waiting);
-                if is_full {
-                    self.note_crowded(session);
-                }
-                return self.note_credit(fabric, reactor, session);
+        let is_full = is_full(fabric, link.fabric);
+        if is_full || link.credits == 0 || !link.waiting.is_empty() {
+            link.waiting.push_back(waiting);
+            if is_full {
+                self.note_crowded(session);
             }
-            link.credits -= 1;
-        } else if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
-            fabric.close(reactor, link.fabric, CloseReason::AsksTooMuch);
-            return self.end_waiting(fabric, reactor, session, (waiting, CloseReason::AsksTooMuch));
+            return self.note_credit(fabric, reactor, session);
         }
+        link.credits -= 1;
         self.send_now(fabric, reactor, session, waiting);
     }
 
@@ -222,17 +217,12 @@ impl Core {
     }
 
     pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
-        if waiting.is_counted() {
-            self.shared().waits_no_longer(session);
-        }
+        self.shared().waits_no_longer(session);
         let Some(link) = self.links.get(&session) else { return };
         match waiting {
-            Waiting::Message { op, class, header, payload } => {
-                let header = WireHeader::with_body(Kind::Message, &MessageBody::new(class, header.as_slice()));
-                let checked = fabric.agreed(link.fabric).is_some_and(crate::Agreed::payload_checksum);
-                let checksum = (checked && !payload.is_empty()).then(|| crc32c::crc32c(&payload));
-                let announced = Announced { len: payload.len(), checksum };
-                fabric.send_with(link.fabric, header, announced, |gather| gather.push_head(&payload));
+            Waiting::Message { op, header, payload } => {
+                let header = WireHeader::with_body(Kind::Message, &MessageBody::new(header.as_slice()));
+                send_small(fabric, link.fabric, header, &payload);
                 if let Some(op) = op {
                     self.complete(op, Ok(Outcome::Done));
                 }
@@ -243,21 +233,10 @@ impl Core {
         }
     }
 
-    pub(super) fn end_waiting(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Session,
-        (waiting, reason): (Waiting, CloseReason),
-    ) {
-        if waiting.is_counted() {
-            self.shared().waits_no_longer(session);
-        }
+    pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
+        self.shared().waits_no_longer(session);
         match waiting {
             Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
-            Waiting::Message { class: Class::Layer, header, .. } => {
-                self.with_layer(fabric, reactor, |layer, turn| layer.unsent(turn, session, header.as_slice()));
-            }
             Waiting::Message { .. } => {}
             Waiting::Put { op, segments, .. } => {
                 drop(segments);
@@ -488,6 +467,14 @@ impl Core {
 /// Whether so much waits for the peer to read it that no more is sent which could wait, and no more is asked for.
 pub(super) fn is_full(fabric: &Fabric, session: Slot) -> bool {
     fabric.control_queued_heap(session) >= CONTROL_QUEUE_BYTES
+}
+
+/// Sends a message with a payload of at most 16 KiB, which is copied.
+pub(super) fn send_small(fabric: &mut Fabric, session: Slot, header: WireHeader, payload: &[u8]) {
+    let checked = fabric.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+    let checksum = (checked && !payload.is_empty()).then(|| crc32c::crc32c(payload));
+    let announced = Announced { len: payload.len(), checksum };
+    fabric.send_with(session, header, announced, |gather| gather.push_head(payload));
 }
 
 /// Lets the peer of a session send so many messages more.

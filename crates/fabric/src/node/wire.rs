@@ -10,12 +10,10 @@ use crate::wire::BODY_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MessageBody {
-    /// Whom it is for: a [`Class`].
-    pub class: u8,
     /// Bytes of the header.
     pub header_len: u8,
     /// Zero.
-    pub reserved: [u8; 14],
+    pub reserved: [u8; 15],
     /// What the sender says, then zeroes.
     pub header: [u8; MESSAGE_HEADER_BYTES_MAX],
 }
@@ -60,43 +58,18 @@ pub struct PlacedBody {
 const _: () = assert!(size_of::<MessageBody>() == BODY_BYTES && size_of::<PutBody>() == BODY_BYTES);
 const _: () = assert!(size_of::<CreditBody>() == BODY_BYTES && size_of::<PlacedBody>() == BODY_BYTES);
 
-/// Whom a message is for, at the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Class {
-    /// The program. Takes a credit.
-    Program = 0,
-    /// The [layer](super::Layer) above, which may keep it for a while. Takes a credit.
-    Layer = 1,
-    /// The layer above, which is done with it at once. Takes none.
-    Now = 2,
-}
-
-impl Class {
-    /// The class of that number.
-    pub const fn from_number(number: u8) -> Option<Self> {
-        Some(match number {
-            0 => Self::Program,
-            1 => Self::Layer,
-            2 => Self::Now,
-            _ => return None,
-        })
-    }
-}
-
 impl MessageBody {
     /// Of a header of at most [`MESSAGE_HEADER_BYTES_MAX`] bytes.
-    pub fn new(class: Class, header: &[u8]) -> Self {
+    pub fn new(header: &[u8]) -> Self {
         let mut body = Self::new_zeroed();
-        body.class = class as u8;
         body.header_len = header.len() as u8;
         body.header[..header.len()].copy_from_slice(header);
         body
     }
 
-    /// Whom it is for, and the header; `None` if that is no message of ours.
-    pub fn read(&self) -> Option<(Class, &[u8])> {
-        Some((Class::from_number(self.class)?, self.header.get(..usize::from(self.header_len))?))
+    /// The header; `None` if it has a wrong length.
+    pub fn read(&self) -> Option<&[u8]> {
+        self.header.get(..usize::from(self.header_len))
     }
 }
 
@@ -134,13 +107,13 @@ mod tests {
 
     #[test]
     fn bodies_have_these_bytes() {
-        let mut golden = vec![1, 3];
-        golden.extend([0; 14]);
+        let mut golden = vec![3];
+        golden.extend([0; 15]);
         golden.extend([7, 8, 9]);
         golden.extend([0; 61]);
-        let body = MessageBody::new(Class::Layer, &[7, 8, 9]);
+        let body = MessageBody::new(&[7, 8, 9]);
         assert_eq!(body.as_bytes(), golden);
-        assert_eq!(body.read(), Some((Class::Layer, &[7, 8, 9][..])));
+        assert_eq!(body.read(), Some(&[7, 8, 9][..]));
 
         let body = PutBody::new(0x0007_0605_0403_0201, Some(&[9, 8]));
         let mut golden = vec![0; 8];
@@ -158,12 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_classes_out_of_range_are_no_message() {
-        let mut body = MessageBody::new(Class::Program, &[1; 64]);
-        assert_eq!(body.read(), Some((Class::Program, &[1; 64][..])));
+    fn lengths_out_of_range_are_no_message() {
+        let mut body = MessageBody::new(&[1; 64]);
+        assert_eq!(body.read(), Some(&[1; 64][..]));
         body.header_len = 65;
-        assert_eq!(body.read(), None);
-        (body.header_len, body.class) = (0, 3);
         assert_eq!(body.read(), None);
         let mut put = PutBody::new(1, Some(&[1; 64]));
         assert!(put.message().is_ok());

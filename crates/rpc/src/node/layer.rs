@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use byway_fabric::CloseReason;
-use byway_fabric::node::{Class, Layer, Message, OpError, OpId, Outcome, Session, Turn};
+use byway_fabric::node::{Layer, Message, OpError, OpId, Outcome, Session, Turn};
+use byway_fabric::wire::{Header, Kind};
+use byway_fabric::{CloseReason, Slot};
 use byway_reactor::Instant;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
-use super::{ABANDONED, BUSY, Tables, Waiting, head, lock, unpack};
+use super::{Arrived, Tables, lock};
 use crate::limits::REQUESTS_MAX;
-use crate::token::{Head, Kind, TokenName, Unwanted};
+use crate::message::{Inline, Status, Token};
+use crate::session::{Answer, CallRef, Event, Incomer};
 
 pub(super) struct RpcLayer {
     tables: Arc<Mutex<Tables>>,
@@ -24,209 +26,146 @@ impl RpcLayer {
         lock(&self.tables)
     }
 
-    /// A call came, of the peer's or handed on.
-    fn called(&self, turn: &mut Turn<'_>, session: Session, head: Head, payload: &[u8]) -> bool {
-        if unpack(&head, payload).is_none() {
-            return false;
-        }
-        let now = turn.now();
-        let left = u64::from(head.left_ms.get());
-        let deadline = if left == 0 { Instant::FAR } else { now + std::time::Duration::from_millis(left) };
-        let waiting = Waiting { session, head, payload: payload.to_vec(), deadline };
-        let mut tables = self.tables();
-        if let Some(op) = tables.takers.pop_front() {
-            tables.held.insert(head.token, false);
-            let number = tables.given.insert(waiting).to_u64();
-            turn.complete(op, Ok(Outcome::Layer(number)));
-            return true;
-        }
-        if tables.queue.len() < REQUESTS_MAX {
-            tables.queue.push_back(waiting);
-            return true;
-        }
-        // What was handed on is answered as any such call: its caller may have no session with us.
-        let (to, kind) = if head.kind == Kind::Delegate as u8 {
-            let way = tables.relays.take(&head.token).unwrap_or(session);
-            tables.next_step(&head.token, way)
-        } else {
-            (session, Kind::Reply)
-        };
+    /// Sends what the call protocol has to say.
+    fn send_outbox(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>) {
+        let outbox = std::mem::take(tables.calls.outbox());
         drop(tables);
-        turn.taken(session);
-        answer_without(turn, (to, kind), head.token, BUSY);
-        true
+        for out in outbox {
+            turn.send(out.session.into(), out.header, &out.payload);
+        }
     }
 
-    /// An answer came.
-    fn replied(&self, turn: &mut Turn<'_>, session: Session, head: &Head, payload: &[u8]) -> bool {
-        let Some((_, result, rest)) = unpack(head, payload) else { return false };
-        let mut tables = self.tables();
-        match tables.pending.answered(&head.token) {
-            Ok(op) => {
-                let message = Message { session, header: result.to_vec(), payload: rest.to_vec() };
-                let status = head.status.get();
-                let outcome = if status == 0 { Ok(Outcome::Message(message)) } else { Err(OpError::Status(status)) };
-                turn.complete(op, outcome);
+    fn came(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>, over: Session, event: Event<'_, OpId>) {
+        match event {
+            Event::None => {}
+            Event::Called(call, incomer) => called(&mut tables, turn, call, &incomer),
+            // No program takes notices of a node yet: it grants none.
+            Event::Notified(incomer) => tables.calls.notice_taken(incomer.session, incomer.protocol),
+            Event::Cancelled(call) => {
+                let place = tables.queue.iter().position(|arrived| arrived.call == call);
+                if place.and_then(|place| tables.queue.remove(place)).is_some() {
+                    tables.calls.reply(call, Status::Abandoned as u16, 0, &Inline::EMPTY).into_iter().for_each(
+                        |route| {
+                            turn.send(route.session.into(), route.header, token_bytes(route.token.as_ref()));
+                        },
+                    );
+                }
             }
-            Err(Unwanted::Late) => tables.counters.late += 1,
-            Err(Unwanted::Forged) => tables.counters.forged += 1,
-        }
-        true
-    }
-
-    /// A caller wants no answer any more.
-    fn cancelled_by(&self, turn: &mut Turn<'_>, session: Session, token: &TokenName) {
-        let mut tables = self.tables();
-        if let Some(held) = tables.held.get_mut(token) {
-            *held = true;
-        }
-        let is = |waiting: &Waiting| waiting.head.token == *token && waiting.session == session;
-        if let Some(place) = tables.queue.iter().position(is) {
-            tables.queue.remove(place);
-            drop(tables);
-            turn.taken(session);
-        }
-    }
-
-    /// An answer came that is somebody else's. False if it is none: who passes that on would be taken for who made it.
-    fn relay(&self, turn: &mut Turn<'_>, mut head: Head, payload: &[u8]) -> bool {
-        if unpack(&head, payload).is_none() {
-            return false;
-        }
-        let step = {
-            let mut tables = self.tables();
-            let way = tables.relays.take(&head.token);
-            match way {
-                Some(_) => tables.counters.relayed += 1,
-                None => tables.counters.late += 1,
+            Event::Ended(op, answer, payload) => {
+                tables.in_flight -= 1;
+                turn.complete(op, outcome(over, &answer, payload));
+                send_waiting(&mut tables, turn, over.into());
             }
-            way.map(|way| tables.way_back(&head.token, way))
-        };
-        if let Some((to, kind)) = step {
-            head.kind = kind as u8;
-            // A caller that is gone needs no answer.
-            let _ = turn.send(to, Class::Now, head.as_bytes(), payload);
+            Event::Ready(session) => send_waiting(&mut tables, turn, session),
         }
-        true
-    }
-
-    fn cancel_at(turn: &mut Turn<'_>, caller: [u8; 16], call: u64, secret: u64, session: Option<Session>) {
-        if let Some(session) = session {
-            let token = TokenName { caller, call: call.into(), secret: secret.into() };
-            // Of a call that still waits for credit its server has heard nothing, and would hear this first.
-            let is = |header: &[u8]| {
-                Head::read_from_bytes(header).is_ok_and(|head| head.kind == Kind::Call as u8 && head.token == token)
-            };
-            if turn.take_back(session, is) {
-                return;
-            }
-            let _ = turn.send(session, Class::Now, head(Kind::Cancel, token).as_bytes(), &[]);
-        }
+        Self::send_outbox(tables, turn);
     }
 }
 
-/// Answers a call with a status alone. A caller that is gone needs none.
-fn answer_without(turn: &mut Turn<'_>, (to, kind): (Session, Kind), token: TokenName, status: u16) {
-    let mut reply = head(kind, token);
-    reply.status.set(status);
-    let _ = turn.send(to, Class::Now, reply.as_bytes(), &[]);
+fn token_bytes(token: Option<&Token>) -> &[u8] {
+    token.map_or(&[], IntoBytes::as_bytes)
+}
+
+/// What an answer is to the program.
+fn outcome(session: Session, answer: &Answer, payload: &[u8]) -> Result<Outcome, OpError> {
+    match answer.status {
+        0 => Ok(Outcome::Message(Message { session, header: answer.result.to_vec(), payload: payload.to_vec() })),
+        status => Err(OpError::Status(status)),
+    }
+}
+
+fn called(tables: &mut Tables, turn: &mut Turn<'_>, call: CallRef, incomer: &Incomer<'_>) {
+    let arrived = Arrived::new(call, incomer, turn.now());
+    if let Some(op) = tables.takers.pop_front() {
+        let number = tables.given.insert(arrived).to_u64();
+        return turn.complete(op, Ok(Outcome::Layer(number)));
+    }
+    if tables.queue.len() < REQUESTS_MAX {
+        return tables.queue.push_back(arrived);
+    }
+    if let Some(route) = tables.calls.reply(call, Status::Busy as u16, 0, &Inline::EMPTY) {
+        turn.send(route.session.into(), route.header, token_bytes(route.token.as_ref()));
+    }
+}
+
+/// Sends calls that waited for credit of a session.
+fn send_waiting(tables: &mut Tables, turn: &mut Turn<'_>, session: Slot) {
+    while let Some(call) = tables.waiting.front(session) {
+        let (Some(op), deadline) = (call.op, call.deadline) else { return };
+        let Ok((_, header)) = tables.calls.call(session, &call.ask(), op, turn.now(), deadline) else { return };
+        tables.in_flight += 1;
+        if let Some(call) = tables.waiting.pop(session) {
+            turn.send(session.into(), header, &call.payload);
+        }
+    }
 }
 
 impl Layer for RpcLayer {
-    fn began(&mut self, turn: &mut Turn<'_>, session: Session) {
-        let mut token = TokenName::new_zeroed();
-        token.caller = self.tables().id;
-        let _ = turn.send(session, Class::Now, head(Kind::Hello, token).as_bytes(), &[]);
+    fn began(&mut self, turn: &mut Turn<'_>, session: Session, nonce: [u8; 16], begins: bool) {
+        let mut tables = self.tables();
+        tables.calls.up(session.into(), nonce, begins);
+        Self::send_outbox(tables, turn);
     }
 
-    fn message(&mut self, turn: &mut Turn<'_>, session: Session, class: Class, header: &[u8], payload: &[u8]) -> bool {
-        let Ok(head) = Head::read_from_bytes(header) else { return false };
-        let credited = class == Class::Layer;
-        match Kind::from_number(head.kind) {
-            Some(Kind::Call | Kind::Delegate) if credited => return self.called(turn, session, head, payload),
-            Some(Kind::Hello) if !credited => {
-                let mut tables = self.tables();
-                // The first name stands, and the first session of a name.
-                tables.names.entry(session).or_insert(head.token.caller);
-                if tables.names.get(&session) == Some(&head.token.caller) {
-                    tables.peers.entry(head.token.caller).or_insert(session);
-                }
-            }
-            Some(Kind::Reply) if !credited => return self.replied(turn, session, &head, payload),
-            Some(Kind::Cancel) if !credited => self.cancelled_by(turn, session, &head.token),
-            Some(Kind::Moved) if !credited => {
-                // Of a call that has ended, or is not that server's, nothing changes.
-                let _ = self.tables().pending.moved(&head.token, session);
-            }
-            Some(Kind::Relay) if !credited => return self.relay(turn, head, payload),
-            _ => return false,
-        }
+    fn message(
+        &mut self,
+        turn: &mut Turn<'_>,
+        session: Session,
+        (kind, header): (Kind, &Header),
+        payload: &[u8],
+    ) -> bool {
+        let mut tables = self.tables();
+        let Ok(event) = tables.calls.message(session.into(), kind, header, payload) else { return false };
+        Self::came(tables, turn, session, event);
         true
     }
 
-    /// A call that was handed on over a session that has ended: this node answers, as the last that had it. Of a call of ours
-    /// [`Layer::ended`] tells.
-    fn unsent(&mut self, turn: &mut Turn<'_>, _: Session, header: &[u8]) {
-        let Ok(handed) = Head::read_from_bytes(header) else { return };
-        if handed.kind != Kind::Delegate as u8 {
-            return;
-        }
-        let step = {
-            let mut tables = self.tables();
-            let way = tables.relays.take(&handed.token);
-            way.map(|way| tables.next_step(&handed.token, way))
-        };
-        if let Some(step) = step {
-            answer_without(turn, step, handed.token, ABANDONED);
-        }
+    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, (kind, header): (Kind, &Header)) -> bool {
+        let mut tables = self.tables();
+        let event = tables.calls.placed(session.into(), kind, header);
+        Self::came(tables, turn, session, event);
+        true
     }
 
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason) {
+        let name = Slot::from(session);
         let mut tables = self.tables();
-        if let Some(name) = tables.names.remove(&session)
-            && tables.peers.get(&name) == Some(&session)
-        {
-            tables.peers.remove(&name);
-            // Another one that it has with us, the oldest.
-            let other = tables.names.iter().filter(|(_, other)| **other == name).map(|(session, _)| *session).min();
-            other.map(|other| tables.peers.insert(name, other));
-        }
-        tables.queue.retain(|waiting| waiting.session != session);
-        let ended = tables.pending.session_ended(session);
-        drop(tables);
+        tables.queue.retain(|arrived| arrived.call.session != name);
+        let mut ended = tables.calls.down(name);
+        tables.in_flight -= ended.len();
+        ended.extend(tables.waiting.extract(|session, _| session == name));
         for op in ended {
             turn.complete(op, Err(OpError::Ended(reason)));
         }
+        Self::send_outbox(tables, turn);
     }
 
     fn cancelled(&mut self, turn: &mut Turn<'_>, op: OpId) {
         let mut tables = self.tables();
-        let caller = tables.id;
-        let taker = tables.takers.iter().position(|other| *other == op);
-        let call = tables.pending.cancel(|other| *other == op);
-        if let Some(place) = taker {
-            tables.takers.remove(place);
-        }
-        drop(tables);
-        if taker.is_some() || call.is_some() {
+        let was_taker = tables.leave_takers(op);
+        let waited = !tables.waiting.extract(|_, call| call.op == Some(op)).is_empty();
+        let sent = tables.calls.find(|other| *other == op).and_then(|call| tables.calls.cancel(call)).is_some();
+        tables.in_flight -= usize::from(sent);
+        if was_taker || waited || sent {
             turn.complete(op, Err(OpError::Cancelled));
         }
-        if let Some((call, secret, session, _)) = call {
-            Self::cancel_at(turn, caller, call, secret, session);
-        }
+        Self::send_outbox(tables, turn);
     }
 
     fn alarm(&mut self, turn: &mut Turn<'_>, now: Instant) {
         let mut tables = self.tables();
-        let (caller, overdue) = (tables.id, tables.pending.overdue(now));
-        let next = tables.pending.next_deadline();
-        drop(tables);
-        for (call, secret, session, op) in overdue {
-            turn.complete(op, Err(OpError::Deadline));
-            Self::cancel_at(turn, caller, call, secret, session);
+        let mut ended = tables.waiting.extract(|_, call| call.deadline <= now);
+        while let Some(op) = tables.calls.overdue(now) {
+            tables.in_flight -= 1;
+            ended.push(op);
         }
+        for op in ended {
+            turn.complete(op, Err(OpError::Deadline));
+        }
+        let next = [tables.calls.next_deadline(), tables.waiting.next_deadline()].into_iter().flatten().min();
         if let Some(at) = next {
             turn.set_alarm(at);
         }
+        Self::send_outbox(tables, turn);
     }
 }

@@ -1,10 +1,10 @@
 //! Calls for programs: on a [`Node`], from any thread, with its operations and its ways of waiting.
 //!
-//! [`Rpc::call`] is an operation whose end is the answer. A server takes calls with [`Rpc::next_call`]; each comes with a
-//! [`Token`], the right to answer it. Until it answers, the server reads from and writes to the windows that the call
-//! names, in any order, with the node's own gets and puts. Or it hands the token on ([`Token::delegate`]) with a continuation, what
-//! is to be known to carry on: the third node answers the caller directly, over its own session with it if there is one, else through
-//! the server. The caller's continuation is the context with which it adds the call to a [`Group`](byway_fabric::node::Group).
+//! [`Rpc::call`] is an operation that ends with the answer. A server takes calls with [`Rpc::next_call`]; each comes with a
+//! [`Token`], the right to answer it. Before it answers, the server reads from and writes to the windows that the call names, in any
+//! order, with the node's own gets and puts. Or it [delegates](Token::delegate) the call to a third node with a continuation, which is
+//! all that the third node must know to carry on: that node answers the caller over their own session if they have one, else
+//! through the server.
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, NodeOptions, parse_address};
@@ -17,7 +17,7 @@
 //!     let request = server.next_call(Deadline::NEVER)?;
 //!     let sum = request.arguments.iter().sum::<u8>();
 //!     request.token.reply(0, &[sum], b"with regards")?;
-//!     // Until the client has gone: who does not wait does not send.
+//!     // Until the client has gone: a node that nobody drives sends nothing.
 //!     let _ = server.next_call(std::time::Duration::from_secs(10));
 //!     Ok(())
 //! });
@@ -32,47 +32,53 @@
 
 mod layer;
 mod server;
+mod waiting;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::node::{
-    Class, DESCRIPTOR_BYTES, Deadline, Descriptor, Node, NodeOptions, Op, OpError, OpId, Outcome, Session, SubmitError,
+    DESCRIPTOR_BYTES, Deadline, Descriptor, Node, NodeOptions, Op, OpError, OpId, Outcome, Session, SubmitError,
 };
 use byway_fabric::random::Random;
 use byway_fabric::{Slots, limits::SMALL_BYTES_MAX};
 use byway_reactor::Instant;
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromZeros, IntoBytes};
 
 use self::layer::RpcLayer;
 pub use self::server::{Request, Token};
-use crate::limits::{CALLS_MAX, INLINE_BYTES, WINDOWS_PER_CALL_MAX};
-use crate::token::{Head, Kind, NodeId, PendingCalls, Relays, TokenName};
+use self::waiting::{WaitingCall, WaitingCalls};
+use crate::limits::{CALLS_MAX, PROGRAM_CALLS, WINDOWS_PER_CALL_MAX};
+use crate::message::{Inline, NodeId, TOKEN_BYTES};
+use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Spoken};
 
-/// Status of a call whose token was dropped: the server's program gave it up. Or it was handed on to a node whose session ended before
-/// the call was sent there.
-pub const ABANDONED: u16 = 0xffff;
-/// Status of a call for which the server has no room: try again later.
-pub const BUSY: u16 = 0xfffe;
+/// The protocol of programs that need only one of their own.
+pub const PROGRAM: u8 = 16;
 
 /// What a caller asks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// What to do.
+    /// The protocol: [`PROGRAM`], unless the node was opened for others ([`Rpc::open_for`]).
+    pub protocol: u8,
+    /// The method.
     pub method: u16,
     /// At most 64 bytes.
     pub arguments: &'a [u8],
-    /// Windows for the server, opened for its session; at most 64.
+    /// Windows that are open for the server's session; at most 64.
     pub windows: &'a [Descriptor],
-    /// More bytes. With the windows and arguments at most 16 KiB.
+    /// More bytes. With the windows at most 16 KiB.
     pub payload: &'a [u8],
 }
 
-/// What the server, or who answered for it, says.
+impl Default for Call<'_> {
+    fn default() -> Self {
+        Self { protocol: PROGRAM, method: 0, arguments: &[], windows: &[], payload: &[] }
+    }
+}
+
+/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Over which session the answer came.
+    /// The session that the answer came over.
     pub session: Session,
     /// At most 64 bytes.
     pub result: Vec<u8>,
@@ -95,88 +101,76 @@ impl Reply {
     }
 }
 
-/// What has come and gone.
+/// What a node counts of its calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RpcCounters {
-    /// Answers to calls that had ended: late, repeated, or after a cancellation.
-    pub late: u64,
-    /// Answers with a wrong secret.
-    pub forged: u64,
-    /// Answers that were passed on for a node that has no session with the caller.
-    pub relayed: u64,
-    /// Calls that were handed on.
-    pub delegated: u64,
-    /// Calls in flight.
+    /// What the call protocol counts.
+    pub protocol: CallCounters,
+    /// Calls that have not ended, waiting ones included.
     pub calls: usize,
 }
 
-/// A call that came and was not taken.
-struct Waiting {
-    session: Session,
-    head: Head,
+/// A call that came and that no thread has taken.
+#[derive(Debug)]
+struct Arrived {
+    call: CallRef,
+    protocol: u8,
+    method: u16,
+    arguments: Inline,
+    windows: Vec<Descriptor>,
     payload: Vec<u8>,
+    delegated: bool,
     deadline: Instant,
 }
 
 /// What threads and the layer share. Locked after the node's engine and before its tables, so never while the node is asked for
 /// anything that may turn its loop.
-#[derive(Default)]
 struct Tables {
-    id: NodeId,
-    pending: PendingCalls<Session, OpId>,
-    peers: HashMap<NodeId, Session>,
-    names: HashMap<Session, NodeId>,
-    queue: VecDeque<Waiting>,
+    calls: Calls<OpId>,
+    /// Calls of this node that wait for credit.
+    waiting: WaitingCalls,
+    /// Operations of calls that were sent and have not ended.
+    in_flight: usize,
+    queue: VecDeque<Arrived>,
     takers: VecDeque<OpId>,
     /// Calls that were given to an operation, until its thread has taken them.
-    given: Slots<Waiting>,
-    /// Calls that the program has and has not answered: true if the caller has cancelled.
-    held: HashMap<TokenName, bool>,
-    relays: Relays<Session>,
-    counters: RpcCounters,
-}
-
-impl Tables {
-    /// How an answer gets nearer to the caller: to himself, over `way` or another session with him; else to whoever is before us on
-    /// `way`, the way that the call came.
-    fn next_step(&self, token: &TokenName, way: Session) -> (Session, Kind) {
-        if self.names.get(&way) == Some(&token.caller) {
-            return (way, Kind::Reply);
-        }
-        self.peers.get(&token.caller).map_or((way, Kind::Relay), |caller| (*caller, Kind::Reply))
-    }
-
-    /// How an answer that somebody else gave goes on: back on `way`, while that is there. Anybody can say that he is the caller;
-    /// whoever handed the call to us had it from him, or from somebody nearer to him.
-    fn way_back(&self, token: &TokenName, way: Session) -> (Session, Kind) {
-        let is_callers = self.names.get(&way) == Some(&token.caller);
-        match (self.names.contains_key(&way), is_callers) {
-            (true, false) => (way, Kind::Relay),
-            _ => self.next_step(token, way),
-        }
-    }
+    given: Slots<Arrived>,
 }
 
 /// A node that makes and serves calls. A handle; threads share it.
 #[derive(Clone)]
 pub struct Rpc {
     node: Node,
+    id: NodeId,
     tables: Arc<Mutex<Tables>>,
-    random: Arc<Mutex<Random>>,
 }
 
 impl Rpc {
-    /// Opens a node for calls.
+    /// Opens a node that calls and serves [`PROGRAM`].
     ///
     /// # Errors
     /// As for [`Node::open`].
     pub fn open(options: &NodeOptions) -> std::io::Result<Self> {
-        let mut random = Random::from_kernel();
-        let id: NodeId = zerocopy::transmute!([random.next_u64(), random.next_u64()]);
-        let tables = Arc::new(Mutex::new(Tables { id, ..Tables::default() }));
+        let grant = Grant { calls: PROGRAM_CALLS, notices: 0 };
+        Self::open_for(options, vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) }])
+    }
+
+    /// Opens a node that speaks these protocols.
+    ///
+    /// # Errors
+    /// As for [`Node::open`].
+    pub fn open_for(options: &NodeOptions, spoken: Vec<Spoken>) -> std::io::Result<Self> {
+        let id = Random::from_kernel().bytes16();
+        let tables = Arc::new(Mutex::new(Tables {
+            calls: Calls::new(id, spoken),
+            waiting: WaitingCalls::default(),
+            in_flight: 0,
+            queue: VecDeque::new(),
+            takers: VecDeque::new(),
+            given: Slots::default(),
+        }));
         let layer = Box::new(RpcLayer::new(Arc::clone(&tables)));
-        let node = Node::open_with(options, layer)?;
-        Ok(Self { node, tables, random: Arc::new(Mutex::new(random)) })
+        Ok(Self { node: Node::open_with(options, layer)?, id, tables })
     }
 
     /// The node, for sessions, memory, and messages of the program's own.
@@ -184,28 +178,27 @@ impl Rpc {
         &self.node
     }
 
-    /// What this node is called by its peers: random, for as long as it lives.
+    /// The name of this node: random, for as long as it lives.
     pub fn id(&self) -> NodeId {
-        self.tables().id
+        self.id
     }
 
-    /// What the node at the other end of a session calls itself: it tells with its first message. Anybody can claim any name, so
-    /// it says nothing of who may do what.
+    /// The name that the node at the other end of a session claims. Nothing proves it, so it gives no rights.
     pub fn node_of(&self, session: Session) -> Option<NodeId> {
-        self.tables().names.get(&session).copied()
+        self.tables().calls.node_of(session.into())
     }
 
-    /// A session with a node: the first one that it said its name on, and another when that has ended. For a directory that knows who
-    /// has something and [hands a call on](Token::delegate).
+    /// A session with a node: the first on which it claimed that name, and another when that has ended. For a directory that knows
+    /// which node has something and [delegates](Token::delegate) to it.
     pub fn session_with(&self, node: &NodeId) -> Option<Session> {
-        self.tables().peers.get(node).copied()
+        self.tables().calls.session_with(node).map(Session::from)
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         lock(&self.tables)
     }
 
-    /// What has come and gone.
+    /// What the node counts of its calls.
     ///
     /// # Errors
     /// `Forked`: in a child of the process that opened the node.
@@ -213,46 +206,76 @@ impl Rpc {
         // Whose news these are is told by `progress`.
         self.node.turn().map_err(|_| SubmitError::Forked)?;
         let tables = self.tables();
-        Ok(RpcCounters { calls: tables.pending.len(), ..tables.counters })
+        Ok(RpcCounters { protocol: tables.calls.counters(), calls: tables.in_flight + tables.waiting.len() })
     }
 
-    /// Calls. The operation brings the answer ([`Reply::of`]), or [`OpError::Status`] with what the server says, or `Deadline`. It is
-    /// cancelled by [`Op::cancel`], which the server is told.
+    /// Calls. The operation brings the answer ([`Reply::of`]), [`OpError::Status`] with what the server says, or `Deadline`.
+    /// [`Op::cancel`] ends it at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`, `Busy`, or the session is gone.
+    /// `TooLong`; `Busy` if too many calls wait for credit; `Unsupported` if the peer does not serve the protocol; the session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
-        let payload = pack(call.windows, call.arguments, call.payload)?;
-        let deadline = deadline.into();
-        let secret = lock(&self.random).next_u64();
-        let (op, token, left_ms, alarm) = {
-            let mut tables = self.tables();
-            if tables.pending.len() >= CALLS_MAX {
-                return Err(SubmitError::Busy);
-            }
-            let op = self.node.layer_op()?;
-            let left = deadline.left();
-            let at = left.map_or(Instant::FAR, |left| self.node.now() + left);
-            let number = tables.pending.start(secret, session, at, op.id());
-            let token = TokenName { caller: tables.id, call: U64::new(number), secret: U64::new(secret) };
-            let left_ms = left.map_or(0, |left| u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1));
-            (op, token, left_ms, left.map(|_| at))
-        };
-        let mut head = head(Kind::Call, token);
-        head.method = U16::new(call.method);
-        head.windows = call.windows.len() as u8;
-        head.inline = call.arguments.len() as u8;
-        head.left_ms = U32::new(left_ms);
-        if let Err(error) = self.node.layer_send(session, Class::Layer, head.as_bytes(), &payload) {
-            let _ = self.tables().pending.answered(&token);
-            // Nobody else will end it, and only what has ended is forgotten.
-            self.node.complete(op.id(), Err(OpError::Cancelled))?;
-            return Err(error);
-        }
-        if let Some(at) = alarm {
+        let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
+        let payload = pack(call.windows, call.payload, 0)?;
+        let at = deadline.into().left().map_or(Instant::FAR, |left| self.node.now() + left);
+        let (protocol, method, windows) = (call.protocol, call.method, call.windows.len() as u8);
+        let waiting = WaitingCall { op: None, protocol, method, windows, arguments, payload, deadline: at };
+        let op = self.begin(session, waiting)?;
+        if at < Instant::FAR {
             self.node.set_layer_alarm(at)?;
         }
         Ok(op)
+    }
+
+    fn begin(&self, session: Session, mut call: WaitingCall) -> Result<Op, SubmitError> {
+        let mut tables = self.tables();
+        if tables.in_flight + tables.waiting.len() >= CALLS_MAX {
+            return Err(SubmitError::Busy);
+        }
+        let op = self.node.layer_op()?;
+        call.op = Some(op.id());
+        let ask = call.ask();
+        let began = if tables.waiting.has(session.into()) {
+            Err(CannotSend::NoCredit)
+        } else {
+            let now = self.node.now();
+            tables.calls.call(session.into(), &ask, op.id(), now, call.deadline).map_err(|(_, error)| error)
+        };
+        let refused = match began {
+            Ok((id, header)) => {
+                tables.in_flight += 1;
+                drop(tables);
+                match self.node.layer_send(session, header, call.payload) {
+                    Ok(()) => return Ok(op),
+                    Err(error) => {
+                        let mut tables = self.tables();
+                        if tables.calls.cancel(id).is_some() {
+                            tables.in_flight -= 1;
+                        }
+                        error
+                    }
+                }
+            }
+            Err(CannotSend::NoCredit) => match tables.waiting.push(session.into(), call) {
+                Ok(()) => return Ok(op),
+                Err(_) => SubmitError::Busy,
+            },
+            Err(CannotSend::NotServed(_)) => SubmitError::Unsupported,
+            Err(CannotSend::Ended) => self.node.session_error(session),
+        };
+        // Nobody else will end it, and only what has ended is forgotten.
+        self.node.complete(op.id(), Err(OpError::Cancelled))?;
+        Err(refused)
+    }
+
+    /// Sends what the call protocol has to say.
+    fn send_outbox(&self, mut tables: MutexGuard<'_, Tables>) {
+        let outbox = std::mem::take(tables.calls.outbox());
+        drop(tables);
+        for out in outbox {
+            // What a session's peer was to hear it needs no more.
+            let _ = self.node.layer_send(out.session.into(), out.header, out.payload);
+        }
     }
 }
 
@@ -261,33 +284,41 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn head(kind: Kind, token: TokenName) -> Head {
-    let mut head = Head::new_zeroed();
-    head.kind = kind as u8;
-    head.token = token;
-    head
-}
-
-/// The payload of a call: windows, arguments, more.
-fn pack(windows: &[Descriptor], inline: &[u8], payload: &[u8]) -> Result<Vec<u8>, SubmitError> {
-    let len = windows.len() * DESCRIPTOR_BYTES + inline.len() + payload.len();
-    if windows.len() > WINDOWS_PER_CALL_MAX || inline.len() > INLINE_BYTES || len > SMALL_BYTES_MAX {
+/// The payload of a call, behind `before` bytes of something else: windows, and more.
+fn pack(windows: &[Descriptor], payload: &[u8], before: usize) -> Result<Vec<u8>, SubmitError> {
+    let len = windows.len() * DESCRIPTOR_BYTES + payload.len();
+    if windows.len() > WINDOWS_PER_CALL_MAX || before + TOKEN_BYTES + len > SMALL_BYTES_MAX + TOKEN_BYTES {
         return Err(SubmitError::TooLong);
     }
     let mut packed = Vec::with_capacity(len);
     for window in windows {
         packed.extend(window.to_bytes());
     }
-    packed.extend_from_slice(inline);
     packed.extend_from_slice(payload);
     Ok(packed)
 }
 
-/// The windows, the arguments and the rest of a payload; `None` if it has not so many.
-fn unpack<'a>(head: &Head, payload: &'a [u8]) -> Option<(Vec<Descriptor>, &'a [u8], &'a [u8])> {
-    let (windows, rest) = payload.split_at_checked(usize::from(head.windows) * DESCRIPTOR_BYTES)?;
-    let (inline, rest) = rest.split_at_checked(usize::from(head.inline))?;
-    let windows = windows.chunks_exact(DESCRIPTOR_BYTES).filter_map(<[u8]>::first_chunk).map(Descriptor::from_bytes);
-    (usize::from(head.windows) <= WINDOWS_PER_CALL_MAX && inline.len() <= INLINE_BYTES)
-        .then(|| (windows.collect(), inline, rest))
+fn descriptors(windows: &[u8]) -> Vec<Descriptor> {
+    windows.as_chunks::<DESCRIPTOR_BYTES>().0.iter().map(Descriptor::from_bytes).collect()
+}
+
+impl Arrived {
+    fn new(call: CallRef, incomer: &Incomer<'_>, now: Instant) -> Self {
+        Self {
+            call,
+            protocol: incomer.protocol,
+            method: incomer.method,
+            arguments: incomer.arguments,
+            windows: descriptors(incomer.windows),
+            payload: incomer.payload.to_vec(),
+            delegated: incomer.delegated,
+            deadline: incomer.deadline.map_or(Instant::FAR, |left| now + left),
+        }
+    }
+}
+
+impl WaitingCall {
+    fn ask(&self) -> Ask<'_> {
+        Ask { protocol: self.protocol, method: self.method, arguments: &self.arguments, windows: self.windows }
+    }
 }

@@ -179,7 +179,7 @@ fn result_of(node: &Node, op: Slot) -> Option<Completed> {
 
 fn message(op: Slot) -> Waiting {
     let header = Header::new(b"message").unwrap();
-    Waiting::Message { op: Some(op), class: Class::Program, header, payload: Vec::new() }
+    Waiting::Message { op: Some(op), header, payload: Vec::new() }
 }
 
 fn put_with_message(op: Slot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
@@ -263,7 +263,7 @@ fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
 fn a_peer_that_reads_nothing_is_sent_little_and_asked_for_nothing() {
     let (node, mut peer, session, _folder) = node_and_peer();
     for _ in 0..64 {
-        let header = WireHeader::with_body(Kind::Message, &MessageBody::new(Class::Program, b"theirs"));
+        let header = WireHeader::with_body(Kind::Message, &MessageBody::new(b"theirs"));
         peer.fabric.send(peer.session, header);
     }
     let granted = || with_core(&node, |core, _, _| core.links[&session].granted);
@@ -302,9 +302,7 @@ fn a_peer_that_reads_nothing_is_given_up_when_too_many_answers_wait_for_it() {
     let most = crate::limits::ANSWER_QUEUE_BYTES_MAX / payload.len() + 10;
     with_core(&node, |core, fabric, reactor| {
         let ended = (0..2 * most).find(|_| {
-            let header = Header::new(b"answer").unwrap();
-            let answer = Waiting::Message { op: None, class: Class::Now, header, payload: payload.clone() };
-            core.send(fabric, reactor, session, answer);
+            core.say(fabric, reactor, session, WireHeader::new(Kind::Reply), &payload);
             fabric.last_closed() == Some(CloseReason::AsksTooMuch)
         });
         assert!(ended.is_some_and(|sent| (most - 200..=most).contains(&sent)), "{ended:?} of {most}");

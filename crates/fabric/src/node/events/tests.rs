@@ -7,7 +7,7 @@ use byway_reactor::{Address, Instant, IoChoice, Wait};
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, SubmitError, Turn};
+use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Turn};
 use crate::session::{ClientId, Identity};
 use crate::{Options, Registry};
 
@@ -84,7 +84,7 @@ enum Heard {
     Began,
     Message,
     /// With the result of a message begun there, and whether a receiver of anything had been told.
-    Ended(Result<(), SubmitError>, bool),
+    Ended(bool),
 }
 
 #[derive(Clone, Default)]
@@ -100,21 +100,25 @@ impl Listener {
 }
 
 impl Layer for Listener {
-    fn began(&mut self, _: &mut Turn<'_>, _: Session) {
+    fn began(&mut self, _: &mut Turn<'_>, _: Session, _: [u8; 16], _: bool) {
         self.note(Heard::Began);
     }
 
-    fn message(&mut self, _: &mut Turn<'_>, _: Session, _: Class, _: &[u8], _: &[u8]) -> bool {
+    fn message(&mut self, _: &mut Turn<'_>, _: Session, _: (Kind, &Header), _: &[u8]) -> bool {
         self.note(Heard::Message);
         true
     }
 
+    fn placed(&mut self, _: &mut Turn<'_>, _: Session, _: (Kind, &Header)) -> bool {
+        true
+    }
+
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, _: CloseReason) {
-        // As what another thread does at this time.
-        let begun = turn.send(session, Class::Layer, b"too late", &[]);
+        // As another thread may at this time: nothing of it is sent.
+        turn.send(session, Header::new(Kind::Notice), &[]);
         let receiver = self.receiver.lock().unwrap().take();
         let told = receiver.is_some_and(|op| !op.node.inner.lock().unwrap().is_under_way(op.slot));
-        self.note(Heard::Ended(begun, told));
+        self.note(Heard::Ended(told));
     }
 
     fn cancelled(&mut self, _: &mut Turn<'_>, _: OpId) {}
@@ -138,14 +142,14 @@ fn credit() -> Header {
     Header::with_body(Kind::Credit, &CreditBody { messages: U32::new(64), reserved: [0; 76] })
 }
 
-fn message(class: Class) -> Header {
-    Header::with_body(Kind::Message, &MessageBody::new(class, b"out of turn"))
+fn message() -> Header {
+    Header::with_body(Kind::Message, &MessageBody::new(b"out of turn"))
 }
 
 fn words() -> [(Kind, Header); 4] {
     let placed = Header::with_body(Kind::Placed, &PlacedBody::new_zeroed());
-    let [program, layer, now] = [Class::Program, Class::Layer, Class::Now].map(|class| (Kind::Message, message(class)));
-    [program, layer, now, (Kind::Placed, placed)]
+    let [call, notice] = [Kind::Call, Kind::Notice].map(|kind| (kind, Header::new(kind)));
+    [(Kind::Message, message()), call, notice, (Kind::Placed, placed)]
 }
 
 /// Else what is kept of such a session is kept for ever, since nobody is told that it has ended.
@@ -204,10 +208,10 @@ fn a_server_that_speaks_before_all_lanes_are_there_is_cut_off() {
 
 /// Its kernel goes on to answer for it.
 #[test]
-fn a_server_that_stops_before_it_grants_messages_is_given_up() {
+fn a_server_that_stops_before_it_names_its_protocols_is_given_up() {
     let folder = tempfile::tempdir().unwrap();
     let options = NodeOptions { keep_alive: Duration::from_millis(200), ..NodeOptions::default() };
-    let node = Node::open(&options).unwrap();
+    let node = Node::open_with(&options, Box::new(Listener::default())).unwrap();
     let at = Address::Unix(folder.path().join("s"));
     let mut peer = Peer::new(Vec::new());
     peer.listen(&at);
@@ -226,15 +230,15 @@ fn a_server_that_stops_before_it_grants_messages_is_given_up() {
 fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_later() {
     let (node, listener, at, _folder) = layered();
     node.listen(&at).unwrap();
-    let mut peer = Peer::new(vec![credit(), message(Class::Now)]);
+    let mut peer = Peer::new(vec![credit(), Header::new(Kind::Notice)]);
     peer.connect(&at);
     let session = peer.until(|_| node.accept(Deadline::now()).ok());
     let receive = Arc::new(node.start_receive(None).unwrap());
     *listener.receiver.lock().unwrap() = Some(Arc::clone(&receive));
     drop(peer);
     let ended = receive.wait(soon()).unwrap();
-    let Ok(Outcome::Ended(of, reason)) = ended else { panic!("{ended:?}") };
+    let Ok(Outcome::Ended(of, _)) = ended else { panic!("{ended:?}") };
     assert_eq!(of, session);
     let heard = listener.heard.lock().unwrap();
-    assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(Err(SubmitError::Ended(reason)), false)]);
+    assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(false)]);
 }
