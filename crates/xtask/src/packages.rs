@@ -38,7 +38,7 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// What the tests use. qemu-img comes last: only a machine without any gets Debian's qemu-utils,
 /// so that a newer one, from backports, stays.
-const TOOLS: [Tool; 21] = [
+const TOOLS: [Tool; 22] = [
     program("fio", "fio"),
     program("nbdkit", "nbdkit"),
     program("nbdinfo", "libnbd-bin"),
@@ -55,6 +55,7 @@ const TOOLS: [Tool; 21] = [
     program("perf", "linux-perf"),
     program("ip", "iproute2"),
     program("openssl", "openssl"),
+    program("strace", "strace"),
     program("cc", "gcc"),
     program("pkg-config", "pkg-config"),
     header("infiniband/verbs.h", "libibverbs-dev"),

@@ -45,6 +45,7 @@ impl Claim {
     /// See [`ClaimError`]; `InUse` if somebody else has made and filled one meanwhile.
     pub fn made(path: &Path) -> Result<Self, ClaimError> {
         let claim = Self::open(path, true)?;
+        sync_folder(path)?;
         if claim.metadata.len() > 0 {
             return Err(ClaimError::InUse("somebody else has just made it"));
         }
@@ -96,6 +97,17 @@ impl Claim {
     /// What it was when it was claimed.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+}
+
+/// Makes the name of a new file durable: a flush of the file alone does not (fsync(2)).
+fn sync_folder(path: &Path) -> io::Result<()> {
+    // A link that led nowhere made the file in another folder.
+    let file = path.canonicalize()?;
+    match File::open(file.parent().unwrap_or(&file))?.sync_all() {
+        // Not every file system syncs folders.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
     }
 }
 

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use byway_reactor::{IoChoice, Reactor, limits::FRAME_BYTES_MAX};
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::engine::{Copied, CopyError, CopyOptions, copy};
 use super::place::{self, Found, Opened, Place, PlaceError, Reach};
+use super::progress::{self, Teller};
 use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
@@ -21,9 +22,6 @@ use crate::units::{parse_size, show_size};
 
 /// What connections need for themselves of the loop's memory, at most.
 const LANE_BYTES: usize = 8 << 20;
-
-/// What the bar of a copy shows.
-const PROGRESS_TEMPLATE: &str = "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
 
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
@@ -38,7 +36,7 @@ pub struct CopyArguments {
     #[arg(value_parser = place_parser())]
     pub destination: Place,
     /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the
-    /// source's
+    /// source's. A file or device is read from its disk, not from the page cache; a volume's server may have it in its own
     #[arg(long)]
     pub verify: bool,
     /// Overwrite a destination that has something in it
@@ -56,11 +54,17 @@ pub struct CopyArguments {
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// Where to write down what is done, to go on from it [default: beside the file, or in the user's state folder].
-    /// Going on needs the same destination and an unchanged source. Nobody tells whether a volume or device was written to
-    /// meanwhile: of such a source everything is read again, and only what differs is written
+    /// The resume file, which says what is done, so that the same command resumes an interrupted copy; removed when the copy
+    /// is whole [default: DESTINATION.byway-resume, for a volume copy-NAME.byway-resume in $XDG_STATE_HOME/byway or
+    /// ~/.local/state/byway]
+    ///
+    /// Resuming needs the same destination and an unchanged source. A volume or device does not tell whether it was written
+    /// to meanwhile: of such a source everything is read again, and only what differs is written.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
+    /// Keep no resume file: an interrupted copy starts over. One that an earlier run has left is removed
+    #[arg(long, conflicts_with = "resume")]
+    pub no_resume: bool,
     /// Bytes of a piece, a power of two from 4K to 1M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_chunk)]
     pub chunk: u64,
@@ -72,10 +76,17 @@ pub struct CopyArguments {
     pub json: bool,
 }
 
+fn next(resume: Option<&Path>) -> String {
+    let resumes = |path: &Path| format!("resume (what is done is in {})", path.display());
+    resume.map_or_else(|| "start over (--no-resume)".to_owned(), resumes)
+}
+
 fn resume_hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => "; the folder of the destination must be there",
-        io::ErrorKind::PermissionDenied => "; name one that you may write, with --resume",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; name one that you may write, with --resume, or do without, with --no-resume"
+        }
         _ => "",
     }
 }
@@ -103,6 +114,17 @@ pub enum CopyCommandError {
         /// Why not.
         source: io::Error,
     },
+    /// The destination cannot be made.
+    #[error("copy: {}: no file can be made there: {source}; name a destination in a folder that you may write", folder.display())]
+    Folder {
+        /// Its folder.
+        folder: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Signals cannot be caught.
+    #[error("copy: signals cannot be caught: {0}")]
+    Signals(io::Error),
     /// The loop cannot be opened.
     #[error("copy: no event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(io::Error),
@@ -119,12 +141,12 @@ pub enum CopyCommandError {
         error: CopyError,
     },
     /// The copy ended early.
-    #[error("copy: {error}; run the same command again to go on from {}", resume.display())]
+    #[error("copy: {error}; run the same command again to {}", next(resume.as_deref()))]
     Copy {
         /// How.
         error: CopyError,
-        /// What it goes on from.
-        resume: PathBuf,
+        /// What the next run resumes from.
+        resume: Option<PathBuf>,
     },
 }
 
@@ -138,11 +160,12 @@ fn place_parser() -> impl TypedValueParser<Value = Place> {
     OsStringValueParser::new().try_map(|text: OsString| Place::parse(text))
 }
 
-/// Copies, shows progress on a terminal, and prints what was done. It says done when the destination was flushed.
+/// Copies, tells how far it is, and prints what was done. It says done when the destination was flushed. The exit code is
+/// 130 if a signal has stopped it.
 ///
 /// # Errors
 /// Says what to do.
-pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
+pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
     let chunk_bytes = arguments.chunk as usize;
     let wants_tls = [from, to].into_iter().any(|place| matches!(place, Place::Remote(uri) if uri.wants_tls()));
@@ -161,42 +184,86 @@ pub fn run(arguments: &CopyArguments) -> Result<(), CopyCommandError> {
     }
     let found = place::find_destination(&mut reactor, to, (from, &mut source), reach)?;
     let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
-    let resume_path = resume_path(arguments)?;
-    let resume = |source| CopyCommandError::Resume { path: resume_path.clone(), source };
+    let resume_path = resume_path(arguments);
+    let resume = |source| resume_failed(arguments, &found, &resume_path, source);
     let may_overwrite = arguments.overwrite || !found.is_occupied();
-    if !may_overwrite && !resume_path.exists() {
+    if !may_overwrite && (arguments.no_resume || !resume_path.exists()) {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
-    let ends: Vec<&Path> = [from, to].into_iter().filter_map(Place::path).collect();
-    let mut log = ResumeLog::open(&resume_path, &ends).map_err(resume)?;
+    let mut log = open_log(arguments, &resume_path).map_err(resume)?;
     let bytes = source.endpoint().bytes();
-    let goes_on = goes_on(&mut log, &mut source, &found, to).map_err(resume)?;
+    let goes_on = match &mut log {
+        Some(log) => goes_on(log, &mut source, &found, to).map_err(resume)?,
+        None => false,
+    };
     if !may_overwrite && !goes_on {
         return Err(CopyCommandError::Exists(to.to_string()));
     }
-    if !goes_on {
+    if let Some(log) = log.as_mut().filter(|_| !goes_on) {
         log.clear().map_err(resume)?;
     }
     let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
     note_larger(to, &mut destination, bytes);
-    let bar = progress_bar(if arguments.verify { bytes * 2 } else { bytes });
-    let options = CopyOptions { depth, chunk_bytes, verify: arguments.verify };
-    let mut progress = |done| bar.set_position(done);
     let started = reactor.now();
+    let mut teller = Teller::new(bytes, started).map_err(CopyCommandError::Signals)?;
+    let options = CopyOptions { depth, chunk_bytes, verify: arguments.verify };
     let (one, other) = (source.endpoint(), destination.endpoint());
-    let copied = copy(&mut reactor, one, other, options, Some(&mut log), &mut progress);
-    bar.finish_and_clear();
-    let copied = copied.map_err(|error| match error {
-        CopyError::Changed => CopyCommandError::Changed { error },
-        CopyError::Differs { .. } => CopyCommandError::Differs { error },
-        error => CopyCommandError::Copy { error, resume: resume_path.clone() },
-    })?;
-    log.remove().map_err(resume)?;
+    let copied = copy(&mut reactor, one, other, options, log.as_mut(), &mut |progress| teller.tell(progress));
+    teller.finish();
+    let resume_file = log.as_ref().map(|_| resume_path.clone());
+    let copied = match copied {
+        Err(error @ CopyError::Stopped { .. }) => {
+            output::note(CopyCommandError::Copy { error, resume: resume_file });
+            return Ok(ExitCode::from(progress::STOPPED));
+        }
+        copied => copied.map_err(|error| match error {
+            CopyError::Changed => CopyCommandError::Changed { error },
+            CopyError::Differs { .. } => CopyCommandError::Differs { error },
+            error => CopyCommandError::Copy { error, resume: resume_file },
+        })?,
+    };
+    if let Some(log) = log {
+        log.remove().map_err(|source| CopyCommandError::Resume { path: resume_path, source })?;
+    }
     let seconds = reactor.now().since(started).as_secs_f64();
     let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
     remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
     report(&copied, seconds, arguments.json);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the resume file; with `--no-resume` removes it, since its records would outlive what they tell of.
+fn open_log(arguments: &CopyArguments, path: &Path) -> io::Result<Option<ResumeLog>> {
+    if let (Some(folder), None, Place::Remote(_)) = (path.parent(), &arguments.resume, &arguments.destination)
+        && !arguments.no_resume
+    {
+        std::fs::create_dir_all(folder)?;
+    }
+    if arguments.no_resume && !path.exists() {
+        return Ok(None);
+    }
+    let ends: Vec<&Path> =
+        [&arguments.source, &arguments.destination].into_iter().filter_map(|end| end.path()).collect();
+    let log = ResumeLog::open(path, &ends)?;
+    if arguments.no_resume {
+        log.remove()?;
+        return Ok(None);
+    }
+    Ok(Some(log))
+}
+
+/// A resume file beside a destination that cannot be made either: that is what the caller named.
+fn resume_failed(arguments: &CopyArguments, found: &Found, path: &Path, source: io::Error) -> CopyCommandError {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
+    let of_the_folder = matches!(source.kind(), NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem);
+    let folder = arguments.destination.path().and_then(Path::parent).filter(|_| arguments.resume.is_none());
+    match folder {
+        Some(folder) if of_the_folder && matches!(found, Found::Path { claim: None }) => {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            CopyCommandError::Folder { folder: folder.to_owned(), source }
+        }
+        _ => CopyCommandError::Resume { path: path.to_owned(), source },
+    }
 }
 
 /// Whether the log is of this copy. Decided before anything is made or opened for writing: what is there then is what
@@ -216,17 +283,8 @@ fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) 
 }
 
 /// The resume file: as asked, or by the destination.
-fn resume_path(arguments: &CopyArguments) -> Result<PathBuf, CopyCommandError> {
-    if let Some(path) = &arguments.resume {
-        return Ok(path.clone());
-    }
-    let state = state_folder();
-    let path = arguments.destination.resume_path(&state);
-    if path.starts_with(&state) {
-        let made = std::fs::create_dir_all(&state);
-        made.map_err(|source| CopyCommandError::Resume { path: state, source })?;
-    }
-    Ok(path)
+fn resume_path(arguments: &CopyArguments) -> PathBuf {
+    arguments.resume.clone().unwrap_or_else(|| arguments.destination.resume_path(&state_folder()))
 }
 
 /// The folder for what outlives a run (XDG Base Directory Specification): `$XDG_STATE_HOME/byway`, by default in the
@@ -243,16 +301,6 @@ fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
     if larger > bytes {
         output::note(format_args!("{to} is larger by {} bytes, which stay as they are", larger - bytes));
     }
-}
-
-/// A bar on standard error, if that is a terminal.
-fn progress_bar(bytes: u64) -> ProgressBar {
-    let bar = ProgressBar::new(bytes);
-    // A test parses it.
-    if let Ok(style) = ProgressStyle::with_template(PROGRESS_TEMPLATE) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn report(copied: &Copied, seconds: f64, json: bool) {
@@ -284,12 +332,6 @@ fn report(copied: &Copied, seconds: f64, json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_progress_template_is_good() {
-        ProgressStyle::with_template(PROGRESS_TEMPLATE).unwrap();
-        assert_eq!(progress_bar(100).length(), Some(100));
-    }
 
     #[test]
     fn a_piece_is_a_power_of_two() {

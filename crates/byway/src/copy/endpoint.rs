@@ -1,6 +1,6 @@
 //! What a copy reads from or writes to.
 
-use byway_reactor::{Completion, Errno, Extent, Frame, Reactor};
+use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor};
 
 use crate::remote::TransferError;
 
@@ -32,6 +32,15 @@ pub trait Endpoint {
 
     /// A frame of memory that costs it less than others, if it has such and there is some free.
     fn own_frame(&self, _len: usize) -> Option<Frame> {
+        None
+    }
+
+    /// Has what is read from now on come from where it is kept, as far as this machine has a cache of it. Everything was
+    /// flushed.
+    fn drop_cache(&mut self) {}
+
+    /// Its server does not answer; until then it is tried to reach it again.
+    fn lost_at(&self) -> Option<Instant> {
         None
     }
 

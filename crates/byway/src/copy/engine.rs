@@ -5,7 +5,7 @@ mod resuming;
 mod verification;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 use byway_fabric::payload_checksum;
@@ -14,6 +14,7 @@ use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor, Wait};
 use super::endpoint::{Answer, Done, Endpoint, EndpointError, Request};
 use super::pieces::{align_extents, whole_crc};
 use super::resume::{Record, ResumeLog, supersede};
+use crate::units::show_size;
 
 /// How much of the source is asked for extents at once; also the longest hole that is one piece.
 const EXTENTS_WINDOW_BYTES: u64 = 1 << 30;
@@ -23,6 +24,9 @@ const CHECKPOINT_BYTES: u64 = 256 << 20;
 
 /// ... or so much time: what a killed copy does again at most.
 const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
+
+/// How often a copy tells how far it is while nothing comes.
+const TICK: Duration = Duration::from_millis(250);
 
 /// How a copy is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +54,28 @@ pub struct Copied {
     pub crc32c: u32,
     /// The destination was read back and is the same.
     pub verified: bool,
+}
+
+/// What a copy does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Reads the source and writes the destination.
+    Copying,
+    /// Reads the destination back.
+    Verifying,
+}
+
+/// How far a copy is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// What it does.
+    pub phase: Phase,
+    /// Bytes of the source's that this phase is done with.
+    pub done_bytes: u64,
+    /// When this is so.
+    pub now: Instant,
+    /// A server does not answer; until then its client tries to reach it again.
+    pub lost_at: Option<Instant>,
 }
 
 /// Why a copy ended. What is recorded stays recorded, and the same command goes on from there, except after `Changed`.
@@ -82,6 +108,14 @@ pub enum CopyError {
         /// Bytes of all such pieces.
         len: u64,
     },
+    /// The caller wanted it.
+    #[error("stopped at {} of {}", show_size(*recorded_bytes), show_size(*bytes))]
+    Stopped {
+        /// What the next run need not copy again.
+        recorded_bytes: u64,
+        /// The source's size.
+        bytes: u64,
+    },
     /// The source is not what it was when the copy began.
     #[error("the source was changed while it was copied, and the copy is of no one state of it")]
     Changed,
@@ -96,18 +130,19 @@ pub enum CopyError {
     Confused,
 }
 
-/// Copies `source` to `destination`, which is at least as large. `progress` is told how many of the bytes to do
-/// (twice the size with `verify`) are done.
+/// Copies `source` to `destination`, which is at least as large. `progress` is told how far it is, again and again, and
+/// stops it by breaking.
 ///
 /// # Errors
-/// The first thing that went wrong, after everything in flight has ended.
+/// The first thing that went wrong, after everything in flight has ended; a copy that is stopped while a server does not
+/// answer ends at once.
 pub fn copy(
     reactor: &mut Reactor,
     source: &mut dyn Endpoint,
     destination: &mut dyn Endpoint,
     options: CopyOptions,
     mut resume: Option<&mut ResumeLog>,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Copied, CopyError> {
     let (bytes, identity) = (source.bytes(), source.identity());
     let records = match &mut resume {
@@ -133,6 +168,7 @@ pub fn copy(
         flushing: false,
         unflushed_bytes: 0,
         last_checkpoint,
+        phase: Phase::Copying,
         done_bytes: 0,
         copied: Copied { bytes, ..Copied::default() },
         failure: None,
@@ -225,7 +261,7 @@ struct Engine<'a> {
     /// What pieces are multiples of.
     block_bytes: u64,
     resume: Option<&'a mut ResumeLog>,
-    progress: &'a mut dyn FnMut(u64),
+    progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     work: VecDeque<Work>,
@@ -236,6 +272,8 @@ struct Engine<'a> {
     unflushed_bytes: u64,
     flushing: bool,
     last_checkpoint: Instant,
+    phase: Phase,
+    /// Of this phase.
     done_bytes: u64,
     copied: Copied,
     failure: Option<CopyError>,
@@ -254,7 +292,12 @@ impl Engine<'_> {
             self.work.clear();
             self.work.push_back(Work::Flush);
             self.drain()?;
-            self.failure = failure.or(self.failure.take());
+            let later = self.failure.take();
+            // What was flushed in the end counts, too.
+            self.failure = match (failure, later) {
+                (Some(CopyError::Stopped { .. }), Some(later)) => Some(later),
+                (failure, later) => failure.or(later),
+            };
         }
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -277,7 +320,7 @@ impl Engine<'_> {
                 return if self.work.is_empty() { Ok(()) } else { Err(starved()) };
             }
             self.turn(&mut done);
-            let wait = if done.is_empty() { Wait::Block } else { Wait::Poll };
+            let wait = if done.is_empty() { Wait::Until(self.reactor.now() + TICK) } else { Wait::Poll };
             self.reactor.reap(&mut completions, wait).map_err(CopyError::Loop)?;
             for completion in completions.drain(..) {
                 if completion.token.class() == self.source.class() {
@@ -298,8 +341,26 @@ impl Engine<'_> {
                     self.work.clear();
                 }
             }
-            (self.progress)(self.done_bytes);
+            if self.tell().is_break() {
+                return Ok(());
+            }
         }
+    }
+
+    /// Tells how far the copy is, and stops it if that is wanted; breaks if what is in flight is not to be waited for.
+    fn tell(&mut self) -> ControlFlow<()> {
+        let lost_at = self.source.lost_at().or_else(|| self.destination.lost_at());
+        let progress = Progress { phase: self.phase, done_bytes: self.done_bytes, now: self.reactor.now(), lost_at };
+        if (self.progress)(progress).is_continue() {
+            return ControlFlow::Continue(());
+        }
+        let unflushed: u64 = self.unflushed.iter().map(|(_, record)| record.len).sum();
+        let recorded: u64 = self.records.values().map(|record| record.len).sum();
+        let stopped =
+            CopyError::Stopped { recorded_bytes: recorded.saturating_sub(unflushed), bytes: self.copied.bytes };
+        self.failure.get_or_insert(stopped);
+        self.work.clear();
+        if lost_at.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn turn(&mut self, done: &mut Vec<Done>) {

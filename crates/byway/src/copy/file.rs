@@ -119,6 +119,12 @@ impl Endpoint for FileEndpoint {
         !self.device
     }
 
+    /// Drops the file's pages: what is read then comes from the disk.
+    fn drop_cache(&mut self) {
+        // What is in use elsewhere stays, and a file in memory is nowhere else.
+        let _ = rustix::fs::fadvise(&self.handle, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     fn class(&self) -> u8 {
         self.class
     }

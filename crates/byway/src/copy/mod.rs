@@ -12,6 +12,7 @@ mod engine;
 mod file;
 mod pieces;
 mod place;
+mod progress;
 mod remote;
 mod resume;
 
@@ -21,7 +22,7 @@ mod tests;
 pub use claim::{Claim, ClaimError};
 pub use command::{CopyArguments, run};
 pub use endpoint::{Answer, Done, Endpoint, EndpointError, Request};
-pub use engine::{Copied, CopyError, CopyOptions, copy};
+pub use engine::{Copied, CopyError, CopyOptions, Phase, Progress, copy};
 pub use file::FileEndpoint;
 pub use place::{Place, PlaceError, PlaceNameError};
 pub use remote::RemoteEndpoint;

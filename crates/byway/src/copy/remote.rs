@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use byway_reactor::{Completion, Frame, Reactor};
+use byway_reactor::{Completion, Frame, Instant, Reactor};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Answer as RemoteAnswer, Request as RemoteRequest, VolumeError};
 use byway_service::block::wire::CallError;
@@ -90,6 +90,10 @@ impl Endpoint for RemoteEndpoint {
 
     fn class(&self) -> u8 {
         self.remote.class()
+    }
+
+    fn lost_at(&self) -> Option<Instant> {
+        self.remote.lost_at()
     }
 
     fn submit(&mut self, _reactor: &mut Reactor, id: u32, request: Request) {

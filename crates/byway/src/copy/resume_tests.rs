@@ -23,7 +23,10 @@ impl Bench {
             FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
         let mut source = Faulty { inner, bad: BAD, lie: false, failing: None };
         let mut log = ResumeLog::open(&log, &[]).unwrap();
-        copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {}).unwrap_err();
+        copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap_err();
     }
 
     /// A copy from a source whose changes cannot be seen; `bad`: where it fails.
@@ -33,7 +36,9 @@ impl Bench {
         let mut destination = FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), keep).unwrap();
         let mut source = Blind(Faulty { inner, bad, lie: false, failing: None });
         let mut log = ResumeLog::open(&log, &[]).unwrap();
-        copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {})
+        copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
+            ControlFlow::Continue(())
+        })
     }
 
     /// The command that a person gives.
@@ -42,7 +47,7 @@ impl Bench {
         let mut words: Vec<std::ffi::OsString> = vec!["copy".into(), from.into(), to.into()];
         words.extend(["--chunk".into(), "64K".into(), "--resume".into(), log.into()]);
         words.extend(more.iter().map(Into::into));
-        run(&CommandLine::try_parse_from(words).unwrap().arguments)
+        run(&CommandLine::try_parse_from(words).unwrap().arguments).map(|_| ())
     }
 }
 
@@ -199,7 +204,10 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
     let touch = File::options().write(true).open(&from).unwrap();
     let modified = touch.metadata().unwrap().modified().unwrap();
     let mut log = ResumeLog::open(&log, &[]).unwrap();
-    let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
+    let mut progress = |_| {
+        touch.set_modified(std::time::UNIX_EPOCH).unwrap();
+        ControlFlow::Continue(())
+    };
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut progress);
     let error = failed.unwrap_err();
     assert!(matches!(error, CopyError::Changed), "{error}");
@@ -233,7 +241,7 @@ fn a_resume_file_that_is_somebodys_is_left_alone() {
     let command = |resume: &Path| {
         let words = [&bench.path("source"), &bench.path("destination"), Path::new("--resume"), resume];
         let words = std::iter::once(Path::new("copy")).chain(words.map(AsRef::as_ref));
-        run(&CommandLine::try_parse_from(words).unwrap().arguments).unwrap_err().to_string()
+        run(&CommandLine::try_parse_from(words).unwrap().arguments).map(|_| ()).unwrap_err().to_string()
     };
     std::fs::hard_link(bench.path("source"), bench.path("alias")).unwrap();
     std::os::unix::fs::symlink(bench.path("destination"), bench.path("to")).unwrap();

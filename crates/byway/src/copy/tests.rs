@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
+use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -49,7 +50,9 @@ impl Bench {
         let bytes = source.bytes();
         let mut destination = wrap(FileEndpoint::destination(&mut self.reactor, claim(&to), 2, bytes, keep).unwrap());
         let mut log = ResumeLog::open(&log, &[]).unwrap();
-        copy(&mut self.reactor, &mut source, &mut *destination, OPTIONS, Some(&mut log), &mut |_| {})
+        copy(&mut self.reactor, &mut source, &mut *destination, OPTIONS, Some(&mut log), &mut |_| {
+            ControlFlow::Continue(())
+        })
     }
 }
 
@@ -163,7 +166,9 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let bad = 45 * CHUNK as u64;
     let mut source = Faulty { inner, bad, lie: false, failing: None };
     let mut log = ResumeLog::open(&bench.path("log"), &[]).unwrap();
-    let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {});
+    let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
+        ControlFlow::Continue(())
+    });
     assert!(matches!(failed, Err(CopyError::Source { offset, error: FAULT }) if offset == bad), "{failed:?}");
     drop((log, destination));
 
@@ -212,6 +217,28 @@ fn a_resume_file_survives_a_torn_end_and_other_cuts() {
     assert!(!log.is_of("s", "d", 1000).unwrap() && log.load("s", "d", 1000).unwrap().is_empty());
 }
 
+/// Bytes that this process has had fetched from disks (proc(5)).
+fn fetched_bytes() -> u64 {
+    let io = std::fs::read_to_string("/proc/self/io").unwrap();
+    io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn verification_reads_the_disk_and_not_the_page_cache() {
+    let mut bench = Bench::new();
+    let source = bench.make_source();
+    let file = File::open(bench.path("source")).unwrap();
+    if rustix::fs::fstatfs(&file).unwrap().f_type == 0x0102_1994 {
+        let test = "verification_reads_the_disk_and_not_the_page_cache";
+        return byway_skip::skip(test, byway_skip::SkipReason::Machine("temporary files are in memory (tmpfs)"));
+    }
+    let before = fetched_bytes();
+    bench.copy(false, |file| Box::new(file)).unwrap();
+    // All but the hole. The source was written a moment ago and is in the cache.
+    let data = source.len() as u64 - (1 << 20);
+    assert!(fetched_bytes() - before >= data, "{} of {data} bytes came from the disk", fetched_bytes() - before);
+}
+
 #[test]
 fn a_source_that_changes_under_the_copy_is_noticed() {
     let mut bench = Bench::new();
@@ -220,7 +247,10 @@ fn a_source_that_changes_under_the_copy_is_noticed() {
     let mut source = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
     let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, source.bytes(), false).unwrap();
     let touch = File::options().write(true).open(&from).unwrap();
-    let mut progress = |_| touch.set_modified(std::time::UNIX_EPOCH).unwrap();
+    let mut progress = |_| {
+        touch.set_modified(std::time::UNIX_EPOCH).unwrap();
+        ControlFlow::Continue(())
+    };
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, None, &mut progress);
     assert!(matches!(failed, Err(CopyError::Changed)), "{failed:?}");
 }

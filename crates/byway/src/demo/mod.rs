@@ -4,6 +4,7 @@ mod sink;
 mod workplace;
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,7 +253,7 @@ fn measure_copy(
     let mut sink = Sink::new(source.bytes());
     let copied_before = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes();
     let (began, cpu) = (reactor.now(), own_cpu());
-    let copied = copy(reactor, source, &mut sink, OPTIONS, None, &mut |_| {});
+    let copied = copy(reactor, source, &mut sink, OPTIONS, None, &mut |_| ControlFlow::Continue(()));
     let copied = copied.map_err(|source| DemoError::Copy { path, source })?;
     let (seconds, cpu) = (reactor.now().since(began).as_secs_f64(), own_cpu().saturating_sub(cpu).as_secs_f64());
     let by_cpus = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes() - copied_before;

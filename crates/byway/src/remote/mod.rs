@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use byway_door::nbd::client::{Client, ClientConfig, ClientError, ClientOptions, Completed, RequestError};
 use byway_door::nbd::flags::TransmissionFlags;
-use byway_reactor::{Completion, Frame, Reactor, Wait};
+use byway_reactor::{Completion, Frame, Instant, Reactor, Wait};
 use byway_service::block::client::{Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions};
 
 pub use uri::{RemoteUri, RemoteUriError};
@@ -276,6 +276,15 @@ impl Remote {
         match &self.wire {
             Wire::Native(_) => false,
             Wire::Nbd(client) => client.has_answers(),
+        }
+    }
+
+    /// When the requests of a server that cannot be reached fail; `None` while there is a session, and of NBD, whose requests
+    /// fail with their connection.
+    pub fn lost_at(&self) -> Option<Instant> {
+        match &self.wire {
+            Wire::Native(volume) => volume.lost_at(),
+            Wire::Nbd(_) => None,
         }
     }
 

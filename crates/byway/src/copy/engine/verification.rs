@@ -6,7 +6,7 @@ use byway_reactor::{Extent, Frame};
 
 use super::super::pieces::align_extents;
 use super::super::resume::Record;
-use super::{CopyError, Engine, Work};
+use super::{CopyError, Engine, Phase, Work};
 
 impl Engine<'_> {
     /// Has everything that is recorded checked; what has failed or differs ends the copy.
@@ -16,6 +16,8 @@ impl Engine<'_> {
             None => Work::FindData { offset, len: record.len },
         });
         self.work.extend(checks);
+        (self.phase, self.done_bytes) = (Phase::Verifying, 0);
+        self.destination.drop_cache();
         self.drain()?;
         if let Some(failure) = self.failure.take() {
             return Err(failure);

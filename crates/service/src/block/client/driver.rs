@@ -226,6 +226,11 @@ impl Volume {
         self.core.machine.failed()
     }
 
+    /// When all requests fail unless there is a session by then; `None` while there is one.
+    pub fn lost_at(&self) -> Option<Instant> {
+        self.core.machine.lost_at()
+    }
+
     /// Requests whose answers have not been taken.
     pub fn pending(&self) -> usize {
         self.core.machine.pending()

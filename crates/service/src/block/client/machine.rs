@@ -367,6 +367,11 @@ impl<R, W: Clone> Machine<R, W> {
         }
     }
 
+    /// When the server counts as lost; `None` while there is a session.
+    pub(super) fn lost_at(&self) -> Option<Instant> {
+        Some(self.lost_since? + self.bounds.lost_after)
+    }
+
     /// A server that cannot take the session yet says so: it is not lost.
     pub(super) fn heard_from_server(&mut self, now: Instant) {
         if let Some(since) = &mut self.lost_since {
