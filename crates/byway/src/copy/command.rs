@@ -16,7 +16,7 @@ use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
 use crate::output;
-use crate::remote::{self, RemoteError};
+use crate::remote::{self, RemoteError, RemoteUri};
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
@@ -49,7 +49,7 @@ pub struct CopyArguments {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
     /// Streams to each server, 1 to 8; an NBD server may allow only one
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub connections: u8,
     /// TLS.
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub struct CopyArguments {
     #[arg(long, conflicts_with = "resume")]
     pub no_resume: bool,
     /// Bytes of a piece, a power of two from 4K to 1M
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_chunk)]
+    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_chunk)]
     pub chunk: u64,
     /// What the event loop stands on: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
@@ -173,9 +173,13 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let reach = Reach { connections: usize::from(arguments.connections), tls: &arguments.tls };
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
     let mut frame_bytes = depth * chunk_bytes;
+    // All of the pool is pinned before the copy begins: 160 MiB take 70 ms.
     if let (Place::Remote(_), _) | (_, Place::Remote(_)) = (from, to) {
+        frame_bytes += LANE_BYTES * 2;
+    }
+    if let Place::Remote(RemoteUri::Native(_)) = to {
         // A kept write of odd length takes up to twice its bytes.
-        frame_bytes += LANE_BYTES * 2 + COPY_UNFLUSHED_BYTES_MAX * 2;
+        frame_bytes += COPY_UNFLUSHED_BYTES_MAX * 2;
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
     let mut source = place::open_source(&mut reactor, from, reach)?;

@@ -34,7 +34,7 @@ const CLASS: u8 = 0x30;
 /// Memory of the client's loop, and of the node's.
 const FRAME_BYTES: usize = 64 << 20;
 /// Pieces in flight and their size, as `byway copy` has by default.
-const OPTIONS: CopyOptions = CopyOptions { depth: 16, chunk_bytes: 1 << 20, verify: false };
+const OPTIONS: CopyOptions = CopyOptions { depth: 16, chunk_bytes: 512 << 10, verify: false };
 /// How long the node may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Open files of a node with a handful of connections.
