@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use byway_e2e::{LIMIT, Server, binary, noise, run, until};
 
-/// Copies a volume of 24 MiB that is served at 8 MB/s, and makes its file or options others by a reload meanwhile. Gives
-/// what the copy said at its end, and the copy's bytes if it ended well.
+/// Copies a volume of 24 MiB that is served so slowly that no copy of it ends within a test, and makes its file or options
+/// others by a reload meanwhile. Gives what the copy said at its end, and the copy's bytes if it ended well.
 fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec<u8>), String> {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -14,22 +14,21 @@ fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec
     std::fs::write(at("disk"), &bytes).unwrap();
     std::fs::write(at("other"), noise(24 << 20, 12)).unwrap();
     let configure = |volume: &str| std::fs::write(at("byway.toml"), format!("volumes = ['{volume}']")).unwrap();
-    configure(&format!("v={},rate=8M", at("disk")));
+    configure(&format!("v={},rate=64K", at("disk")));
     let arguments = ["--config", &at("byway.toml"), "--ctl", &at("ctl"), "--listen", "tcp://127.0.0.1:0"];
     let server = Server::start(folder.path(), 1, &arguments);
     let uri = format!("byway://127.0.0.1:{}/v", server.port("byway"));
     let mut copy = Command::new(binary());
-    copy.args(["copy", "--chunk", "256K", &uri, &at("copy")]).stdin(Stdio::null()).stdout(Stdio::null());
+    copy.args(["copy", "--chunk", "4K", "--depth", "4", &uri, &at("copy")]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut copy = copy.stderr(Stdio::piped()).spawn().expect("byway starts");
     let begun = || {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(at("copy")).is_ok_and(|found| found.blocks() > 1024).then_some(())
+        std::fs::metadata(at("copy")).is_ok_and(|found| found.blocks() > 0).then_some(())
     };
     until(Instant::now() + LIMIT, "the copy to begin", begun);
     configure(&after(&folder.path().display().to_string()));
     let reload = run(&binary(), &["ctl", "--socket", &at("ctl"), "reload"]);
     assert!(reload.status.success(), "{}", String::from_utf8_lossy(&reload.stderr));
-    assert!(copy.try_wait().unwrap().is_none(), "the reload came too late to show anything");
     let ended = until(Instant::now() + LIMIT, "the copy to end", || copy.try_wait().unwrap());
     let mut said = String::new();
     std::io::Read::read_to_string(&mut copy.stderr.take().unwrap(), &mut said).unwrap();
@@ -38,7 +37,7 @@ fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec
 
 #[test]
 fn a_copy_goes_on_when_its_volume_is_opened_anew_under_it() {
-    let (bytes, copied) = copy_through_a_reload(|folder| format!("v={folder}/disk,rate=8M,ro")).unwrap();
+    let (bytes, copied) = copy_through_a_reload(|folder| format!("v={folder}/disk,ro")).unwrap();
     assert!(copied == bytes);
 }
 
