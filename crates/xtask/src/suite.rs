@@ -10,7 +10,7 @@
 use crate::{fuzz, guest, packages, process};
 use anyhow::{Context, Result};
 use clap::Args;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -46,6 +46,23 @@ struct Counts {
     skipped: usize,
 }
 
+/// What a runner's output tells.
+#[derive(Debug, Default)]
+struct Told {
+    counts: Counts,
+    /// The tests that failed, by the runner's names.
+    failed: BTreeSet<String>,
+}
+
+/// What a runner's line tells.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    /// How many tests passed, failed and were skipped.
+    Summary(Counts),
+    /// A test failed.
+    Failed(String),
+}
+
 /// Tests that said why they did not run, or not in all their cases, in the order of their names.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Skips {
@@ -73,7 +90,7 @@ pub fn run(options: &Options) -> Result<()> {
 
     let skip_log = process::target_directory()?.join("skipped-tests");
     std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
-    let (mut counts, is_good) = run_tests(options, has_nextest, &skip_log)?;
+    let (Told { mut counts, failed: names }, is_good) = run_tests(options, has_nextest, &skip_log)?;
     let skips = read_skips(&skip_log)?;
     counts.passed = counts.passed.saturating_sub(skips.whole.len());
     counts.skipped += skips.whole.len();
@@ -88,7 +105,8 @@ pub fn run(options: &Options) -> Result<()> {
         println!("error: {complaint}");
     }
     let Counts { passed, failed, skipped } = counts;
-    println!("{passed} passed, {} of them in part, {failed} failed, {skipped} skipped", skips.in_part.len());
+    let which = named(&names);
+    println!("{passed} passed, {} of them in part, {failed} failed{which}, {skipped} skipped", skips.in_part.len());
     if !is_good || counts.failed > 0 || !complaints.is_empty() {
         // The summary is the last line: the status says the rest.
         std::process::exit(1);
@@ -98,7 +116,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Runs the documentation's tests, which nextest does not, then all others, then (unless only some tests are asked for)
 /// those that need the bugs of `byway_reactor::seeded` built in. The second value is whether all runs succeeded.
-fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Counts, bool)> {
+fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Told, bool)> {
     let target = process::target_directory()?;
     // Other seeds in each long run.
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -120,26 +138,26 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(C
         }
         command
     };
-    let (mut counts, documented) = run_and_count(&mut command(&["test", "--doc"]), count_cargo_test)?;
-    let (mut runner, count): (_, fn(&str) -> Option<Counts>) = if has_nextest {
+    let (mut told, documented) = run_and_count(&mut command(&["test", "--doc"]), read_cargo_test)?;
+    let (mut runner, read): (_, fn(&str) -> Option<Line>) = if has_nextest {
         let profile = if options.long { "long" } else { "default" };
-        (command(&["nextest", "run", "--profile", profile]), count_nextest)
+        (command(&["nextest", "run", "--profile", profile]), read_nextest)
     } else {
-        (command(&["test", "--all-targets"]), count_cargo_test)
+        (command(&["test", "--all-targets"]), read_cargo_test)
     };
-    let (ran, tested) = run_and_count(runner.args(&options.runner), count)?;
-    counts.add(ran);
+    let (ran, tested) = run_and_count(runner.args(&options.runner), read)?;
+    told.add(ran);
     let hunted = if options.runner.is_empty() {
         // The whole workspace, for the features of the other crates to be those of the run before: little is built again.
         let seeded = ["--features", "byway-service/seeded-bugs", "--test", "seeded_bugs"];
         let runner: &[&str] = if has_nextest { &["nextest", "run", "--success-output", "final"] } else { &["test"] };
-        let (ran, hunted) = run_and_count(command(runner).args(seeded), count)?;
-        counts.add(ran);
+        let (ran, hunted) = run_and_count(command(runner).args(seeded), read)?;
+        told.add(ran);
         hunted
     } else {
         true
     };
-    Ok((counts, documented && tested && hunted))
+    Ok((told, documented && tested && hunted))
 }
 
 /// Whether cargo-nextest can be used, installing it where that is wanted.
@@ -156,32 +174,58 @@ fn provide_nextest(install: bool) -> Result<bool> {
     Ok(false)
 }
 
-/// Runs a command with its output shown, and counts tests in the lines of it that `count` knows.
+/// Runs a command with its output shown, and takes from it what `read` finds in its lines.
 /// The second value is whether the command succeeded.
-fn run_and_count(command: &mut Command, count: fn(&str) -> Option<Counts>) -> Result<(Counts, bool)> {
+fn run_and_count(command: &mut Command, read: fn(&str) -> Option<Line>) -> Result<(Told, bool)> {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no standard output")?;
     let err = child.stderr.take().context("no standard error")?;
-    let counts = std::thread::scope(|scope| {
-        let from_err = scope.spawn(move || show_and_count(err, count));
-        let mut counts = show_and_count(out, count);
-        counts.add(from_err.join().unwrap_or_default());
-        counts
+    let told = std::thread::scope(|scope| {
+        let from_err = scope.spawn(move || show_and_count(err, read));
+        let mut told = show_and_count(out, read);
+        told.add(from_err.join().unwrap_or_default());
+        told
     });
-    Ok((counts, child.wait()?.success()))
+    Ok((told, child.wait()?.success()))
 }
 
-fn show_and_count(stream: impl Read, count: fn(&str) -> Option<Counts>) -> Counts {
-    let mut counts = Counts::default();
+fn show_and_count(stream: impl Read, read: fn(&str) -> Option<Line>) -> Told {
+    let mut told = Told::default();
     // Tests may print anything: a line that is not UTF-8 must not end the loop.
     for line in BufReader::new(stream).split(b'\n').map_while(std::result::Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        if let Some(more) = count(&line) {
-            counts.add(more);
+        match read(&line) {
+            // A runner knows neither of the other runs nor of tests that say that they do not run: those count as passed there.
+            Some(Line::Summary(counts)) => {
+                println!(
+                    "{line}  [of one run, tests that skip themselves taken for passed; the sum of all is the last line]"
+                );
+                told.counts.add(counts);
+            }
+            Some(Line::Failed(test)) => {
+                println!("{line}");
+                told.failed.insert(test);
+            }
+            None => println!("{line}"),
         }
     }
-    counts
+    told
+}
+
+/// The tests that failed, for the last line; nothing if none did.
+fn named(failed: &BTreeSet<String>) -> String {
+    if failed.is_empty() {
+        return String::new();
+    }
+    let names: Vec<&str> = failed.iter().map(String::as_str).collect();
+    format!(" ({})", names.join(", "))
+}
+
+impl Told {
+    fn add(&mut self, other: Self) {
+        self.counts.add(other.counts);
+        self.failed.extend(other.failed);
+    }
 }
 
 impl Counts {
@@ -192,25 +236,39 @@ impl Counts {
     }
 }
 
-/// `Summary [ 1.2s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 2 skipped`.
-fn count_nextest(line: &str) -> Option<Counts> {
-    let (head, tail) = line.split_once(" run: ")?;
-    if !head.trim_start().starts_with("Summary") {
-        return None;
+/// `Summary [ 1.2s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 2 skipped`, or a test that failed:
+/// `FAIL [ 1.2s] (3/5) crate::binary a::test`.
+fn read_nextest(line: &str) -> Option<Line> {
+    let (status, rest) = line.trim_start().split_once(" [")?;
+    let (_, rest) = rest.split_once("] ")?;
+    match status {
+        "Summary" => {
+            let tail = rest.split_once(" run: ")?.1;
+            let of = |word: &str| number_before(tail, word);
+            let failed = of("failed") + of("timed out") + of("exec failed");
+            Some(Line::Summary(Counts { passed: of("passed"), failed, skipped: of("skipped") }))
+        }
+        "FAIL" | "TIMEOUT" | "ABORT" | "LEAK-FAIL" | "XFAIL" => Some(Line::Failed(test_of(rest))),
+        signal if signal.starts_with("SIG") => Some(Line::Failed(test_of(rest))),
+        _ => None,
     }
-    let of = |word: &str| number_before(tail, word);
-    Some(Counts {
-        passed: of("passed"),
-        failed: of("failed") + of("timed out") + of("exec failed"),
-        skipped: of("skipped"),
-    })
 }
 
-/// `test result: ok. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s`.
-fn count_cargo_test(line: &str) -> Option<Counts> {
+/// Behind `(3/5)`, which not all versions print.
+fn test_of(rest: &str) -> String {
+    let rest = rest.trim();
+    rest.strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, test)| test).to_owned()
+}
+
+/// `test result: ok. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s`, or `test a::b ... FAILED`.
+fn read_cargo_test(line: &str) -> Option<Line> {
+    if let Some(test) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
+        return Some(Line::Failed(test.to_owned()));
+    }
     let tail = line.strip_prefix("test result: ")?;
     let of = |word: &str| number_before(tail, word);
-    Some(Counts { passed: of("passed"), failed: of("failed"), skipped: of("ignored") + of("filtered out") })
+    let skipped = of("ignored") + of("filtered out");
+    Some(Line::Summary(Counts { passed: of("passed"), failed: of("failed"), skipped }))
 }
 
 /// The number right before `word` in a list; 0 where it is not there.
@@ -283,13 +341,32 @@ mod tests {
 
     #[test]
     fn the_summaries_of_both_runners_are_understood() {
+        let counts = |passed, failed, skipped| Some(Line::Summary(Counts { passed, failed, skipped }));
         let line = "     Summary [   1.234s] 9 tests run: 5 passed (1 slow, 2 leaky), 3 failed, 1 timed out, 2 skipped";
-        assert_eq!(count_nextest(line), Some(Counts { passed: 5, failed: 4, skipped: 2 }));
+        assert_eq!(read_nextest(line), counts(5, 4, 2));
         let line = "     Summary [   0.010s] 1 test run: 1 passed, 0 skipped";
-        assert_eq!(count_nextest(line), Some(Counts { passed: 1, failed: 0, skipped: 0 }));
-        assert_eq!(count_nextest("a test run: 3 passed"), None);
+        assert_eq!(read_nextest(line), counts(1, 0, 0));
+        assert_eq!(read_nextest("a test run: 3 passed"), None);
         let line = "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.1s";
-        assert_eq!(count_cargo_test(line), Some(Counts { passed: 3, failed: 1, skipped: 2 }));
+        assert_eq!(read_cargo_test(line), counts(3, 1, 2));
+    }
+
+    #[test]
+    fn what_failed_is_named_once_in_the_last_line() {
+        // As nextest and cargo test print them, nextest twice.
+        let nextest = "        FAIL [   0.243s] (1/5) byway-e2e::bench a_test\n     TIMEOUT [  60.001s] byway b::c\n     \
+                       SIGABRT [   0.1s] (2/5) byway-e2e::bench d\n        PASS [   0.2s] (3/5) byway e\n    TRY 1 FAIL [   0.1s] byway f\n     \
+                       Summary [   1.2s] 4 tests run: 1 passed, 2 failed, 1 timed out, 0 skipped\n        \
+                       FAIL [   0.243s] (1/5) byway-e2e::bench a_test\n";
+        let mut told = show_and_count(nextest.as_bytes(), read_nextest);
+        told.add(show_and_count(
+            "test src/lib.rs - g (line 3) ... FAILED\ntest h ... ok\n".as_bytes(),
+            read_cargo_test,
+        ));
+        assert_eq!(told.counts, Counts { passed: 1, failed: 3, skipped: 0 });
+        let names = " (byway b::c, byway-e2e::bench a_test, byway-e2e::bench d, src/lib.rs - g (line 3))";
+        assert_eq!(named(&told.failed), names);
+        assert_eq!(named(&BTreeSet::new()), "");
     }
 
     #[test]
