@@ -77,18 +77,28 @@ fn name(axis: &Axis) -> String {
 fn line(out: &mut String, points: &[Point], index: usize, x: &Ruler, y: &Ruler) {
     let places: Vec<_> = points.iter().map(|point| (x.place(point.x), y.place(point.median))).collect();
     let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let dashes = ["", "6 3", "2 3", "9 3 2 3"][index / COLOURS % 4];
+    let dashes = dashes(index);
     let _ = write!(out, r#"<polyline fill="none" stroke-dasharray="{dashes}" points="{}"/>"#, path.join(" "));
     for (point, (x, at)) in points.iter().zip(places) {
         spread(out, point, x, y);
-        let (tag, shape) = match index % 4 {
-            0 => ("circle", format!(r#"cx="{x:.1}" cy="{at:.1}" r="3.5""#)),
-            1 => ("rect", format!(r#"x="{:.1}" y="{:.1}" width="6.4" height="6.4""#, x - 3.2, at - 3.2)),
-            2 => ("path", format!(r#"d="M{x:.1} {:.1}l4.2 7.4h-8.4z""#, at - 4.6)),
-            _ => ("path", format!(r#"d="M{x:.1} {:.1}l4.4 4.4l-4.4 4.4l-4.4-4.4z""#, at - 4.4)),
-        };
+        let (tag, shape) = marker(index, x, at);
         let _ = write!(out, "<{tag} {shape}><title>{}</title></{tag}>", short(point.median));
     }
+}
+
+/// The element of a series' marker at a place, and its shape.
+fn marker(index: usize, x: f64, y: f64) -> (&'static str, String) {
+    match index % 4 {
+        0 => ("circle", format!(r#"cx="{x:.1}" cy="{y:.1}" r="3.5""#)),
+        1 => ("rect", format!(r#"x="{:.1}" y="{:.1}" width="6.4" height="6.4""#, x - 3.2, y - 3.2)),
+        2 => ("path", format!(r#"d="M{x:.1} {:.1}l4.2 7.4h-8.4z""#, y - 4.6)),
+        _ => ("path", format!(r#"d="M{x:.1} {:.1}l4.4 4.4l-4.4 4.4l-4.4-4.4z""#, y - 4.4)),
+    }
+}
+
+/// The dashes of a series' line.
+fn dashes(index: usize) -> &'static str {
+    ["", "6 3", "2 3", "9 3 2 3"][index / COLOURS % 4]
 }
 
 fn bar(out: &mut String, point: &Point, middle: f64, width: f64, y: &Ruler) {
@@ -109,9 +119,21 @@ fn spread(out: &mut String, point: &Point, x: f64, y: &Ruler) {
     let _ = write!(out, r#"<line class="spread" x1="{x:.1}" x2="{x:.1}" y1="{from:.1}" y2="{to:.1}"/>"#);
 }
 
+/// Each series by its name and the sign it is drawn with: a marker on a piece of its line, or a bar's colour.
 fn legend(plot: &Plot) -> String {
+    let bars = matches!(plot.x.scale, Scale::Names(_));
     let entry = |(index, series): (usize, &super::experiment::Series)| {
-        format!(r#"<span class="s{}"><i></i>{}</span>"#, index % COLOURS, escape(&series.name))
+        let sign = if bars {
+            r#"<rect x="6" y="1" width="12" height="10"/>"#.to_owned()
+        } else {
+            let (tag, shape) = marker(index, 12.0, 6.0);
+            let dashes = dashes(index);
+            format!(r#"<polyline fill="none" stroke-dasharray="{dashes}" points="0,6 24,6"/><{tag} {shape}/>"#)
+        };
+        let (class, name) = (index % COLOURS, escape(&series.name));
+        format!(
+            r#"<span><svg class="sign" viewBox="0 0 24 12" aria-hidden="true"><g class="s{class}">{sign}</g></svg>{name}</span>"#
+        )
     };
     let entries: String = plot.series.iter().enumerate().map(entry).collect();
     format!(r#"<p class="legend">{entries}</p>"#)
@@ -206,7 +228,8 @@ mod tests {
             plot.x.scale = scale.clone();
             plot.y.scale = Scale::Decades;
             let drawn = svg(&plot);
-            assert_eq!((drawn.matches("<circle").count(), drawn.matches("<rect").count()), (2, 1), "{scale:?}");
+            let (plotted, _) = drawn.split_once("</svg>").unwrap();
+            assert_eq!((plotted.matches("<circle").count(), plotted.matches("<rect").count()), (2, 1), "{scale:?}");
             assert!(drawn.contains("b&lt;") && !drawn.contains("b<") && !drawn.contains("NaN"), "{drawn}");
             let rule = Ruler::new(&plot.x, [1024.0, 1_048_576.0].into_iter(), LEFT, WIDTH - RIGHT);
             assert!((LEFT..=WIDTH).contains(&rule.place(1024.0)) && rule.place(1_048_576.0) <= WIDTH - RIGHT);
@@ -218,9 +241,29 @@ mod tests {
         let mut plot = made::plot("p", &[("a", &[(0.0, 1.0), (1.0, 2.0)])]);
         plot.x.scale = Scale::Names(vec!["one", "two"]);
         let drawn = svg(&plot);
-        assert!(drawn.contains(">two<") && drawn.matches("<rect").count() == 2, "{drawn}");
+        assert!(drawn.contains(">two<") && drawn.matches("<rect").count() == 2 + 1, "{drawn}");
         plot.series.clear();
         assert!(!svg(&plot).contains("NaN"));
+    }
+
+    #[test]
+    fn the_legend_shows_each_series_as_it_is_drawn() {
+        let points: &[(f64, f64)] = &[(1024.0, 5.0), (4096.0, 7.0)];
+        let names: Vec<String> = (0..=2 * COLOURS).map(|index| format!("series-{index}")).collect();
+        let series: Vec<_> = names.iter().map(|name| (name.as_str(), points)).collect();
+        let drawn = svg(&made::plot("p", &series));
+        let (plotted, legend) = drawn.split_once("</svg>").unwrap();
+        // Colour, dashes, and the shape of the marker: a path ends as a triangle or as a diamond.
+        let looks = |group: &str| {
+            let group = group.split("</g>").next().unwrap();
+            let dashes = group.split("stroke-dasharray=").nth(1).unwrap().split('"').nth(1).unwrap();
+            let shapes = ["<circle", "<rect", "h-8.4z", "l-4.4-4.4z"];
+            let marker = shapes.into_iter().find(|shape| group.contains(shape));
+            (group.split('"').next().unwrap().to_owned(), dashes.to_owned(), marker.unwrap())
+        };
+        let all = |text: &str| text.split(r#"<g class="s"#).skip(1).map(looks).collect::<Vec<_>>();
+        assert_eq!(all(legend).len(), names.len());
+        assert_eq!(all(plotted), all(legend));
     }
 
     #[test]

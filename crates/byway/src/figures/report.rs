@@ -50,7 +50,7 @@ svg{width:100%;height:auto;font:12px system-ui,sans-serif}svg text{fill:var(--in
 .axis{stroke:var(--soft)}.grid{stroke:var(--line)}
 .s0{--c:var(--c0)}.s1{--c:var(--c1)}.s2{--c:var(--c2)}.s3{--c:var(--c3)}.s4{--c:var(--c4)}.s5{--c:var(--c5)}.s6{--c:var(--c6)}.s7{--c:var(--c7)}
 g polyline,g .spread{stroke:var(--c);stroke-width:1.8}g .spread{opacity:.45}g circle,g rect,g path{fill:var(--c)}
-.legend{margin:.3rem 0 0}.legend span{display:inline-block;margin-right:1rem}.legend i{display:inline-block;width:.8em;height:.8em;border-radius:2px;background:var(--c);margin-right:.4em}
+.legend{margin:.3rem 0 0}.legend span{display:inline-block;margin-right:1rem}.legend .sign{width:24px;height:12px;margin-right:.4em}
 .verdict{border-left:6px solid var(--soft);padding:.4rem .9rem;background:var(--card)}
 .verdict.holds{border-color:var(--c2)}.verdict.does{border-color:var(--c1)}
 ";
