@@ -251,7 +251,7 @@ fn an_nbd_server_that_dies_ends_the_copy_with_a_word_and_the_copy_goes_on_later(
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(said.contains("see whether it still runs") || said.contains("see whether the server still runs"), "{said}");
-    assert!(said.contains("run the same command again to go on from"), "{said}");
+    assert!(said.contains("run the same command again to resume (what is done is in "), "{said}");
     wait_for_port(port);
     let _again = rig.serve(0, port);
     let output = rig.copy_to(&to).end();
