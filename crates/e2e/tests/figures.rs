@@ -101,7 +101,7 @@ fn check_cpu(name: &str, experiment: &Value) {
         let points = series.iter().filter(of_end).flat_map(|one| one["points"].as_array().expect("points"));
         let medians: Vec<f64> = points.filter_map(|point| point["median"].as_f64()).collect();
         // A server that does little on a busy machine may have used less than the kernel counts.
-        let is_counted = |us: &f64| *us > 0.0 || end == "server, " && *us >= 0.0;
+        let is_counted = |us: &f64| *us > 0.0 || *end == "server, " && *us >= 0.0;
         assert!(medians.iter().any(is_counted), "{name}: {end}{medians:?}");
     }
 }
