@@ -204,7 +204,7 @@ fn a_volume_is_not_copied_onto_the_file_behind_it() {
     let image = rig.image("served", SIZE);
     std::fs::hard_link(rig.path("served"), rig.path("linked")).unwrap();
     std::os::unix::fs::symlink(rig.path("served"), rig.path("pointed")).unwrap();
-    for option in ["ro", "shared"] {
+    for option in ["ro", "direct,shared"] {
         let mut server = serve_unlocked(&rig, option);
         let [native, ..] = rig.names(&server, "v");
         for to in ["served", "linked", "pointed"] {
@@ -227,7 +227,7 @@ fn a_file_that_is_served_to_be_read_is_no_destination_either() {
     let rig = Rig::new();
     let image = rig.image("served", SIZE);
     std::fs::write(rig.path("source"), noise(SIZE, 4)).unwrap();
-    for option in ["ro", "shared"] {
+    for option in ["ro", "direct,shared"] {
         let mut server = serve_unlocked(&rig, option);
         let [_, by_nbd, by_socket] = rig.names(&server, "v");
         for from in [by_nbd, by_socket, rig.text("source")] {
@@ -237,7 +237,8 @@ fn a_file_that_is_served_to_be_read_is_no_destination_either() {
         }
         // Neither those who read it nor those who write to it are kept away.
         let folder = tempfile::tempdir().unwrap();
-        let volumes = ["ro", "shared"].map(|option| format!("{option}={},{option}", rig.text("served")));
+        let volumes = [("ro", "ro"), ("shared", "direct,shared")]
+            .map(|(name, options)| format!("{name}={},{options}", rig.text("served")));
         let writer = format!("rw={}", rig.text("served"));
         let mut arguments = vec!["--listen", "tcp://127.0.0.1:0"];
         arguments.extend([&volumes[0], &volumes[1], &writer].into_iter().flat_map(|volume| ["--volume", volume]));
