@@ -7,6 +7,7 @@
 mod cases;
 mod clients;
 mod contest;
+mod copies;
 mod cpu;
 mod fio;
 mod idle;
@@ -38,7 +39,7 @@ const IDLE_SECONDS: u64 = 2;
 pub enum Task {
     /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client, beside stubs that only answer.
     Block(Options),
-    /// byway's own wire beside nbdkit and iperf3.
+    /// byway's own wire beside nbdkit and iperf3, and byway copy beside nbdcopy and qemu-img.
     Native(ContestOptions),
     /// Direct volumes over byway's own wire beside fio on the same file; `--file` on the disk to be measured.
     Direct(DirectOptions),

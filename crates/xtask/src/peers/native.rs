@@ -3,6 +3,7 @@
 
 use super::cases::CASES;
 use super::contest::{Contest, Contestant, Figures, Outcome};
+use super::copies::{NBD_PORT, copies};
 use super::fio;
 use super::servers::{Endpoint, Kind, Server};
 use crate::process::{self, Background};
@@ -19,7 +20,8 @@ const IPERF_PORT: u16 = 5201;
 pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: u32) -> Result<Vec<Outcome>> {
     let nbdkit = Kind::Nbdkit.find(byway).context("nbdkit is not installed (cargo xtask test --install)")?;
     let iperf3 = process::find_program("iperf3").context("iperf3 is not installed (package iperf3)")?;
-    let _node = start_node(byway, &format!("v={},shared", file.display()), folder)?;
+    let nbd = format!("tcp://127.0.0.1:{NBD_PORT}");
+    let _node = start_node_with(byway, &format!("v={},ro", file.display()), folder, &["--nbd", &nbd])?;
     let peer = Server::start(Kind::Nbdkit, &nbdkit, file, folder, Endpoint::Tcp(Kind::Nbdkit.port()))?;
     let _receiver = Background::start(
         Command::new(&iperf3).args(["--server", "--port", &IPERF_PORT.to_string()]),
@@ -62,7 +64,8 @@ pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
         ],
         target: ("iperf3, one buffer", 0.95),
     };
-    Ok(vec![outcome, large.run(rounds)?])
+    let large = large.run(rounds)?;
+    Ok(vec![outcome, large, copies(byway, file, folder, rounds)?])
 }
 
 /// A direct volume over the native wire beside fio on the file itself.
@@ -135,10 +138,17 @@ fn iperf(iperf3: &Path, file: Option<&Path>, seconds: u32) -> Result<Figures> {
 }
 
 pub fn start_node(byway: &Path, volume: &str, folder: &Path) -> Result<Background> {
+    start_node_with(byway, volume, folder, &[])
+}
+
+/// The same with more arguments.
+fn start_node_with(byway: &Path, volume: &str, folder: &Path, more: &[&str]) -> Result<Background> {
     let log = folder.join("native.log");
     let address = format!("tcp://127.0.0.1:{PORT}");
-    let mut node =
-        Background::start(Command::new(byway).args(["serve", "--volume", volume, "--listen", &address]), &log)?;
+    let mut node = Background::start(
+        Command::new(byway).args(["serve", "--volume", volume, "--listen", &address]).args(more),
+        &log,
+    )?;
     wait_for_port(PORT).with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;
     if node.has_ended()? {
         bail!("byway ended at once: {}", std::fs::read_to_string(&log).unwrap_or_default());
