@@ -1,15 +1,16 @@
 //! Every request that has been received is answered, though the client sends nothing more: whatever the sizes, however
 //! the requests are cut into segments, whether the client takes replies at once or late, and wherever the data lie.
 
+mod nbd_loop;
+
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
-use byway_reactor::{IoChoice, Reactor, Token, Wait};
-use byway_service::block::{Catalog, ENGINE_CLASS, Engine, OpenHere, Store, StoreOptions, Volume, VolumeOptions};
+use byway_reactor::IoChoice;
+use byway_service::block::{OpenHere, Store, StoreOptions, Volume, VolumeOptions};
+use nbd_loop::{Loop, backends, request};
 use proptest::prelude::*;
 
 const MIB: usize = 1 << 20;
@@ -90,17 +91,13 @@ fn case() -> impl Strategy<Value = Case> {
 
 /// The loop, and the client's end of the one stream that it serves.
 struct Rig {
-    reactor: Reactor,
-    engine: Engine,
-    catalog: Catalog,
-    door: NbdDoor,
+    server: Loop,
     stream: UnixStream,
     _folder: tempfile::TempDir,
 }
 
 impl Rig {
     fn new(io: IoChoice, medium: Medium, frames: usize, content: &[u8]) -> Self {
-        let mut reactor = Reactor::open(io, frames).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         let store = match medium {
@@ -112,38 +109,13 @@ impl Rig {
             }
         };
         let volume = Volume::new("v", store, VolumeOptions::default());
-        let (mut engine, mut catalog) = (Engine::default(), Catalog::default());
-        catalog.replace(&mut engine, &mut reactor, &[Arc::new(volume)]);
-        let mut door = NbdDoor::new(NbdOptions::default());
-        let (ours, stream) = UnixStream::pair().unwrap();
-        stream.set_nonblocking(true).unwrap();
-        let socket = reactor.adopt(OwnedFd::from(ours)).unwrap();
-        door.open(&mut Floor { reactor: &mut reactor, engine: &mut engine, catalog: &catalog }, socket);
-        Self { reactor, engine, catalog, door, stream, _folder: folder }
+        let mut server = Loop::new(io, frames, &[Arc::new(volume)]);
+        let stream = server.connect();
+        Self { server, stream, _folder: folder }
     }
 
-    /// One turn as a node's loop makes it; gives whether anything had ended.
     fn turn(&mut self) -> bool {
-        let Self { reactor, engine, catalog, door, .. } = self;
-        let (mut completions, mut done) = (Vec::new(), Vec::new());
-        let until = reactor.now() + Duration::from_millis(1);
-        reactor.reap(&mut completions, Wait::Until(until)).unwrap();
-        let went_on = !completions.is_empty();
-        for completion in completions {
-            match completion.token.class() {
-                ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
-                NBD_CLASS => door.handle(&mut Floor { reactor, engine, catalog }, completion),
-                _ => assert!(completion.token == Token::WAKE),
-            }
-        }
-        // As a loop does that sleeps until something ends: a stalled connection is not asked again without that.
-        if went_on {
-            for one in done {
-                door.done(&mut Floor { reactor, engine, catalog }, one);
-            }
-            door.turn(&mut Floor { reactor, engine, catalog });
-        }
-        went_on
+        self.server.turn()
     }
 
     /// Reads an exact answer of the handshake.
@@ -244,11 +216,7 @@ impl Answers<'_> {
 fn said(asks: &[Ask], content: &[u8]) -> Vec<u8> {
     let mut said = Vec::new();
     for (cookie, ask) in asks.iter().enumerate() {
-        said.extend_from_slice(&[0x25, 0x60, 0x95, 0x13, 0, 0]);
-        said.extend_from_slice(&ask.command.to_be_bytes());
-        said.extend_from_slice(&(cookie as u64).to_be_bytes());
-        said.extend_from_slice(&(ask.offset as u64).to_be_bytes());
-        said.extend_from_slice(&(ask.len as u32).to_be_bytes());
+        said.extend(request(ask.command, cookie as u64, ask.offset as u64, ask.len as u32));
         if ask.command == WRITE {
             // What is there already, so that every read has one right answer.
             let here = &content[ask.offset.min(VOLUME_BYTES)..(ask.offset + ask.len).min(VOLUME_BYTES)];
@@ -318,16 +286,6 @@ fn play(io: IoChoice, case: &Case) {
             said.len()
         );
     }
-}
-
-fn backends() -> Vec<IoChoice> {
-    let mut backends = vec![IoChoice::Epoll];
-    if Reactor::open(IoChoice::Uring, 1).is_ok() {
-        backends.push(IoChoice::Uring);
-    } else {
-        byway_skip::skip_part_of_this(byway_skip::NO_IO_URING);
-    }
-    backends
 }
 
 proptest! {

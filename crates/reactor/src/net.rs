@@ -4,6 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::op::Address;
@@ -109,4 +110,10 @@ pub(crate) fn abandon_after(fd: &OwnedFd, limit: Duration) -> std::io::Result<()
 /// Bytes of a stream that are here to be received; 0 where the kernel does not say.
 pub(crate) fn readable_bytes(socket: BorrowedFd<'_>) -> usize {
     rustix::io::ioctl_fionread(socket).map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    let went = poll(&mut polled, Some(&Timespec::default()));
+    went.is_ok() && polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }

@@ -581,6 +581,11 @@ impl Reactor {
         }
     }
 
+    /// Whether a stream's peer has closed or reset it, though what it sent before may not be received yet.
+    pub fn has_hung_up(&self, socket: Socket) -> bool {
+        self.backend.descriptor(socket).is_some_and(crate::net::has_hung_up)
+    }
+
     /// Whether a range of a mapped file is in memory, so that sending it waits for nothing. Known to about a second.
     pub fn resident(&mut self, file: File, offset: u64, len: usize) -> bool {
         let now = self.now();

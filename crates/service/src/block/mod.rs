@@ -1,6 +1,7 @@
 //! Block volumes: what they are stored in, and the engine that serves their requests on one loop.
 
 mod catalog;
+mod changes;
 pub mod client;
 mod engine;
 mod error;
@@ -18,6 +19,7 @@ mod volume;
 pub mod wire;
 
 pub use catalog::{Catalog, Changes};
+pub use changes::EarlierChanges;
 pub use engine::{
     Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, Tag, VolumeCounters, VolumeId,
     WriteFlags, ZeroFlags,

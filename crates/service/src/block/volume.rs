@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use byway_fabric::access::{Access, Identity, Right};
-
+use super::changes::Changes;
 use super::engine::{Effect, Fault, Operation};
 use super::error::BlockError;
 use super::failures::{Failures, StoreFailure};
@@ -13,6 +12,7 @@ use super::health::Health;
 use super::rate::Rate;
 use super::spec::{FaultEffect, FaultOperation, FaultRules};
 use super::store::{Kind, Store};
+use byway_fabric::access::{Access, Identity, Right};
 
 /// What a volume promises besides its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +45,7 @@ pub struct Volume {
     replaced: Vec<Weak<()>>,
     health: Arc<Health>,
     failures: Arc<Failures>,
+    changes: Arc<Changes>,
     rate: Option<Arc<Rate>>,
     /// How often each rule of its faults has matched.
     fault_matches: Arc<Vec<AtomicU64>>,
@@ -55,9 +56,9 @@ impl Volume {
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
         let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
         let fault_matches = matches_of(&options);
-        let (identity, health, failures) = (Arc::default(), Health::new(), Arc::default());
+        let (identity, health, failures, changes) = (Arc::default(), Health::new(), Arc::default(), Arc::default());
         let replaced = Vec::new();
-        Self { name: name.into(), options, store, identity, replaced, health, failures, rate, fault_matches }
+        Self { name: name.into(), options, store, identity, replaced, health, failures, changes, rate, fault_matches }
     }
 
     /// The same volume with its store in another size, or with other options: its clients go on.
@@ -78,6 +79,7 @@ impl Volume {
             replaced: self.replaced.clone(),
             health: Arc::clone(&self.health),
             failures: Arc::clone(&self.failures),
+            changes: Arc::clone(&self.changes),
             rate,
             fault_matches,
         }
@@ -224,6 +226,11 @@ impl Volume {
             }
         }
         fault
+    }
+
+    /// Which changes are at its store.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// What is known of its open files.

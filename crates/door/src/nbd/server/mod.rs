@@ -28,6 +28,10 @@ use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS
 pub const NBD_CLASS: u8 = 0x40;
 
 const TAG_TIMEOUT: u8 = 3;
+/// A connection whose change waits for those of others looks again.
+const TAG_FENCE: u8 = 4;
+/// How soon: others' changes may end on another loop, which does not tell.
+const FENCE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How a door serves.
 #[derive(Debug, Clone)]
@@ -94,6 +98,8 @@ struct Client {
     operations: u32,
     closed: bool,
     in_stalled: bool,
+    /// The timer of [`TAG_FENCE`] is set.
+    looks: bool,
 }
 
 enum Phase {
@@ -166,6 +172,7 @@ impl NbdDoor {
             operations: 1,
             closed: false,
             in_stalled: false,
+            looks: false,
         });
         let at = floor.reactor.now() + Duration::from_secs(HANDSHAKE_SECONDS_MAX);
         floor.reactor.submit(Op::Timer { at }, token.with_tag(TAG_TIMEOUT));
@@ -208,6 +215,7 @@ impl NbdDoor {
                 tracing::info!(seconds = HANDSHAKE_SECONDS_MAX, "NBD client did not finish its handshake in time");
                 client.fail(End::Slow);
             }
+            (TAG_FENCE, _) => client.looks = false,
             _ => {}
         }
         self.advance(floor, index);
@@ -336,6 +344,12 @@ impl NbdDoor {
             if connection.stalled && !client.in_stalled {
                 client.in_stalled = true;
                 self.stalled.push_back(index);
+            }
+            if connection.fenced && !std::mem::replace(&mut client.looks, true) {
+                client.operations += 1;
+                let at = floor.reactor.now() + FENCE_PAUSE;
+                let token = Token::new(NBD_CLASS, TAG_FENCE, index as u32, client.generation);
+                floor.reactor.submit(Op::Timer { at }, token);
             }
             if let Some(end) = connection.end
                 && connection.is_idle(&self.pending)

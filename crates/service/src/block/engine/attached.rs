@@ -9,6 +9,7 @@ use super::hold::Held;
 use super::slicing::Slicing;
 use super::stage::Stage;
 use super::{Engine, VolumeId};
+use crate::block::changes::{EarlierChanges, LoopChanges};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::block::volume::Volume;
@@ -30,6 +31,8 @@ pub(super) struct Attached {
     pub(super) held: Held,
     pub(super) counters: VolumeCounters,
     pub(super) slicing: Slicing,
+    /// Those that are at the store.
+    pub(super) changes: LoopChanges,
 }
 
 impl Engine {
@@ -43,8 +46,21 @@ impl Engine {
         let (retired, slicing) = (Vec::new(), Slicing::default());
         let held = Held::new(volume.health().new_place());
         let (jobs, detached, waits) = (0, false, true);
-        let attached =
-            Attached { generation, volume, files, stages, retired, jobs, detached, waits, held, counters, slicing };
+        let changes = volume.changes().join();
+        let attached = Attached {
+            generation,
+            volume,
+            files,
+            stages,
+            retired,
+            jobs,
+            detached,
+            waits,
+            held,
+            counters,
+            slicing,
+            changes,
+        };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
 
@@ -92,6 +108,17 @@ impl Engine {
 
     pub(super) fn attached_mut(&mut self, id: VolumeId) -> Option<&mut Attached> {
         self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation)
+    }
+
+    /// A client of a volume has come: gives the changes that are at the store, on any loop, and that its own must not
+    /// overtake.
+    pub fn arrive(&self, id: VolumeId) -> Option<EarlierChanges> {
+        self.attached(id).ok().map(|attached| attached.volume.changes().arrive())
+    }
+
+    /// How many clients of a volume have come ([`Engine::arrive`]), on any loop.
+    pub fn arrivals(&self, id: VolumeId) -> u64 {
+        self.attached(id).map_or(0, |attached| attached.volume.changes().arrivals())
     }
 
     /// The volume behind an id; `None` once it is let go of.

@@ -30,6 +30,11 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether reads may find other bytes after it.
+    pub(super) fn changes_bytes(self) -> bool {
+        matches!(self, Self::Write | Self::Trim | Self::Zero)
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {

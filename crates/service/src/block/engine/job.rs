@@ -23,6 +23,8 @@ pub(super) struct Job {
     pub(super) len: u64,
     pub(super) started: Instant,
     pub(super) left: u32,
+    /// Its number, if it changes bytes.
+    pub(super) change: Option<u64>,
     pub(super) error: Option<BlockError>,
     /// When the first slice was here.
     pub(super) first_slice: Option<Instant>,

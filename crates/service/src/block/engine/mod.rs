@@ -265,7 +265,9 @@ impl Engine {
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
         let (error, first_slice) = (None, None);
-        self.jobs.insert(Job { tag, volume, operation, offset, len, started, left, error, first_slice, fault, kind })
+        let change = operation.changes_bytes().then(|| attached.changes.begin());
+        let job = Job { tag, volume, operation, offset, len, started, left, change, error, first_slice, fault, kind };
+        self.jobs.insert(job)
     }
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
@@ -341,6 +343,9 @@ impl Engine {
         let id = job.volume;
         let attached = &mut self.volumes[id.index as usize];
         attached.jobs -= 1;
+        if let Some(number) = job.change {
+            attached.changes.end(number);
+        }
         let (operation, offset, len) = (job.operation, job.offset, job.len);
         let told = job.is_told();
         if let Some((cut, seen)) = job.seen(now) {

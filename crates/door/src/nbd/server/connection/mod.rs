@@ -4,13 +4,16 @@
 //! while the next gather. A small write is taken from the input whole; the payload of a large one is received into
 //! frames of its own, piece by piece, and a piece goes to the store when all of it is there.
 
+mod fence;
 mod long_read;
 mod secure;
 mod write;
 
 use byway_fabric::tls::TlsError;
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{BlockError, Engine, Outcome, Payload, Slice, Step, Tag, VolumeId, ZeroFlags};
+use byway_service::block::{
+    BlockError, EarlierChanges, Engine, Outcome, Payload, Slice, Step, Tag, VolumeId, ZeroFlags,
+};
 use slab::Slab;
 
 use self::long_read::PartedRead;
@@ -75,6 +78,9 @@ pub enum End {
     /// The server stops.
     #[error("the server is shutting down")]
     Shutdown,
+    /// The client closed its end while requests of it waited, and may have sent them again on another connection.
+    #[error("the client left before all of its requests were begun, and another connection to the volume has come")]
+    Superseded,
     /// The stream broke.
     #[error("the stream failed: {0}")]
     Stream(byway_reactor::Errno),
@@ -191,6 +197,12 @@ pub(super) struct Connection {
     in_flight_bytes: u64,
     /// Requests, and the bytes that they name, of this round.
     batch: (u32, u64),
+    /// Changes that were at the store when this connection came, while its own wait for them.
+    earlier: Option<EarlierChanges>,
+    /// Clients of the volume that had come when this was last looked at.
+    arrivals: u64,
+    /// A change waits for those of others: look again soon.
+    pub(super) fenced: bool,
     /// No frame was free: ask again.
     pub(super) stalled: bool,
     /// Nothing more is read; what is in flight is answered, then the stream is closed.
@@ -202,7 +214,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         (socket, token, index): (Socket, Token, usize),
-        volume: VolumeId,
+        (volume, earlier): (VolumeId, Option<EarlierChanges>),
         transmission: Transmission,
         (input, secure): (Input, Option<Box<Secure>>),
     ) -> Self {
@@ -226,6 +238,9 @@ impl Connection {
             in_flight: 0,
             in_flight_bytes: 0,
             batch: (0, 0),
+            arrivals: earlier.as_ref().map_or(0, EarlierChanges::arrivals),
+            earlier,
+            fenced: false,
             stalled: false,
             end: None,
             over: None,
@@ -293,7 +308,7 @@ impl Connection {
 
     /// Does all that can be done now: requests that are here, one send, one receive.
     pub(super) fn advance(&mut self, context: &mut Context<'_>) {
-        self.stalled = false;
+        (self.stalled, self.fenced) = (false, false);
         if self.over.is_some() {
             return;
         }
@@ -397,6 +412,7 @@ impl Connection {
                 return Progress::Waits;
             }
             Command::Write => return self.start_write(context, request, header_bytes),
+            Command::Trim | Command::WriteZeroes if !self.may_change(context) => return Progress::Waits,
             _ => {}
         }
         let tag = tag_of(context.pending.vacant_key());

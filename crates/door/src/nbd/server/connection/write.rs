@@ -12,6 +12,9 @@ use crate::nbd::request::Request;
 impl Connection {
     pub(super) fn start_write(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> Progress {
         let len = request.length as usize;
+        if !self.may_change(context) {
+            return Progress::Waits;
+        }
         if context.engine.is_throttled(context.reactor, self.volume) {
             self.stalled = true;
             return Progress::Waits;
@@ -54,6 +57,9 @@ impl Connection {
 
     /// Moves a large payload on: takes what the input has of it, gives whole pieces to the store.
     pub(super) fn step_payload(&mut self, context: &mut Context<'_>) -> Progress {
+        if !self.may_change(context) {
+            return Progress::Waits;
+        }
         let Expect::Payload(incoming) = &mut self.expect else { return Progress::Waits };
         if incoming.piece.is_none() {
             let left = usize::try_from(incoming.left).unwrap_or(usize::MAX);
