@@ -144,7 +144,7 @@ const _: () = assert!(SMALL_WRITE_BYTES_MAX + 32 <= INPUT_BYTES_MAX);
 const _: () = assert!(REPLY_HEAD_BYTES_MAX < CLIENT_INPUT_BYTES && CLIENT_CONNECTION_DEPTH <= CLIENT_IN_FLIGHT_MAX);
 const _: () = assert!(REQUEST_BYTES_MAX as u64 <= CONNECTION_IN_FLIGHT_BYTES_MAX);
 
-/// Connections of the HTTP door at once; the next ones wait in the kernel's queue until one has ended.
+/// Connections of the HTTP door at once; a further one takes the place of the oldest.
 pub const HTTP_CONNECTIONS_MAX: usize = 16;
 
 /// How long an HTTP connection may be silent, or not take what is sent, before it is closed, in seconds. Longer than the

@@ -273,7 +273,7 @@ impl Worker {
             let peer = if (slow.tag.0 >> 56) as u8 == NATIVE_CLASS {
                 self.native.peer_of(slow.tag)
             } else {
-                self.nbd.peer_of(&self.reactor, slow.tag)
+                self.nbd.peer_of(slow.tag)
             };
             let volume = self.engine.volume(slow.volume).map_or("", |volume| volume.name());
             self.slow.push(&slow, volume, peer);

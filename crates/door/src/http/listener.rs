@@ -1,14 +1,14 @@
-//! The HTTP door's listener: so many connections, none of them silent for long.
+//! The HTTP door's listener: so many connections, none of them silent for long; a new one takes the place of the oldest.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use tokio_io_timeout::TimeoutStream;
 
@@ -16,7 +16,8 @@ use crate::limits::{HTTP_CONNECTION_SECONDS_MAX, HTTP_CONNECTIONS_MAX, HTTP_IDLE
 
 pub(super) struct Bounded {
     listener: TcpListener,
-    connections: Arc<Semaphore>,
+    /// The connections, oldest first: each ends when its sender is dropped.
+    places: VecDeque<oneshot::Sender<()>>,
     admits: Admits,
 }
 
@@ -25,15 +26,27 @@ pub(super) type Admits = Box<dyn Fn(SocketAddr) -> bool + Send + Sync>;
 
 impl Bounded {
     pub(super) fn new(listener: TcpListener, admits: Admits) -> Self {
-        Self { listener, connections: Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX)), admits }
+        Self { listener, places: VecDeque::new(), admits }
+    }
+
+    /// A place for a new connection; the oldest one loses its own if there is no other. A client whose request is
+    /// answered at once is hardly ever the oldest; one that sends half a request and waits soon is.
+    fn place(&mut self) -> oneshot::Receiver<()> {
+        self.places.retain(|place| !place.is_closed());
+        while self.places.len() >= HTTP_CONNECTIONS_MAX {
+            self.places.pop_front();
+        }
+        let (sender, place) = oneshot::channel();
+        self.places.push_back(sender);
+        place
     }
 }
 
-/// A connection, and its place among the [`HTTP_CONNECTIONS_MAX`].
+/// A connection that has one of the [`HTTP_CONNECTIONS_MAX`] places.
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
     end: Pin<Box<Sleep>>,
-    _place: Option<OwnedSemaphorePermit>,
+    place: oneshot::Receiver<()>,
 }
 
 impl axum::serve::Listener for Bounded {
@@ -41,8 +54,6 @@ impl axum::serve::Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // Never closed, so there is always a place some time.
-        let place = Arc::clone(&self.connections).acquire_owned().await.ok();
         loop {
             match self.listener.accept().await {
                 Ok((_, peer)) if !(self.admits)(peer) => {
@@ -54,7 +65,7 @@ impl axum::serve::Listener for Bounded {
                     stream.set_read_timeout(limit);
                     stream.set_write_timeout(limit);
                     let end = Box::pin(tokio::time::sleep(Duration::from_secs(HTTP_CONNECTION_SECONDS_MAX)));
-                    return (Connection { stream: Box::pin(stream), end, _place: place }, peer);
+                    return (Connection { stream: Box::pin(stream), end, place: self.place() }, peer);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the HTTP door cannot accept a connection");
@@ -70,10 +81,10 @@ impl axum::serve::Listener for Bounded {
 }
 
 impl Connection {
-    /// An error from the end of its time on. Asked wherever it is read from or written to: requests that came all at once are
+    /// An error from the end of its time on, or once its place is another's. Asked wherever it is read from or written to: requests that came all at once are
     /// answered without another read, each for as long as the peer takes.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> std::io::Result<()> {
-        let is_over = self.end.as_mut().poll(cx).is_ready();
+        let is_over = self.end.as_mut().poll(cx).is_ready() || Pin::new(&mut self.place).poll(cx).is_ready();
         if is_over { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
@@ -109,6 +120,24 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_connections_hold_up_no_new_one() {
+        let mut bounded = Bounded::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), Box::new(|_| true));
+        let address = bounded.local_addr().unwrap();
+        let (mut clients, mut connections) = (Vec::new(), Vec::new());
+        for _ in 0..HTTP_CONNECTIONS_MAX {
+            clients.push(TcpStream::connect(address).await.unwrap());
+            connections.push(bounded.accept().await.0);
+        }
+        let mut late = TcpStream::connect(address).await.unwrap();
+        late.write_all(b"x").await.unwrap();
+        let (mut served, _) = bounded.accept().await;
+        served.read_exact(&mut [0]).await.unwrap();
+        assert!(connections[0].read_exact(&mut [0]).await.is_err(), "the oldest lost its place");
+        clients[1].write_all(b"x").await.unwrap();
+        connections[1].read_exact(&mut [0]).await.unwrap();
+    }
 
     fn assert_ended_in_time(ended: &std::io::Error, began: Instant) {
         assert_eq!(ended.kind(), std::io::ErrorKind::TimedOut);

@@ -93,6 +93,8 @@ pub struct NbdDoor {
 struct Client {
     generation: u32,
     socket: Socket,
+    /// Asked for at once: a connection that was reset has no address any more. `None` on a unix socket.
+    peer: Option<SocketAddr>,
     phase: Phase,
     /// Operations of the loop that still hold the connection's memory.
     operations: u32,
@@ -154,12 +156,14 @@ impl NbdDoor {
     pub fn open(&mut self, floor: &mut Floor<'_>, socket: Socket) {
         if self.clients.len() >= CONNECTIONS_MAX || self.draining {
             self.counters.refused += 1;
-            tracing::warn!(limit = CONNECTIONS_MAX, "NBD connection refused: too many, or shutting down");
+            let peer = name_of(floor.reactor.peer_address(socket));
+            tracing::warn!(peer, limit = CONNECTIONS_MAX, "NBD connection refused: too many, or shutting down");
             return floor.reactor.close(socket);
         }
         self.counters.connections += 1;
         self.generation = self.generation.wrapping_add(1);
         floor.reactor.keep_alive(socket, self.options.keep_alive);
+        let peer = floor.reactor.peer_address(socket);
         let entry = self.clients.vacant_entry();
         let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
         let index = entry.key();
@@ -168,6 +172,7 @@ impl NbdDoor {
         entry.insert(Client {
             generation: self.generation,
             socket,
+            peer,
             phase: Phase::Greeting(Box::new(greeting)),
             operations: 1,
             closed: false,
@@ -212,7 +217,6 @@ impl NbdDoor {
             (TAG_TIMEOUT, Outcome::TimedOut(Ok(())))
                 if matches!(client.phase, Phase::Greeting(_)) && !client.closed =>
             {
-                tracing::info!(seconds = HANDSHAKE_SECONDS_MAX, "NBD client did not finish its handshake in time");
                 client.fail(End::Slow);
             }
             (TAG_FENCE, _) => client.looks = false,
@@ -232,9 +236,9 @@ impl NbdDoor {
     }
 
     /// Who asked for a request of the door's class that the engine has not handed back yet; `None` on a unix socket.
-    pub fn peer_of(&self, reactor: &Reactor, tag: Tag) -> Option<SocketAddr> {
+    pub fn peer_of(&self, tag: Tag) -> Option<SocketAddr> {
         let pending = self.pending.get((tag.0 & 0x00ff_ffff_ffff_ffff) as usize)?;
-        reactor.peer_address(self.clients.get(pending.connection)?.socket)
+        self.clients.get(pending.connection)?.peer
     }
 
     /// Whether a connection is to be asked again by [`turn`](Self::turn): for want of frames, or of what its volume may move.
@@ -370,9 +374,9 @@ impl NbdDoor {
             floor.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
             if end.is_fault() {
                 self.counters.faults += 1;
-                tracing::info!(reason = %end, "NBD connection ended");
+                tracing::info!(peer = name_of(client.peer), reason = %end, "NBD connection ended");
             } else {
-                tracing::debug!(reason = %end, "NBD connection ended");
+                tracing::debug!(peer = name_of(client.peer), reason = %end, "NBD connection ended");
             }
             match &mut client.phase {
                 Phase::Greeting(greeting) => self.greetings_heap = greeting.count_heap(self.greetings_heap),
@@ -431,6 +435,11 @@ fn origin(reactor: &Reactor, socket: Socket) -> Origin {
         None if reactor.is_tcp(socket) => Origin::Unknown,
         None => Origin::Unix,
     }
+}
+
+/// A peer, as the log names it.
+fn name_of(peer: Option<SocketAddr>) -> String {
+    peer.map_or_else(|| "a unix socket".to_owned(), |peer| peer.to_string())
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub enum End {
     #[error("plain bytes came behind STARTTLS, before TLS had begun; somebody on the way may have put them there")]
     EarlyBytes,
     /// The client took too long for its handshake.
-    #[error("the handshake took too long")]
+    #[error("the client did not finish its handshake in 10 s")]
     Slow,
     /// The server has no frame for a new connection: raise `--frames`.
     #[error("no memory for another connection (raise --frames)")]
