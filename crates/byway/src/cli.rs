@@ -194,7 +194,7 @@ impl MeasuringArguments {
 pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
     let cli = Cli::parse();
-    log_to_stderr();
+    crate::log::to_stderr();
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
@@ -227,20 +227,6 @@ pub fn run() -> ExitCode {
 /// An error for a terminal: it may quote a server, and nothing in it shall move the cursor.
 fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
-}
-
-/// Warnings and worse, or what `RUST_LOG` asks for, on standard error.
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        // It would panic: where a log line cannot be written, its own complaint cannot either.
-        .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
 }
 
 type Failure = Box<dyn std::error::Error>;

@@ -15,7 +15,7 @@ use byway_reactor::Address;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use crate::limits::CONTROL_REQUEST_BYTES_MAX;
+use crate::limits::{CONTROL_REQUEST_BYTES_MAX, CONTROL_THREADS};
 use crate::reload::Summary;
 
 /// Where the control socket of a system service is.
@@ -101,28 +101,37 @@ pub enum Order {
     Reopen(String, Asker),
 }
 
-/// Opens the socket and answers on a thread of its own until the process ends. Orders are handed to `order`.
+/// Opens the socket and answers on threads of its own until the process ends. Orders are handed to `order`.
 ///
 /// # Errors
 /// The kernel's.
-pub fn open(path: &Path, report: Arc<dyn Report>, order: impl Fn(Order) + Send + 'static) -> std::io::Result<()> {
+pub fn open(
+    path: &Path,
+    report: Arc<dyn Report>,
+    order: impl Fn(Order) + Send + Sync + 'static,
+) -> std::io::Result<()> {
     // Nobody else may connect, at no moment.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = byway_reactor::listen(&Address::Unix(path.to_owned()));
     rustix::process::umask(before);
     let listener = UnixListener::from(bound?.0);
     listener.set_nonblocking(false)?;
-    let serve = move || {
-        for stream in listener.incoming() {
-            let served = stream.and_then(|stream| serve_one(&stream, &*report, &order));
-            if let Err(error) = served {
-                tracing::warn!(%error, "a request on the control socket was not answered");
-                // Out of descriptors, perhaps: not again and again.
-                let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+    let (listener, order) = (Arc::new(listener), Arc::new(order));
+    // Each takes the next connection: a client that says nothing, or waits for a reload, holds up no other.
+    for _ in 0..CONTROL_THREADS {
+        let (listener, report, order) = (Arc::clone(&listener), Arc::clone(&report), Arc::clone(&order));
+        let serve = move || {
+            for stream in listener.incoming() {
+                let served = stream.and_then(|stream| serve_one(&stream, &*report, &*order));
+                if let Err(error) = served {
+                    tracing::warn!(%error, "a request on the control socket was not answered");
+                    // Out of descriptors, perhaps: not again and again.
+                    let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+                }
             }
-        }
-    };
-    std::thread::Builder::new().name("byway-ctl".to_owned()).spawn(serve)?;
+        };
+        std::thread::Builder::new().name("byway-ctl".to_owned()).spawn(serve)?;
+    }
     Ok(())
 }
 
@@ -292,5 +301,50 @@ fn print_peer(out: &mut impl Write, peer: &PeerSnapshot) -> std::io::Result<()> 
     match (peer.round_trip_us, peer.retransmits) {
         (Some(round_trip), Some(again)) => writeln!(out, "; round trip {round_trip} us, {again} segments sent again"),
         _ => writeln!(out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_door::http::Snapshot;
+
+    use super::*;
+
+    struct Node;
+
+    impl Report for Node {
+        fn snapshot(&self) -> Snapshot {
+            Snapshot { uptime_seconds: 7, ..Snapshot::default() }
+        }
+    }
+
+    #[test]
+    fn clients_that_say_nothing_and_reloads_that_take_long_hold_up_no_status() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ctl");
+        let (asked, reloads) = channel();
+        open(&path, Arc::new(Node), move |order| {
+            if let Order::Reload(asker) = order {
+                asked.send(asker).unwrap();
+            }
+        })
+        .unwrap();
+        let silent: Vec<_> = (0..CONTROL_THREADS - 2).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let waits = std::thread::spawn({
+            let path = path.clone();
+            move || ask(&path, &ControlCommand::Reload)
+        });
+        let reload = reloads.recv().unwrap();
+        assert!(
+            matches!(ask(&path, &ControlCommand::Status), Ok(Answer::Status(status)) if status.uptime_seconds == 7)
+        );
+        // Nobody was dropped for it.
+        let mut first = &silent[0];
+        first.write_all(b"\"status\"\n").unwrap();
+        let mut answer = String::new();
+        BufReader::new(first).read_line(&mut answer).unwrap();
+        assert!(answer.contains("\"uptime_seconds\":7"), "{answer}");
+        reload.send(Err("no".to_owned())).unwrap();
+        assert!(matches!(waits.join().unwrap(), Ok(Answer::Failed(reason)) if reason == "no"));
     }
 }

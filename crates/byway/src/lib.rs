@@ -24,6 +24,7 @@ pub mod figures;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
 pub mod limits;
+mod log;
 pub mod memory;
 pub mod node;
 pub mod opener;
