@@ -28,12 +28,15 @@ pub enum AddressError {
     /// Not `HOST[:PORT]`.
     #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
     HostPort(String),
+    /// Over 16 bits.
+    #[error("`{0}` is no port; ports are 0 to 65535")]
+    Port(String),
     /// A unix path that is not absolute, or too long for the kernel (107 bytes).
     #[error("`{0}` is no path of a socket; write unix:// or shm:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
-        "`{0}` names no volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
+        "`{0}` is no address of a volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
          byway+unix:///NAME?socket=PATH (byway+shm:// for shm listeners), byway+rdma://HOST[:PORT]/NAME, or byways:// and \
          byways+unix:// for TLS"
     )]
@@ -83,12 +86,13 @@ impl Listen {
     /// # Errors
     /// When it is none.
     pub fn parse(text: &str, port: u16) -> Result<Self, AddressError> {
+        let bad = |rest: &str| bad_host_port(rest, AddressError::HostPort(rest.to_owned()));
         if let Some(rest) = text.strip_prefix("tcp://") {
-            let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
+            let (host, port) = host_port(rest, port).ok_or_else(|| bad(rest))?;
             return Ok(Self::Tcp { host, port });
         }
         if let Some(rest) = text.strip_prefix("rdma://") {
-            let (host, port) = host_port(rest, port).ok_or_else(|| AddressError::HostPort(rest.to_owned()))?;
+            let (host, port) = host_port(rest, port).ok_or_else(|| bad(rest))?;
             return Ok(Self::Rdma { host, port });
         }
         let (path, make): (_, fn(PathBuf) -> Self) = match (text.strip_prefix("unix://"), text.strip_prefix("shm://")) {
@@ -139,6 +143,18 @@ impl fmt::Display for Listen {
 /// `sun_path` has 108 bytes, one for the end (unix(7)).
 fn is_socket_path(path: &[u8]) -> bool {
     (1..=107).contains(&path.len()) && !path.contains(&0)
+}
+
+/// The error for what is no host and port: the port's own, if that is a number too large.
+fn bad_host_port(text: &str, otherwise: AddressError) -> AddressError {
+    match text.rsplit_once(':') {
+        Some((_, port))
+            if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_err() =>
+        {
+            AddressError::Port(port.to_owned())
+        }
+        _ => otherwise,
+    }
 }
 
 /// `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`.
@@ -226,7 +242,7 @@ impl FromStr for ResourceName {
         let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
         let node = match transport {
             None => {
-                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(|| bad_host_port(authority, bad()))?;
                 match query {
                     None => NodeName::Tcp { host, port, via: None },
                     Some("via=tcp") => NodeName::Tcp { host, port, via: Some(Via::Tcp) },
@@ -238,7 +254,7 @@ impl FromStr for ResourceName {
                 if let Some(query) = query {
                     return Err(AddressError::Query(query.to_owned()));
                 }
-                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(bad)?;
+                let (host, port) = host_port(authority, BYWAY_PORT).ok_or_else(|| bad_host_port(authority, bad()))?;
                 NodeName::Rdma { host, port }
             }
             Some(how @ ("unix" | "shm")) => {
@@ -313,7 +329,8 @@ mod tests {
 
     #[test]
     fn bad_listeners_say_what_to_write() {
-        for bad in ["tcp://", "tcp://:1", "tcp://h:", "tcp://h:70000", "tcp://h:+1", "tcp://::1:5", "tcp://[::1]5"] {
+        assert_eq!(Listen::parse("tcp://h:70000", 1), Err(AddressError::Port("70000".to_owned())));
+        for bad in ["tcp://", "tcp://:1", "tcp://h:", "tcp://h:+1", "tcp://::1:5", "tcp://[::1]5"] {
             assert!(matches!(Listen::parse(bad, 1), Err(AddressError::HostPort(_))), "{bad}");
         }
         assert!(matches!(Listen::parse("127.0.0.1:1", 1), Err(AddressError::Scheme(_))));

@@ -1,11 +1,11 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use byway_reactor::IoChoice;
-use byway_service::block::spec::Stage;
+use byway_service::block::spec::{Stage, VolumeName};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::address::Cidr;
@@ -83,6 +83,9 @@ pub struct ServeArguments {
     /// of unix sockets and shared memory. For other clients the volume does not exist.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
+    /// Refused, with what to write.
+    #[arg(hide = true, value_name = "PATH", value_parser = refuse_unnamed)]
+    pub unnamed: Vec<String>,
     /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
     /// machine that share memory with the node, or rdma://ADDRESS[:PORT] at an RDMA device (byway+unix:///NAME?socket=/PATH,
     /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated
@@ -166,6 +169,16 @@ pub struct ServeArguments {
     /// For `byway bench figures` alone.
     #[command(flatten)]
     pub measuring: MeasuringArguments,
+}
+
+/// Refuses a volume without `--volume`, or without a name.
+fn refuse_unnamed(text: &str) -> Result<String, String> {
+    if text.contains('=') {
+        return Err(format!("volumes are flags; write --volume {text}"));
+    }
+    let stem = Path::new(text).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = VolumeName::new(&stem).map_or_else(|_| "disk".to_owned(), |name| name.to_string());
+    Err(format!("a volume has a name; write --volume {name}={text}"))
 }
 
 /// Flags of nodes that `byway bench figures` starts. They are not shown.

@@ -40,6 +40,7 @@ use serde::Deserialize;
 use crate::address::{BYWAY_PORT, Cidr, Listen, NBD_PORT};
 use crate::admission::{ClientAuthentication, Guarded, Origin, admissible};
 use crate::cli::ServeArguments;
+use crate::memory::memory_bytes;
 use crate::{limits, spec, units};
 
 /// A node's configuration, checked.
@@ -134,7 +135,7 @@ struct FileForm {
     frames: Option<String>,
     mapped: Option<String>,
     stage: Option<String>,
-    threads: Option<u16>,
+    threads: Option<u64>,
     #[serde(default)]
     volumes: Vec<String>,
     #[serde(default)]
@@ -226,6 +227,7 @@ impl Configuration {
         merged.stage_volumes();
         merged.file.clone_from(&arguments.config);
         merged.check()?;
+        merged.check_memory(memory_bytes())?;
         Ok(merged)
     }
 
@@ -249,6 +251,9 @@ impl Configuration {
         };
         let mapped = form.mapped.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mapped"), e)));
         let stage = form.stage.as_deref().map(|text| parse_stage(text).map_err(|error| value(at("stage"), error)));
+        let threads = form
+            .threads
+            .map(|threads| u16::try_from(threads).map_err(|_| value(at("threads"), too_many_threads(threads))));
         let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
         Ok(Self {
             volumes,
@@ -260,7 +265,7 @@ impl Configuration {
             frame_bytes,
             mapped_bytes: mapped.transpose()?,
             stage: stage.transpose()?,
-            threads: form.threads,
+            threads: threads.transpose()?,
             tls: form.tls.clone(),
             allow: allow.collect::<Result<_, _>>()?,
             insecure: form.insecure,
@@ -338,9 +343,7 @@ impl Configuration {
             return Err(value("mapped".to_owned(), "too few bytes, the program's own code counts; give at least 16M"));
         }
         if let Some(threads) = self.threads.filter(|&threads| threads == 0 || threads > limits::THREADS_MAX) {
-            let message =
-                format!("{threads} event loops; give 1 to {}, or leave it out for one per core", limits::THREADS_MAX);
-            return Err(value("threads".to_owned(), message));
+            return Err(value("threads".to_owned(), too_many_threads(threads.into())));
         }
         if self.stage == Some(Stage::Device) && !self.volumes.iter().any(|volume| volume.direct) {
             let message = "no volume is direct, and others have no stage; add ,direct to a volume, or leave stage out";
@@ -352,6 +355,28 @@ impl Configuration {
             return Err(value("frames".to_owned(), message));
         }
         self.check_tls()
+    }
+
+    /// Refuses what is for more memory than there is, in bytes: `None` if the system does not say.
+    fn check_memory(&self, memory: Option<u64>) -> Result<(), ConfigError> {
+        let Some(memory) = memory else { return Ok(()) };
+        let too_much = |bytes, example| {
+            let (asked, all) = (units::show_size(bytes), units::show_size(memory));
+            format!(
+                "{asked} is more than the memory of this machine, or of the node's cgroup: {all}; give less, for example {example}"
+            )
+        };
+        if self.frame_bytes > memory {
+            return Err(value("frames".to_owned(), too_much(self.frame_bytes, "64M")));
+        }
+        let large = |volume: &&VolumeSpec| volume.store.memory_bytes().is_some_and(|bytes| bytes > memory);
+        match self.volumes.iter().find(large) {
+            Some(volume) => {
+                let bytes = volume.store.memory_bytes().unwrap_or(0);
+                Err(value(format!("volume `{}`", volume.name), too_much(bytes, "mem:1G")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_tls(&self) -> Result<(), ConfigError> {
@@ -453,10 +478,7 @@ impl VolumeForm {
         if let Some(rate) = &self.rate {
             let bytes =
                 units::parse_size(rate.strip_suffix("/s").unwrap_or(rate)).map_err(|e| value(at(".rate"), e))?;
-            if bytes == 0 {
-                return Err(value(at(".rate"), "a rate is over 0; write for example \"100M/s\""));
-            }
-            volume.rate_bytes_per_second = Some(bytes);
+            volume.rate_bytes_per_second = Some(spec::check_rate(bytes).map_err(|error| value(at(".rate"), error))?);
         }
         if self.description.as_ref().is_some_and(|text| text.len() > limits::DESCRIPTION_BYTES_MAX) {
             return Err(value(at(".description"), spec::SpecFault::Description));
@@ -481,7 +503,27 @@ fn read_form(file: &Path, open: &dyn Fn(&Path) -> std::io::Result<std::fs::File>
     if text.len() as u64 > limits::CONFIG_BYTES_MAX {
         return Err(syntax(format!("over {} bytes; that is no configuration", limits::CONFIG_BYTES_MAX)));
     }
-    toml::from_str(&text).map_err(|error| syntax(error.to_string().trim_end().to_owned()))
+    toml::from_str(&text)
+        .map_err(|error| syntax(format!("{}{}", error.to_string().trim_end(), remedy(error.message()))))
+}
+
+fn too_many_threads(threads: u64) -> String {
+    format!("{threads} event loops; give 1 to {}, or leave it out for one per core", limits::THREADS_MAX)
+}
+
+/// What to write in place of a value of another type.
+fn remedy(message: &str) -> &'static str {
+    let expected = message.rsplit_once("expected ").map_or("", |(_, expected)| expected);
+    match expected {
+        "a string" | "path string" => "; write a text between quotes, for example \"64M\"",
+        "a sequence" => "; write a list, for example [\"tcp://127.0.0.1\"]",
+        "a boolean" => "; write true or false, without quotes",
+        "u64" => "; write a whole number of at least 0, without quotes",
+        _ if expected.starts_with("a map") || expected.starts_with("struct") => {
+            "; write a table, for example [tls] with its keys below"
+        }
+        _ => "",
+    }
 }
 
 /// The addresses of listeners, resolved now: at start, while the resolver's files can still be read.

@@ -125,17 +125,18 @@ pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
 
 fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<Vec<Entry>, InspectError> {
     let address = uri.resolve().map_err(RemoteError::from)?;
-    let tls = uri.wants_tls().then(|| tls.client(uri.host())).transpose().map_err(RemoteError::from)?;
+    let secure = uri.wants_tls().then(|| tls.client(uri.host())).transpose().map_err(RemoteError::from)?;
     let named = |name: &str| uri.with_volume(name).map_or_else(|_| name.to_owned(), |uri| uri.to_string());
     Ok(match uri {
         RemoteUri::Native(_) => {
-            let failed = |source| RemoteError::Native { uri: uri.to_string(), source };
-            let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), tls).map_err(failed)?;
+            let failed = |source| remote::native_failed(uri, tls, secure.as_ref(), source);
+            let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), secure.clone());
+            let listed = listed.map_err(failed)?;
             listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect()
         }
         RemoteUri::Nbd(_) => {
-            let failed = |source| RemoteError::Nbd { uri: uri.to_string(), source };
-            let listed = nbd::list(reactor, address, CLASS, tls).map_err(failed)?;
+            let failed = |source| remote::nbd_failed(uri, tls, secure.as_ref(), source);
+            let listed = nbd::list(reactor, address, CLASS, secure.clone()).map_err(failed)?;
             listed.into_iter().map(|export| nbd_entry(named(&export.name), export)).collect()
         }
     })

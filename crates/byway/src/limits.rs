@@ -29,6 +29,9 @@ pub const FAULT_RULES_MAX: usize = 16;
 /// Fault stores inside fault stores; deeper is refused, so that the parser's stack is bounded.
 pub const FAULT_DEPTH_MAX: usize = 4;
 
+/// The least rate of a volume, in bytes per second; less would be a slip of the unit.
+pub const RATE_BYTES_MIN: u64 = 1 << 10;
+
 /// Bytes of a description: NBD's limit on strings (4096, NBD protocol, "Terms and values").
 pub const DESCRIPTION_BYTES_MAX: usize = 4096;
 

@@ -7,14 +7,18 @@ use crate::limits::MAPPED_BYTES_MIN;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The default limit on the bytes of mapped files: half of the memory that there is, the other half being for whoever
-/// else needs some. `None` if the system does not say.
-pub fn default_mapped_bytes() -> Option<u64> {
+/// The memory that this process may have, in bytes; `None` if the system does not say.
+pub fn memory_bytes() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| total_bytes(&text));
     let cgroup = read(Path::new("/proc/self/cgroup")).and_then(|text| cgroup_bytes(&text, &read));
-    let least = machine.into_iter().chain(cgroup).min()?;
-    Some((least / 2).max(MAPPED_BYTES_MIN))
+    machine.into_iter().chain(cgroup).min()
+}
+
+/// The default limit on the bytes of mapped files: half of the memory that there is, the other half being for whoever
+/// else needs some. `None` if the system does not say.
+pub fn default_mapped_bytes() -> Option<u64> {
+    Some((memory_bytes()? / 2).max(MAPPED_BYTES_MIN))
 }
 
 /// `MemTotal` of `/proc/meminfo`.

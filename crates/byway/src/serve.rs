@@ -365,6 +365,7 @@ fn listen_error(at: SocketAddr, source: std::io::Error) -> StartError {
 fn user_error(source: &std::io::Error) -> String {
     match source.kind() {
         std::io::ErrorKind::NotFound => "there is no such user".to_owned(),
+        std::io::ErrorKind::InvalidInput => "a node that becomes root gives up nothing".to_owned(),
         _ => source.to_string(),
     }
 }

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use byway_fabric::tls::{ClientCertificates, OpenFile, ServerFiles, ServerTls, TlsClient, TlsServer, TlsSetupError};
+use byway_fabric::tls::{
+    AlertDescription, ClientCertificates, OpenFile, ServerFiles, ServerTls, TlsClient, TlsError, TlsServer,
+    TlsSetupError, WrongName,
+};
 use clap::Args;
 
 use crate::admission::ClientAuthentication;
@@ -72,6 +75,46 @@ impl ClientTlsArguments {
     pub fn check(&self, wants: bool) -> Result<(), ClientTlsError> {
         let given = self.tls_ca.is_some() || self.tls_certificate.is_some() || self.tls_hostname.is_some();
         if given && !wants { Err(ClientTlsError::Plain) } else { Ok(()) }
+    }
+
+    /// What to do about a failure of TLS, with the flag to give: to stand behind the failure. `names` has both names, where the
+    /// server's certificate is for another.
+    pub fn advice(&self, error: TlsError, names: Option<&WrongName>) -> String {
+        let flag = |flag: &str, file: &Option<PathBuf>| match file {
+            Some(file) => format!("{flag} {}", file.display()),
+            None => flag.to_owned(),
+        };
+        let own = flag("--tls-certificate", &self.tls_certificate);
+        match (error, names) {
+            (TlsError::WrongName, Some(WrongName { expected, presented })) => match presented.first() {
+                Some(first) => format!(
+                    ": it is for {}, and `{expected}` was wanted; write one of its names in the address, or give --tls-hostname \
+                     {first}",
+                    presented.join(", ")
+                ),
+                None => format!(
+                    ": it is for no name, and `{expected}` was wanted; give the server a certificate with subject alternative names"
+                ),
+            },
+            (TlsError::UnknownAuthority, _) => {
+                format!("; give the authority that signed the server's, in place of {}", flag("--tls-ca", &self.tls_ca))
+            }
+            (TlsError::Refused(AlertDescription::CertificateRequired) | TlsError::GaveUp, _)
+                if self.tls_certificate.is_none() =>
+            {
+                "; the server may want a certificate: give --tls-certificate and --tls-key".to_owned()
+            }
+            (TlsError::Refused(AlertDescription::UnknownCA), _) => {
+                format!("; it does not trust the authority that signed {own}, or has revocation lists of others only")
+            }
+            (TlsError::Refused(AlertDescription::CertificateExpired), _) => format!("; {own} has expired"),
+            (TlsError::Refused(AlertDescription::CertificateRevoked), _) => {
+                format!("; {own} is on its revocation list")
+            }
+            (TlsError::Refused(_) | TlsError::GaveUp, _) => "; its log says why".to_owned(),
+            (TlsError::NotTls, _) => "; write the address without the s, if the network may be trusted".to_owned(),
+            _ => String::new(),
+        }
     }
 
     /// The client's side of TLS for a server that is reached as `host`.

@@ -24,6 +24,16 @@ fn a_bad_command_line_is_exit_code_2() {
     for bad in [&["frobnicate"][..], &["copy", "one"], &["copy", "a", "b", "--chunk", "3K"], &[]] {
         assert_eq!(byway(bad).status.code(), Some(2), "{bad:?}");
     }
+    for (stray, remedy) in [
+        ("disk.img", "write --volume disk=disk.img"),
+        ("/srv/a b.img", "write --volume disk=/srv/a b.img"),
+        ("mem:1G", "write --volume disk=mem:1G"),
+        ("d=/srv/disk.img", "write --volume d=/srv/disk.img"),
+    ] {
+        let refused = byway(&["serve", stray, "--nbd", "tcp://127.0.0.1:0"]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(remedy), "{}", stderr(&refused));
+    }
     let chunk = stderr(&byway(&["copy", "a", "b", "--chunk", "3K"]));
     assert!(chunk.contains("power of two from 4K to 1M"), "{chunk}");
 }

@@ -247,3 +247,24 @@ fn a_reload_ends_the_connections_that_have_lost_by_it_and_no_other() {
         });
     }
 }
+
+#[test]
+fn a_wrong_name_is_answered_with_the_names_that_the_client_may_know() {
+    let rig = Rig::new("epoll", &VOLUMES);
+    for (wire, client, names) in [
+        ("nbds", "client", "file, memory, null, stripe, fault, near, all"),
+        ("byways", "other", "file, memory, null, stripe, fault, near, all"),
+        ("nbd", "nobody", "near, all"),
+        ("byway+unix", "nobody", "here, all"),
+    ] {
+        let said = rig.byway(client, &["info", &rig.uri(wire, "fiel")]).unwrap_err();
+        let expected = format!(
+            "/fiel{}: no volume has that name; the server has {names}\n",
+            &rig.uri(wire, "").split_once('?').map_or(String::new(), |(_, query)| format!("?{query}"))
+        );
+        assert!(said.ends_with(&expected), "{wire}: {said}");
+    }
+    rig.reload(&["file=mem:1M,access=client.test"]);
+    let said = rig.byway("other", &["info", &rig.uri("byways", "file")]).unwrap_err();
+    assert!(said.ends_with("no volume has that name; the server shows this client none\n"), "{said}");
+}

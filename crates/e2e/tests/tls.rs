@@ -396,3 +396,41 @@ fn a_key_that_only_root_may_read_serves_after_root_was_dropped() {
     let uri = format!("nbds://localhost:{}/m?tls-certificates={}", server.port("nbd"), path("client"));
     assert_eq!(run_well(&nbdinfo, &["--size", &uri]).trim(), "1048576");
 }
+
+#[test]
+fn errors_of_tls_name_both_names_and_the_flag() {
+    let rig = Rig::new("uring", &noise(1 << 20, 11), Clients::Certified);
+    let file = |client: &str, name: &str| rig.certificates.path(&format!("{client}/{name}"));
+    for uri in [format!("nbds://localhost:{}/disk", rig.server.port("nbd")), rig.native("byways", "disk")] {
+        for (client, more, parts) in [
+            (
+                "client",
+                &["--tls-hostname", "elsewhere"][..],
+                [
+                    "it is for localhost, 127.0.0.1, ",
+                    "and `elsewhere` was wanted; write one of its names in the address, or give --tls-hostname localhost",
+                ],
+            ),
+            ("misled", &[], ["not signed by the authority", &file("misled", "ca-cert.pem")]),
+            ("nobody", &[], ["CertificateRequired", "give --tls-certificate and --tls-key"]),
+            (
+                "stranger",
+                &[],
+                ["UnknownCA", &format!("signed --tls-certificate {}", file("stranger", "client-cert.pem"))],
+            ),
+            ("expired", &[], ["CertificateExpired", &format!("{} has expired", file("expired", "client-cert.pem"))]),
+        ] {
+            let flags = rig.certificates.flags(client);
+            let flags = flags.iter().map(String::as_str);
+            for command in ["info", "ls"] {
+                let uri = if command == "ls" { uri.replace("/disk", "") } else { uri.clone() };
+                let arguments: Vec<&str> =
+                    [command, &uri].into_iter().chain(flags.clone()).chain(more.iter().copied()).collect();
+                let refused = run(&binary(), &arguments);
+                let said = String::from_utf8_lossy(&refused.stderr);
+                let last = said.lines().last().unwrap_or_default();
+                assert!(parts.iter().all(|part| last.contains(part)), "{uri} {client}: {said}");
+            }
+        }
+    }
+}

@@ -28,6 +28,7 @@ use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, Se
 pub use self::error::{TlsError, TlsSetupError};
 pub use self::stream::{PeerIdentity, TlsStream};
 use crate::limits::PEM_BYTES_MAX;
+pub use rustls::AlertDescription;
 
 /// Whether clients must show who they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

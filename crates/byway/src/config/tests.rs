@@ -108,6 +108,22 @@ fn the_nodes_stage_is_for_direct_volumes_that_do_not_say_theirs() {
     assert_eq!(stages(load(&["--volume", "a=/a,direct"], None).unwrap()), [None]);
 }
 
+#[test]
+fn more_memory_than_there_is_is_refused() {
+    let loaded = |text| load(&[], Some(text)).unwrap();
+    let check = |text, memory| loaded(text).check_memory(memory).map_err(|error| error.to_string());
+    let gib = |n: u64| Some(n << 30);
+    for (text, parts) in [
+        ("frames = '2G'", ["frames", "2.0 GiB is more than the memory", "1.0 GiB; give less"]),
+        ("volumes = ['a=mem:1M', 'b=mem:2G']", ["volume `b`", "2.0 GiB is more than the memory", "1.0 GiB; give less"]),
+    ] {
+        let said = check(text, gib(1)).unwrap_err();
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        assert_eq!(check(text, gib(2)), Ok(()));
+        assert_eq!(check(text, None), Ok(()));
+    }
+}
+
 /// Each message names the file and the key, or the flag, and what to write.
 #[test]
 fn errors_name_the_key_and_the_file() {
@@ -132,6 +148,15 @@ fn errors_name_the_key_and_the_file() {
         ("stage = 'device'\nvolumes = ['a=mem:1M']", ["stage", "no volume is direct"]),
         ("[volume.a]\nstore = '/a'\nstage = 'device'", ["FILE: volume.a.stage", "add direct"]),
         ("threads = 0", ["threads", "1 to 256"]),
+        ("threads = 300000", ["FILE: threads", "300000 event loops; give 1 to 256"]),
+        ("threads = '2'", ["FILE", "expected u64; write a whole number of at least 0, without quotes"]),
+        ("frames = 64", ["FILE", "expected a string; write a text between quotes"]),
+        ("nbd = 'tcp://127.0.0.1'", ["FILE", "expected a sequence; write a list"]),
+        ("insecure = 'yes'", ["FILE", "expected a boolean; write true or false"]),
+        ("tls = 'cert.pem'", ["FILE", "write a table"]),
+        ("ctl = 3", ["FILE", "write a text between quotes"]),
+        ("nbd = ['tcp://127.0.0.1:99999']", ["FILE: nbd", "`99999` is no port; ports are 0 to 65535"]),
+        ("[volume.a]\nstore = 'mem:1M'\nrate = '5'", ["FILE: volume.a.rate", "under 1K/s"]),
         ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),
         ("[volume.a]\nstore = 'mem:1M'\naccess = []", ["FILE: volume.a.access", "leave access out"]),
         ("[volume.a]\nstore = 'mem:1M'\naccess = ['10.0.0.1/8']", ["FILE: volume.a.access", "write 10.0.0.0/8"]),

@@ -7,10 +7,17 @@ mod uri;
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_door::nbd::client::{Client, ClientConfig, ClientError, ClientOptions, Completed, RequestError};
+use byway_door::nbd::client::{
+    self as nbd, Client, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, Completed, RequestError,
+};
 use byway_door::nbd::flags::TransmissionFlags;
-use byway_reactor::{Completion, Frame, Instant, Reactor, Wait};
-use byway_service::block::client::{Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions};
+use byway_fabric::CloseReason;
+use byway_fabric::tls::{TlsClient, TlsError};
+use byway_reactor::{Completion, Frame, Instant, IoChoice, Reactor, Wait};
+use byway_service::block::client::{
+    self as native, Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions,
+};
+use byway_service::block::wire::CallError;
 
 pub use uri::{RemoteUri, RemoteUriError};
 
@@ -18,6 +25,10 @@ use crate::tls::{ClientTlsArguments, ClientTlsError};
 
 /// How long a volume may take to open.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// Memory of the loop that asks for the names of a server's volumes, and how many of them an error tells.
+const LIST_FRAME_BYTES: usize = 8 << 20;
+const NAMES_SHOWN_MAX: usize = 20;
 
 /// How a volume is used.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +118,24 @@ pub enum RemoteError {
         /// Why.
         source: ClientError,
     },
+    /// TLS failed.
+    #[error("{uri}: TLS: {source}{advice}")]
+    Secure {
+        /// With which server.
+        uri: String,
+        /// How.
+        source: TlsError,
+        /// What to do.
+        advice: String,
+    },
+    /// No volume of that name is there, or none that this client may use.
+    #[error("{uri}: no volume has that name; {others}")]
+    NoSuchVolume {
+        /// Which.
+        uri: String,
+        /// What the server has instead.
+        others: String,
+    },
     /// Nobody answers.
     #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
     Silent(String),
@@ -127,6 +156,8 @@ pub enum RemoteError {
 pub struct Remote {
     uri: RemoteUri,
     class: u8,
+    tls: ClientTlsArguments,
+    secure: Option<TlsClient>,
     wire: Wire,
     native_done: Vec<Done<Frame>>,
     nbd_done: Vec<Completed>,
@@ -146,6 +177,7 @@ impl Remote {
         let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.to_string()))?;
         let address = uri.resolve()?;
         let class = options.class;
+        let secure = uri.wants_tls().then(|| options.tls.client(uri.host())).transpose()?;
         let wire = match uri {
             RemoteUri::Native(_) => {
                 let mut own = VolumeOptions::new(class);
@@ -154,19 +186,19 @@ impl Remote {
                 own.read_only = options.read_only;
                 own.bounds.unflushed_bytes_max = options.unflushed_bytes_max;
                 let mut volume = Volume::connect(reactor, address, name, own);
-                if uri.wants_tls() {
-                    volume.set_tls(options.tls.client(uri.host())?);
+                if let Some(tls) = &secure {
+                    volume.set_tls(tls.clone());
                 }
                 Wire::Native(Box::new(volume))
             }
             RemoteUri::Nbd(_) => {
                 let config = ClientConfig { export: name.to_owned(), ..ClientConfig::default() };
-                let tls = uri.wants_tls().then(|| options.tls.client(uri.host())).transpose()?;
-                let own = ClientOptions { class, connections: options.connections, tls };
+                let own = ClientOptions { class, connections: options.connections, tls: secure.clone() };
                 Wire::Nbd(Box::new(Client::connect(reactor, address, config, own)))
             }
         };
-        Ok(Self { uri: uri.clone(), class, wire, native_done: Vec::new(), nbd_done: Vec::new() })
+        let (uri, tls) = (uri.clone(), options.tls.clone());
+        Ok(Self { uri, class, tls, secure, wire, native_done: Vec::new(), nbd_done: Vec::new() })
     }
 
     /// Its name.
@@ -298,7 +330,6 @@ impl Remote {
 
     /// Whether it is open; the first failure is the answer.
     fn is_open(&mut self) -> Result<bool, RemoteError> {
-        let uri = || self.uri.to_string();
         match &mut self.wire {
             Wire::Native(volume) => {
                 let mut notices = Vec::new();
@@ -309,15 +340,61 @@ impl Remote {
                     _ => None,
                 });
                 match failure.or(volume.failed().map(ConnectError::from)) {
-                    Some(source) if volume.info().is_none() => Err(RemoteError::Native { uri: uri(), source }),
+                    Some(source) if volume.info().is_none() => Err(self.explain_native(source)),
                     _ => Ok(volume.info().is_some()),
                 }
             }
             Wire::Nbd(client) => match client.failed() {
-                Some(source) => Err(RemoteError::Nbd { uri: uri(), source: source.clone() }),
+                Some(source) => {
+                    let source = source.clone();
+                    Err(self.explain_nbd(source))
+                }
                 None => Ok(client.session().is_some()),
             },
         }
+    }
+
+    fn explain_native(&self, source: ConnectError) -> RemoteError {
+        match source {
+            ConnectError::Open(CallError::NotFound) => self.no_such_volume(),
+            source => native_failed(&self.uri, &self.tls, self.secure.as_ref(), source),
+        }
+    }
+
+    fn explain_nbd(&self, source: ClientError) -> RemoteError {
+        match source {
+            ClientError::Handshake(ClientHandshakeError::UnknownExport(_)) => self.no_such_volume(),
+            source => nbd_failed(&self.uri, &self.tls, self.secure.as_ref(), source),
+        }
+    }
+
+    /// With the names that the server shows this client.
+    fn no_such_volume(&self) -> RemoteError {
+        let names = Reactor::open(IoChoice::Auto, LIST_FRAME_BYTES).ok().and_then(|reactor| self.names(reactor).ok());
+        let others = match names.as_deref() {
+            None => "see byway ls".to_owned(),
+            Some([]) => "the server shows this client none".to_owned(),
+            Some(names) if names.len() > NAMES_SHOWN_MAX => {
+                format!("the server has {}, and more (byway ls)", names[..NAMES_SHOWN_MAX].join(", "))
+            }
+            Some(names) => format!("the server has {}", names.join(", ")),
+        };
+        RemoteError::NoSuchVolume { uri: self.uri.to_string(), others }
+    }
+
+    fn names(&self, reactor: Reactor) -> Result<Vec<String>, RemoteError> {
+        let (address, tls) = (self.uri.resolve()?, self.secure.clone());
+        Ok(match &self.uri {
+            RemoteUri::Native(_) => {
+                let listed = native::list(reactor, address, byway_fabric::Options::new(self.class), tls);
+                let listed = listed.map_err(|source| self.explain_native(source))?;
+                listed.into_iter().map(|volume| volume.name).collect()
+            }
+            RemoteUri::Nbd(_) => {
+                let listed = nbd::list(reactor, address, self.class, tls).map_err(|source| self.explain_nbd(source))?;
+                listed.into_iter().map(|export| export.name).filter(|name| !name.is_empty()).collect()
+            }
+        })
     }
 
     /// Leaves: as the protocol asks if nothing is in flight, else at once.
@@ -333,6 +410,40 @@ impl Remote {
             Wire::Native(volume) => volume.is_closed(),
             Wire::Nbd(client) => client.is_closed(),
         }
+    }
+}
+
+/// Why a native server cannot be used; says what to do about TLS.
+pub fn native_failed(
+    uri: &RemoteUri,
+    tls: &ClientTlsArguments,
+    secure: Option<&TlsClient>,
+    source: ConnectError,
+) -> RemoteError {
+    let uri = uri.to_string();
+    match source {
+        ConnectError::Session(CloseReason::Tls(source)) => {
+            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
+            RemoteError::Secure { uri, source, advice }
+        }
+        source => RemoteError::Native { uri, source },
+    }
+}
+
+/// Why an NBD server cannot be used; says what to do about TLS.
+pub fn nbd_failed(
+    uri: &RemoteUri,
+    tls: &ClientTlsArguments,
+    secure: Option<&TlsClient>,
+    source: ClientError,
+) -> RemoteError {
+    let uri = uri.to_string();
+    match source {
+        ClientError::Tls(source) => {
+            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
+            RemoteError::Secure { uri, source, advice }
+        }
+        source => RemoteError::Nbd { uri, source },
     }
 }
 

@@ -27,10 +27,7 @@ pub enum RemoteUri {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteUriError {
     /// None of the schemes.
-    #[error(
-        "`{0}` names no volume; write byway://HOST/NAME (byways:// for TLS), byway+unix:///NAME?socket=PATH, \
-         nbd://HOST/EXPORT (nbds://) or nbd+unix:///EXPORT?socket=PATH"
-    )]
+    #[error("`{0}` is no address of a server or volume; {hint}", hint = scheme_hint(.0))]
     Scheme(String),
     /// A bad native address.
     #[error(transparent)]
@@ -55,6 +52,36 @@ pub enum RemoteUriError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// The schemes, for who mistypes one.
+const SCHEMES: [&str; 10] =
+    ["byway", "byways", "byway+unix", "byways+unix", "byway+shm", "byway+rdma", "nbd", "nbds", "nbd+unix", "nbds+unix"];
+
+/// What to write instead.
+fn scheme_hint(text: &str) -> String {
+    let socket = |path: &str| format!("write byway+unix:///NAME?socket={path} or nbd+unix:///EXPORT?socket={path}");
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let is_path = text.starts_with(['/', '.']);
+        return if is_path { socket(text) } else { format!("write byway://{text}, or nbd://{text} for an NBD server") };
+    };
+    match scheme.to_ascii_lowercase().as_str() {
+        "tcp" => format!("write byway://{rest}, or nbd://{rest} for an NBD server"),
+        "unix" => socket(rest),
+        "shm" => format!("write byway+shm:///NAME?socket={rest}"),
+        "rdma" => format!("write byway+rdma://{rest}"),
+        scheme => {
+            let distance = |known: &&str| strsim::damerau_levenshtein(scheme, known);
+            match SCHEMES.iter().min_by_key(|known| distance(known)).filter(|known| distance(known) <= 2) {
+                Some(known) => format!("write {known}://{rest}"),
+                None => {
+                    "write byway://HOST/NAME (byways:// for TLS), byway+unix:///NAME?socket=PATH, nbd://HOST/EXPORT \
+                         (nbds://) or nbd+unix:///EXPORT?socket=PATH"
+                        .to_owned()
+                }
+            }
+        }
+    }
 }
 
 impl RemoteUri {
@@ -204,6 +231,31 @@ mod tests {
         assert!(matches!(refused("nbds://h/x?tls-certificates=/etc/pki"), RemoteUriError::Folder));
         assert!(matches!("http://h/x".parse::<RemoteUri>(), Err(RemoteUriError::Scheme(_))));
         assert!(!RemoteUri::is_uri("/srv/disk.img") && !RemoteUri::is_uri("a b://c") && !RemoteUri::is_uri("://x"));
+    }
+
+    #[test]
+    fn what_is_no_address_is_answered_with_one() {
+        for (text, hint) in [
+            ("127.0.0.1", "write byway://127.0.0.1, or nbd://127.0.0.1 "),
+            ("store2:4711/disk", "write byway://store2:4711/disk, or "),
+            (
+                "/run/byway.sock",
+                "byway+unix:///NAME?socket=/run/byway.sock or nbd+unix:///EXPORT?socket=/run/byway.sock",
+            ),
+            ("tcp://127.0.0.1:1", "write byway://127.0.0.1:1, or nbd://127.0.0.1:1 "),
+            ("unix:///run/x", "byway+unix:///NAME?socket=/run/x or "),
+            ("shm:///run/x", "write byway+shm:///NAME?socket=/run/x"),
+            ("rdma://10.0.0.1/d", "write byway+rdma://10.0.0.1/d"),
+            ("bywya://h/d", "write byway://h/d"),
+            ("ndbs://h/d", "write nbds://h/d"),
+            ("http://h/x", "write byway://HOST/NAME"),
+            ("byway://h:99999/d", "`99999` is no port; ports are 0 to 65535"),
+            ("nbd://h:99999/d", "`99999` is not a port between 1 and 65535"),
+        ] {
+            let said = text.parse::<RemoteUri>().unwrap_err().to_string();
+            assert!(said.contains(hint), "{said}");
+            assert!(!said.contains("names no volume"), "{said}");
+        }
     }
 
     #[test]

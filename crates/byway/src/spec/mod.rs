@@ -54,7 +54,7 @@ use crate::units::UnitError;
 use text::Text;
 
 pub use format::format;
-pub(crate) use options::{FORMAT_USAGE, check_direct, check_shared, check_stage};
+pub(crate) use options::{FORMAT_USAGE, check_direct, check_rate, check_shared, check_stage};
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -131,6 +131,9 @@ pub enum SpecFault {
          or description=TEXT (a comma inside a path needs a backslash or quotes)"
     )]
     Option(String),
+    /// A rate under [`limits::RATE_BYTES_MIN`].
+    #[error("a rate of {0} bytes per second is under 1K/s; write for example 100M/s")]
+    Rate(u64),
     /// A bad client.
     #[error("{0}")]
     Access(#[from] AccessError),

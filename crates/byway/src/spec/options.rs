@@ -6,7 +6,7 @@ use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use super::text::Text;
 use super::{SpecError, SpecFault};
 use crate::config::parse_stage;
-use crate::limits::DESCRIPTION_BYTES_MAX;
+use crate::limits::{DESCRIPTION_BYTES_MAX, RATE_BYTES_MIN};
 use crate::units::parse_size;
 
 /// What to write for the one format there is.
@@ -86,6 +86,11 @@ pub(crate) fn check_stage(volume: &VolumeSpec) -> Result<(), SpecFault> {
     if volume.stage.is_none() || volume.direct { Ok(()) } else { Err(SpecFault::Stage) }
 }
 
+/// Gives the rate back, if it is one.
+pub(crate) fn check_rate(bytes: u64) -> Result<u64, SpecFault> {
+    if bytes < RATE_BYTES_MIN { Err(SpecFault::Rate(bytes)) } else { Ok(bytes) }
+}
+
 /// Whether a volume that is shared keeps to what lies on the device.
 pub(crate) fn check_shared(volume: &VolumeSpec) -> Result<(), SpecFault> {
     let is_cached = !volume.direct && !volume.store.paths().is_empty();
@@ -120,11 +125,11 @@ fn flag(flag: &mut bool, name: &'static str, part: &Text, value: Option<&Text>) 
 }
 
 fn rate(part: &Text, value: Option<&Text>) -> Result<u64, SpecError> {
-    let usage = SpecFault::Value("write rate=SIZE, over 0, in bytes per second, for example rate=100M/s");
+    let usage = SpecFault::Value("write rate=SIZE, in bytes per second, for example rate=100M/s");
     let Some(value) = value else {
         return Err(part.error(usage));
     };
     let text = value.value();
     let bytes = parse_size(text.strip_suffix("/s").unwrap_or(&text)).map_err(|fault| value.error(fault.into()))?;
-    if bytes == 0 { Err(value.error(usage)) } else { Ok(bytes) }
+    check_rate(bytes).map_err(|fault| value.error(fault))
 }

@@ -67,7 +67,7 @@ fn fault_rules_wrap_any_store() {
 /// Every message names what is wrong and what to write instead; the column says where.
 #[test]
 fn errors_name_the_place_and_the_remedy() {
-    let cases: [(&str, usize, &str); 36] = [
+    let cases: [(&str, usize, &str); 38] = [
         ("", 1, "write NAME=PATH"),
         ("/srv/disk.img", 1, "write NAME=PATH"),
         ("=/a", 1, "write NAME=PATH"),
@@ -85,7 +85,9 @@ fn errors_name_the_place_and_the_remedy() {
         ("d=/a,rw", 6, "`rw` is no option"),
         ("d=/a,ro,ro", 9, "`ro` is said twice"),
         ("d=/a,ro=yes", 6, "have no value"),
-        ("d=/a,rate=0", 11, "over 0"),
+        ("d=/a,rate=0", 11, "under 1K/s"),
+        ("d=/a,rate=5", 11, "5 bytes per second is under 1K/s; write for example 100M/s"),
+        ("d=/a,rate", 6, "write rate=SIZE"),
         ("d=/a,tls=optional", 6, "tls=required"),
         ("d=/a,format=qcow2", 6, "qemu-img convert -O raw"),
         ("d=/a,format=raw,format=raw", 17, "`format` is said twice"),
@@ -163,7 +165,7 @@ fn any_store() -> impl Strategy<Value = StoreSpec> {
 prop_compose! {
     fn any_volume()(
         name in "[A-Za-z0-9._-]{1,64}", store in any_store(), read_only: bool, direct: bool, tls_required: bool,
-        rate_bytes_per_second in prop::option::of(1u64..), shared: bool, raw: bool, description in prop::option::of(".{0,20}"),
+        rate_bytes_per_second in prop::option::of(limits::RATE_BYTES_MIN..), shared: bool, raw: bool, description in prop::option::of(".{0,20}"),
         stage in prop::option::of(prop::sample::select(vec![Stage::Memory, Stage::Device])),
         access in prop::collection::vec("(vm[1-3]|spiffe://c/[a-z]|10\\.0\\.0\\.[0-9]|fd00::/8|unix)(:ro)?", 0..3),
     ) -> VolumeSpec {
