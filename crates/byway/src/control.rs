@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use byway_door::http::{DoorSnapshot, FailureSnapshot, PeerSnapshot, Report, VolumeSnapshot, flush_failed};
+use byway_door::http::{
+    DoorSnapshot, FailureSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot, flush_failed,
+};
 use byway_reactor::Address;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -52,7 +54,11 @@ pub enum ControlCommand {
         /// The volume's name
         volume: String,
     },
-    /// Say what is served, and to how many
+    /// Say what is served, to how many clients, and how the busiest of them fare
+    ///
+    /// Rates are of about the last second, in bytes on the wire. Under byway's own wire, `stalled` says how often and how long
+    /// something of the peer's open sessions waited: a request for buffers of the node, a call for credit, or bytes at least
+    /// 1 ms for the peer to take them. A peer that stalls much while it takes little is slow, or its network is.
     Status,
 }
 
@@ -85,6 +91,9 @@ pub struct Status {
     pub doors: Vec<DoorSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
+    /// The busiest NBD clients.
+    #[serde(default)]
+    pub nbd_clients: Vec<NbdClientSnapshot>,
     /// The busiest peers of byway's own wire.
     #[serde(default)]
     pub peers: Vec<PeerSnapshot>,
@@ -149,6 +158,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, order: &impl Fn(Order)) -
                 uptime_seconds: now.uptime_seconds,
                 doors: now.doors,
                 volumes: now.volumes,
+                nbd_clients: now.nbd_clients,
                 peers: now.peers,
             })
         }
@@ -259,6 +269,7 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     for volume in &status.volumes {
         print_volume(out, volume)?;
     }
+    status.nbd_clients.iter().try_for_each(|client| print_nbd_client(out, client))?;
     status.peers.iter().try_for_each(|peer| print_peer(out, peer))
 }
 
@@ -282,16 +293,32 @@ fn print_volume(out: &mut impl Write, volume: &VolumeSnapshot) -> std::io::Resul
     Ok(())
 }
 
+/// Bytes a second.
+fn rate(bytes_per_second: u64) -> String {
+    format!("{:.1} MB/s", bytes_per_second as f64 / 1e6)
+}
+
+fn print_nbd_client(out: &mut impl Write, client: &NbdClientSnapshot) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "nbd client {} on {}: sends {}, takes {}; {} requests in flight",
+        client.peer,
+        client.volume,
+        rate(client.receive_bytes_per_second),
+        rate(client.send_bytes_per_second),
+        client.in_flight
+    )
+}
+
 fn print_peer(out: &mut impl Write, peer: &PeerSnapshot) -> std::io::Result<()> {
-    let megabytes = |bytes: u64| bytes as f64 / 1e6;
     write!(
         out,
-        "peer {}: {} sessions; sends {:.1} MB/s, takes {:.1} MB/s, {} us behind; {} waits for frames of {} us, \
-         stalled {} times for {} ms",
+        "byway client {}: {} sessions; sends {}, takes {}; send delay {} us; {} buffer waits of {} us; \
+         stalled {} times, {} ms in all",
         peer.peer,
         peer.sessions,
-        megabytes(peer.receive_bytes_per_second),
-        megabytes(peer.send_bytes_per_second),
+        rate(peer.receive_bytes_per_second),
+        rate(peer.send_bytes_per_second),
         peer.send_delay_us,
         peer.frame_waits,
         peer.frame_wait_us,

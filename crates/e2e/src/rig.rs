@@ -28,7 +28,7 @@ impl Rig {
         configure(folder.path(), volumes);
         let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
         let base = ["--config", &config, "--ctl", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
-        let doors = 3 + more.iter().filter(|flag| **flag == "--listen").count();
+        let doors = 3 + more.iter().filter(|flag| ["--listen", "--nbd"].contains(*flag)).count();
         let server = Server::start(folder.path(), doors, &[&base[..], more].concat());
         Self { folder, server }
     }

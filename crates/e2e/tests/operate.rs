@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, Rig, Script, SkipReason, binary, libnbd_python, run, run_well, skip, until};
+use byway_e2e::{LIMIT, Rig, Script, SkipReason, binary, libnbd_python, noise, run, run_well, skip, until};
 
 /// Libnbd's Python, or a skip said aloud.
 macro_rules! python {
@@ -216,22 +216,36 @@ fn a_node_that_gave_up_root_shares_memory() {
 #[test]
 fn a_node_tells_how_it_is() {
     let python = python!("a_node_tells_how_it_is");
-    let rig = Rig::new("\"m=mem:1M\", \"slow=fault:write=5ms:mem:1M\"", &["--slow-us", "1000"]);
+    // A rule of a fault keeps the other operations from answering out of memory at once.
+    let volumes = "\"m=mem:1M\", \"slow=fault:write=5ms:mem:1M\", \"big=fault:trim=eio:mem:16M\", \"n=mem:16M\"";
+    let rig = Rig::new(volumes, &["--slow-us", "1000", "--listen", "tcp://127.0.0.1:0"]);
     let script = rig.script(
-        "m, slow = connect('m'), connect('slow')\n\
+        "m, slow, big = connect('m'), connect('slow'), connect('big')\n\
+         big.pwrite(b'b' * (4 << 20), 0); big.pread(12 << 20, 0)\n\
          m.pwrite(bytes(4096), 0); m.pread(512, 0); m.pread(512, 0); m.flush()\n\
          slow.pwrite(bytes(8192), 4096)\n",
     );
     run_well(&python, &["-c", &script]);
+    std::fs::write(rig.path("image"), noise(4 << 20, 1)).unwrap();
+    let to = format!("byway://127.0.0.1:{}/n", rig.server.port("byway"));
+    run_well(&binary(), &["copy", "--chunk", "1M", "--overwrite", &rig.path("image").display().to_string(), &to]);
     let metrics = rig.get("/metrics");
     for line in [
         "byway_ready 1",
+        "byway_volume_writes_total{volume=\"big\"} 1",
+        "byway_volume_written_bytes_total{volume=\"big\"} 4194304",
+        "byway_volume_reads_total{volume=\"big\"} 1",
+        "byway_volume_read_bytes_total{volume=\"big\"} 12582912",
+        "byway_volume_store_seconds_count{volume=\"slow\",operation=\"write\"} 1",
+        "byway_volume_store_seconds_bucket{volume=\"slow\",operation=\"write\",le=\"0.004096\"} 0",
+        "byway_volume_writes_total{volume=\"n\"} 4",
+        "byway_volume_written_bytes_total{volume=\"n\"} 4194304",
         "byway_volume_reads_total{volume=\"m\"} 2",
         "byway_volume_read_bytes_total{volume=\"m\"} 1024",
         "byway_volume_writes_total{volume=\"m\"} 1",
         "byway_volume_flushes_total{volume=\"m\"} 1",
         "byway_volume_written_bytes_total{volume=\"slow\"} 8192",
-        "byway_connections_accepted_total{door=\"nbd\"} 2",
+        "byway_connections_accepted_total{door=\"nbd\"} 3",
     ] {
         assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
     }
@@ -246,6 +260,50 @@ fn a_node_tells_how_it_is() {
         ),
         "{status}"
     );
+}
+
+#[test]
+fn the_status_shows_the_clients_of_both_wires() {
+    let python = python!("the_status_shows_the_clients_of_both_wires");
+    let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
+    let rig = Rig::new("\"m=mem:1M\", \"slow=fault:read=300s:mem:1M\"", &doors);
+    let script = format!(
+        "m = connect('m')\n\
+         far = nbd.NBD(); far.set_export_name('slow'); far.connect_tcp('127.0.0.1', '{}')\n\
+         far.aio_pread(nbd.Buffer(4096), 0)\n\
+         while far.aio_in_flight() and not far.aio_is_ready(): far.poll(-1)\n\
+         print(far.aio_in_flight(), flush=True); input()\n\
+         import os; os._exit(0)\n",
+        rig.server.port("nbd")
+    );
+    let mut client = Script::start(&python, &rig.script(&script));
+    client.expect("1");
+    let native = format!("byway://127.0.0.1:{}/m", rig.server.port("byway"));
+    let arguments = ["bench", "volume", &native, "--rw", "randread", "--bs", "4K", "--depth", "8", "--seconds", "60"];
+    let mut bench = std::process::Command::new(binary())
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    until(Instant::now() + LIMIT, "all three clients in the status", || {
+        let status = String::from_utf8_lossy(&rig.ctl(&["status"]).stdout).into_owned();
+        let shows = |begin: &str, words: &[&str]| {
+            let mut lines = status.lines().filter(|line| line.starts_with(begin));
+            lines.any(|line| words.iter().all(|word| line.contains(word)))
+        };
+        let busy = !status.contains("takes 0.0 MB/s; send delay");
+        (shows("nbd client local on m: sends 0.0 MB/s, takes 0.0 MB/s; 0 requests", &[])
+            && shows("nbd client 127.0.0.1:", &["on slow", "1 requests in flight"])
+            && shows("byway client 127.0.0.1: ", &["sessions", "MB/s", "stalled", "ms in all"])
+            && busy)
+            .then_some(())
+    });
+    let _ = bench.kill();
+    let _ = bench.wait();
+    client.go_on();
+    client.ends_well();
 }
 
 #[test]

@@ -119,9 +119,9 @@ impl Histogram {
     }
 }
 
-/// Bytes of one direction.
+/// Bytes of one direction, and how fast they go.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Flow {
+pub struct Flow {
     bytes: u64,
     /// Bytes a second as of `at`.
     rate: f64,
@@ -131,7 +131,8 @@ struct Flow {
 }
 
 impl Flow {
-    fn note(&mut self, bytes: usize, now: Instant) {
+    /// Notes bytes that were moved.
+    pub fn note(&mut self, bytes: usize, now: Instant) {
         if now.since(self.at) >= RATE_STEP {
             (self.rate, self.at, self.since) = (self.rate(now), now, 0);
         }
@@ -139,8 +140,13 @@ impl Flow {
         self.since += bytes as u64;
     }
 
-    /// What has come since `at` came evenly within a step, or until now.
-    fn rate(&self, now: Instant) -> f64 {
+    /// All bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes a second, over about the last [`RATE_TIME`]. What has come since `at` came evenly within a step, or until now.
+    pub fn rate(&self, now: Instant) -> f64 {
         let fade = |time: Duration| (-time.as_secs_f64() / RATE_TIME.as_secs_f64()).exp();
         let passed = now.since(self.at);
         let step = passed.min(RATE_STEP);

@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use byway_door::http::{
-    DoorSnapshot, FailureSnapshot, Memory, PeerSnapshot, Report, SlowOperation, Snapshot, VolumeSnapshot,
+    DoorSnapshot, FailureSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation, Snapshot,
+    VolumeSnapshot,
 };
+use byway_door::nbd::server::NbdClient;
 use byway_fabric::Stall;
 use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::server::{PeerFeedback, keep_busiest};
-use byway_service::block::{Slow, Volume, VolumeCounters};
+use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
 
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
@@ -33,6 +35,8 @@ pub(super) struct LoopReport {
     pub(super) delays: Delays,
     /// The busiest of this loop.
     pub(super) peers: Vec<PeerFeedback>,
+    /// The busiest of this loop.
+    pub(super) nbd_clients: Vec<NbdClientSnapshot>,
 }
 
 /// A volume on one loop.
@@ -40,11 +44,12 @@ pub(super) struct LoopReport {
 pub(super) struct VolumeReport {
     pub(super) volume: Arc<Volume>,
     pub(super) counters: VolumeCounters,
+    pub(super) times: StoreTimes,
     pub(super) last_failure: Option<FailureSnapshot>,
 }
 
 impl VolumeReport {
-    pub(super) fn new(volume: &Arc<Volume>, counters: VolumeCounters, now: byway_reactor::Instant) -> Self {
+    pub(super) fn new(engine: &Engine, (volume, id): (&Arc<Volume>, VolumeId), now: byway_reactor::Instant) -> Self {
         let last_failure = volume.last_failure().map(|failure| FailureSnapshot {
             operation: failure.operation.name().to_owned(),
             offset: failure.offset,
@@ -52,13 +57,14 @@ impl VolumeReport {
             error: failure.error.errno().to_string(),
             seconds_ago: now.since(failure.at).as_secs(),
         });
-        Self { volume: Arc::clone(volume), counters, last_failure }
+        let (counters, times) = (engine.counters(id), engine.store_times(id));
+        Self { volume: Arc::clone(volume), counters, times, last_failure }
     }
 
     /// As another loop has it.
     fn plus(self, other: Self) -> Self {
-        let counters = self.counters.plus(&other.counters);
-        Self { counters, ..other }
+        let (counters, times) = (self.counters.plus(&other.counters), self.times.plus(&other.times));
+        Self { counters, times, ..other }
     }
 }
 
@@ -154,6 +160,7 @@ impl Report for NodeReport {
         let mut volumes: BTreeMap<String, VolumeReport> = BTreeMap::new();
         let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
+            snapshot.nbd_clients.extend(report.nbd_clients);
             snapshot.delays = snapshot.delays.plus(&report.delays);
             for peer in report.peers {
                 match peers.iter().position(|sum| sum.address == peer.address) {
@@ -179,6 +186,9 @@ impl Report for NodeReport {
                 volumes.insert(name, sum);
             }
         }
+        let rate = |client: &NbdClientSnapshot| client.send_bytes_per_second + client.receive_bytes_per_second;
+        snapshot.nbd_clients.sort_by_key(|client| std::cmp::Reverse(rate(client)));
+        snapshot.nbd_clients.truncate(PEERS_REPORTED_MAX);
         keep_busiest(&mut peers, PEERS_REPORTED_MAX);
         snapshot.peers = peers.iter().map(peer).collect();
         snapshot.doors = doors;
@@ -192,6 +202,18 @@ fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {
     sum.accepted += door.accepted;
     sum.refused += door.refused;
     sum.connection_errors += door.connection_errors;
+}
+
+pub(super) fn nbd_client(client: &NbdClient, volume: &str) -> NbdClientSnapshot {
+    NbdClientSnapshot {
+        peer: client.peer.map_or_else(|| "local".to_owned(), |peer| peer.to_string()),
+        volume: volume.to_owned(),
+        in_flight: client.in_flight as u64,
+        sent_bytes: client.sent_bytes,
+        received_bytes: client.received_bytes,
+        send_bytes_per_second: client.send_rate as u64,
+        receive_bytes_per_second: client.receive_rate as u64,
+    }
 }
 
 fn peer(peer: &PeerFeedback) -> PeerSnapshot {
@@ -217,7 +239,7 @@ fn peer(peer: &PeerFeedback) -> PeerSnapshot {
 }
 
 fn volume(report: VolumeReport) -> VolumeSnapshot {
-    let VolumeReport { volume, counters, last_failure } = report;
+    let VolumeReport { volume, counters, times, last_failure } = report;
     VolumeSnapshot {
         name: volume.name().to_owned(),
         bytes: volume.len(),
@@ -232,6 +254,7 @@ fn volume(report: VolumeReport) -> VolumeSnapshot {
         in_flight: counters.in_flight,
         flush_failed: volume.flush_failed(),
         last_failure,
+        times,
     }
 }
 

@@ -16,7 +16,7 @@ use byway_reactor::{
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
-use super::report::{LoopReport, SlowOperations, VolumeReport};
+use super::report::{LoopReport, SlowOperations, VolumeReport, nbd_client};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
@@ -410,13 +410,16 @@ impl Worker {
         };
         let now = self.reactor.now();
         let volumes = self.catalog.entries();
-        let volumes = volumes.map(|(volume, id)| VolumeReport::new(volume, self.engine.counters(id), now));
+        let volumes = volumes.map(|volume| VolumeReport::new(&self.engine, volume, now));
+        let clients = self.nbd.busiest_clients(&self.reactor, PEERS_REPORTED_MAX);
+        let volume_of = |id| self.engine.volume(id).map_or("", |volume| volume.name());
         LoopReport {
             counters: self.reactor.counters(),
             frame_bytes: self.reactor.frames().bytes() as u64,
             frame_free_bytes: self.reactor.frames().free_bytes() as u64,
             doors: vec![nbd, native],
             volumes: volumes.collect(),
+            nbd_clients: clients.iter().map(|client| nbd_client(client, volume_of(client.volume))).collect(),
             delays: self.native.delays(),
             peers: self.native.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),
         }

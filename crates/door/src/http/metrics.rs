@@ -1,6 +1,7 @@
 //! A snapshot as Prometheus text (exposition format 0.0.4), written by hand: it is a page of lines.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
@@ -124,8 +125,8 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
     let all: [Each<VolumeSnapshot>; 11] = [
         ("byway_volume_size_bytes", "gauge", "Size of the volume.", |volume| volume.bytes),
         ("byway_volume_in_flight", "gauge", "Operations under way.", |volume| volume.in_flight),
-        ("byway_volume_reads_total", "counter", "Reads done.", |volume| volume.reads),
-        ("byway_volume_writes_total", "counter", "Writes done.", |volume| volume.writes),
+        ("byway_volume_reads_total", "counter", "Reads done, as clients asked for them.", |volume| volume.reads),
+        ("byway_volume_writes_total", "counter", "Writes done, as clients asked for them.", |volume| volume.writes),
         ("byway_volume_flushes_total", "counter", "Flushes done.", |volume| volume.flushes),
         ("byway_volume_trims_total", "counter", "Trims and writes of zeroes done.", |volume| volume.trims),
         ("byway_volume_read_bytes_total", "counter", "Bytes read.", |volume| volume.read_bytes),
@@ -142,6 +143,18 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
         ),
     ];
     page.each(&all, volumes, "volume", |volume| &volume.name);
+    let name = "byway_volume_store_seconds";
+    page.head(
+        name,
+        "histogram",
+        "Time of operations at the store; those answered from memory at once are not among them.",
+    );
+    for volume in volumes {
+        for (operation, times) in volume.times.kinds() {
+            let labels = [("volume", volume.name.as_str()), ("operation", operation)];
+            page.histogram(name, &labels, times.classes(), times.total());
+        }
+    }
 }
 
 /// What transfers waited for: histograms over all peers, so that their number does not depend on that of the peers.
@@ -150,8 +163,10 @@ fn delays(page: &mut Page, delays: &Delays) {
     let help =
         "Delay of transfers: start, of requests that waited for frames; send, from a message's queuing to its taking.";
     page.head(name, "histogram", help);
-    page.histogram(name, "start", &delays.start);
-    page.histogram(name, "send", &delays.send);
+    for (wait, delays) in [("start", &delays.start), ("send", &delays.send)] {
+        let classes = delays.counts.iter().enumerate().map(|(class, count)| (Histogram::bound(class), *count));
+        page.histogram(name, &[("wait", wait)], classes, delays.total);
+    }
     let name = "byway_stalls_total";
     page.head(name, "counter", "Times that something waited: for frames, for credit, for the peer to take it.");
     for stall in Stall::ALL {
@@ -164,35 +179,34 @@ fn delays(page: &mut Page, delays: &Delays) {
     }
 }
 
-/// The busiest peers alone: each is ten series.
+/// The busiest peers alone, and of them what is true now: sums over the sessions of a peer shrink when one of those ends.
 fn peers(page: &mut Page, peers: &[PeerSnapshot]) {
-    let all: [Each<PeerSnapshot>; 7] = [
-        ("byway_peer_sessions", "gauge", "Sessions of one of the busiest peers.", |peer| peer.sessions),
-        ("byway_peer_send_bytes_per_second", "gauge", "What the peer takes now.", |peer| peer.send_bytes_per_second),
-        ("byway_peer_receive_bytes_per_second", "gauge", "What comes from the peer now.", |peer| {
-            peer.receive_bytes_per_second
+    let seconds = |micros: u64| Some(micros as f64 / 1e6);
+    type OfPeer<'a> = (&'static str, &'static str, &'a dyn Fn(&PeerSnapshot) -> Option<f64>);
+    let all: [OfPeer<'_>; 7] = [
+        ("byway_peer_sessions", "Sessions of one of the busiest peers.", &|peer| Some(peer.sessions as f64)),
+        ("byway_peer_send_bytes_per_second", "What the peer takes now.", &|peer| {
+            Some(peer.send_bytes_per_second as f64)
         }),
-        ("byway_peer_frame_wait_microseconds", "gauge", "Mean wait for frames, of requests that waited.", |peer| {
-            peer.frame_wait_us
+        ("byway_peer_receive_bytes_per_second", "What comes from the peer now.", &|peer| {
+            Some(peer.receive_bytes_per_second as f64)
         }),
-        ("byway_peer_send_delay_microseconds", "gauge", "Mean time from a message's queuing to its taking.", |peer| {
-            peer.send_delay_us
+        ("byway_peer_frame_wait_seconds", "Mean wait for frames, of requests of open sessions that waited.", &|peer| {
+            seconds(peer.frame_wait_us)
         }),
-        ("byway_peer_stalls", "gauge", "Times that something of its sessions waited.", |peer| peer.stalls),
-        ("byway_peer_stalled_microseconds", "gauge", "Time that something of its sessions waited.", |peer| {
-            peer.stalled_us
+        (
+            "byway_peer_send_delay_seconds",
+            "Mean time from a message's queuing to its taking, of open sessions.",
+            &|peer| seconds(peer.send_delay_us),
+        ),
+        ("byway_peer_round_trip_seconds", "Round trip of its busiest path.", &|peer| {
+            peer.round_trip_us.and_then(seconds)
+        }),
+        ("byway_peer_delivery_bytes_per_second", "What that path delivered when it was kept full.", &|peer| {
+            peer.delivery_bytes_per_second.map(|rate| rate as f64)
         }),
     ];
-    page.each(&all, peers, "peer", |peer| &peer.peer);
-    type OfPath = (&'static str, &'static str, fn(&PeerSnapshot) -> Option<u64>);
-    let of_path: [OfPath; 3] = [
-        ("byway_peer_round_trip_microseconds", "Round trip of its busiest path.", |peer| peer.round_trip_us),
-        ("byway_peer_delivery_bytes_per_second", "What that path delivered when it was kept full.", |peer| {
-            peer.delivery_bytes_per_second
-        }),
-        ("byway_peer_retransmits", "Segments sent again on that path.", |peer| peer.retransmits),
-    ];
-    for (name, help, value) in of_path {
+    for (name, help, value) in all {
         page.head(name, "gauge", help);
         for peer in peers {
             if let Some(value) = value(peer) {
@@ -219,15 +233,21 @@ impl Page {
         let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
 
-    fn histogram(&mut self, name: &str, wait: &str, histogram: &Histogram) {
-        let mut count = 0;
-        for (class, more) in histogram.counts.iter().enumerate() {
+    fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        classes: impl Iterator<Item = (Option<Duration>, u64)>,
+        total: Duration,
+    ) {
+        let (bucket, mut count) = (format!("{name}_bucket"), 0);
+        for (bound, more) in classes {
             count += more;
-            let bound = Histogram::bound(class).map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
-            self.line(&format!("{name}_bucket"), &[("wait", wait), ("le", &bound)], count);
+            let bound = bound.map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
+            self.line(&bucket, &[labels, &[("le", &bound)]].concat(), count);
         }
-        self.line(&format!("{name}_sum"), &[("wait", wait)], histogram.total.as_secs_f64());
-        self.line(&format!("{name}_count"), &[("wait", wait)], count);
+        self.line(&format!("{name}_sum"), labels, total.as_secs_f64());
+        self.line(&format!("{name}_count"), labels, count);
     }
 
     fn each<T>(&mut self, all: &[Each<T>], things: &[T], label: &str, name_of: fn(&T) -> &String) {

@@ -2,6 +2,7 @@
 
 use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, MappedMemory};
+use byway_service::block::StoreTimes;
 use serde::{Deserialize, Serialize};
 
 /// Who can be asked for a [`Snapshot`]. Called from the HTTP thread, once per request.
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub delays: Delays,
     /// The peers of byway's own wire that move the most, the busiest first; bounded by the node.
     pub peers: Vec<PeerSnapshot>,
+    /// The NBD clients that move the most, the busiest first; bounded by the node.
+    pub nbd_clients: Vec<NbdClientSnapshot>,
     /// The slow operations that are remembered, oldest first; bounded by the node.
     pub slow: Vec<SlowOperation>,
 }
@@ -80,9 +83,9 @@ pub struct VolumeSnapshot {
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// Reads done.
+    /// Reads done, each as its client asked for it.
     pub reads: u64,
-    /// Writes done.
+    /// Writes done, each as its client asked for it.
     pub writes: u64,
     /// Flushes done.
     pub flushes: u64,
@@ -102,6 +105,9 @@ pub struct VolumeSnapshot {
     pub flush_failed: bool,
     /// The last operation that the store failed.
     pub last_failure: Option<FailureSnapshot>,
+    /// How long operations took at the store.
+    #[serde(skip)]
+    pub times: StoreTimes,
 }
 
 /// An operation that a store failed.
@@ -126,6 +132,25 @@ pub fn flush_failed(volume: &str) -> String {
     )
 }
 
+/// A connection of an NBD client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdClientSnapshot {
+    /// Its address; `local` on a unix socket.
+    pub peer: String,
+    /// What it has opened.
+    pub volume: String,
+    /// Its requests that have not been answered.
+    pub in_flight: u64,
+    /// Bytes on the wire that it has taken.
+    pub sent_bytes: u64,
+    /// Bytes on the wire that came from it.
+    pub received_bytes: u64,
+    /// What it takes now.
+    pub send_bytes_per_second: u64,
+    /// What comes from it now.
+    pub receive_bytes_per_second: u64,
+}
+
 /// A machine whose sessions are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerSnapshot {
@@ -147,7 +172,7 @@ pub struct PeerSnapshot {
     pub frame_wait_us: u64,
     /// From when a message was queued to when it was taken, on average, in microseconds.
     pub send_delay_us: u64,
-    /// How often something waited, for anything.
+    /// How often something of its open sessions waited: for buffers, for credit, or at least 1 ms for the peer to take bytes.
     pub stalls: u64,
     /// How long in all, in microseconds.
     pub stalled_us: u64,

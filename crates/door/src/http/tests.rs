@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
@@ -7,32 +7,98 @@ use byway_reactor::MappedMemory;
 
 use super::*;
 
-/// A small parser of the exposition format: samples by name and labels. Fails on anything that is not in it.
+/// Name, type and samples of a metric: a series with its labels, and its value.
+type Family<'a> = (&'a str, &'a str, Vec<(&'a str, Labels, f64)>);
+type Labels = Vec<(String, String)>;
+
+/// Reads a page strictly: all that the exposition format (0.0.4) asks for, and Prometheus's conventions for names and units.
+/// Gives the samples by name and labels.
 fn parse(page: &str) -> BTreeMap<String, String> {
-    let mut types = BTreeMap::new();
-    let mut helped = BTreeSet::new();
+    assert!(page.ends_with('\n'));
+    let mut families: Vec<Family<'_>> = Vec::new();
     let mut samples = BTreeMap::new();
-    for line in page.lines() {
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, text) = help.split_once(' ').expect(line);
-            assert!(!text.is_empty() && helped.insert(name), "{line}");
-        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = kind.split_once(' ').expect(line);
-            assert!(helped.contains(name), "{line}");
+            let kind = lines.next().and_then(|kind| kind.strip_prefix(&format!("# TYPE {name} "))).expect(line);
+            assert!(text.ends_with('.') && !text.contains('\\'), "{line}");
+            assert!(name.starts_with("byway_") && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{line}");
             assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
-            types.insert(name, kind);
-        } else {
-            let (series, value) = line.rsplit_once(' ').expect(line);
-            let name = series.split('{').next().unwrap();
-            let parts = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
-            let name = parts.filter(|name| types.get(name) == Some(&"histogram")).unwrap_or(name);
-            assert!(types.contains_key(name) && name.starts_with("byway_"), "{line}");
-            assert_eq!(series.contains('{'), series.ends_with('}'), "{line}");
-            assert!(value.parse::<f64>().expect(line) >= 0.0, "{line}");
-            assert!(samples.insert(series.to_owned(), value.to_owned()).is_none(), "twice: {line}");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(
+                ["micro", "milli", "nano", "_count", "_sum", "_bucket"].iter().all(|part| !name.contains(part)),
+                "{line}"
+            );
+            assert!(families.iter().all(|(other, ..)| *other != name), "twice: {line}");
+            families.push((name, kind, Vec::new()));
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').expect(line);
+        let number: f64 = value.parse().expect(line);
+        assert!(number >= 0.0, "{line}");
+        let (name, labels) = series.split_once('{').map_or((series, Vec::new()), |(name, rest)| (name, labels(rest)));
+        let (family, kind, of_family) = families.last_mut().expect(line);
+        let parts = ["_bucket", "_sum", "_count"].iter().any(|part| name.strip_suffix(part) == Some(family));
+        assert!(if *kind == "histogram" { parts } else { name == *family }, "not beside its head: {line}");
+        of_family.push((name, labels, number));
+        assert!(samples.insert(series.to_owned(), value.to_owned()).is_none(), "twice: {line}");
+    }
+    families.iter().filter(|(_, kind, _)| *kind == "histogram").for_each(check_histograms);
+    samples
+}
+
+/// What stands between the braces: `name="text",...`, with `\\`, `\"` and a line's end escaped.
+fn labels(text: &str) -> Labels {
+    let mut chars = text.chars();
+    let mut labels: Labels = Vec::new();
+    loop {
+        let name: String = chars.by_ref().take_while(|c| *c != '=').collect();
+        assert!(!name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{text}");
+        assert!(labels.iter().all(|(other, _)| *other != name), "{text}");
+        assert_eq!(chars.next(), Some('"'), "{text}");
+        let mut value = String::new();
+        loop {
+            match chars.next().expect(text) {
+                '"' => break,
+                '\\' => value.push(match chars.next() {
+                    Some('n') => '\n',
+                    Some(c @ ('"' | '\\')) => c,
+                    other => panic!("{other:?} is escaped: {text}"),
+                }),
+                c => value.push(c),
+            }
+        }
+        labels.push((name, value));
+        match chars.next() {
+            Some(',') => {}
+            Some('}') => break,
+            other => panic!("{other:?} after a label: {text}"),
         }
     }
-    samples
+    assert_eq!(chars.next(), None, "{text}");
+    labels
+}
+
+/// Buckets grow with their bounds up to `+Inf`, which counts all.
+fn check_histograms((name, _, samples): &Family<'_>) {
+    let (mut bounds, mut below) = (f64::NEG_INFINITY, 0.0);
+    for (series, labels, value) in samples {
+        match series.strip_prefix(name) {
+            Some("_bucket") => {
+                let (le, bound) = labels.last().expect("a bound");
+                let bound: f64 = bound.parse().expect(bound);
+                assert!(le == "le" && bound > bounds && *value >= below, "{series} {labels:?}");
+                (bounds, below) = (bound, *value);
+            }
+            Some("_sum") => assert!(bounds.is_infinite(), "{series} {labels:?}: no bucket counts all"),
+            Some("_count") => {
+                assert!((*value - below).abs() < 0.5, "{series} {labels:?}");
+                (bounds, below) = (f64::NEG_INFINITY, 0.0);
+            }
+            _ => panic!("{series}"),
+        }
+    }
 }
 
 fn example() -> Snapshot {
@@ -73,8 +139,8 @@ fn the_metrics_page_parses() {
     );
     assert_eq!(samples["byway_transfer_delay_seconds_count{wait=\"start\"}"], "5");
     assert_eq!(samples["byway_stalled_seconds_total{for=\"frames\"}"], "1.5");
-    assert_eq!(samples["byway_peer_round_trip_microseconds{peer=\"10.0.0.7\"}"], "30");
-    assert!(!samples.contains_key("byway_peer_round_trip_microseconds{peer=\"local\"}"), "no path");
+    assert_eq!(samples["byway_peer_round_trip_seconds{peer=\"10.0.0.7\"}"], "0.00003");
+    assert!(!samples.contains_key("byway_peer_round_trip_seconds{peer=\"local\"}"), "no path");
     assert!(samples.contains_key("byway_info{version=\"1 \\\"quoted\\\"\\\\\",io=\"uring\"}"));
 }
 
@@ -105,6 +171,10 @@ fn the_door_answers_and_closes() {
     assert!(parse(&get(address, "/metrics").1).len() > 20);
     assert!(get(address, "/slow").1.contains("\"took_us\":9"));
     assert!(get(address, "/").0.contains("404"));
+    node.0.lock().unwrap().volumes[0].flush_failed = true;
+    let (status, body) = get(address, "/healthz");
+    assert!(status.contains("503") && body.contains("volume disk: a flush failed"), "{status}: {body}");
+    node.0.lock().unwrap().volumes[0].flush_failed = false;
     node.0.lock().unwrap().not_ready = Some("draining".to_owned());
     let (status, body) = get(address, "/healthz");
     assert!(status.contains("503") && body == "draining\n", "{status}: {body}");

@@ -21,8 +21,8 @@ pub mod wire;
 pub use catalog::{Catalog, Changes};
 pub use changes::EarlierChanges;
 pub use engine::{
-    Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, Tag, VolumeCounters, VolumeId,
-    WriteFlags, ZeroFlags,
+    Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, StoreTimes, Tag,
+    TimeHistogram, VolumeCounters, VolumeId, WriteFlags, ZeroFlags,
 };
 pub use error::{BlockError, OpenError};
 pub use failures::StoreFailure;

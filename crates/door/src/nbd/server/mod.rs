@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use byway_fabric::access::Origin;
+use byway_fabric::feedback::Flow;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::{Completion, Errno, Op, Outcome, Reactor, Socket, Token};
 use byway_service::block::{Catalog, Done, Engine, Tag, VolumeId};
@@ -102,6 +103,27 @@ struct Client {
     in_stalled: bool,
     /// The timer of [`TAG_FENCE`] is set.
     looks: bool,
+    sent: Flow,
+    received: Flow,
+}
+
+/// A client that is served: what it moves, in bytes on the wire.
+#[derive(Debug, Clone)]
+pub struct NbdClient {
+    /// Where it is; `None` on a unix socket.
+    pub peer: Option<SocketAddr>,
+    /// What it has opened.
+    pub volume: VolumeId,
+    /// Its requests that have not been answered.
+    pub in_flight: usize,
+    /// Bytes that it, or the kernel for it, has taken.
+    pub sent_bytes: u64,
+    /// Bytes that came from it.
+    pub received_bytes: u64,
+    /// Bytes a second that it takes now.
+    pub send_rate: f64,
+    /// Bytes a second that come from it now.
+    pub receive_rate: f64,
 }
 
 enum Phase {
@@ -178,6 +200,8 @@ impl NbdDoor {
             closed: false,
             in_stalled: false,
             looks: false,
+            sent: Flow::default(),
+            received: Flow::default(),
         });
         let at = floor.reactor.now() + Duration::from_secs(HANDSHAKE_SECONDS_MAX);
         floor.reactor.submit(Op::Timer { at }, token.with_tag(TAG_TIMEOUT));
@@ -195,6 +219,7 @@ impl NbdDoor {
         match (completion.token.tag(), completion.outcome) {
             (TAG_RECEIVE, Outcome::Received { mut into, result }) => {
                 let n = *result.as_ref().unwrap_or(&0);
+                client.received.note(n, floor.reactor.turned_at());
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.received(&mut into, n),
                     Phase::Serving(connection, _) => connection.received(&mut into, n),
@@ -206,6 +231,7 @@ impl NbdDoor {
                 }
             }
             (TAG_SEND, Outcome::Sent { gather, result }) => {
+                client.sent.note(*result.as_ref().unwrap_or(&0), floor.reactor.turned_at());
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.sent(gather),
                     Phase::Serving(connection, _) => connection.sent(gather),
@@ -230,7 +256,7 @@ impl NbdDoor {
         let id = (done.tag.0 & 0x00ff_ffff_ffff_ffff) as usize;
         let Some(index) = self.pending.get(id).map(|pending| pending.connection) else { return };
         if let Some(Client { phase: Phase::Serving(connection, _), .. }) = self.clients.get_mut(index) {
-            connection.done(&mut self.pending, id, done.outcome);
+            connection.done(floor.engine, &mut self.pending, id, done.outcome);
             self.advance(floor, index);
         }
     }
@@ -239,6 +265,30 @@ impl NbdDoor {
     pub fn peer_of(&self, tag: Tag) -> Option<SocketAddr> {
         let pending = self.pending.get((tag.0 & 0x00ff_ffff_ffff_ffff) as usize)?;
         self.clients.get(pending.connection)?.peer
+    }
+
+    /// The clients that are served and that move the most now: at most `count`, the busiest first. A walk over all of them.
+    pub fn busiest_clients(&self, reactor: &Reactor, count: usize) -> Vec<NbdClient> {
+        let now = reactor.now();
+        let served = self.clients.iter().filter_map(|(_, client)| match &client.phase {
+            Phase::Serving(connection, _) if !client.closed => Some((client, connection)),
+            _ => None,
+        });
+        let mut clients: Vec<_> = served
+            .map(|(client, connection)| NbdClient {
+                peer: client.peer,
+                volume: connection.volume(),
+                in_flight: connection.in_flight(),
+                sent_bytes: client.sent.bytes(),
+                received_bytes: client.received.bytes(),
+                send_rate: client.sent.rate(now),
+                receive_rate: client.received.rate(now),
+            })
+            .collect();
+        let rate = |client: &NbdClient| client.send_rate + client.receive_rate;
+        clients.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
+        clients.truncate(count);
+        clients
     }
 
     /// Whether a connection is to be asked again by [`turn`](Self::turn): for want of frames, or of what its volume may move.

@@ -8,6 +8,7 @@ use super::count::VolumeCounters;
 use super::hold::Held;
 use super::slicing::Slicing;
 use super::stage::Stage;
+use super::times::StoreTimes;
 use super::{Engine, VolumeId};
 use crate::block::changes::{EarlierChanges, LoopChanges};
 use crate::block::error::BlockError;
@@ -33,6 +34,7 @@ pub(super) struct Attached {
     pub(super) slicing: Slicing,
     /// Those that are at the store.
     pub(super) changes: LoopChanges,
+    pub(super) times: Box<StoreTimes>,
 }
 
 impl Engine {
@@ -45,7 +47,7 @@ impl Engine {
         let counters = VolumeCounters::default();
         let (retired, slicing) = (Vec::new(), Slicing::default());
         let held = Held::new(volume.health().new_place());
-        let (jobs, detached, waits) = (0, false, true);
+        let (jobs, detached, waits, times) = (0, false, true, Box::default());
         let changes = volume.changes().join();
         let attached = Attached {
             generation,
@@ -60,6 +62,7 @@ impl Engine {
             counters,
             slicing,
             changes,
+            times,
         };
         VolumeId { index: self.volumes.insert(attached) as u32, generation }
     }
@@ -132,6 +135,11 @@ impl Engine {
             |_| VolumeCounters::default(),
             |attached| VolumeCounters { in_flight: attached.jobs.into(), ..attached.counters },
         )
+    }
+
+    /// How long operations on a volume took at its store, on this loop.
+    pub fn store_times(&self, id: VolumeId) -> StoreTimes {
+        self.attached(id).map_or_else(|_| StoreTimes::default(), |attached| *attached.times)
     }
 
     /// Whether the volume has had its bytes for now, or waits for the last requests on the volume that it replaced; then [`Engine::throttled_until`] says when to ask again. Doors ask

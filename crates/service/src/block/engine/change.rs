@@ -14,7 +14,7 @@ impl Engine {
     /// [`BlockError::FlushFailed`] once one has failed.
     pub fn flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
         let result = self.start_flush(reactor, id, tag);
-        self.counted((id, Operation::Flush, 0), result)
+        self.counted((id, Operation::Flush, 0, false), result)
     }
 
     fn start_flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
@@ -54,7 +54,7 @@ impl Engine {
         } else {
             self.start_trim(reactor, request)
         };
-        self.counted((id, Operation::Trim, len), result)
+        self.counted((id, Operation::Trim, len, false), result)
     }
 
     fn start_trim(&mut self, reactor: &mut Reactor, request: Request) -> Result<Step<()>, BlockError> {

@@ -49,12 +49,12 @@ impl Operation {
     }
 }
 
-/// What was done on a volume. A request that a door cut into pieces counts as so many.
+/// What was done on a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeCounters {
-    /// Reads done.
+    /// Reads done, each as its client asked for it.
     pub reads: u64,
-    /// Writes done.
+    /// Writes done, each as its client asked for it.
     pub writes: u64,
     /// Flushes done.
     pub flushes: u64,
@@ -73,7 +73,8 @@ pub struct VolumeCounters {
 }
 
 impl VolumeCounters {
-    pub(super) fn ended(&mut self, operation: Operation, len: u64, error: Option<BlockError>) {
+    /// Counts what has ended: an operation, its bytes, and whether it is only a part of a request.
+    pub(super) fn ended(&mut self, (operation, len, part): (Operation, u64, bool), error: Option<BlockError>) {
         if let Some(error) = error {
             self.errors += u64::from(error.is_store_failure());
             self.rejected += u64::from(error.is_client_mistake());
@@ -81,11 +82,11 @@ impl VolumeCounters {
         }
         match operation {
             Operation::Read => {
-                self.reads += 1;
+                self.reads += u64::from(!part);
                 self.read_bytes += len;
             }
             Operation::Write => {
-                self.writes += 1;
+                self.writes += u64::from(!part);
                 self.written_bytes += len;
             }
             Operation::Flush => self.flushes += 1,
@@ -155,6 +156,13 @@ impl Engine {
         self.slow.kept.pop_front()
     }
 
+    /// Counts a write that a door has given to the store in pieces ([`Engine::write`]), once all of them are written.
+    pub fn note_written(&mut self, id: VolumeId) {
+        if let Some(attached) = self.attached_mut(id) {
+            attached.counters.writes += 1;
+        }
+    }
+
     /// Counts a request that a door has refused by itself, for a mistake of its client.
     pub fn note_rejected(&mut self, id: VolumeId) {
         if let Some(attached) = self.attached_mut(id) {
@@ -165,14 +173,14 @@ impl Engine {
     /// Counts a request that ended at once.
     pub(super) fn counted<T>(
         &mut self,
-        (id, operation, len): (VolumeId, Operation, u64),
+        (id, operation, len, part): (VolumeId, Operation, u64, bool),
         result: Result<Step<T>, BlockError>,
     ) -> Result<Step<T>, BlockError> {
         let error = result.as_ref().err().copied();
         if (error.is_some() || matches!(result, Ok(Step::Now(_))))
             && let Some(attached) = self.attached_mut(id)
         {
-            attached.counters.ended(operation, len, error);
+            attached.counters.ended((operation, len, part), error);
         }
         result
     }

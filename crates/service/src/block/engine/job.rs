@@ -28,6 +28,8 @@ pub(super) struct Job {
     pub(super) error: Option<BlockError>,
     /// When the first slice was here.
     pub(super) first_slice: Option<Instant>,
+    /// A part of a request, which is not counted as one.
+    pub(super) part: bool,
     /// Put in on purpose.
     pub(super) fault: Option<Fault>,
     pub(super) kind: JobKind,

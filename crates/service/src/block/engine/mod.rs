@@ -13,6 +13,7 @@ mod job;
 mod read;
 mod slicing;
 mod stage;
+mod times;
 mod write;
 mod zero;
 
@@ -28,6 +29,7 @@ use self::fault::RunFault;
 pub(super) use self::fault::{Effect, Fault};
 use self::hold::TAG_LOOK;
 use self::job::{Job, JobKind, RunState};
+pub use self::times::{StoreTimes, TimeHistogram};
 use super::error::BlockError;
 use super::failures::StoreFailure;
 use super::payload::Payload;
@@ -146,6 +148,8 @@ pub struct ReadFlags {
     pub device: bool,
     /// How long the wire takes for a MiB, if that was seen; what it is cut into depends on it, if it is `sliced`.
     pub wire: Option<Duration>,
+    /// A part of a request, and not its last: its bytes are counted, but no read.
+    pub part: bool,
 }
 
 /// How a write is done.
@@ -264,10 +268,23 @@ impl Engine {
         let started = reactor.now();
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
-        let (error, first_slice) = (None, None);
+        let (error, first_slice, part) = (None, None, false);
         let change = operation.changes_bytes().then(|| attached.changes.begin());
-        let job = Job { tag, volume, operation, offset, len, started, left, change, error, first_slice, fault, kind };
-        self.jobs.insert(job)
+        self.jobs.insert(Job {
+            tag,
+            volume,
+            operation,
+            offset,
+            len,
+            started,
+            left,
+            change,
+            error,
+            first_slice,
+            part,
+            fault,
+            kind,
+        })
     }
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
@@ -347,6 +364,7 @@ impl Engine {
             attached.changes.end(number);
         }
         let (operation, offset, len) = (job.operation, job.offset, job.len);
+        let (job_started, part) = (job.started, job.part);
         let told = job.is_told();
         if let Some((cut, seen)) = job.seen(now) {
             attached.slicing.note(cut, seen);
@@ -354,7 +372,8 @@ impl Engine {
         self.listing -= usize::from(operation == Operation::Extents);
         let ended = job.end(&attached.volume);
         let error = ended.outcome.error();
-        attached.counters.ended(operation, len, error);
+        attached.times.note(operation, now.since(job_started));
+        attached.counters.ended((operation, len, part), error);
         if let Some(error) = error {
             attached.volume.note_failure(StoreFailure { operation, offset, len, error, at: now });
         }

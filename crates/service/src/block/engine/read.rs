@@ -28,7 +28,7 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let result = self.start_read(reactor, id, range, flags, tag);
-        self.counted((id, Operation::Read, range.1 as u64), result)
+        self.counted((id, Operation::Read, range.1 as u64, flags.part), result)
     }
 
     /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].
@@ -55,11 +55,10 @@ impl Engine {
         if len == 0 {
             return Ok(Step::Now(Payload::default()));
         }
-        let Kind::Files { layout, files } = attached.volume.kind() else {
+        let &Kind::Files { layout, ref files } = attached.volume.kind() else {
             self.charge(reactor, id, len);
             return Ok(Step::Now(Payload::one(Piece::Zero { len })));
         };
-        let layout = *layout;
         if !flags.private
             && files[0].is_mapped()
             && !attached.volume.has_faults()
@@ -100,6 +99,7 @@ impl Engine {
         // Of operations that had to be shorter nothing is learnt.
         let cut = chosen.filter(|_| longest == wanted).map(|cut| (cut, flags.wire));
         let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices, cut });
+        self.jobs[job].part = flags.part;
         for (part, (run, into)) in frames.into_iter().enumerate() {
             let len = run.len as usize;
             let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };

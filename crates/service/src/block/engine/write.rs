@@ -62,7 +62,7 @@ impl Engine {
         let n = reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize);
         if n > 0 {
             self.charge(reactor, id, n);
-            let _ = self.counted((id, Operation::Write, n as u64), Ok(Step::Now(())));
+            let _ = self.counted((id, Operation::Write, n as u64, true), Ok(Step::Now(())));
         }
         n
     }
@@ -75,7 +75,8 @@ impl Engine {
         self.check(id, offset, len, true).map(|_| ())
     }
 
-    /// Writes `from[..len]`, at most [`Engine::write_piece_len`] bytes.
+    /// Writes `from[..len]`, at most [`Engine::write_piece_len`] bytes: a piece of a request, whose end is told by
+    /// [`Engine::note_written`].
     ///
     /// # Errors
     /// See [`BlockError`]; the frame is gone then.
@@ -90,7 +91,7 @@ impl Engine {
     ) -> Result<Begun, BlockError> {
         let request = Request { volume: id, operation: Operation::Write, offset, len: len as u64, tag };
         let result = self.write_frame(reactor, request, from, flags);
-        let _ = self.counted((id, Operation::Write, len as u64), result.map(Step::from));
+        let _ = self.counted((id, Operation::Write, len as u64, true), result.map(Step::from));
         result
     }
 
@@ -124,6 +125,7 @@ impl Engine {
             }
         }
         let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
+        self.jobs[job].part = true;
         let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
         self.start_run(reactor, job, 0, len, op);
         Ok(Begun::Later)
@@ -150,7 +152,7 @@ impl Engine {
         if !matches!(result, Ok(Step::Busy)) {
             self.charge(reactor, id, bytes.len());
         }
-        self.counted((id, Operation::Write, bytes.len() as u64), result)
+        self.counted((id, Operation::Write, bytes.len() as u64, false), result)
     }
 
     fn write_bytes(

@@ -31,7 +31,7 @@ impl Engine {
         let request = Request { volume: id, operation: Operation::Zero, offset, len, tag };
         let first = if flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
         let result = self.start_zeroing(reactor, request, first, flags);
-        self.counted((id, Operation::Zero, len), result)
+        self.counted((id, Operation::Zero, len, false), result)
     }
 
     /// Begins each range with `first`, goes on as `flags` say where the store cannot do that, and syncs at the end if it

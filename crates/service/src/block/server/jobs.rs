@@ -100,7 +100,7 @@ impl Serving<'_> {
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
         let wire = if sliced { fabric.send_time(session) } else { None };
-        let flags = ReadFlags { private, sliced, device, wire };
+        let flags = ReadFlags { private, sliced, device, wire, part: false };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => {
                 self.note_held(session, read.len);

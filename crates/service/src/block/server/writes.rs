@@ -112,12 +112,16 @@ impl Serving<'_> {
         if let Err(error) = result {
             state.error.get_or_insert(error);
         }
-        let (call, left, result) = (state.call, state.left, state.error.map_or(Ok(()), Err));
+        let (call, volume, left) = (state.call, state.volume, state.left);
+        let result = state.error.map_or(Ok(()), Err);
         if result.is_err() && seeded::is(Bug::DoubleReply) {
             self.answer(fabric, call, result);
         }
         if left > 0 && !seeded::is(Bug::EarlyAcknowledgement) {
             return;
+        }
+        if result.is_ok() {
+            self.engine.note_written(volume);
         }
         self.answer(fabric, call, result);
         self.end_job(fabric, call.session, write);

@@ -47,8 +47,9 @@ impl Connection {
         }
         let id = context.pending.vacant_key();
         let at = request.offset + done;
+        let last = done + len as u64 == request.length;
         let request = Request { length: len as u64, ..request };
-        match self.read(context.reactor, context.engine, (at, len), false, tag_of(id)) {
+        match self.read(context.reactor, context.engine, (at, len), (false, !last), tag_of(id)) {
             Ok(Step::Now(payload)) => self.push_part(payload, len),
             Ok(Step::Later) => {
                 if let Expect::Parts(read) = &mut self.expect {

@@ -22,7 +22,7 @@ use super::input::Input;
 use super::secure::Secure;
 use crate::limits::{
     CONNECTION_HEAP_BYTES_MAX, CONNECTION_HEAP_BYTES_MIN, CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX,
-    CROWDED_EXTENTS_MAX, DOOR_HEAP_BYTES_MAX,
+    CROWDED_EXTENTS_MAX, DOOR_HEAP_BYTES_MAX, SMALL_WRITE_BYTES_MAX,
 };
 use crate::nbd::block_status::Allocation;
 use crate::nbd::errno::Errno;
@@ -266,6 +266,11 @@ impl Connection {
         answered && !self.sending && !self.secure.as_ref().is_some_and(|secure| secure.wants_send())
     }
 
+    /// Requests that have not been answered.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
     /// Requests at the store, whose ends have to find this connection.
     pub(super) fn has_requests(&self) -> bool {
         self.in_flight > 0
@@ -451,7 +456,7 @@ impl Connection {
             Command::Read => {
                 let range = (request.offset, request.length as usize);
                 Ok(self
-                    .read(reactor, engine, range, self.in_chunks(request), tag)?
+                    .read(reactor, engine, range, (self.in_chunks(request), false), tag)?
                     .map(|payload| Outcome::Read(Ok(payload))))
             }
             Command::BlockStatus => {
@@ -483,7 +488,7 @@ impl Connection {
     }
 
     /// Takes the end of something that the engine did for request `id`.
-    pub(super) fn done(&mut self, pending: &mut Slab<Pending>, id: usize, outcome: Outcome) {
+    pub(super) fn done(&mut self, engine: &mut Engine, pending: &mut Slab<Pending>, id: usize, outcome: Outcome) {
         if self.is_part(id) {
             self.forget_pending(pending, id);
             return self.part_done(outcome);
@@ -503,12 +508,15 @@ impl Connection {
                 return self.reply(&request, other);
             }
         }
-        self.finish_if_done(pending, id);
+        self.finish_if_done(engine, pending, id);
     }
 
-    fn finish_if_done(&mut self, pending: &mut Slab<Pending>, id: usize) {
+    fn finish_if_done(&mut self, engine: &mut Engine, pending: &mut Slab<Pending>, id: usize) {
         let Pending { left: 0, receiving: false, error, .. } = pending[id] else { return };
         let request = self.forget_pending(pending, id);
+        if request.command == Command::Write && request.length > SMALL_WRITE_BYTES_MAX as u64 && error.is_none() {
+            engine.note_written(self.volume);
+        }
         self.reply(&request, Outcome::Unit(error.map_or(Ok(()), Err)));
     }
 

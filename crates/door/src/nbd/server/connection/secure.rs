@@ -62,11 +62,11 @@ impl Connection {
         reactor: &mut Reactor,
         engine: &mut Engine,
         range: (u64, usize),
-        sliced: bool,
+        (sliced, part): (bool, bool),
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let private = self.secure.is_some();
-        let flags = ReadFlags { private, sliced, device: !private, wire: None };
+        let flags = ReadFlags { private, sliced, device: !private, wire: None, part };
         engine.read(reactor, self.volume, range, flags, tag)
     }
 

@@ -169,7 +169,7 @@ impl Connection {
             }
             Answer::Pending(id) => {
                 context.pending[id].receiving = false;
-                self.finish_if_done(context.pending, id);
+                self.finish_if_done(context.engine, context.pending, id);
             }
         }
         Progress::Moved
