@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub use byway_fabric::access::Cidr;
@@ -34,6 +34,11 @@ pub enum AddressError {
     /// A unix path that is not absolute, or too long for the kernel (107 bytes).
     #[error("`{0}` is no path of a socket; write unix:// or shm:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
+    /// Something behind the path of a socket that is no option.
+    #[error(
+        "`{0}` is no option of a socket; write ,mode=MODE (octal, for example 0660) or ,group=NAME, and \\, for a comma in its path"
+    )]
+    SocketOption(String),
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
         "`{0}` is no address of a volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
@@ -57,6 +62,60 @@ pub enum AddressError {
     RdmaTls,
 }
 
+/// A unix socket to listen at: `PATH[,mode=MODE][,group=NAME]`, with `\\,` for a comma in the path.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SocketPlace {
+    /// Where its file is.
+    pub path: PathBuf,
+    /// Permission bits; `None`: what the umask leaves, or 0660 with a `group`.
+    pub mode: Option<u32>,
+    /// Name or number of its group; `None`: that of the node at its start.
+    pub group: Option<String>,
+}
+
+impl SocketPlace {
+    fn parse(text: &str) -> Result<Self, AddressError> {
+        let (mut path, mut options) = (String::new(), None);
+        let mut rest = text.char_indices();
+        while let Some((at, char)) = rest.next() {
+            match char {
+                '\\' => path.extend(rest.next().map(|(_, escaped)| escaped)),
+                ',' => {
+                    options = Some(&text[at + 1..]);
+                    break;
+                }
+                char => path.push(char),
+            }
+        }
+        if !path.starts_with('/') || !is_socket_path(path.as_bytes()) {
+            return Err(AddressError::UnixPath(path));
+        }
+        let mut place = Self { path: path.into(), mode: None, group: None };
+        for option in options.into_iter().flat_map(|options| options.split(',')) {
+            let bad = || AddressError::SocketOption(option.to_owned());
+            match option.split_once('=') {
+                Some(("mode", mode)) if place.mode.is_none() => {
+                    place.mode = Some(permission_bits(mode).ok_or_else(bad)?);
+                }
+                Some(("group", name)) if place.group.is_none() && !name.is_empty() => {
+                    place.group = Some(name.to_owned());
+                }
+                _ => return Err(bad()),
+            }
+        }
+        Ok(place)
+    }
+}
+
+impl fmt::Display for SocketPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display().to_string();
+        f.write_str(&path.replace('\\', "\\\\").replace(',', "\\,"))?;
+        self.mode.map_or(Ok(()), |mode| write!(f, ",mode={mode:04o}"))?;
+        self.group.as_ref().map_or(Ok(()), |group| write!(f, ",group={group}"))
+    }
+}
+
 /// Where to listen: `tcp://HOST:PORT`, `unix:///PATH`, `shm:///PATH` or `rdma://HOST:PORT`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Listen {
@@ -68,9 +127,9 @@ pub enum Listen {
         port: u16,
     },
     /// A unix stream socket.
-    Unix(PathBuf),
+    Unix(SocketPlace),
     /// A unix socket over which memory is shared, for clients of this host.
-    Shared(PathBuf),
+    Shared(SocketPlace),
     /// An address of an RDMA device; the host may be a name, and `*` every device.
     Rdma {
         /// Name or address; IPv6 without brackets.
@@ -95,15 +154,26 @@ impl Listen {
             let (host, port) = host_port(rest, port).ok_or_else(|| bad(rest))?;
             return Ok(Self::Rdma { host, port });
         }
-        let (path, make): (_, fn(PathBuf) -> Self) = match (text.strip_prefix("unix://"), text.strip_prefix("shm://")) {
-            (Some(path), _) => (path, Self::Unix),
-            (_, Some(path)) => (path, Self::Shared),
-            _ => return Err(AddressError::Scheme(text.to_owned())),
-        };
-        if !path.starts_with('/') || !is_socket_path(path.as_bytes()) {
-            return Err(AddressError::UnixPath(path.to_owned()));
+        let (place, make): (_, fn(SocketPlace) -> Self) =
+            match (text.strip_prefix("unix://"), text.strip_prefix("shm://")) {
+                (Some(place), _) => (place, Self::Unix),
+                (_, Some(place)) => (place, Self::Shared),
+                _ => return Err(AddressError::Scheme(text.to_owned())),
+            };
+        SocketPlace::parse(place).map(make)
+    }
+
+    /// Of a unix socket, its place.
+    pub fn socket(&self) -> Option<&SocketPlace> {
+        match self {
+            Self::Unix(place) | Self::Shared(place) => Some(place),
+            Self::Tcp { .. } | Self::Rdma { .. } => None,
         }
-        Ok(make(PathBuf::from(path)))
+    }
+
+    /// Of a unix socket, where its file is.
+    pub fn socket_path(&self) -> Option<&Path> {
+        self.socket().map(|place| place.path.as_path())
     }
 
     /// The addresses of it, resolved now: a name may have several.
@@ -112,8 +182,8 @@ impl Listen {
     /// The resolver's, with the name.
     pub fn resolve(&self) -> std::io::Result<Vec<Address>> {
         let (host, port) = match self {
-            Self::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
-            Self::Shared(path) => return Ok(vec![Address::Shared(path.clone())]),
+            Self::Unix(place) => return Ok(vec![Address::Unix(place.path.clone())]),
+            Self::Shared(place) => return Ok(vec![Address::Shared(place.path.clone())]),
             Self::Tcp { host, port } | Self::Rdma { host, port } => {
                 (if host == "*" { "::" } else { host.as_str() }, *port)
             }
@@ -134,10 +204,16 @@ impl fmt::Display for Listen {
             Self::Rdma { host, port } => write!(f, "rdma://{host}:{port}"),
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
-            Self::Unix(path) => write!(f, "unix://{}", path.display()),
-            Self::Shared(path) => write!(f, "shm://{}", path.display()),
+            Self::Unix(place) => write!(f, "unix://{place}"),
+            Self::Shared(place) => write!(f, "shm://{place}"),
         }
     }
+}
+
+/// `660` or `0660`.
+fn permission_bits(text: &str) -> Option<u32> {
+    let is_octal = text.len() >= 3 && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+    u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777)
 }
 
 /// `sun_path` has 108 bytes, one for the end (unix(7)).
@@ -320,7 +396,20 @@ mod tests {
         assert_eq!(Listen::parse("tcp://127.0.0.1:10", 1), Ok(tcp("127.0.0.1", 10)));
         assert_eq!(Listen::parse("tcp://host.example", 4711), Ok(tcp("host.example", 4711)));
         assert_eq!(Listen::parse("tcp://[::1]:10", 1), Ok(tcp("::1", 10)));
-        assert_eq!(Listen::parse("unix:///run/x.sock", 1), Ok(Listen::Unix("/run/x.sock".into())));
+        let place = |path: &str, mode, group: Option<&str>| SocketPlace {
+            path: path.into(),
+            mode,
+            group: group.map(str::to_owned),
+        };
+        for (text, socket) in [
+            ("unix:///run/x.sock", place("/run/x.sock", None, None)),
+            ("unix:///x,mode=0660,group=disk", place("/x", Some(0o660), Some("disk"))),
+            ("unix:///a\\,b\\\\,group=6", place("/a,b\\", None, Some("6"))),
+        ] {
+            assert_eq!(Listen::parse(text, 1), Ok(Listen::Unix(socket)));
+            assert_eq!(Listen::parse(text, 1).unwrap().to_string(), text);
+        }
+        assert_eq!(Listen::parse("shm:///x,mode=600", 1), Ok(Listen::Shared(place("/x", Some(0o600), None))));
         let others = ["unix:///run/x.sock", "shm:///run/x.sock", "rdma://10.0.0.1:4711", "rdma://[fd00::1]:7"];
         for text in ["tcp://127.0.0.1:10", "tcp://[::1]:10"].into_iter().chain(others) {
             assert_eq!(Listen::parse(text, 1).unwrap().to_string(), text);
@@ -334,6 +423,10 @@ mod tests {
             assert!(matches!(Listen::parse(bad, 1), Err(AddressError::HostPort(_))), "{bad}");
         }
         assert!(matches!(Listen::parse("127.0.0.1:1", 1), Err(AddressError::Scheme(_))));
+        for bad in ["mode=", "mode=7", "mode=8888", "mode=4755", "mode=0o660", "mode=660,mode=660", "group=", "x", ""] {
+            let bad = format!("unix:///x,{bad}");
+            assert!(matches!(Listen::parse(&bad, 1), Err(AddressError::SocketOption(_))), "{bad}");
+        }
         assert!(matches!(Listen::parse("unix://run/x", 1), Err(AddressError::UnixPath(_))));
         assert!(matches!(Listen::parse(&format!("unix:///{}", "x".repeat(107)), 1), Err(AddressError::UnixPath(_))));
     }

@@ -88,10 +88,14 @@ pub struct ServeArguments {
     pub unnamed: Vec<String>,
     /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
     /// machine that share memory with the node, or rdma://ADDRESS[:PORT] at an RDMA device (byway+unix:///NAME?socket=/PATH,
-    /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated
+    /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated. Sockets take
+    /// ,mode=MODE and ,group=NAME as --nbd does
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
-    /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH; may be repeated
+    /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH[,mode=MODE][,group=NAME]; may be repeated
+    ///
+    /// Clients of a unix socket need the right to write its file: with group=disk members of that group connect. MODE is octal,
+    /// 0660 if there is a group, else what the umask leaves. A comma in PATH needs a backslash before it.
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<String>,
     /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]

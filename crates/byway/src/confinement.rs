@@ -3,8 +3,8 @@
 //! The order matters, on the main thread, before loops and doors start their threads (landlock confines the calling
 //! thread and those it starts later):
 //!
-//! 1. [`raise_limits`], then open everything: volumes, listeners, certificates, the service manager;
-//! 2. [`confine`] to the paths that reloads open again;
+//! 1. [`raise_limits`], then open everything: volumes, listeners, certificates, the service manager, the opener for reloads;
+//! 2. [`confine`] to the paths that are opened even later;
 //! 3. [`become_user`](byway_reactor::privilege::become_user).
 
 use std::io;

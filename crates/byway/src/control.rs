@@ -3,6 +3,7 @@
 //! The socket belongs to whoever started the node, and only they may connect (mode 0600).
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,10 +15,13 @@ use byway_door::http::{
     DoorSnapshot, FailureSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot, flush_failed,
 };
 use byway_reactor::Address;
+use byway_reactor::socket_file::SocketAccess;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{CONTROL_REQUEST_BYTES_MAX, CONTROL_THREADS};
+use crate::listening::{self, Endpoint, SocketFiles};
+use crate::node::StartError;
 use crate::reload::Summary;
 
 /// Where the control socket of a system service is.
@@ -110,20 +114,25 @@ pub enum Order {
     Reopen(String, Asker),
 }
 
-/// Opens the socket and answers on threads of its own until the process ends. Orders are handed to `order`.
+/// Binds the socket; only the user that the node starts as may connect. Its file goes to `files`.
+///
+/// # Errors
+/// [`StartError::Listen`].
+pub fn bind(path: &Path, files: &mut SocketFiles) -> Result<Endpoint, StartError> {
+    let access = SocketAccess { mode: Some(0o600), group: None };
+    listening::open(&Address::Unix(path.to_owned()), access, files)
+}
+
+/// Answers on threads of its own until the process ends. Orders are handed to `order`.
 ///
 /// # Errors
 /// The kernel's.
 pub fn open(
-    path: &Path,
+    listener: OwnedFd,
     report: Arc<dyn Report>,
     order: impl Fn(Order) + Send + Sync + 'static,
 ) -> std::io::Result<()> {
-    // Nobody else may connect, at no moment.
-    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let bound = byway_reactor::listen(&Address::Unix(path.to_owned()));
-    rustix::process::umask(before);
-    let listener = UnixListener::from(bound?.0);
+    let listener = UnixListener::from(listener);
     listener.set_nonblocking(false)?;
     let (listener, order) = (Arc::new(listener), Arc::new(order));
     // Each takes the next connection: a client that says nothing, or waits for a reload, holds up no other.

@@ -24,6 +24,7 @@ pub mod figures;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
 pub mod limits;
+pub mod listening;
 mod log;
 pub mod memory;
 pub mod node;

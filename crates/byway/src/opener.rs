@@ -1,8 +1,8 @@
-//! Who opens files for a node: this process, or, once the node has given up root, a small one that has kept it.
+//! Opening files for a node: at start the node does it, and once it is confined a small process that is not.
 //!
-//! The privileged opener is this program again (`byway opener`, not for people), started before anything is confined. It
-//! serves one socket, its standard input, and opens only what the node's own configuration names, which it reads anew
-//! for each request: whoever takes over the node gets no other file by it. It ends with the node.
+//! The opener is this program again (`byway opener`, not for people), started before the node is confined; with `--user` it
+//! keeps root. It serves one socket, its standard input, and touches only files that the node's own configuration names,
+//! which it reads anew for each request: an intruder in the node reaches no other file by it. It ends with the node.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use byway_reactor::device_memory::DeviceMemory;
+use byway_reactor::socket_file::SocketFile;
+use byway_service::block::spec::{Stage, VolumeSpec};
 use byway_service::block::{FileIdentity, OpenError, OpenHere, Opener, StoreOptions};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -19,6 +22,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::address::Listen;
 use crate::cli::ServeArguments;
 use crate::config::Configuration;
 use crate::limits::{OPENER_MESSAGE_BYTES_MAX, OPENER_REASON_BYTES_MAX};
@@ -50,9 +54,28 @@ impl Files for OpenHere {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    Store { path: PathBuf, read_only: bool, direct: bool, shared: bool },
-    Read { path: PathBuf },
-    Identify { path: PathBuf },
+    Store {
+        path: PathBuf,
+        read_only: bool,
+        direct: bool,
+        shared: bool,
+    },
+    Read {
+        path: PathBuf,
+    },
+    Identify {
+        path: PathBuf,
+    },
+    /// The memory of the disk of a store with `stage=device`.
+    Memory {
+        path: PathBuf,
+    },
+    /// Remove the file of a listener, if it is still this one.
+    RemoveSocket {
+        path: PathBuf,
+        device: u64,
+        inode: u64,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,6 +84,12 @@ enum Reply {
     Opened,
     /// See [`FileIdentity`].
     Identity([u64; 4]),
+    /// The descriptor of a PCI function's memory comes with it.
+    Memory {
+        function: String,
+    },
+    /// A socket's file, or that it was another's.
+    Removed(bool),
     InUse,
     /// The kernel's error number.
     Failed(i32),
@@ -73,18 +102,13 @@ enum Reply {
 pub struct PrivilegedOpener(Mutex<OwnedFd>);
 
 impl PrivilegedOpener {
-    /// Starts the opener of a node that was started with `arguments`.
+    /// Starts the opener of a node: this program with `arguments`, which are the node's own with `opener` for `serve`.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn start(arguments: &[std::ffi::OsString]) -> io::Result<Self> {
+    pub fn start(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> io::Result<Self> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        Command::new("/proc/self/exe")
-            .arg("opener")
-            .args(arguments)
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .spawn()?;
+        Command::new("/proc/self/exe").args(arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
         Ok(Self(Mutex::new(ours)))
     }
 
@@ -92,6 +116,18 @@ impl PrivilegedOpener {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         send(socket.as_fd(), request, None)?;
         receive(socket.as_fd())?.ok_or_else(|| io::Error::other("the privileged opener has ended; restart the node"))
+    }
+
+    /// Removes the file of a unix socket that the node has bound, unless another is there by now.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_socket(&self, file: &SocketFile) -> io::Result<bool> {
+        let SocketFile { path, device, inode } = file.clone();
+        match self.ask(&Request::RemoveSocket { path, device, inode })?.0 {
+            Reply::Removed(removed) => Ok(removed),
+            reply => Err(reply.into_error()),
+        }
     }
 
     fn open_file(&self, request: &Request) -> io::Result<Result<OwnedFd, Reply>> {
@@ -109,7 +145,7 @@ impl Reply {
             Self::Failed(errno) => io::Error::from_raw_os_error(errno),
             Self::Refused(reason) => io::Error::new(io::ErrorKind::PermissionDenied, reason),
             Self::InUse => io::ErrorKind::ResourceBusy.into(),
-            Self::Opened | Self::Identity(_) => io::ErrorKind::InvalidData.into(),
+            Self::Opened | Self::Identity(_) | Self::Memory { .. } | Self::Removed(_) => io::ErrorKind::InvalidData.into(),
         }
     }
 }
@@ -125,6 +161,14 @@ impl Opener for PrivilegedOpener {
                 Err(OpenError::InUse { path: path.to_owned(), by: "it is mounted, or part of a device that is" })
             }
             Err(reply) => Err(failed(reply.into_error())),
+        }
+    }
+
+    fn device_memory(&self, path: &Path) -> Result<DeviceMemory, OpenError> {
+        let failed = |source| OpenError::Open { path: path.to_owned(), source };
+        match self.ask(&Request::Memory { path: path.to_owned() }).map_err(failed)? {
+            (Reply::Memory { function }, Some(fd)) => Ok(DeviceMemory::from_descriptor(function, fd)),
+            (reply, _) => Err(failed(reply.into_error())),
         }
     }
 }
@@ -161,35 +205,43 @@ pub fn run(arguments: &ServeArguments) -> io::Result<()> {
 }
 
 fn answer(arguments: &ServeArguments, request: &Request) -> (Reply, Option<OwnedFd>) {
-    let opened = match request {
+    try_answer(arguments, request).unwrap_or_else(|reply| (reply, None))
+}
+
+fn try_answer(arguments: &ServeArguments, request: &Request) -> Result<(Reply, Option<OwnedFd>), Reply> {
+    match request {
         Request::Identify { path } => {
             let read_only = StoreOptions { read_only: true, ..StoreOptions::default() };
-            return match named_as_store(arguments, path, read_only).map(|()| FileIdentity::of_path(path)) {
-                Ok(Ok(identity)) => (Reply::Identity(identity.0), None),
-                Ok(Err(error)) => (failed(error), None),
-                Err(reason) => (refused(reason), None),
-            };
+            named_as_store(arguments, path, read_only).map_err(refused)?;
+            Ok((Reply::Identity(FileIdentity::of_path(path).map_err(failed)?.0), None))
         }
-        Request::Read { path } => match named_for_reading(arguments, path) {
-            Ok(()) => File::open(path).map(OwnedFd::from).map_err(failed),
-            Err(reason) => Err(refused(reason)),
-        },
+        Request::Read { path } => {
+            named_for_reading(arguments, path).map_err(refused)?;
+            let file = File::open(path).map_err(failed)?;
+            Ok((Reply::Opened, Some(file.into())))
+        }
         Request::Store { path, read_only, direct, shared } => {
             let (read_only, direct, shared) = (*read_only, *direct, *shared);
             let options = StoreOptions { read_only, direct, shared, ..StoreOptions::default() };
-            match named_as_store(arguments, path, options) {
-                Ok(()) => OpenHere.open(path, options).map_err(|error| match error {
-                    OpenError::Open { source, .. } => failed(source),
-                    OpenError::InUse { .. } => Reply::InUse,
-                    other => refused(other.to_string()),
-                }),
-                Err(reason) => Err(refused(reason)),
-            }
+            named_as_store(arguments, path, options).map_err(refused)?;
+            let fd = OpenHere.open(path, options).map_err(|error| match error {
+                OpenError::Open { source, .. } => failed(source),
+                OpenError::InUse { .. } => Reply::InUse,
+                other => refused(other.to_string()),
+            })?;
+            Ok((Reply::Opened, Some(fd)))
         }
-    };
-    match opened {
-        Ok(fd) => (Reply::Opened, Some(fd)),
-        Err(reply) => (reply, None),
+        Request::Memory { path } => {
+            named_as_staged(arguments, path).map_err(refused)?;
+            let memory = OpenHere.device_memory(path).map_err(|error| refused(error.to_string()))?;
+            let function = memory.function().to_owned();
+            Ok((Reply::Memory { function }, Some(memory.into_descriptor())))
+        }
+        Request::RemoveSocket { path, device, inode } => {
+            named_as_listener(arguments, path).map_err(refused)?;
+            let file = SocketFile { path: path.clone(), device: *device, inode: *inode };
+            Ok((Reply::Removed(file.remove().map_err(failed)?), None))
+        }
     }
 }
 
@@ -226,6 +278,20 @@ fn named_as_store(arguments: &ServeArguments, path: &Path, options: StoreOptions
             && (volume.shared || !options.shared)
     });
     if named { Ok(()) } else { Err("the configuration does not name this store, or only to be read".to_owned()) }
+}
+
+fn named_as_staged(arguments: &ServeArguments, path: &Path) -> Result<(), String> {
+    let configuration = Configuration::load(arguments).map_err(|error| error.to_string())?;
+    let is_staged = |volume: &VolumeSpec| volume.direct && volume.stage == Some(Stage::Device);
+    let named = configuration.volumes.iter().any(|volume| is_staged(volume) && volume.store.paths().contains(&path));
+    if named { Ok(()) } else { Err("the configuration does not stage this store in its device".to_owned()) }
+}
+
+fn named_as_listener(arguments: &ServeArguments, path: &Path) -> Result<(), String> {
+    let configuration = Configuration::load(arguments).map_err(|error| error.to_string())?;
+    let listeners = configuration.nbd.iter().chain(&configuration.listen).filter_map(Listen::socket_path);
+    let named = listeners.chain(configuration.ctl.as_deref()).any(|listener| listener == path);
+    if named { Ok(()) } else { Err("the configuration does not name this socket".to_owned()) }
 }
 
 fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {

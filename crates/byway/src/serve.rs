@@ -1,5 +1,6 @@
 //! `byway serve`: opens the volumes, starts the node, says when it is ready, and ends it in good order.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,7 @@ use byway_door::http::{HttpDoor, Report};
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_reactor::privilege::{User, become_user, find_user};
+use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, limit_mapped};
 use byway_service::block::OpenHere;
 
@@ -21,6 +23,7 @@ use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, Asker, Order};
+use crate::listening::{self, Endpoint, SocketFiles};
 use crate::memory::default_mapped_bytes;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
@@ -106,19 +109,19 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
     // Read before the node is confined, set before its loops start, which ask for it then.
     let mapped_bytes = configuration.mapped_bytes.or_else(default_mapped_bytes);
-    let files: Box<dyn Files> = if user.is_some() {
-        // Started before anything is confined: it keeps root, for reloads.
-        let arguments: Vec<_> = std::env::args_os().skip(2).collect();
-        let opener = PrivilegedOpener::start(&arguments).map_err(ServeError::Opener)?;
-        confine_to(&configuration)?;
-        Box::new(opener)
-    } else {
-        Box::new(OpenHere)
-    };
+    let mut sockets = Sockets::default();
+    let native = listening::open_all(&listeners.native, &mut sockets.files)?;
+    let mut nbd = listening::open_all(&listeners.nbd, &mut sockets.files)?;
+    nbd.extend(listeners.inherited);
+    let ctl = ctl.map(|path| control::bind(&path, &mut sockets.files)).transpose()?;
+    // It stays unconfined, and with --user privileged, for reloads.
+    let opener = Arc::new(PrivilegedOpener::start(opener_arguments()).map_err(ServeError::Opener)?);
+    sockets.opener = Some(Arc::clone(&opener));
+    confine_to(&configuration)?;
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     watch_signals(events.clone())?;
-    let options = node_options(&configuration, listeners, &plan.served, tls.clone());
+    let options = node_options(&configuration, (native, nbd), &plan.served, tls.clone());
     let loop_events = events.clone();
     let on_failure = Arc::new(move || {
         // Nobody listens only when the node is ending anyway.
@@ -129,30 +132,26 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
     let http = http.map(|at| open_http(at, &report, &allow)).transpose()?;
-    if let Some(path) = &ctl {
+    if let Some(Endpoint { socket: Some(listener), .. }) = ctl {
         let order = move |order| {
             // Nobody listens only when the node is ending, and then the asker is told so.
             let _ = events.send(Event::Order(order));
         };
-        let failed = |source| StartError::Listen { address: Address::Unix(path.clone()), source };
-        control::open(path, report, order).map_err(failed)?;
+        control::open(listener, report, order).map_err(StartError::Loop)?;
     }
     if let Some(user) = user {
         let name = configuration.user.clone().unwrap_or_default();
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
-    announce(&node, http.as_ref().map(HttpDoor::address), ctl.as_deref());
+    announce(&node, http.as_ref().map(HttpDoor::address), configuration.ctl.as_deref());
     let mut serving =
-        Serving { arguments, configuration, files, served: plan.served, listeners: guarded, tls, allow, node };
+        Serving { arguments, configuration, files: opener, served: plan.served, listeners: guarded, tls, allow, node };
     tell(supervisor.ready(&serving.status()));
     let event = serving.follow_orders(&supervisor, &happened);
     tell(supervisor.stopping("answering what is in flight"));
     tracing::info!("shutting down: answering what is in flight");
     if !serving.node.stop(DRAIN_LIMIT) {
         tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests were still in flight; ended anyway");
-    }
-    if let Some(path) = ctl {
-        let _ = std::fs::remove_file(path);
     }
     if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
 }
@@ -163,6 +162,37 @@ fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Ci
     let admits =
         move |peer: SocketAddr| peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner));
     HttpDoor::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
+}
+
+/// The arguments with which this program is the opener of the node that it is now.
+fn opener_arguments() -> Vec<OsString> {
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(command) = arguments.iter_mut().find(|argument| *argument == "serve") {
+        *command = "opener".into();
+    }
+    arguments
+}
+
+/// The files of a node's unix sockets, removed when it ends.
+#[derive(Default)]
+struct Sockets {
+    files: SocketFiles,
+    /// Once the node is confined it can remove nothing itself.
+    opener: Option<Arc<PrivilegedOpener>>,
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for BoundFile { file, .. } in &self.files {
+            let removed = match &self.opener {
+                Some(opener) => opener.remove_socket(file),
+                None => file.remove(),
+            };
+            if let Err(error) = removed {
+                tracing::warn!(path = %file.path.display(), %error, "the socket's file stays; the next node replaces it");
+            }
+        }
+    }
 }
 
 /// What the main thread waits for.
@@ -200,7 +230,7 @@ fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
 struct Serving<'a> {
     arguments: &'a ServeArguments,
     configuration: Configuration,
-    files: Box<dyn Files>,
+    files: Arc<PrivilegedOpener>,
     served: Vec<Served>,
     /// As they were opened at start.
     listeners: Vec<Guarded>,
@@ -302,7 +332,7 @@ impl Serving<'_> {
 struct Listeners {
     native: Vec<Guarded>,
     nbd: Vec<Guarded>,
-    inherited: Vec<OwnedFd>,
+    inherited: Vec<Endpoint>,
     /// Where those are.
     inherited_at: Vec<Guarded>,
 }
@@ -322,8 +352,11 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     let here = inherited.is_empty();
     let nbd = if here { resolve(&configuration.nbd)? } else { Vec::new() };
     let native = if here { resolve(&configuration.listen)? } else { Vec::new() };
-    let inherited_at: std::io::Result<_> = inherited.iter().map(Guarded::inherited).collect();
-    let listeners = Listeners { native, nbd, inherited, inherited_at: inherited_at.map_err(ServeError::Manager)? };
+    let inherited_at: std::io::Result<Vec<_>> = inherited.iter().map(Guarded::inherited).collect();
+    let inherited_at = inherited_at.map_err(ServeError::Manager)?;
+    let at = inherited_at.iter().map(|guarded| guarded.address.clone());
+    let endpoints = inherited.into_iter().zip(at).map(|(socket, address)| Endpoint { address, socket: Some(socket) });
+    let listeners = Listeners { native, nbd, inherited: endpoints.collect(), inherited_at };
     let guarded = listeners.guarded();
     if guarded.is_empty() {
         return Err(ServeError::Nothing(
@@ -335,15 +368,19 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     Ok(listeners)
 }
 
-fn node_options(configuration: &Configuration, listeners: Listeners, served: &[Served], tls: ServerTls) -> NodeOptions {
+fn node_options(
+    configuration: &Configuration,
+    (native, nbd): (Vec<Endpoint>, Vec<Endpoint>),
+    served: &[Served],
+    tls: ServerTls,
+) -> NodeOptions {
     NodeOptions {
         io: configuration.io,
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
-        native: addresses(listeners.native),
-        nbd: addresses(listeners.nbd),
-        nbd_inherited: listeners.inherited,
+        native,
+        nbd,
         nbd_options: NbdOptions::default(),
         tls,
         allow: configuration.allow.clone(),
@@ -351,10 +388,6 @@ fn node_options(configuration: &Configuration, listeners: Listeners, served: &[S
         measuring: Measuring::default(),
         on_failure: Arc::new(|| ()),
     }
-}
-
-fn addresses(listeners: Vec<Guarded>) -> Vec<Address> {
-    listeners.into_iter().map(|listener| listener.address).collect()
 }
 
 fn listen_error(at: SocketAddr, source: std::io::Error) -> StartError {
@@ -374,32 +407,22 @@ fn found_user(name: &str) -> Result<User, ServeError> {
     find_user(name).map_err(|source| ServeError::User { name: name.to_owned(), source })
 }
 
-/// Confines this thread and the loops to be started to the volumes and the folders of sockets.
+/// Confines this thread and those that it starts. All that a running node opens by its path is opened by the opener; only
+/// libraries of RDMA open devices themselves.
 fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
-    let (mut writable, mut readable) = (Vec::new(), Vec::new());
-    for volume in &configuration.volumes {
-        let paths = volume.store.paths().into_iter().map(std::path::Path::to_owned);
-        if volume.read_only { readable.extend(paths) } else { writable.extend(paths) }
-    }
-    for listener in configuration.nbd.iter().chain(&configuration.listen) {
-        if let Listen::Unix(path) | Listen::Shared(path) = listener {
-            writable.extend(path.parent().map(std::path::Path::to_owned));
-        }
-        let devices = Path::new("/dev/infiniband");
-        if matches!(listener, Listen::Rdma { .. }) && devices.exists() {
-            // The libraries load the devices' providers now, and open the devices when somebody connects.
-            if let Err(error) = byway_fabric::rdma::Library::load().and_then(byway_fabric::rdma::Library::devices) {
-                tracing::debug!(%error, "no RDMA devices");
-            }
-            writable.push(devices.to_owned());
-            readable.push("/sys".into());
-        }
-    }
-    writable.extend(configuration.ctl.as_deref().and_then(Path::parent).map(Path::to_owned));
     // The node's own memory, for its metrics.
-    readable.push("/proc/self".into());
+    let (mut writable, mut readable) = (Vec::new(), vec!["/proc/self".into()]);
+    let devices = Path::new("/dev/infiniband");
+    if configuration.listen.iter().any(|listener| matches!(listener, Listen::Rdma { .. })) && devices.exists() {
+        // The libraries load the devices' providers now, and open the devices when somebody connects.
+        if let Err(error) = byway_fabric::rdma::Library::load().and_then(byway_fabric::rdma::Library::devices) {
+            tracing::debug!(%error, "no RDMA devices");
+        }
+        writable.push(devices.to_owned());
+        readable.push("/sys".into());
+    }
     let how = confine(&writable, &readable)?;
-    tracing::info!(landlock = ?how, "confined to the volumes and the folders of the sockets");
+    tracing::info!(landlock = ?how, "confined: files are opened by the opener alone");
     Ok(())
 }
 

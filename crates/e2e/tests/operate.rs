@@ -196,7 +196,7 @@ fn a_confined_node_reloads_without_asking_the_resolver_again() {
     assert_eq!(rig.reload(), "added: more\n");
 }
 
-/// Its socket is made when root is given up already, in a folder that nothing else of the node is in.
+/// In a folder that nothing else of the node is in.
 #[test]
 fn a_node_that_gave_up_root_shares_memory() {
     let test = "a_node_that_gave_up_root_shares_memory";
@@ -211,6 +211,67 @@ fn a_node_that_gave_up_root_shares_memory() {
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     assert!(String::from_utf8_lossy(&listed.stdout).contains('m'));
     drop(rig);
+}
+
+/// Landlock is there without --user too: a node opens nothing by its path, and its reloads work all the same.
+#[test]
+fn a_node_of_any_user_is_confined_and_reloads() {
+    let rig = Rig::new("\"m=mem:1M\"", &[]);
+    if !rig.server.log().contains("landlock=Full") {
+        let why = rig.server.log();
+        assert!(why.contains("landlock=None") || why.contains("landlock=Partial"), "{why}");
+        skip("a_node_of_any_user_is_confined_and_reloads", SkipReason::Machine("this kernel has no landlock"));
+    }
+    let disk = rig.file("disk", 1 << 20);
+    configure(rig.folder.path(), &format!("\"m=mem:1M\", \"disk={disk}\""));
+    assert_eq!(rig.reload(), "added: disk\n");
+}
+
+#[test]
+fn sockets_have_the_mode_and_the_group_that_are_asked_for() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let group = if rustix::process::geteuid().is_root() { 6 } else { rustix::process::getegid().as_raw() };
+    let (nbd, native) = (format!("unix://{},mode=0600", at("nbd")), format!("unix://{},group={group}", at("native")));
+    let (ctl, shm) = (at("ctl"), format!("shm://{},mode=0666,group={group}", at("shm")));
+    let arguments = ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--listen", &shm, "--ctl", &ctl];
+    let mut server = Server::start(folder.path(), 4, &arguments);
+    let own = rustix::process::getegid().as_raw();
+    for (name, mode, gid) in [("nbd", 0o600, own), ("native", 0o660, group), ("shm", 0o666, group), ("ctl", 0o600, own)]
+    {
+        let metadata = std::fs::metadata(at(name)).unwrap();
+        assert_eq!((metadata.mode() & 0o7777, metadata.gid()), (mode, gid), "{name}");
+    }
+    assert_eq!(server.terminate(), Some(0));
+    let unknown = format!("unix://{},group=no-such-group", at("other"));
+    let output = run(&binary(), &["serve", "--volume", "m=mem:1M", "--nbd", &unknown]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("group=no-such-group: there is no such group"), "{said}");
+}
+
+/// An operator moves a socket away, or a new release is started beside the old one.
+#[test]
+fn a_node_that_stops_leaves_the_sockets_of_its_successor() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let names = ["nbd", "native", "ctl"];
+    let (nbd, native, ctl) = (format!("unix://{}", at("nbd")), format!("unix://{}", at("native")), at("ctl"));
+    let arguments = ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--ctl", &ctl];
+    let mut first = Server::start(folder.path(), 3, &arguments);
+    for name in names {
+        std::fs::rename(at(name), at(&format!("{name}-of-the-first"))).unwrap();
+    }
+    let mut second = Server::start(folder.path(), 3, &arguments);
+    assert_eq!(first.terminate(), Some(0));
+    for uri in [format!("nbd+unix:///m?socket={}", at("nbd")), format!("byway+unix:///m?socket={}", at("native"))] {
+        run_well(&binary(), &["info", &uri]);
+    }
+    run_well(&binary(), &["ctl", "--socket", &ctl, "status"]);
+    assert_eq!(second.terminate(), Some(0));
+    for name in names {
+        assert!(!Path::new(&at(name)).exists(), "{name} must go with its node");
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ mod region;
 pub mod seeded;
 mod shared;
 pub mod sim;
+pub mod socket_file;
 mod splice;
 mod time;
 mod timers;
@@ -55,7 +56,7 @@ pub use gather::{Gather, Part, Piece, Scatter};
 pub use loan::{Loan, RestingLoan};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use mapping::{Mapping, Use};
-pub use net::listen_shared as listen;
+pub use net::{Listening, listen_as, listen_shared as listen};
 pub use op::{
     Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
 };

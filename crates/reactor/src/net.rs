@@ -1,13 +1,13 @@
 //! Sockets: listening, connecting and their options, the same for every backend that talks to the kernel.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::op::Address;
+use crate::socket_file::{self, BoundFile, SocketAccess};
 
 /// The send buffer of unix sockets in bytes. 1 MiB makes 1 MiB reads three times as fast as the default 208 KiB
 /// (prototype, kernel 6.18); the kernel doubles it and bounds it by `net.core.wmem_max`.
@@ -16,62 +16,60 @@ const UNIX_SEND_BUFFER_BYTES: usize = 1 << 20;
 /// Waiting connections of a listener.
 const BACKLOG: i32 = 1024;
 
-/// Opens a listening socket for several loops to take over copies of; says where it listens.
+/// A listening socket that loops may take over copies of.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Where it listens, with the port that the kernel chose if 0 was asked for.
+    pub address: Address,
+    /// Of a unix socket: the file, to be removed in the end.
+    pub file: Option<BoundFile>,
+}
+
+/// Opens a listening socket; a unix socket's file gets the mode and the group that `access` says. A unix path that nobody
+/// listens at is replaced.
 ///
 /// # Errors
 /// The kernel's: `AddrInUse`, `PermissionDenied`, ...
-pub fn listen_shared(address: &Address) -> std::io::Result<(OwnedFd, Address)> {
-    let fd = listen(address)?;
-    let bound = match address {
-        Address::Tcp(_) => {
-            let name = rustix::net::getsockname(&fd)?;
-            Address::Tcp(std::net::SocketAddr::try_from(name)?)
-        }
-        Address::Unix(_) | Address::Shared(_) | Address::Rdma(_) => address.clone(),
+pub fn listen_as(address: &Address, access: SocketAccess) -> std::io::Result<Listening> {
+    let tcp = |address: &std::net::SocketAddr| {
+        let socket = stream_socket(match address {
+            std::net::SocketAddr::V4(_) => AddressFamily::INET,
+            std::net::SocketAddr::V6(_) => AddressFamily::INET6,
+        })?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, address)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        let bound = std::net::SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+        Ok(Listening { socket, address: Address::Tcp(bound), file: None })
     };
-    Ok((fd, bound))
-}
-
-/// Binds and listens. A unix path that nobody answers at is replaced; one that somebody answers at is `EADDRINUSE`.
-pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
     match address {
-        Address::Tcp(address) => {
-            let fd = stream_socket(match address {
-                std::net::SocketAddr::V4(_) => AddressFamily::INET,
-                std::net::SocketAddr::V6(_) => AddressFamily::INET6,
-            })?;
-            sockopt::set_socket_reuseaddr(&fd, true)?;
-            rustix::net::bind(&fd, address)?;
-            rustix::net::listen(&fd, BACKLOG)?;
-            Ok(fd)
-        }
+        Address::Tcp(address) => tcp(address),
         Address::Unix(path) | Address::Shared(path) => {
-            remove_stale_socket(path)?;
-            let fd = stream_socket(AddressFamily::UNIX)?;
-            rustix::net::bind(&fd, &rustix::net::SocketAddrUnix::new(path)?)?;
-            rustix::net::listen(&fd, BACKLOG)?;
-            Ok(fd)
+            let (socket, file) = socket_file::listen(path, access, BACKLOG)?;
+            Ok(Listening { socket, address: address.clone(), file: Some(file) })
         }
         Address::Rdma(_) => Err(rustix::io::Errno::OPNOTSUPP.into()),
     }
 }
 
+/// The same with the umask's access, for a caller that leaves the file where it is.
+///
+/// # Errors
+/// See [`listen_as`].
+pub fn listen_shared(address: &Address) -> std::io::Result<(OwnedFd, Address)> {
+    listen_as(address, SocketAccess::default()).map(|listening| (listening.socket, listening.address))
+}
+
+/// Binds and listens, for the loop that asks.
+pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
+    listen_as(address, SocketAccess::default()).map(|listening| listening.socket)
+}
+
 /// A new stream socket, non-blocking and close-on-exec.
 pub(crate) fn stream_socket(family: AddressFamily) -> std::io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
-}
-
-fn remove_stale_socket(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !metadata.file_type().is_socket() {
-        return Err(rustix::io::Errno::EXIST.into());
-    }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(rustix::io::Errno::ADDRINUSE.into()),
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        Err(error) => Err(error),
-    }
 }
 
 /// What every stream gets: no delay of small segments on TCP, a large send buffer on unix sockets, never blocking.

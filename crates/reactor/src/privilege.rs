@@ -23,6 +23,9 @@ const GROUPS_MAX: usize = 65536;
 /// Bytes of a user's entry: home, shell and comment are in it.
 const ENTRY_BYTES: usize = 64 << 10;
 
+/// Bytes of a group's entry: the names of its members are in it.
+const GROUP_BYTES: usize = 1 << 20;
+
 /// Looks a user up (`/etc/passwd` and whatever else the machine asks). Reads files: do it before confinement.
 ///
 /// # Errors
@@ -52,6 +55,29 @@ pub fn find_user(name: &str) -> io::Result<User> {
     groups.truncate(count as usize);
     groups.shrink_to_fit();
     Ok(User { uid: entry.pw_uid, gid: entry.pw_gid, groups })
+}
+
+/// Looks a group up (`/etc/group` and whatever else the machine asks); a number is one. Reads files: do it before confinement.
+///
+/// # Errors
+/// `NotFound`, or the system's.
+pub fn find_group(name: &str) -> io::Result<u32> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let name = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `group` is plain data with pointers that may be null, and all zeroes is a value of it.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let (mut text, mut found) = (vec![0u8; GROUP_BYTES], std::ptr::null_mut());
+    // SAFETY: all pointers are to live memory, and `text` has the size that is named.
+    let rc = unsafe {
+        libc::getgrnam_r(name.as_ptr(), &raw mut entry, text.as_mut_ptr().cast(), text.len(), &raw mut found)
+    };
+    match rc {
+        0 if found.is_null() => Err(io::ErrorKind::NotFound.into()),
+        0 => Ok(entry.gr_gid),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 /// Becomes `user` in all threads, for good: no way back, and no program run from here gets privilege.
@@ -90,6 +116,8 @@ mod tests {
         let root = find_user("root").unwrap();
         assert_eq!((root.uid, root.gid), (0, 0));
         assert_eq!(find_user("no such user").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!((find_group("root").unwrap(), find_group("4711").unwrap()), (0, 4711));
+        assert_eq!(find_group("no such group").unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(become_user(&root).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

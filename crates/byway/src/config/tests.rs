@@ -45,7 +45,7 @@ fn a_file_and_flags_are_merged() {
     assert_eq!((got.mapped_bytes, load(&[], None).unwrap().mapped_bytes), (Some(1 << 30), None));
     assert_eq!(load(&["--mapped", "2G"], Some(file)).unwrap().mapped_bytes, Some(2 << 30));
     assert_eq!(got.listen[0].to_string(), "tcp://127.0.0.1:4711");
-    assert_eq!(got.nbd, [Listen::Unix("/run/n".into())]);
+    assert_eq!(got.nbd, [Listen::parse("unix:///run/n", NBD_PORT).unwrap()]);
     assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use byway_door::http::Report;
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::ServerTls;
+use byway_reactor::socket_file::SocketAccess;
 use byway_reactor::{Address, IoChoice, Reactor};
 use byway_service::block::spec::{StoreSpec, VolumeName, VolumeNameError, VolumeSpec};
 use byway_service::block::{OpenError, OpenHere};
@@ -23,6 +24,7 @@ pub(crate) use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint, copy};
+use crate::listening;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::reload::open_volume;
 use crate::remote::{self, Remote, RemoteError, RemoteOptions, RemoteUri};
@@ -164,14 +166,15 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
     spec.raw = true;
     let volume = open_volume(&spec, &OpenHere)?;
     let loopback = Address::Tcp(([127, 0, 0, 1], 0).into());
+    // The socket's file goes with the folder.
+    let listen = |address| listening::open(&address, SocketAccess::default(), &mut Vec::new());
     let options = NodeOptions {
         io,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         frame_bytes: FRAME_BYTES,
         volumes: vec![Arc::new(volume)],
-        native: vec![loopback.clone()],
-        nbd: vec![loopback, Address::Unix(workplace.folder().join("nbd"))],
-        nbd_inherited: Vec::new(),
+        native: vec![listen(loopback.clone())?],
+        nbd: vec![listen(loopback)?, listen(Address::Unix(workplace.folder().join("nbd")))?],
         nbd_options: NbdOptions::default(),
         tls: ServerTls::Off,
         allow: Vec::new(),

@@ -24,7 +24,7 @@ pub use self::report::NodeReport;
 use self::report::SlowOperations;
 use self::worker::{Message, Worker};
 use crate::address::Cidr;
-use crate::limits::LISTEN_WAIT;
+use crate::listening::Endpoint;
 
 /// What a node serves, and with what.
 pub struct NodeOptions {
@@ -37,11 +37,9 @@ pub struct NodeOptions {
     /// The volumes.
     pub volumes: Vec<Arc<Volume>>,
     /// Where clients of byway's own wire come in.
-    pub native: Vec<Address>,
+    pub native: Vec<Endpoint>,
     /// Where NBD clients come in.
-    pub nbd: Vec<Address>,
-    /// Listening sockets that somebody else opened (socket activation).
-    pub nbd_inherited: Vec<OwnedFd>,
+    pub nbd: Vec<Endpoint>,
     /// What both doors do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
     pub tls: ServerTls,
     /// How NBD is served, but for TLS.
@@ -107,8 +105,6 @@ fn listen_hint(address: &Address, source: &std::io::Error) -> &'static str {
 pub struct Node {
     loops: Vec<Loop>,
     ready: Vec<Ready>,
-    /// Where the native wire listens.
-    native: Vec<Address>,
     report: NodeReport,
     io: String,
 }
@@ -140,7 +136,8 @@ struct Started {
 struct Assignment {
     index: usize,
     options: Arc<NodeOptions>,
-    inherited: Vec<OwnedFd>,
+    /// Listeners of the NBD door: the first loop accepts from all of them.
+    nbd: Vec<(OwnedFd, Address)>,
     /// Listeners of the native wire: every loop accepts from all of them.
     native: Vec<(OwnedFd, Address)>,
     registry: Arc<Registry>,
@@ -158,7 +155,6 @@ impl Node {
         let mut node = Self {
             loops: Vec::new(),
             ready: Vec::new(),
-            native: Vec::new(),
             report: NodeReport::new(Vec::new(), Arc::default(), String::new()),
             io: String::new(),
         };
@@ -172,25 +168,24 @@ impl Node {
     }
 
     fn start_loops(&mut self, mut options: NodeOptions) -> Result<(), StartError> {
-        let inherited = std::mem::take(&mut options.nbd_inherited);
+        let nbd = std::mem::take(&mut options.nbd);
+        let mut nbd: Vec<_> = nbd.into_iter().filter_map(|one| Some((one.socket?, one.address))).collect();
         let threads = options.threads.max(1);
         let options = Arc::new(options);
         let registry = Arc::new(Registry::new(instance_id()?));
-        let native = listen_native(&options.native, &mut self.native)?;
         let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
         let slow = Arc::new(SlowOperations::default());
         // The accepting loop starts last: it must know the others.
         let mut peers = Vec::new();
         for index in (0..threads).rev() {
             let (sender, receiver) = channel();
-            let inherited =
-                if index == 0 { inherited.iter().map(OwnedFd::try_clone).collect() } else { Ok(Vec::new()) };
-            let inherited = inherited.map_err(StartError::Loop)?;
-            let native: Result<Vec<_>, _> = native.iter().map(|(fd, at)| Ok((fd.try_clone()?, at.clone()))).collect();
+            // What RDMA listens on cannot be taken over by other loops: the first one opens all of it.
+            let sockets = options.native.iter().filter_map(|one| Some((one.socket.as_ref()?, &one.address)));
+            let native: std::io::Result<Vec<_>> = sockets.map(|(fd, at)| Ok((fd.try_clone()?, at.clone()))).collect();
             let assignment = Assignment {
                 index,
                 options: Arc::clone(&options),
-                inherited,
+                nbd: if index == 0 { std::mem::take(&mut nbd) } else { Vec::new() },
                 native: native.map_err(StartError::Loop)?,
                 registry: Arc::clone(&registry),
                 loads: Arc::clone(&loads),
@@ -203,26 +198,17 @@ impl Node {
             self.io = started.io;
             self.loops.push(one);
         }
-        self.ready.extend(self.native.iter().map(|address| Ready { door: "byway", address: address.clone() }));
+        let native = options.native.iter().filter(|one| one.socket.is_some());
+        self.ready.extend(native.map(|one| Ready { door: "byway", address: one.address.clone() }));
         self.report = NodeReport::new(peers, slow, self.io.clone());
         Ok(())
     }
 
     /// Ends what runs, at once.
     fn end(self) {
-        self.remove_native_sockets();
         self.tell_all(|| Message::Stop);
         for one in self.loops {
             let _ = one.thread.join();
-        }
-    }
-
-    /// Before the loops close their listeners: then the next node may listen there.
-    fn remove_native_sockets(&self) {
-        for address in &self.native {
-            if let Address::Unix(path) | Address::Shared(path) = address {
-                let _ = std::fs::remove_file(path);
-            }
         }
     }
 
@@ -281,7 +267,6 @@ impl Node {
     pub fn stop(self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         self.report.note_draining();
-        self.remove_native_sockets();
         self.tell_all(|| Message::Drain);
         let mut clean = true;
         for one in &self.loops {
@@ -304,34 +289,6 @@ fn instance_id() -> Result<u64, StartError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| StartError::Loop(std::io::Error::other(error.to_string())))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
-}
-
-/// Listens, for a while also where somebody else still does: a node that was killed keeps its ports until the kernel has
-/// ended its I/O, and its successor starts at once.
-fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    let deadline = Instant::now() + LISTEN_WAIT;
-    loop {
-        match listen() {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-                let _ = rustix::thread::nanosleep(&pause);
-            }
-            listened => return listened,
-        }
-    }
-}
-
-/// Opens the listeners of the native wire; `bound` gets where they are, also if one cannot be opened.
-fn listen_native(addresses: &[Address], bound: &mut Vec<Address>) -> Result<Vec<(OwnedFd, Address)>, StartError> {
-    let mut listeners = Vec::new();
-    // What RDMA listens on cannot be taken over by other loops: the first one has all of it.
-    for address in addresses.iter().filter(|address| !matches!(address, Address::Rdma(_))) {
-        let failed = |source| StartError::Listen { address: address.clone(), source };
-        let listener = patiently(|| byway_reactor::listen(address)).map_err(failed)?;
-        bound.push(listener.1.clone());
-        listeners.push(listener);
-    }
-    Ok(listeners)
 }
 
 /// Tells of the end of a loop's thread, also by a panic.

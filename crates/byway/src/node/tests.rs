@@ -1,9 +1,14 @@
+use byway_reactor::socket_file::SocketAccess;
 use byway_service::block::{Store, VolumeOptions};
 
 use super::*;
 
 fn memory(name: &str) -> Arc<Volume> {
     Arc::new(Volume::new(name, Store::memory(name, 1 << 20).unwrap(), VolumeOptions::default()))
+}
+
+fn endpoint(address: &Address) -> Endpoint {
+    crate::listening::open(address, SocketAccess::default(), &mut Vec::new()).unwrap()
 }
 
 fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
@@ -13,8 +18,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         frame_bytes: 12 << 20,
         volumes: volumes.iter().map(|volume| Arc::clone(volume)).collect(),
         native: Vec::new(),
-        nbd: vec![nbd],
-        nbd_inherited: Vec::new(),
+        nbd: vec![endpoint(&nbd)],
         tls: ServerTls::Off,
         nbd_options: NbdOptions::default(),
         allow: Vec::new(),
@@ -77,30 +81,11 @@ fn the_end_of_a_loop_that_was_not_told_to_is_told() {
 fn nothing_is_left_of_a_node_that_could_not_listen() {
     let folder = tempfile::tempdir().unwrap();
     let volume = memory("m");
-    let nowhere = Address::Unix(folder.path().join("missing").join("nbd"));
-    assert!(matches!(Node::start(options(&[&volume], nowhere)), Err(StartError::Listen { .. })));
+    let nowhere = Endpoint { address: Address::Rdma("192.0.2.1:4711".parse().unwrap()), socket: None };
+    let options = options(&[&volume], Address::Unix(folder.path().join("nbd")));
+    let outcome = Node::start(NodeOptions { native: vec![nowhere], ..options });
+    assert!(matches!(outcome, Err(StartError::Listen { .. } | StartError::ListenRdma { .. })));
     assert_eq!(Arc::strong_count(&volume), 1, "no loop runs on with it");
-}
-
-#[test]
-fn the_files_of_its_sockets_go_with_a_node() {
-    let folder = tempfile::tempdir().unwrap();
-    let volume = memory("m");
-    let at = |name: &str| Address::Unix(folder.path().join(name));
-    let left = || std::fs::read_dir(folder.path()).unwrap().count();
-    let both = |native, nbd| NodeOptions { native: vec![native], ..options(&[&volume], nbd) };
-    let node = Node::start(both(at("native"), at("nbd"))).unwrap();
-    assert_eq!(left(), 2);
-    assert!(node.stop(Duration::from_secs(60)));
-    assert_eq!(left(), 0);
-    // Nor does one stay that could not listen everywhere.
-    let mut more = both(at("native"), at("nbd"));
-    more.nbd.push(at("missing/nbd"));
-    assert!(matches!(Node::start(more), Err(StartError::Listen { .. })));
-    let mut more = both(at("native"), at("nbd"));
-    more.native.push(at("missing/native"));
-    assert!(matches!(Node::start(more), Err(StartError::Listen { .. })));
-    assert_eq!(left(), 0);
 }
 
 #[test]
@@ -114,7 +99,7 @@ fn a_session_that_has_lost_its_access_by_a_reload_ends_and_others_go_on() {
     let [kept, lost, narrowed] = ["kept", "lost", "narrowed"].map(|name| (store(name), name));
     let first = |(store, name): &(Store, &str)| Arc::new(Volume::new(*name, store.clone(), listed("unix")));
     let volumes = [first(&kept), first(&lost), first(&narrowed)];
-    let node = NodeOptions { native: vec![at.clone()], ..options(&[], Address::Unix(folder.path().join("nbd"))) };
+    let node = NodeOptions { native: vec![endpoint(&at)], ..options(&[], Address::Unix(folder.path().join("nbd"))) };
     let node = Node::start(NodeOptions { volumes: volumes.to_vec(), ..node }).unwrap();
     let open = |name: &str, class| {
         let reactor = byway_reactor::Reactor::open(IoChoice::Auto, 4 << 20).unwrap();

@@ -1,6 +1,5 @@
 //! One loop of a node: hands each completion to the floor that it belongs to.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -21,6 +20,7 @@ use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
 use crate::limits::PEERS_REPORTED_MAX;
+use crate::listening::{Endpoint, patiently};
 
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
@@ -79,8 +79,7 @@ impl Worker {
         assignment: Assignment,
         peers: Vec<(Sender<Message>, Waker)>,
     ) -> Result<(Self, Started), StartError> {
-        let Assignment { index, options, inherited, native: native_listeners, registry, loads, slow, receiver } =
-            assignment;
+        let Assignment { index, options, nbd, native: native_listeners, registry, loads, slow, receiver } = assignment;
         let frames = options.frame_bytes / options.threads.max(1);
         let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
         let mut engine = Engine::default();
@@ -126,10 +125,9 @@ impl Worker {
         worker.take_allowed(options.allow.clone());
         let mut ready = Vec::new();
         if index == 0 {
-            let listening = worker.listen(&options.nbd, inherited);
-            if let Err(error) = listening {
-                worker.close_listeners();
-                return Err(error);
+            for (fd, address) in nbd {
+                let listener = worker.reactor.adopt_listener(fd).map_err(StartError::Loop)?;
+                worker.add_listener(listener, address);
             }
             ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
             ready.extend(worker.listen_rdma(&options.native)?);
@@ -139,28 +137,13 @@ impl Worker {
         Ok((worker, started))
     }
 
-    fn listen(&mut self, addresses: &[Address], inherited: Vec<OwnedFd>) -> Result<(), StartError> {
-        for address in addresses {
-            let failed = |source| StartError::Listen { address: address.clone(), source };
-            let listener = super::patiently(|| self.reactor.listen(address)).map_err(failed)?;
-            let bound = self.reactor.local_address(listener).map_or_else(|| address.clone(), Address::Tcp);
-            self.add_listener(listener, bound);
-        }
-        for fd in inherited {
-            let listener = self.reactor.adopt_listener(fd).map_err(StartError::Loop)?;
-            let bound = self.reactor.local_address(listener);
-            self.add_listener(listener, bound.map_or_else(|| Address::Unix("(inherited)".into()), Address::Tcp));
-        }
-        Ok(())
-    }
-
     /// Listens for clients over RDMA.
-    fn listen_rdma(&mut self, addresses: &[Address]) -> Result<Vec<Ready>, StartError> {
+    fn listen_rdma(&mut self, endpoints: &[Endpoint]) -> Result<Vec<Ready>, StartError> {
         let mut ready = Vec::new();
-        for address in addresses {
-            let Address::Rdma(address) = *address else { continue };
+        for endpoint in endpoints {
+            let Address::Rdma(address) = endpoint.address else { continue };
             let in_use = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            let bound = super::patiently(|| match self.native.listen_rdma(&mut self.reactor, address) {
+            let bound = patiently(|| match self.native.listen_rdma(&mut self.reactor, address) {
                 Err(error) if error.is(Errno::ADDRINUSE) => Err(in_use()),
                 bound => Ok(bound),
             });
@@ -199,12 +182,8 @@ impl Worker {
         true
     }
 
-    /// Sockets' files go first: once a listener is closed, the next node may listen there.
     fn close_listeners(&mut self) {
-        for (listener, address) in self.listeners.drain(..) {
-            if let Address::Unix(path) = address {
-                let _ = std::fs::remove_file(path);
-            }
+        for (listener, _) in self.listeners.drain(..) {
             self.reactor.close_listener(listener);
         }
     }

@@ -140,6 +140,11 @@ impl DeviceMemory {
         Self { allocate, function, inode }
     }
 
+    /// Its descriptor, to be passed to another process.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.allocate
+    }
+
     /// Whether it is the memory of the same device: not of one that was removed and plugged in again.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.function, self.inode) == (&other.function, other.inode)

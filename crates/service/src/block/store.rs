@@ -43,6 +43,12 @@ pub trait Opener {
     /// # Errors
     /// [`OpenError::Open`], or [`OpenError::InUse`] for a device that is to be written and has an owner.
     fn open(&self, path: &Path, options: StoreOptions) -> Result<OwnedFd, OpenError>;
+
+    /// The memory of the disk that `path` names or lies on.
+    ///
+    /// # Errors
+    /// See [`DeviceMemoryError`](byway_reactor::device_memory::DeviceMemoryError).
+    fn device_memory(&self, path: &Path) -> Result<DeviceMemory, OpenError>;
 }
 
 /// This process opens.
@@ -67,6 +73,10 @@ impl Opener for OpenHere {
             return Err(OpenError::InUse { path: path.to_owned(), by });
         }
         Ok(file.into())
+    }
+
+    fn device_memory(&self, path: &Path) -> Result<DeviceMemory, OpenError> {
+        Ok(DeviceMemory::of_disk(path)?)
     }
 }
 
@@ -153,7 +163,7 @@ impl Store {
         let mut store = Self::of_files(files, paths.to_vec(), layout)?;
         store.locks = locks;
         if options.direct && options.stage == Stage::Device {
-            store.staging = paths.iter().map(|path| device_memory(path)).collect::<Result<_, _>>()?;
+            store.staging = paths.iter().map(|path| device_memory(path, opener)).collect::<Result<_, _>>()?;
         }
         Ok(store)
     }
@@ -321,8 +331,8 @@ fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {
 }
 
 /// The memory of a path's disk, of which some can be had.
-fn device_memory(path: &Path) -> Result<Arc<DeviceMemory>, OpenError> {
-    let memory = DeviceMemory::of_disk(path)?;
+fn device_memory(path: &Path, opener: &dyn Opener) -> Result<Arc<DeviceMemory>, OpenError> {
+    let memory = opener.device_memory(path)?;
     memory.try_page()?;
     Ok(Arc::new(memory))
 }

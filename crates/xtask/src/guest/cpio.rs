@@ -32,6 +32,11 @@ impl Archive {
         self.add(path, FILE | 0o755, content);
     }
 
+    /// Adds a file with the permission bits of `mode`.
+    pub fn add_file_with(&mut self, path: &str, mode: u32, content: Vec<u8>) {
+        self.add(path, FILE | mode & 0o7777, content);
+    }
+
     pub fn add_link(&mut self, path: &str, target: &str) {
         self.add(path, LINK | 0o777, target.as_bytes().to_vec());
     }

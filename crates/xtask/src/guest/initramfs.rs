@@ -6,6 +6,7 @@ use super::modules::Modules;
 use super::setup::System;
 use crate::process;
 use anyhow::{Context, Result, bail};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,6 +55,29 @@ impl<'a> Initramfs<'a> {
     /// Adds a file that the script wants.
     pub fn add_file(&mut self, path: &str, content: Vec<u8>) {
         self.archive.add_file(path, content);
+    }
+
+    /// Adds a folder of this machine and all that is in it: files, folders and links.
+    pub fn add_tree(&mut self, place: &str, folder: &Path) -> Result<()> {
+        for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let entry = entry?;
+            let (path, place) = (entry.path(), format!("{place}/{}", entry.file_name().to_string_lossy()));
+            let kind = entry.file_type()?;
+            if kind.is_symlink() {
+                self.archive.add_link(&place, &std::fs::read_link(&path)?.to_string_lossy());
+            } else if kind.is_dir() {
+                self.archive.add_directory(&place);
+                self.add_tree(&place, &path)?;
+            } else {
+                self.archive.add_file_with(&place, entry.metadata()?.permissions().mode(), read(&path)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file that is not to be run.
+    pub fn add_text(&mut self, path: &str, content: Vec<u8>) {
+        self.archive.add_file_with(path, 0o644, content);
     }
 
     /// Writes the archive for qemu.

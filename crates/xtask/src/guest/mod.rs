@@ -20,6 +20,7 @@ mod p2p_kernel;
 mod power;
 mod rdma;
 mod setup;
+mod unit;
 
 use crate::process;
 use anyhow::{Context, Result};
@@ -44,6 +45,8 @@ pub enum Task {
     },
     /// Stage a disk's data in the memory of its own controller: right bytes both ways, counted, and what is missing named.
     P2p,
+    /// Run dist/byway.service under the systemd of Debian 12: start, clients, reload, kill, stop.
+    Unit,
 }
 
 pub fn run(task: &Task) -> Result<()> {
@@ -55,6 +58,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Power => power::run(&system)?,
         Task::Rdma { only } => rdma::run(&system, *only)?,
         Task::P2p => p2p::run(&system)?,
+        Task::Unit => unit::run(&system)?,
     }
     println!("{} s", start.elapsed().as_secs());
     Ok(())
@@ -65,7 +69,8 @@ pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Power)?;
     run(&Task::Rdma { only: None })?;
-    run(&Task::P2p)
+    run(&Task::P2p)?;
+    run(&Task::Unit)
 }
 
 /// Builds byway and says where it is: for guests in which speed does not matter, since this takes a fraction of the time.

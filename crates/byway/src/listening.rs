@@ -1,0 +1,84 @@
+//! The sockets that a node listens at: opened at start, before the node is confined, and put away at its end.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use byway_reactor::privilege::find_group;
+use byway_reactor::socket_file::{BoundFile, SocketAccess};
+use byway_reactor::{Address, Listening, listen_as};
+
+use crate::address::SocketPlace;
+use crate::admission::{Guarded, Origin};
+use crate::limits::LISTEN_WAIT;
+use crate::node::StartError;
+
+/// A listener for a node: an open socket, or an address of RDMA, which the node's first loop opens.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Where it is, with the port that the kernel chose if 0 was asked for.
+    pub address: Address,
+    /// The socket; `None` for RDMA.
+    pub socket: Option<OwnedFd>,
+}
+
+/// The files of unix sockets that were opened.
+pub type SocketFiles = Vec<BoundFile>;
+
+/// Opens the listeners of a configuration. The files of those that were opened go to `files`, also if one cannot be opened.
+///
+/// # Errors
+/// [`StartError::Listen`].
+pub fn open_all(listeners: &[Guarded], files: &mut SocketFiles) -> Result<Vec<Endpoint>, StartError> {
+    listeners
+        .iter()
+        .map(|Guarded { origin, address }| {
+            let access = match origin {
+                Origin::Configured(listener) => listener.socket().map_or(Ok(SocketAccess::default()), access_of),
+                Origin::Inherited => Ok(SocketAccess::default()),
+            };
+            let failed = |source| StartError::Listen { address: address.clone(), source };
+            open(address, access.map_err(failed)?, files)
+        })
+        .collect()
+}
+
+/// Opens one. The file of a unix socket goes to `files`.
+///
+/// # Errors
+/// [`StartError::Listen`].
+pub fn open(address: &Address, access: SocketAccess, files: &mut SocketFiles) -> Result<Endpoint, StartError> {
+    if matches!(address, Address::Rdma(_)) {
+        return Ok(Endpoint { address: address.clone(), socket: None });
+    }
+    let failed = |source| StartError::Listen { address: address.clone(), source };
+    let Listening { socket, address, file } = patiently(|| listen_as(address, access)).map_err(failed)?;
+    files.extend(file);
+    Ok(Endpoint { address, socket: Some(socket) })
+}
+
+fn access_of(place: &SocketPlace) -> std::io::Result<SocketAccess> {
+    let named = |name: &String| {
+        find_group(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                std::io::Error::other(format!("group={name}: there is no such group; name one of this machine"))
+            }
+            _ => error,
+        })
+    };
+    Ok(SocketAccess { mode: place.mode, group: place.group.as_ref().map(named).transpose()? })
+}
+
+/// Listens, for a while also where another process still does: a node that was killed keeps its ports until the kernel has
+/// ended its I/O, and its successor starts at once.
+pub fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let deadline = Instant::now() + LISTEN_WAIT;
+    loop {
+        match listen() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            listened => return listened,
+        }
+    }
+}
