@@ -11,11 +11,13 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::bench::{self, BenchCommand};
+use crate::check;
 use crate::config::{TlsMode, http_address, parse_io, parse_stage};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::node::Measuring;
 use crate::opener;
@@ -25,8 +27,11 @@ use crate::units::parse_size;
 
 /// Use the disks, files and idle memory of the other machines at the speed of the network.
 #[derive(Parser, Debug)]
-#[command(name = "byway", version, about, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "byway", version, about, max_term_width = 100, disable_help_subcommand = true, after_long_help = help::BYWAY)]
 pub struct Cli {
+    /// How much is logged on standard error [default: info, or as RUST_LOG says]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log: Option<String>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -36,21 +41,28 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Show what byway does, on this machine alone and without any set-up
+    #[command(after_long_help = help::DEMO)]
     Demo(DemoArguments),
     /// Serve volumes until SIGTERM
+    #[command(after_long_help = help::SERVE)]
     Serve(Box<ServeArguments>),
     /// Copy an image from and to files and volumes: in parallel, holes as holes; goes on where it stopped
+    #[command(after_long_help = help::COPY)]
     Copy(CopyArguments),
     /// Ask a running node: reload, status
+    #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
     /// List the volumes of a server
+    #[command(after_long_help = help::INSPECT)]
     Ls(LsArguments),
     /// Describe a volume: its size, its block, its flags, how much of it is data
+    #[command(after_long_help = help::INSPECT)]
     Info(InfoArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Say what this machine can do, and what to do about the rest
+    #[command(after_long_help = help::DOCTOR)]
     Doctor(DoctorArguments),
     /// The privileged part of a node with --user; started by the node itself
     #[command(hide = true)]
@@ -70,6 +82,9 @@ pub enum Command {
 /// The flags of `byway serve`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ServeArguments {
+    /// Say whether the configuration is good, with all the files, users and addresses that it names, and serve nothing
+    #[arg(long)]
+    pub check: bool,
     /// A volume to serve; may be repeated.
     ///
     /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,access=CLIENT[:ro]]...
@@ -211,8 +226,11 @@ impl MeasuringArguments {
 pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
     let cli = Cli::parse();
-    crate::log::to_stderr();
+    crate::log::to_stderr(cli.log.as_deref());
     let done = match cli.command {
+        Command::Serve(arguments) if arguments.check => {
+            check::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from)
+        }
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map_err(Failure::from),
@@ -250,7 +268,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn man(directory: &std::path::Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+        .and_then(|()| help::write_pages(Cli::command(), directory))
         .map_err(|error| format!("{}: {error}; name a folder that can be written", directory.display()).into())
 }
 

@@ -9,6 +9,7 @@ pub mod address;
 pub mod admission;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod bench;
+pub mod check;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod cli;
 pub mod config;
@@ -21,6 +22,7 @@ pub mod demo;
 pub mod doctor;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod figures;
+mod help;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
 pub mod limits;

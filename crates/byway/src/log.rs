@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::limits::LOG_LINES_PER_SECOND_MAX;
 
-/// Information and worse, or what `RUST_LOG` asks for, on standard error.
-pub fn to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+/// What `--log` or `RUST_LOG` asks for, on standard error; without either information and worse.
+pub fn to_stderr(level: Option<&str>) {
+    let from_environment = || EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = level.map_or_else(from_environment, EnvFilter::new);
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

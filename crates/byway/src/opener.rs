@@ -145,7 +145,9 @@ impl Reply {
             Self::Failed(errno) => io::Error::from_raw_os_error(errno),
             Self::Refused(reason) => io::Error::new(io::ErrorKind::PermissionDenied, reason),
             Self::InUse => io::ErrorKind::ResourceBusy.into(),
-            Self::Opened | Self::Identity(_) | Self::Memory { .. } | Self::Removed(_) => io::ErrorKind::InvalidData.into(),
+            Self::Opened | Self::Identity(_) | Self::Memory { .. } | Self::Removed(_) => {
+                io::ErrorKind::InvalidData.into()
+            }
         }
     }
 }

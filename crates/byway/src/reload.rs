@@ -1,6 +1,8 @@
 //! Reloads: the configuration is read again, and volumes, certificates and the allowed addresses change under running
 //! clients. All of it, or, with a reason, nothing.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -85,6 +87,34 @@ pub struct Plan {
     pub summary: Summary,
 }
 
+/// How long a reload waits: to a deadline, and not once the node is told to end.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// When it ends in any case.
+    pub deadline: Instant,
+    /// The node is told to end.
+    pub ending: Arc<AtomicBool>,
+}
+
+impl Patience {
+    /// Between two looks at `ending`.
+    const STEP: Duration = Duration::from_millis(10);
+
+    fn is_over(&self) -> bool {
+        self.ending.load(Ordering::Relaxed) || Instant::now() >= self.deadline
+    }
+
+    /// Waits for a message; says whether one came.
+    pub fn receives(&self, receiver: &Receiver<()>) -> bool {
+        loop {
+            match receiver.recv_timeout(Self::STEP) {
+                Err(RecvTimeoutError::Timeout) if !self.is_over() => {}
+                received => return received.is_ok(),
+            }
+        }
+    }
+}
+
 /// Volumes that a reload has taken out, until their last request has ended: until then their files are open and locked.
 #[derive(Debug)]
 pub struct Retired(Vec<(String, Weak<Volume>)>);
@@ -97,11 +127,11 @@ impl Retired {
         Self(gone.map(|served| (served.spec.name.to_string(), Arc::downgrade(&served.volume))).collect())
     }
 
-    /// Waits until nobody has them any more, at most until `deadline`; gives the names of those that somebody still has.
-    pub fn wait(mut self, deadline: Instant) -> Vec<String> {
+    /// Waits until no loop has them any more, as long as `patience` lasts; gives the names of those that one still has.
+    pub fn wait(mut self, patience: &Patience) -> Vec<String> {
         loop {
             self.0.retain(|(_, volume)| volume.strong_count() > 0);
-            if self.0.is_empty() || Instant::now() >= deadline {
+            if self.0.is_empty() || patience.is_over() {
                 return self.0.into_iter().map(|(name, _)| name).collect();
             }
             let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -352,6 +382,10 @@ mod tests {
         texts.iter().map(|text| crate::spec::parse(text).unwrap()).collect()
     }
 
+    fn patience(seconds: u64) -> Patience {
+        Patience { deadline: Instant::now() + Duration::from_secs(seconds), ending: Arc::default() }
+    }
+
     fn names(summary: &Summary) -> [String; 5] {
         let Summary { added, dropped, resized, changed, reopened, .. } = summary;
         [added, dropped, resized, changed, reopened].map(|names| names.join(","))
@@ -377,6 +411,20 @@ mod tests {
             }
             assert!(check_fixed(&loaded(mode, &with), &loaded(mode, &["--tls-client-ca", "another"])).is_ok());
         }
+    }
+
+    #[test]
+    fn a_reload_waits_for_requests_until_the_node_is_told_to_end() {
+        let old = plan(&[], &specs(&["a=mem:1M".to_owned()]), &OpenHere).unwrap().served;
+        // One that waits for an hour, as it would for a request that does not end.
+        let patience = patience(3600);
+        let retired = Retired::between(&old, &[]);
+        let busy = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| retired.wait(&patience));
+            patience.ending.store(true, Ordering::Relaxed);
+            waiting.join().unwrap()
+        });
+        assert_eq!(busy, ["a"]);
     }
 
     #[test]
@@ -452,7 +500,7 @@ mod tests {
         let new = plan(&old, &specs(&["a=mem:2M".to_owned()]), &OpenHere).unwrap().served;
         let retired = || Retired::between(&old, &new);
         let request = Arc::clone(&old[1].volume);
-        let busy = retired().wait(Instant::now());
+        let busy = retired().wait(&patience(0));
         assert_eq!(busy, ["b"], "`a` goes on in another size");
         let said = pending(0, &busy, Duration::from_secs(10));
         assert!(said[0].contains("requests to b") && said[0].contains("10 s"), "{said:?}");
@@ -460,7 +508,7 @@ mod tests {
         let retired = retired();
         drop(old);
         let ends = std::thread::spawn(move || drop(request));
-        assert!(retired.wait(Instant::now() + Duration::from_secs(60)).is_empty());
+        assert!(retired.wait(&patience(60)).is_empty());
         ends.join().unwrap();
     }
 

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ use crate::memory::default_mapped_bytes;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::parent;
-use crate::reload::{self, Plan, ReloadError, Retired, Served, Summary};
+use crate::reload::{self, Patience, Plan, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
 
@@ -57,6 +58,14 @@ pub enum ServeError {
     #[error("--user {name}: {why}; name a user of this machine other than root, and start as root", why = user_error(source))]
     User {
         /// Who.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The group of a socket.
+    #[error("group={name}: {why}; name a group of this machine", why = user_error(source))]
+    Group {
+        /// Which.
         name: String,
         /// Why not.
         source: std::io::Error,
@@ -120,7 +129,8 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     confine_to(&configuration)?;
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
-    watch_signals(events.clone())?;
+    let ending = Arc::new(AtomicBool::new(false));
+    watch_signals(events.clone(), Arc::clone(&ending))?;
     let options = node_options(&configuration, (native, nbd), &plan.served, tls.clone());
     let loop_events = events.clone();
     let on_failure = Arc::new(move || {
@@ -144,8 +154,17 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     announce(&node, http.as_ref().map(HttpDoor::address), configuration.ctl.as_deref());
-    let mut serving =
-        Serving { arguments, configuration, files: opener, served: plan.served, listeners: guarded, tls, allow, node };
+    let mut serving = Serving {
+        arguments,
+        configuration,
+        files: opener,
+        served: plan.served,
+        listeners: guarded,
+        tls,
+        allow,
+        node,
+        ending,
+    };
     tell(supervisor.ready(&serving.status()));
     let event = serving.follow_orders(&supervisor, &happened);
     tell(supervisor.stopping("answering what is in flight"));
@@ -207,14 +226,14 @@ enum Event {
     LoopEnded,
 }
 
-fn watch_signals(events: Sender<Event>) -> Result<(), ServeError> {
+/// Signals become events; `ending` is set before that of an end is sent.
+fn watch_signals(events: Sender<Event>, ending: Arc<AtomicBool>) -> Result<(), ServeError> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Signals)?;
     let watch = move || {
-        let mut ending = false;
         for signal in signals.forever() {
             // Whoever asks twice does not want to wait, whatever the node is at.
-            if signal != SIGHUP && std::mem::replace(&mut ending, true) {
+            if signal != SIGHUP && ending.swap(true, Ordering::Relaxed) {
                 std::process::exit(1);
             }
             let event = if signal == SIGHUP { Event::Hangup } else { Event::End };
@@ -239,6 +258,8 @@ struct Serving<'a> {
     /// Shared with the HTTP door.
     allow: Arc<RwLock<Vec<Cidr>>>,
     node: Node,
+    /// The node is told to end: a reload waits no longer.
+    ending: Arc<AtomicBool>,
 }
 
 impl Serving<'_> {
@@ -301,9 +322,10 @@ impl Serving<'_> {
         let retired = Retired::between(&self.served, &plan.served);
         self.served = plan.served;
         let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
-        let deadline = Instant::now() + APPLY_LIMIT;
-        let silent = self.node.replace(&volumes, allow, deadline);
-        plan.summary.pending = reload::pending(silent, &retired.wait(deadline), APPLY_LIMIT);
+        let started = Instant::now();
+        let patience = Patience { deadline: started + APPLY_LIMIT, ending: Arc::clone(&self.ending) };
+        let silent = self.node.replace(&volumes, allow, &patience);
+        plan.summary.pending = reload::pending(silent, &retired.wait(&patience), started.elapsed());
         plan.summary
     }
 
@@ -366,6 +388,14 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     }
     configuration.admit(&guarded)?;
     Ok(listeners)
+}
+
+/// Resolves and judges the listeners of a configuration, and says how many there are.
+///
+/// # Errors
+/// As for starting with them.
+pub(crate) fn judged_listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<usize, ServeError> {
+    listeners(configuration, inherited).map(|listeners| listeners.guarded().len())
 }
 
 fn node_options(

@@ -4,7 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, Rig, Script, SkipReason, binary, libnbd_python, noise, run, run_well, skip, until};
+use byway_e2e::{
+    LIMIT, Rig, Script, Server, SkipReason, binary, libnbd_python, noise, run, run_well, skip, until,
+};
 
 /// Libnbd's Python, or a skip said aloud.
 macro_rules! python {
@@ -223,7 +225,7 @@ fn a_node_of_any_user_is_confined_and_reloads() {
         skip("a_node_of_any_user_is_confined_and_reloads", SkipReason::Machine("this kernel has no landlock"));
     }
     let disk = rig.file("disk", 1 << 20);
-    configure(rig.folder.path(), &format!("\"m=mem:1M\", \"disk={disk}\""));
+    rig.configure(&format!("\"m=mem:1M\", \"disk={disk}\""));
     assert_eq!(rig.reload(), "added: disk\n");
 }
 
@@ -272,6 +274,36 @@ fn a_node_that_stops_leaves_the_sockets_of_its_successor() {
     for name in names {
         assert!(!Path::new(&at(name)).exists(), "{name} must go with its node");
     }
+}
+
+/// While a node serves the same files, and without a trace.
+#[test]
+fn a_configuration_is_checked_without_serving_it() {
+    let mut rig = Rig::new("\"m=mem:1M\"", &[]);
+    let disk = rig.file("disk", 1 << 20);
+    rig.configure(&format!("\"m=mem:1M\", \"disk={disk}\""));
+    assert_eq!(rig.reload(), "added: disk\n");
+    let (config, nbd) = (rig.path("byway.toml").display().to_string(), format!("unix://{}", rig.path("nbd").display()));
+    let check = |more: &[&str]| {
+        let output = run(&binary(), &[&["serve", "--check", "--config", &config, "--nbd", &nbd], more].concat());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(check(&[]), (Some(0), "good: 2 volumes, 1 listeners\n".to_owned(), String::new()));
+    let group = format!("{nbd}-2,group=no-such-group");
+    for (more, reason) in [
+        (["--volume", "gone=/no/such/file"], "volume `gone`: /no/such/file"),
+        (["--user", "no-such-user"], "--user no-such-user"),
+        (["--nbd", &group], "group=no-such-group"),
+        (["--listen", "tcp://0.0.0.0"], "can be reached by other machines"),
+    ] {
+        let (code, out, said) = check(&more);
+        assert!(code == Some(1) && out.is_empty() && said.contains(reason), "{reason}: {code:?} {said}");
+    }
+    assert!(rig.server.is_alive() && !rig.path("nbd-2").exists());
+    let level = |level: &str| run(&binary(), &["--log", level, "serve", "--check", "--config", &config, "--nbd", &nbd]);
+    assert!(String::from_utf8_lossy(&level("trace").stderr).contains("TRACE"));
+    assert_eq!(level("loud").status.code(), Some(2));
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl Mapping {
             if known.key.load(Ordering::Acquire) == key && known.pages.load(Ordering::Relaxed) & wanted == wanted {
                 return true;
             }
-            self.ask(block, period) & wanted == wanted
+            self.ask(block, period, wanted) & wanted == wanted
         })
     }
 
@@ -117,11 +117,22 @@ impl Mapping {
         (&self.blocks[block as usize & (places - 1)], (period & 0xffff_ffff) << 32 | tag & 0xffff_ffff)
     }
 
-    /// Asks the kernel which pages of a block are in memory (`mincore(2)`).
-    fn ask(&self, block: u64, period: u64) -> u64 {
-        if !self.is_told(period) {
-            return 0;
-        }
+    /// Asks the kernel which pages of a block are in memory: all of the block's by `mincore(2)`; where that does not tell the
+    /// truth, those of `wanted`, by reading a byte of each without waiting.
+    fn ask(&self, block: u64, period: u64, wanted: u64) -> u64 {
+        let (known, key) = self.place(block, period);
+        let pages = if self.is_told(period) {
+            self.pages_by_mincore(block)
+        } else {
+            let before = if known.key.load(Ordering::Acquire) == key { known.pages.load(Ordering::Relaxed) } else { 0 };
+            before | self.pages_by_reading(block, wanted & !before)
+        };
+        known.pages.store(pages, Ordering::Relaxed);
+        known.key.store(key, Ordering::Release);
+        pages
+    }
+
+    fn pages_by_mincore(&self, block: u64) -> u64 {
         let start = block * BLOCK;
         let bytes = (self.len - start).min(BLOCK) as usize;
         let mut present = [0u8; PAGES_PER_BLOCK as usize];
@@ -130,11 +141,26 @@ impl Mapping {
         if rc != 0 {
             return 0;
         }
-        let pages = present.iter().enumerate().fold(0, |bits, (page, byte)| bits | u64::from(byte & 1) << page);
-        let (known, key) = self.place(block, period);
-        known.pages.store(pages, Ordering::Relaxed);
-        known.key.store(key, Ordering::Release);
-        pages
+        present.iter().enumerate().fold(0, |bits, (page, byte)| bits | u64::from(byte & 1) << page)
+    }
+
+    /// Up to the first of them that is not in memory. None where the file system cannot read without waiting (tmpfs).
+    fn pages_by_reading(&self, block: u64, wanted: u64) -> u64 {
+        use rustix::io::{ReadWriteFlags, preadv2};
+        // SAFETY: the file owns both the descriptor and this mapping, and is there while it is asked.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        let (mut present, mut left) = (0, wanted);
+        while left != 0 {
+            let page = u64::from(left.trailing_zeros());
+            let mut byte = [0];
+            let buffers = &mut [std::io::IoSliceMut::new(&mut byte)];
+            if preadv2(fd, buffers, block * BLOCK + page * PAGE, ReadWriteFlags::NOWAIT) != Ok(1) {
+                break;
+            }
+            present |= 1 << page;
+            left &= left - 1;
+        }
+        present
     }
 
     /// Whether `mincore` tells the truth: to whoever neither owns the file nor may write it, it says that all pages are in
@@ -224,6 +250,39 @@ mod tests {
         assert_eq!(mapping.readable(4096, 4096), mapping.address(4096, 4096).map(<*mut u8>::cast_const));
         assert!(mapping.readable(0, 8192).is_some());
         assert_eq!((mapping.readable(1, 8192), mapping.readable(u64::MAX, 2)), (None, None));
+    }
+
+    /// A node that became `--user` serves files that this user neither owns nor may write.
+    #[test]
+    fn a_process_that_mincore_tells_nothing_asks_by_reading() {
+        if !rustix::process::geteuid().is_root() {
+            return byway_skip::skip_this(byway_skip::SkipReason::Machine("not root"));
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &[1; 3 * BLOCK as usize]).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+        if rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut [0])], 0, rustix::io::ReadWriteFlags::NOWAIT)
+            == Err(rustix::io::Errno::OPNOTSUPP)
+        {
+            let reason = "no reads without waiting where temporary files lie";
+            return byway_skip::skip_this(byway_skip::SkipReason::Machine(reason));
+        }
+        // Away from memory, but for the first page of the second block.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        rustix::io::pread(&file, &mut [0; 1], BLOCK).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 3 * BLOCK, false).unwrap();
+        let now = Instant::from_nanos(5);
+        let told = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                // SAFETY: the system call, not libc's wrapper: it changes this thread alone, which ends here.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+                [(BLOCK, 4096), (2 * BLOCK, 4096), (BLOCK, 2 * 4096)].map(|(at, len)| mapping.resident(at, len, now))
+            });
+            other.join().unwrap()
+        });
+        assert_eq!(told, [true, false, false]);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use self::report::SlowOperations;
 use self::worker::{Message, Worker};
 use crate::address::Cidr;
 use crate::listening::Endpoint;
+use crate::reload::Patience;
 
 /// What a node serves, and with what.
 pub struct NodeOptions {
@@ -234,19 +235,16 @@ impl Node {
     /// machine's (empty: everybody). Volumes that are the same, perhaps in another size, go on; connections of those that
     /// are gone end.
     ///
-    /// Waits for every loop to confirm that it is so, until `deadline`, and gives how many have not: they do as told
+    /// Waits for every loop to confirm that it is so, as long as `patience` lasts, and gives how many have not: they do as told
     /// once they come to it.
-    pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], deadline: Instant) -> usize {
+    pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], patience: &Patience) -> usize {
         let (confirm_allowed, allowed) = channel();
         // First those who may no longer come in: they are not to see what is new.
         self.tell_all(|| Message::Allow(allow.to_vec(), confirm_allowed.clone()));
         let (confirm_volumes, replaced) = channel();
         self.tell_all(|| Message::Volumes(volumes.to_vec(), confirm_volumes.clone()));
         drop((confirm_allowed, confirm_volumes));
-        let confirmed = |confirmations: &Receiver<()>| {
-            let left = || deadline.saturating_duration_since(Instant::now());
-            self.loops.iter().take_while(|_| confirmations.recv_timeout(left()).is_ok()).count()
-        };
+        let confirmed = |from: &Receiver<()>| self.loops.iter().take_while(|_| patience.receives(from)).count();
         self.loops.len() - confirmed(&allowed).min(confirmed(&replaced))
     }
 

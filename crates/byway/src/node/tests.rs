@@ -7,6 +7,10 @@ fn memory(name: &str) -> Arc<Volume> {
     Arc::new(Volume::new(name, Store::memory(name, 1 << 20).unwrap(), VolumeOptions::default()))
 }
 
+fn patience(seconds: u64) -> Patience {
+    Patience { deadline: Instant::now() + Duration::from_secs(seconds), ending: Arc::default() }
+}
+
 fn endpoint(address: &Address) -> Endpoint {
     crate::listening::open(address, SocketAccess::default(), &mut Vec::new()).unwrap()
 }
@@ -35,8 +39,7 @@ fn a_replacement_is_answered_when_every_loop_has_made_it() {
     let node = Node::start(options(&[&keep, &last], Address::Unix(folder.path().join("nbd")))).unwrap();
     for _ in 0..100 {
         let next = memory("next");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        assert_eq!(node.replace(&[Arc::clone(&keep), Arc::clone(&next)], &[], deadline), 0);
+        assert_eq!(node.replace(&[Arc::clone(&keep), Arc::clone(&next)], &[], &patience(60)), 0);
         assert_eq!(Arc::strong_count(&last), 1, "no loop has it any more");
         last = next;
     }
@@ -53,7 +56,11 @@ fn a_loop_that_does_not_confirm_is_counted() {
     let (_end, ended) = channel();
     let waker = node.loops[0].waker.clone();
     node.loops.push(Loop { sender, waker, thread: std::thread::spawn(|| ()), ended });
-    assert_eq!(node.replace(&[volume], &[], Instant::now() + Duration::from_millis(300)), 1);
+    assert_eq!(node.replace(&[Arc::clone(&volume)], &[], &patience(1)), 1);
+    // Nor is it waited for once the node is told to end.
+    let hour = patience(3600);
+    hour.ending.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(node.replace(&[volume], &[], &hour) >= 1);
     drop(untaken);
     node.loops.pop();
     assert!(node.stop(Duration::from_secs(60)));
@@ -116,8 +123,7 @@ fn a_session_that_has_lost_its_access_by_a_reload_ends_and_others_go_on() {
         volumes[1].succeeded_by(lost.0, listed("10.0.0.0/8")),
         volumes[2].succeeded_by(narrowed.0, listed("unix:ro")),
     ];
-    let deadline = Instant::now() + Duration::from_secs(60);
-    assert_eq!(node.replace(&next.map(Arc::new), &[], deadline), 0);
+    assert_eq!(node.replace(&next.map(Arc::new), &[], &patience(60)), 0);
     let [kept, lost, narrowed] = &mut clients;
     let mut back = vec![0; 4096];
     kept.write(0, &[8; 4096], true).unwrap();

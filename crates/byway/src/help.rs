@@ -1,0 +1,148 @@
+//! What `--help` and the man pages say of a command beyond its flags: examples, files, exit status.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::Command;
+use clap_mangen::Man;
+
+/// Of `byway` itself.
+pub(crate) const BYWAY: &str = "\
+Environment:
+  RUST_LOG   what is logged where --log is not given, for example warn or byway_fabric=debug
+
+Exit status:
+  0   done
+  1   it could not be done; standard error says why
+  2   the command line is wrong";
+
+/// Of `byway demo`.
+pub(crate) const DEMO: &str = "\
+Examples:
+  byway demo                 with a file of its own, removed at the end
+  byway demo image.raw       with this file, opened read-only
+
+Exit status:
+  0 if every copy was right, 1 if not, 2 for a wrong command line.";
+
+/// Of `byway serve`.
+pub(crate) const SERVE: &str = "\
+Examples:
+  byway serve --volume disk=/srv/disk.img --nbd tcp://127.0.0.1 --listen tcp://127.0.0.1
+  byway serve --volume disk=/dev/nvme0n1,direct --nbd unix:///run/byway/nbd.sock,group=disk --user byway
+  byway serve --config /etc/byway/byway.toml --check
+
+Files:
+  /etc/byway/byway.toml   the configuration that byway.service reads
+  /run/byway/ctl.sock     the control socket that byway ctl asks if --socket is not given
+
+Signals:
+  SIGTERM, SIGINT   answer what is in flight, at most 30 s, and end; a second one ends the node at once
+  SIGHUP            read the configuration again, as byway ctl reload
+
+Exit status:
+  0 after SIGTERM or SIGINT, or if --check finds nothing wrong. 1 if the node could not start, an event loop failed, or it was
+  told to end at once. 2 for a wrong command line.";
+
+/// Of `byway copy`.
+pub(crate) const COPY: &str = "\
+Examples:
+  byway copy byway://store1/disk disk.img --verify
+  byway copy image.raw nbd://store1/disk --overwrite
+
+Exit status:
+  0 once the destination is whole and flushed, 1 if not, 2 for a wrong command line.";
+
+/// Of `byway ctl`.
+pub(crate) const CTL: &str = "\
+Examples:
+  byway ctl status
+  byway ctl reload
+
+Files:
+  /run/byway/ctl.sock   the socket of a node that runs as byway.service
+
+Exit status:
+  0 if the node did as it was asked, 1 if it refused or does not answer, 2 for a wrong command line.";
+
+/// Of `byway ls` and `byway info`.
+pub(crate) const INSPECT: &str = "\
+Examples:
+  byway ls byway://store1
+  byway info nbd://store1/disk
+  byway ls 'byway+unix:///?socket=/run/byway.sock'
+
+Exit status:
+  0 if the server has answered, 1 if not, 2 for a wrong command line.";
+
+/// Of `byway doctor`.
+pub(crate) const DOCTOR: &str = "\
+Examples:
+  byway doctor
+  byway doctor --json | jq '.[] | select(.health != \"ok\")'
+
+Exit status:
+  0, whatever was found.";
+
+/// Writes the man pages of a command and of those beneath it.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn write_pages(command: Command, folder: &Path) -> io::Result<()> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    write_built(&command, folder)
+}
+
+fn write_built(command: &Command, folder: &Path) -> io::Result<()> {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        write_built(inner, folder)?;
+    }
+    let man = Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.get_subcommands().any(|inner| !inner.is_hide_set()) {
+        man.render_subcommands_section(&mut page)?;
+    }
+    if let Some(more) = command.get_after_long_help() {
+        write_sections(&mut page, &more.to_string())?;
+    }
+    std::fs::write(folder.join(man.get_filename()), page)
+}
+
+/// `Title:` begins a section; the rest is shown line by line.
+fn write_sections(page: &mut impl Write, text: &str) -> io::Result<()> {
+    for line in text.lines() {
+        match line.strip_suffix(':') {
+            Some(title) if !title.starts_with(' ') => writeln!(page, ".fi\n.SH \"{}\"\n.nf", title.to_uppercase())?,
+            _ => writeln!(page, "\\&{}", line.replace('\\', "\\e").replace('-', "\\-"))?,
+        }
+    }
+    writeln!(page, ".fi")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use crate::cli::Cli;
+
+    #[test]
+    fn every_page_has_an_exit_status_and_those_of_the_program_examples() {
+        let folder = tempfile::tempdir().unwrap();
+        super::write_pages(Cli::command(), folder.path()).unwrap();
+        let page = |name: &str| std::fs::read_to_string(folder.path().join(format!("{name}.1"))).unwrap();
+        for name in ["demo", "serve", "copy", "ctl", "ls", "info", "doctor"] {
+            let page = page(&format!("byway-{name}"));
+            for section in [".SH \"EXAMPLES\"", ".SH \"EXIT STATUS\"", "\\-\\-log"] {
+                assert!(page.contains(section), "{name}: {section}\n{page}");
+            }
+        }
+        assert!(page("byway-serve").contains(".SH \"FILES\"") && page("byway-ctl").contains(".SH \"FILES\""));
+        assert!(page("byway").contains(".SH \"ENVIRONMENT\""));
+    }
+}
