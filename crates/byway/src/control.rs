@@ -359,7 +359,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ctl");
         let (asked, reloads) = channel();
-        open(&path, Arc::new(Node), move |order| {
+        let listener = OwnedFd::from(UnixListener::bind(&path).unwrap());
+        open(listener, Arc::new(Node), move |order| {
             if let Order::Reload(asker) = order {
                 asked.send(asker).unwrap();
             }

@@ -1,5 +1,5 @@
 //! A client whose connection broke, and that connects again: what its old connection had begun must not land over what it
-//! writes on the new one (docs/decisions/0032).
+//! writes on the new one (docs/decisions/0033).
 
 mod nbd_loop;
 

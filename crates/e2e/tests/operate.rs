@@ -4,9 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-use byway_e2e::{
-    LIMIT, Rig, Script, Server, SkipReason, binary, libnbd_python, noise, run, run_well, skip, until,
-};
+use byway_e2e::{LIMIT, Rig, Script, Server, SkipReason, binary, libnbd_python, noise, run, run_well, skip, until};
 
 /// Libnbd's Python, or a skip said aloud.
 macro_rules! python {

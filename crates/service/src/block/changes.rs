@@ -1,5 +1,5 @@
 //! Which changes of a volume are at its store, on any loop: so that a new client can wait for those that began before it
-//! came (docs/decisions/0032).
+//! came (docs/decisions/0033).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! A volume: a store with a name and the promises that its clients see. Shared by all loops.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::changes::Changes;
@@ -40,15 +40,35 @@ pub struct Volume {
     options: VolumeOptions,
     store: Store,
     /// By this a volume is the same.
-    identity: Arc<()>,
+    identity: Arc<Loops>,
     /// The identities of volumes over the same files that this one replaced.
-    replaced: Vec<Weak<()>>,
+    replaced: Vec<Arc<Loops>>,
     health: Arc<Health>,
     failures: Arc<Failures>,
     changes: Arc<Changes>,
     rate: Option<Arc<Rate>>,
     /// How often each rule of its faults has matched.
     fault_matches: Arc<Vec<AtomicU64>>,
+}
+
+/// How many loops serve a volume.
+#[derive(Debug, Default)]
+struct Loops(AtomicUsize);
+
+impl Loops {
+    fn serve(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+/// One of the loops that serve a volume.
+#[derive(Debug)]
+pub(super) struct ServingLoop(Arc<Loops>);
+
+impl Drop for ServingLoop {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Volume {
@@ -90,8 +110,8 @@ impl Volume {
     #[must_use]
     pub fn replaced_by(&self, store: Store, options: VolumeOptions) -> Self {
         let mut replaced = self.replaced.clone();
-        replaced.retain(|volume| volume.strong_count() > 0);
-        replaced.push(Arc::downgrade(&self.identity));
+        replaced.retain(|volume| volume.serve());
+        replaced.push(Arc::clone(&self.identity));
         Self { identity: Arc::default(), replaced, ..self.succeeded_by(store, options) }
     }
 
@@ -107,7 +127,13 @@ impl Volume {
     /// Whether requests on a volume that this one replaced are still under way. One of them may be a write, which must not
     /// land after a newer one.
     pub(super) fn waits_for_replaced(&self) -> bool {
-        self.replaced.iter().any(|volume| volume.strong_count() > 0)
+        self.replaced.iter().any(|volume| volume.serve())
+    }
+
+    /// A loop serves the volume until it drops this: until the last request there has ended.
+    pub(super) fn serve(&self) -> ServingLoop {
+        self.identity.0.fetch_add(1, Ordering::AcqRel);
+        ServingLoop(Arc::clone(&self.identity))
     }
 
     /// Whether a flush has failed: what clients wrote may be lost, and flushes fail until the volume is opened anew.

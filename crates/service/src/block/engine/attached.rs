@@ -13,13 +13,15 @@ use super::{Engine, VolumeId};
 use crate::block::changes::{EarlierChanges, LoopChanges};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
-use crate::block::volume::Volume;
+use crate::block::volume::{ServingLoop, Volume};
 use crate::limits::{REPLACED_PAUSE, RETIRED_SIZES_MAX};
 
 /// A volume on this loop.
 pub(super) struct Attached {
     pub(super) generation: u32,
     pub(super) volume: Arc<Volume>,
+    /// Held until the last request has ended; not read.
+    _serving: ServingLoop,
     pub(super) files: Vec<File>,
     /// Where the bytes of each file are staged; empty where that is main memory.
     pub(super) stages: Vec<Stage>,
@@ -51,6 +53,7 @@ impl Engine {
         let changes = volume.changes().join();
         let attached = Attached {
             generation,
+            _serving: volume.serve(),
             volume,
             files,
             stages,

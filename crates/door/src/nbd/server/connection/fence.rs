@@ -1,4 +1,4 @@
-//! Changes of a new connection wait for those that came before it (docs/decisions/0032).
+//! Changes of a new connection wait for those that came before it (docs/decisions/0033).
 //!
 //! A client whose connection broke sends again what was not answered, and goes on. What its old connection left at the
 //! store must not land over that. NBD does not say which connections are of one client, so each new connection waits, with
