@@ -71,8 +71,13 @@ pub enum Part<'a> {
     Zeroes(usize),
 }
 
-/// Memory for heads that a cleared gather keeps, in bytes: more than the replies of a full batch of small requests.
-const HEAD_BYTES_KEPT: usize = 64 << 10;
+/// Memory for heads that a cleared gather keeps, in bytes: the headers of 64 messages of byway's own wire. Each connection has two
+/// gathers, so thousands of idle ones keep little.
+const HEAD_BYTES_KEPT: usize = 8 << 10;
+/// Segments that a cleared gather keeps room for.
+const SEGMENTS_KEPT: usize = 128;
+/// Bytes of heads that were taken off the front, above which the rest is moved there.
+const TAKEN_HEAD_BYTES_MAX: usize = 64 << 10;
 
 impl Segment {
     /// Forgets the first `n` bytes, fewer than there are.
@@ -298,7 +303,7 @@ impl Gather {
             }
         }
         let Some(first) = first else { return self.heads.clear() };
-        if first as usize <= HEAD_BYTES_KEPT.max(self.heads.len() / 2) {
+        if first as usize <= TAKEN_HEAD_BYTES_MAX.max(self.heads.len() / 2) {
             return;
         }
         self.heads.drain(..first as usize);
@@ -347,6 +352,7 @@ impl Gather {
         self.heads.clear();
         self.heads.shrink_to(HEAD_BYTES_KEPT);
         self.segments.clear();
+        self.segments.shrink_to(SEGMENTS_KEPT);
         (self.len, self.frame_bytes) = (0, 0);
     }
 }
@@ -501,6 +507,20 @@ mod tests {
                 gather.take_front(|bytes| std::mem::replace(&mut room, 0).min(bytes.len()));
             }
         }
-        assert!(gather.heads.capacity() <= 8 * HEAD_BYTES_KEPT, "{}", gather.heads.capacity());
+        assert!(gather.heads.capacity() <= 8 * TAKEN_HEAD_BYTES_MAX, "{}", gather.heads.capacity());
+    }
+
+    /// What a client that asks much and takes nothing made its connection gather must not stay with the connection.
+    #[test]
+    fn a_cleared_gather_keeps_little_memory() {
+        let mut gather = Gather::new();
+        for _ in 0..1000 {
+            gather.push_head(&[7; 2000]);
+            gather.push_zeroes(1);
+        }
+        assert!(gather.heads.capacity() >= 2_000_000);
+        gather.clear();
+        assert!(gather.heads.capacity() <= HEAD_BYTES_KEPT, "{}", gather.heads.capacity());
+        assert!(gather.segments.capacity() <= SEGMENTS_KEPT, "{}", gather.segments.capacity());
     }
 }
