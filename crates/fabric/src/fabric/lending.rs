@@ -17,6 +17,7 @@ use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
 
 use super::{Fabric, Handler};
+use crate::capabilities::OneSided;
 use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -145,7 +146,8 @@ impl Fabric {
         place: (usize, usize),
         write: bool,
     ) -> bool {
-        if self.capabilities(session).is_none_or(|wire| wire.secure) {
+        // Before the memory is sealed for it, which it stays.
+        if self.capabilities(session).is_none_or(|wire| wire.one_sided != OneSided::WhereLent) {
             return false;
         }
         let Some(socket) = self.control_socket(session) else { return false };

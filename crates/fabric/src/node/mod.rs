@@ -182,7 +182,7 @@ pub struct NodeCounters {
     pub sessions: usize,
     /// How often memory is lent to peers, each piece to each of them.
     pub loans: usize,
-    /// Bytes of [`NodeOptions::frame_bytes`] in use, by connections and messages.
+    /// Bytes of [`NodeOptions::frame_bytes`] in use, by messages, and by connections beyond their own receive buffers.
     pub frame_bytes: usize,
     /// What became of the program's own memory over RDMA, where it must be registered with a device: see
     /// [`registration`](crate::registration). All 0 before such a transfer.

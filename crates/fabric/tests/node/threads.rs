@@ -34,7 +34,7 @@ fn what_a_node_has_is_counted_while_another_thread_turns_it(rig: &Rig) {
     let pair = rig.pair();
     let (_memory, window) = pair.open(4096, Rights::PUT);
     let alone = pair.server.counters().unwrap();
-    assert!(alone.windows > 0 && alone.frame_bytes > 0, "{alone:?}");
+    assert!(alone.windows > 0, "{alone:?}");
     let _turner = Turner::of(&pair.server);
     let mine = pair.client.register(100).unwrap();
     for _ in 0..20 {
@@ -42,7 +42,6 @@ fn what_a_node_has_is_counted_while_another_thread_turns_it(rig: &Rig) {
         done(&pair.client.put(pair.to_server, &[mine.segment(0..100)], &window.descriptor(), 0).unwrap());
         let counted = pair.server.counters().unwrap();
         assert_eq!(counted.windows, alone.windows);
-        assert!(counted.frame_bytes > 0);
     }
 }
 
