@@ -209,7 +209,7 @@ impl Serving<'_> {
             tracing::debug!(volume = volume.name(), %client, "not in the volume's access list: told that there is none");
             return Err(CallError::NotFound);
         };
-        if volume.options().tls_required && !fabric.capabilities(call.session).is_some_and(|wire| wire.secure) {
+        if volume.options().tls_required && !is_secure(fabric, call.session) {
             return Err(CallError::TlsRequired);
         }
         let right = if arguments.flags.get() & FLAG_READ_ONLY != 0 { Right::Read } else { right };
@@ -235,11 +235,14 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Lists the volumes that the client may use from an index on, as many as fit; the result begins with how many there are.
+    /// Lists the volumes that the client may use over its wire from an index on, as many as fit; the result begins with
+    /// how many there are.
     fn list(&mut self, fabric: &mut Fabric, call: Call, arguments: &Arguments) {
         let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let offered = self.core.exports.iter().filter(|export| !export.withdrawn);
+        let secure = is_secure(fabric, call.session);
         let volumes = offered.filter_map(|export| self.engine.volume(export.volume));
+        let volumes = volumes.filter(|volume| secure || !volume.options().tls_required);
         let open: Vec<_> = volumes.filter_map(|volume| Some((volume, volume.right(&client)?))).collect();
         let mut payload = Vec::new();
         for (volume, right) in open.iter().skip(arguments.offset.get() as usize) {
@@ -261,6 +264,10 @@ impl Serving<'_> {
         let count = (open.len() as u64).to_le_bytes();
         self.answer_with(fabric, call, Ok(()), (&count, &payload));
     }
+}
+
+fn is_secure(fabric: &Fabric, session: Slot) -> bool {
+    fabric.capabilities(session).is_some_and(|wire| wire.secure)
 }
 
 fn volume_flags(volume: &Volume, right: Right) -> u32 {
