@@ -82,6 +82,10 @@ pub const CLIENT_PIECE_BYTES: usize = 256 << 10;
 /// How long a client waits for a connection and its handshake, in seconds; then it gives up.
 pub const CLIENT_HANDSHAKE_SECONDS_MAX: u64 = 10;
 
+/// How long a client waits for the first byte of a server before it asks on a second connection whether that speaks
+/// byway's own wire, in seconds. NBD servers greet as soon as they accept, so an honest one is seldom asked.
+pub const CLIENT_PROBE_SECONDS: u64 = 1;
+
 /// How long a server may owe an answer and say nothing, in seconds; then the client gives up. A flush may write much.
 pub const CLIENT_SILENCE_SECONDS_MAX: u64 = 120;
 

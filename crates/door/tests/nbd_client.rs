@@ -10,10 +10,13 @@ use std::thread::JoinHandle;
 use byway_door::nbd::client::{BlockingClient, ClientConfig, ClientError, ClientHandshakeError, RequestError, list};
 use byway_door::nbd::errno::Errno;
 use byway_door::nbd::request::Headers;
+use byway_fabric::session;
 use byway_fabric::tls::ServerTls;
+use byway_fabric::wire::{HEADER_BYTES, Header, Kind, RefuseCode};
 use byway_reactor::{Address, IoChoice, Reactor};
 use byway_service::block::ZeroFlags;
 use nbd_rig::{CLIENT, IOS, Running, connect_as, loopback, memory, pattern};
+use zerocopy::IntoBytes;
 
 fn connect(io: IoChoice, to: &Address, export: &str, connections: usize) -> Result<BlockingClient, ClientError> {
     let config = ClientConfig { export: export.to_owned(), ..ClientConfig::default() };
@@ -154,6 +157,51 @@ fn a_server_that_says_nothing_is_given_up() {
     });
     assert_eq!(connect(IoChoice::Auto, &silent, "m", 1).err(), Some(ClientError::SlowHandshake));
     thread.join().unwrap();
+}
+
+#[test]
+fn a_server_of_byways_own_wire_is_named() {
+    for io in IOS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut silent, _) = listener.accept().unwrap();
+            let (mut asked, _) = listener.accept().unwrap();
+            let mut hello = [0; HEADER_BYTES];
+            asked.read_exact(&mut hello).unwrap();
+            assert_eq!(Header::open(&hello, 0).unwrap().1, Kind::Hello);
+            let mut refuse = session::refuse(Kind::Refuse, RefuseCode::UnknownSession);
+            refuse.seal(0);
+            asked.write_all(refuse.as_bytes()).unwrap();
+            // The client sends nothing more on either.
+            assert_eq!((silent.read(&mut hello).unwrap(), asked.read(&mut hello).unwrap()), (0, 0));
+        });
+        assert_eq!(connect(io, &address, "m", 1).err(), Some(ClientError::SpeaksByway), "{io:?}");
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_is_slow_to_greet_is_waited_for() {
+    for io in IOS {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut first, _) = listener.accept().unwrap();
+            // It greets once the client has lost patience and asks what the server speaks.
+            let (mut asked, _) = listener.accept().unwrap();
+            asked.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+            asked.write_all(b"NBDMAGICIHAVEOPT\x00\x00").unwrap();
+            greet(&mut first);
+            let mut leave = [0; 28];
+            first.read_exact(&mut leave).unwrap();
+            assert_eq!(leave[6..8], [0, 2], "DISC");
+        });
+        let client = connect(io, &address, "m", 1).unwrap();
+        assert_eq!(client.session().unwrap().rules.size_bytes, 1 << 20);
+        client.close();
+        server.join().unwrap();
+    }
 }
 
 #[test]

@@ -50,6 +50,25 @@ fn ls_shows_the_volumes_over_each_wire() {
 }
 
 #[test]
+fn the_wrong_wire_is_named() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let server = node(folder.path());
+    let tcp = |door: &str| format!("127.0.0.1:{}", server.port(door));
+    let (native, nbd) = (tcp("byway"), tcp("nbd"));
+    let socket = format!("?socket={}/sock", folder.path().display());
+    for (server, volume, speaks) in [
+        (format!("nbd://{native}/"), format!("nbd://{native}/half"), "speaks byway's own wire; write byway://"),
+        (format!("byway://{nbd}/"), format!("byway://{nbd}/half"), "speaks NBD; write nbd://"),
+        (format!("byway+unix:///{socket}"), format!("byway+unix:///half{socket}"), "speaks NBD; write nbd+unix://"),
+    ] {
+        for arguments in [["ls", &server], ["info", &volume]] {
+            let said = run(&binary(), &arguments);
+            assert!(String::from_utf8_lossy(&said.stderr).contains(speaks), "{arguments:?}: {said:?}");
+        }
+    }
+}
+
+#[test]
 fn where_nobody_serves_it_is_said_what_to_check() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     for scheme in ["byway+unix", "nbd+unix", "byway+shm"] {

@@ -33,6 +33,9 @@ pub enum CloseReason {
     /// What came first is not byway's wire: an address of something else, or a TLS listener.
     #[error("the peer does not speak byway's wire; check the address, and whether it wants TLS")]
     NotByway,
+    /// An NBD server's greeting came first.
+    #[error("the server speaks NBD; write nbd:// instead of byway://")]
+    SpeaksNbd,
     /// TLS failed: no certificate that both sides accept, or somebody on the way.
     #[error("TLS: {0}")]
     Tls(TlsError),
@@ -251,6 +254,14 @@ pub fn refuse(kind: Kind, code: RefuseCode) -> Header {
     body.features.set(FEATURES);
     Header::with_body(kind, &body)
 }
+
+/// What the first bytes of a server are that cannot be a `Welcome`: NBD's greeting, or something unknown.
+pub(crate) fn foreign(first: &[u8]) -> CloseReason {
+    if first.starts_with(NBD_MAGIC) { CloseReason::SpeaksNbd } else { CloseReason::NotByway }
+}
+
+/// How every NBD server's greeting begins (NBD protocol, "Newstyle negotiation" and "Oldstyle negotiation").
+const NBD_MAGIC: &[u8] = b"NBDMAGIC";
 
 /// Reads the server's answer to a `Hello`.
 ///

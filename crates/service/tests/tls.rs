@@ -14,7 +14,7 @@ use byway_fabric::wire::{HEADER_BYTES, Header, Kind, Pull, Refuse, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor};
 use byway_rpc::wire::CallBody;
-use byway_service::block::client::{BlockingVolume, ConnectError, Volume as Client, VolumeOptions};
+use byway_service::block::client::{BlockingVolume, ConnectError, Volume as Client, VolumeOptions, list};
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
 use harness::stream::Stream;
@@ -302,5 +302,28 @@ fn over_rdma_whoever_wants_tls_gets_no_session_and_hears_so() {
         assert_eq!(open(&secure, None), ConnectError::Session(CloseReason::Refused(RefuseCode::Auth)));
         assert_eq!(open(&secure, Some(files.client(None))), refused);
         until(&secure, |state| state.last_closed == Some(CloseReason::WeRefused(RefuseCode::Auth)));
+    });
+}
+
+#[test]
+fn a_server_of_nbd_is_named() {
+    let files = Files::new();
+    each_io(|io| {
+        for tls in [None, Some(files.client(None))] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = Address::Tcp(listener.local_addr().unwrap());
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03").unwrap();
+                // A client that has such flags does not speak NBD.
+                stream.read_exact(&mut [0; 4]).unwrap();
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+            let reactor = Reactor::open(io, FRAMES).unwrap();
+            let refused = list(reactor, address, Options::new(0x30), tls).unwrap_err();
+            assert_eq!(refused, ConnectError::Session(CloseReason::SpeaksNbd));
+            server.join().unwrap();
+        }
     });
 }

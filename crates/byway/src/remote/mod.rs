@@ -118,6 +118,16 @@ pub enum RemoteError {
         /// Why.
         source: ClientError,
     },
+    /// The server speaks the other wire.
+    #[error("the server at {uri} speaks {speaks}; write {scheme}://")]
+    OtherWire {
+        /// As it was asked for.
+        uri: String,
+        /// The server's wire.
+        speaks: &'static str,
+        /// The scheme of that wire.
+        scheme: String,
+    },
     /// TLS failed.
     #[error("{uri}: TLS: {source}{advice}")]
     Secure {
@@ -426,6 +436,10 @@ pub fn native_failed(
             let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
             RemoteError::Secure { uri, source, advice }
         }
+        ConnectError::Session(CloseReason::SpeaksNbd) => {
+            let scheme = other_scheme(&uri, "byway", "nbd");
+            RemoteError::OtherWire { uri, speaks: "NBD", scheme }
+        }
         source => RemoteError::Native { uri, source },
     }
 }
@@ -443,8 +457,18 @@ pub fn nbd_failed(
             let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
             RemoteError::Secure { uri, source, advice }
         }
+        ClientError::SpeaksByway => {
+            let scheme = other_scheme(&uri, "nbd", "byway");
+            RemoteError::OtherWire { uri, speaks: "byway's own wire", scheme }
+        }
         source => RemoteError::Nbd { uri, source },
     }
+}
+
+/// The scheme of `uri` for the other wire over the same kind of stream, with or without TLS as here.
+fn other_scheme(uri: &str, this: &str, other: &str) -> String {
+    let scheme = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
+    scheme.replacen(this, other, 1)
 }
 
 /// Sends, waits and hands out completions, once, to all volumes of a loop. Answers that are here end the wait at once.

@@ -239,8 +239,9 @@ impl Fabric {
     pub(super) fn handshake_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
         if n < HEADER_BYTES {
             // A server that answers less than this speaks something else: TLS, most likely.
-            let asked = self.lanes.get(slot).is_some_and(|lane| lane.phase == Phase::AwaitWelcome);
-            let reason = if asked { CloseReason::NotByway } else { CloseReason::Truncated };
+            let asked = self.lanes.get(slot).filter(|lane| lane.phase == Phase::AwaitWelcome);
+            let first = asked.map(|lane| lane.frame.as_ref().map_or(&[][..], |frame| &frame.bytes()[..n]));
+            let reason = first.map_or(CloseReason::Truncated, session::foreign);
             return self.lane_failed(reactor, slot, reason);
         }
         match self.try_tls(reactor, slot, n, handler) {
@@ -266,7 +267,10 @@ impl Fabric {
         bytes: &[u8],
     ) -> Result<(), CloseReason> {
         let phase = self.lanes.get(slot).map_or(Phase::Closing, |lane| lane.phase);
-        let opened = self.open_header(slot, bytes).map_err(|_| CloseReason::NotByway);
+        let opened = self.open_header(slot, bytes).map_err(|_| match phase {
+            Phase::AwaitWelcome => session::foreign(bytes),
+            _ => CloseReason::NotByway,
+        });
         opened.and_then(|(header, kind)| match phase {
             Phase::AwaitHello => self.hello_came(reactor, slot, &header, kind),
             Phase::AwaitWelcome => self.welcome_came(reactor, slot, &header, kind),

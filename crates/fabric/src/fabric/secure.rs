@@ -10,9 +10,9 @@ use byway_reactor::{Frame, Gather, Need, Reactor};
 use super::lane::{Held, Phase, Placing};
 use super::receive::{HEADER_FRAME_BYTES, check_bulk};
 use super::{Fabric, Handler, SEND, token};
-use crate::session::CloseReason;
+use crate::session::{self, CloseReason};
 use crate::slots::Slot;
-use crate::tls::{PeerIdentity, TlsStream};
+use crate::tls::{PeerIdentity, TlsError, TlsStream};
 use crate::windows::WindowKey;
 use crate::wire::{HEADER_BYTES, Header};
 
@@ -80,6 +80,8 @@ impl Fabric {
     pub(super) fn ciphertext_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(frame), Some(mut secure)) = (lane.frame.take(), lane.secure.take()) else { return };
+        let foreign = Some(session::foreign(&frame.bytes()[..n]))
+            .filter(|reason| *reason == CloseReason::SpeaksNbd && lane.phase == Phase::AwaitWelcome);
         let fed = secure.stream.feed(&frame.bytes()[..n], &mut secure.plaintext);
         let plaintext = std::mem::take(&mut secure.plaintext);
         let wants_send = secure.stream.wants_send();
@@ -92,7 +94,8 @@ impl Fabric {
         let ended = secure.stream.has_ended();
         lane.secure = Some(secure);
         if let Err(error) = fed {
-            return self.tls_failed(reactor, slot, CloseReason::Tls(error));
+            let reason = foreign.filter(|_| error == TlsError::NotTls).unwrap_or(CloseReason::Tls(error));
+            return self.tls_failed(reactor, slot, reason);
         }
         // A lane that goes to another loop takes what TLS wants to send along: a send in flight would keep it here.
         let taken = self.take_plaintext(reactor, slot, &plaintext, handler);

@@ -14,7 +14,7 @@ use super::secure::Secure;
 use super::traffic::Traffic;
 use crate::limits::{
     CLIENT_CIPHERTEXT_BYTES, CLIENT_CLOSE_SECONDS_MAX, CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_INPUT_BYTES,
-    CLIENT_KEEP_ALIVE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
+    CLIENT_KEEP_ALIVE_SECONDS, CLIENT_PROBE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
 };
 use crate::nbd::client::{ClientConfig, ClientHandshake, ClientStep, ListedExport, ReplyError, Session};
 
@@ -42,6 +42,8 @@ pub(super) struct Connection {
     spare: Option<Gather>,
     begun: Instant,
     heard: Instant,
+    /// The server has said something.
+    answered: bool,
 }
 
 enum Phase {
@@ -83,6 +85,7 @@ impl Connection {
             spare: Some(Gather::new()),
             begun: now,
             heard: now,
+            answered: false,
         })
     }
 
@@ -105,6 +108,16 @@ impl Connection {
     /// Whether there is no session yet, and may be one.
     pub(super) fn is_greeting(&self) -> bool {
         matches!(self.phase, Phase::Greeting(_))
+    }
+
+    /// Whether the stream is connected, and the server has said nothing, not even its greeting.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.is_greeting() && self.socket.is_some() && !self.answered
+    }
+
+    /// Whether that is so for long enough to ask which wire the server speaks.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        self.is_unanswered() && now.since(self.heard) >= Duration::from_secs(CLIENT_PROBE_SECONDS)
     }
 
     /// Whether nothing is in flight and nothing will be.
@@ -210,7 +223,7 @@ impl Connection {
         if count == 0 {
             return Err(self.gone());
         }
-        self.heard = reactor.now();
+        (self.heard, self.answered) = (reactor.now(), true);
         if let (Phase::Up(traffic), Some(frame)) = (&mut self.phase, payload) {
             count = traffic.give_back(frame, count).ok_or(ClientError::ServerGone)?;
         }

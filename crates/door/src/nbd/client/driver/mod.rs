@@ -13,6 +13,7 @@ mod connection;
 mod error;
 mod inbox;
 mod job;
+mod probe;
 mod secure;
 mod traffic;
 
@@ -28,6 +29,7 @@ pub use self::blocking::{BlockingClient, list};
 use self::connection::Connection;
 pub use self::error::{ClientError, RequestError};
 use self::job::Job;
+use self::probe::Probe;
 use super::{ClientConfig, Encryption, ListedExport, Session};
 use crate::limits::{CLIENT_CONNECTIONS_MAX, CLIENT_REQUESTS_MAX};
 use crate::nbd::flags::TransmissionFlags;
@@ -36,6 +38,7 @@ use crate::nbd::flags::TransmissionFlags;
 const LONG_COMMAND_BYTES_MAX: u64 = 1 << 30;
 
 const TAG_TIMER: u8 = 4;
+const TAG_PROBE: u8 = 5;
 /// How often the time is looked at while a server owes something.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -68,6 +71,8 @@ pub struct Client {
     address: Address,
     config: ClientConfig,
     connections: Vec<Connection>,
+    /// From the time on when a server was silent for long.
+    probe: Option<Probe>,
     session: Option<Session>,
     listed: Option<Vec<ListedExport>>,
     queue: VecDeque<(u64, Request<Frame, Rc<Frame>>)>,
@@ -88,6 +93,7 @@ impl Client {
             address,
             config,
             connections: Vec::new(),
+            probe: None,
             session: None,
             listed: None,
             queue: VecDeque::new(),
@@ -162,6 +168,13 @@ impl Client {
             self.ticking = false;
             return self.tick(reactor);
         }
+        if completion.token == self.probe_token() {
+            let speaks_byway = self.probe.as_mut().is_some_and(|probe| probe.handle(reactor, completion.outcome));
+            if speaks_byway && self.failed.is_none() && self.is_unanswered() {
+                self.fail(reactor, ClientError::SpeaksByway);
+            }
+            return;
+        }
         let index = completion.token.index() as usize;
         let Some(connection) = self.connections.get_mut(index) else { return };
         let result = connection.handle(reactor, completion.outcome, &mut self.done);
@@ -193,6 +206,7 @@ impl Client {
         for connection in &mut self.connections {
             connection.leave(reactor, &mut self.done);
         }
+        self.end_probe(reactor);
         if self.ticking {
             reactor.cancel(self.token(0).with_tag(TAG_TIMER));
         }
@@ -200,11 +214,28 @@ impl Client {
 
     /// Whether nothing is in flight and nothing will be.
     pub fn is_closed(&self) -> bool {
-        self.closing && !self.ticking && self.connections.iter().all(Connection::is_closed)
+        self.closing
+            && !self.ticking
+            && self.probe.as_ref().is_none_or(Probe::is_closed)
+            && self.connections.iter().all(Connection::is_closed)
     }
 
     fn token(&self, index: usize) -> Token {
         Token::new(self.options.class, 0, index as u32, 0)
+    }
+
+    fn probe_token(&self) -> Token {
+        self.token(CLIENT_CONNECTIONS_MAX).with_tag(TAG_PROBE)
+    }
+
+    fn is_unanswered(&self) -> bool {
+        self.connections.first().is_some_and(Connection::is_unanswered)
+    }
+
+    fn end_probe(&mut self, reactor: &mut Reactor) {
+        if let Some(probe) = &mut self.probe {
+            probe.shut(reactor);
+        }
     }
 
     fn add_connection(&mut self, reactor: &mut Reactor) -> Result<(), ClientError> {
@@ -231,6 +262,7 @@ impl Client {
             Some(session) if !connection.agrees_with(session) => self.fail(reactor, ClientError::Differs),
             None if connection.traffic().is_some() => {
                 self.session = connection.traffic().map(|traffic| traffic.session().clone());
+                self.end_probe(reactor);
                 self.add_others(reactor);
             }
             _ => {}
@@ -278,6 +310,10 @@ impl Client {
                 self.judge(reactor, index, result);
             }
         }
+        let silent = self.connections.first().is_some_and(|first| first.is_silent(now));
+        if silent && self.probe.is_none() && !self.closing {
+            self.probe = Some(Probe::open(reactor, self.address.clone(), self.probe_token()));
+        }
     }
 
     fn fail(&mut self, reactor: &mut Reactor, error: ClientError) {
@@ -286,6 +322,7 @@ impl Client {
         for connection in &mut self.connections {
             connection.break_off(reactor, &error, &mut self.done);
         }
+        self.end_probe(reactor);
         self.failed.get_or_insert(error);
         if self.ticking {
             reactor.cancel(self.token(0).with_tag(TAG_TIMER));
