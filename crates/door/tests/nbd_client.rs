@@ -6,15 +6,19 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use byway_door::nbd::client::{BlockingClient, ClientConfig, ClientError, ClientHandshakeError, RequestError, list};
+use byway_door::nbd::client::{
+    BlockingClient, Client, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, RequestError, list,
+};
 use byway_door::nbd::errno::Errno;
 use byway_door::nbd::request::Headers;
 use byway_fabric::session;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind, RefuseCode};
-use byway_reactor::{Address, IoChoice, Reactor};
+use byway_reactor::{Address, IoChoice, Reactor, Wait};
 use byway_service::block::ZeroFlags;
+use byway_service::block::client::Request;
 use nbd_rig::{CLIENT, IOS, Running, connect_as, loopback, memory, pattern};
 use zerocopy::IntoBytes;
 
@@ -205,6 +209,49 @@ fn a_server_that_is_slow_to_greet_is_waited_for() {
 }
 
 #[test]
+fn a_client_that_leaves_with_a_request_in_flight_says_so() {
+    for io in IOS {
+        let (came, request_came) = std::sync::mpsc::channel();
+        let (address, server) = scripted(move |mut stream| {
+            greet(&mut stream);
+            stream.read_exact(&mut [0; 28]).unwrap();
+            came.send(()).unwrap();
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).unwrap();
+            assert!(rest.len() == 28 && rest.starts_with(b"\x25\x60\x95\x13\0\0\0\x02"), "{rest:?}");
+        });
+        let mut reactor = Reactor::open(io, 8 << 20).unwrap();
+        let config = ClientConfig { export: "m".into(), ..ClientConfig::default() };
+        let mut client =
+            Client::connect(&mut reactor, address, config, ClientOptions { class: CLIENT, connections: 1, tls: None });
+        let turn = |client: &mut Client, reactor: &mut Reactor| {
+            let mut completions = Vec::new();
+            client.flush(reactor);
+            reactor.reap(&mut completions, Wait::Until(reactor.now() + Duration::from_millis(10))).unwrap();
+            for completion in completions {
+                client.handle(reactor, completion);
+            }
+        };
+        while client.session().is_none() {
+            turn(&mut client, &mut reactor);
+        }
+        let into = reactor.frames().alloc(4096).unwrap();
+        client.submit(Request::Read { offset: 0, len: 4096, into }, 1).unwrap();
+        while request_came.try_recv().is_err() {
+            turn(&mut client, &mut reactor);
+        }
+        client.close(&mut reactor);
+        while !client.is_closed() {
+            turn(&mut client, &mut reactor);
+        }
+        let mut done = Vec::new();
+        client.reap(&mut done);
+        assert_eq!(done.remove(0).result.unwrap_err(), RequestError::Lost(ClientError::Closed), "{io:?}");
+        server.join().unwrap();
+    }
+}
+
+#[test]
 fn a_server_that_goes_away_or_lies_fails_what_is_in_flight() {
     let (gone, thread) = scripted(|mut stream| {
         greet(&mut stream);
@@ -223,12 +270,14 @@ fn a_server_that_goes_away_or_lies_fails_what_is_in_flight() {
         greet(&mut stream);
         stream.read_exact(&mut [0; 28]).unwrap();
         stream.write_all(b"\x67\x44\x66\x98\0\0\0\0\xff\0\0\0\0\0\0\0").unwrap();
-        // Until the client has had enough.
-        let _ = stream.read(&mut [0; 1]);
+        // The client says that it leaves, with its request in flight.
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        assert!(rest.len() == 28 && rest.starts_with(b"\x25\x60\x95\x13\0\0\0\x02"), "{rest:?}");
     });
     let mut client = connect(IoChoice::Auto, &liar, "m", 1).unwrap();
     let error = client.read(0, &mut [0; 4096]).unwrap_err();
     assert!(matches!(error, RequestError::Lost(ClientError::Misbehaved(_))), "{error}");
-    drop(client);
+    client.close();
     thread.join().unwrap();
 }

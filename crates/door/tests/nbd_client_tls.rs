@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use byway_door::nbd::client::{BlockingClient, ClientConfig, ClientError, ClientHandshakeError, RequestError, list};
 use byway_door::nbd::request::Headers;
-use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsError};
+use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsError, TlsServer, TlsStream};
 use byway_reactor::{Address, IoChoice, Reactor};
 use byway_service::block::{Store, Volume, VolumeOptions, ZeroFlags};
 use nbd_certificates::Files;
@@ -252,5 +252,106 @@ fn a_stream_that_is_cut_or_changed_on_the_way_is_named() {
         let error = connect(io, &address, Some(files.client(Some("client")))).err();
         assert_eq!(error, Some(ClientError::Tls(TlsError::GaveUp)), "{io:?}");
         thread.join().unwrap();
+    }
+}
+
+/// A server's end of TLS, by hand.
+struct Secured {
+    stream: TcpStream,
+    tls: TlsStream,
+    plain: Vec<u8>,
+}
+
+impl Secured {
+    /// Greets, and takes the STARTTLS that is asked for.
+    fn begin(mut stream: TcpStream, server: &TlsServer) -> Self {
+        stream.write_all(GREETING).unwrap();
+        stream.read_exact(&mut [0; STARTTLS.len()]).unwrap();
+        stream.write_all(STARTTLS_ACK).unwrap();
+        Self { stream, tls: server.accept().unwrap(), plain: Vec::new() }
+    }
+
+    fn send(&mut self, plain: &[u8]) {
+        assert_eq!(self.tls.push(plain), plain.len());
+        let mut ciphertext = Vec::new();
+        self.tls.take_ciphertext(&mut ciphertext);
+        self.stream.write_all(&ciphertext).unwrap();
+    }
+
+    /// False: the stream has ended.
+    fn more(&mut self) -> bool {
+        let mut bytes = [0; 16 << 10];
+        let n = self.stream.read(&mut bytes).unwrap();
+        self.tls.feed(&bytes[..n], &mut self.plain).unwrap();
+        self.send(&[]);
+        n > 0
+    }
+
+    fn expect(&mut self, beginning: &[u8], length: usize) {
+        while self.plain.len() < length {
+            assert!(self.more(), "the stream ended behind {:?}", self.plain);
+        }
+        let message: Vec<u8> = self.plain.drain(..length).collect();
+        assert!(message.starts_with(beginning), "{message:?}");
+    }
+
+    /// All that still comes, and that TLS said that it is all.
+    fn rest(mut self) -> Vec<u8> {
+        while self.more() {}
+        assert!(self.tls.has_ended(), "no close_notify");
+        self.plain
+    }
+}
+
+#[test]
+fn a_client_that_breaks_off_over_tls_says_so_and_ends_tls() {
+    type Act = fn(Secured) -> Vec<u8>;
+    const ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+    const DISC: &[u8] = b"\x25\x60\x95\x13\0\0\0\x02";
+    const GO_REPLY: &[u8] = b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07";
+    let refuses: Act = |mut server| {
+        server.expect(b"IHAVEOPT\0\0\0\x07", 16 + 13);
+        // ERR_SHUTDOWN.
+        server.send(&[GO_REPLY, b"\x80\0\0\x07\0\0\0\0"].concat());
+        server.rest()
+    };
+    let lies: Act = |mut server| {
+        server.expect(b"IHAVEOPT\0\0\0\x07", 16 + 13);
+        // ERR_UNSUP: then it opens the export by EXPORT_NAME.
+        server.send(&[GO_REPLY, b"\x80\0\0\x01\0\0\0\0"].concat());
+        server.expect(b"IHAVEOPT\0\0\0\x01", 16 + 1);
+        server.send(b"\0\0\0\0\0\x10\0\0\0\x01");
+        server.expect(b"\x25\x60\x95\x13\0\0\0\0", 28);
+        // A reply to no request.
+        server.send(b"\x67\x44\x66\x98\0\0\0\0\xff\0\0\0\0\0\0\0");
+        server.rest()
+    };
+    let files = Files::new();
+    for io in IOS {
+        for (act, said, length) in [(refuses, ABORT, 16), (lies, DISC, 28)] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = Address::Tcp(listener.local_addr().unwrap());
+            let server = files.server(ClientCertificates::Off);
+            let thread = std::thread::spawn(move || {
+                let rest = act(Secured::begin(listener.accept().unwrap().0, &server));
+                assert!(rest.len() == length && rest.starts_with(said), "{rest:?}");
+            });
+            let config = ClientConfig {
+                export: "m".into(),
+                structured_replies: false,
+                extended_headers: false,
+                allocation: false,
+                ..ClientConfig::default()
+            };
+            match connect_as(io, &address, config, 1, Some(files.client(None))) {
+                Ok(mut client) => {
+                    let lost = client.read(0, &mut [0; 4096]).unwrap_err();
+                    assert!(matches!(lost, RequestError::Lost(ClientError::Misbehaved(_))), "{lost}");
+                    client.close();
+                }
+                Err(error) => assert_eq!(error, ClientError::Handshake(ClientHandshakeError::ShuttingDown)),
+            }
+            thread.join().unwrap();
+        }
     }
 }

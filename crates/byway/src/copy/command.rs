@@ -214,26 +214,33 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let (one, other) = (source.endpoint(), destination.endpoint());
     let copied = copy(&mut reactor, one, other, options, log.as_mut(), &mut |progress| teller.tell(progress));
     teller.finish();
+    let seconds = reactor.now().since(started).as_secs_f64();
+    let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
+    if copied.is_err() {
+        remote::break_off(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
+    }
     let resume_file = log.as_ref().map(|_| resume_path.clone());
     let copied = match copied {
         Err(error @ CopyError::Stopped { .. }) => {
             output::note(CopyCommandError::Copy { error, resume: resume_file });
             return Ok(ExitCode::from(progress::STOPPED));
         }
-        copied => copied.map_err(|error| match error {
-            CopyError::Changed => CopyCommandError::Changed { error },
-            CopyError::Differs { .. } => CopyCommandError::Differs { error },
-            error => CopyCommandError::Copy { error, resume: resume_file },
-        })?,
+        copied => copied.map_err(|error| failed(error, resume_file))?,
     };
     if let Some(log) = log {
         log.remove().map_err(|source| CopyCommandError::Resume { path: resume_path, source })?;
     }
-    let seconds = reactor.now().since(started).as_secs_f64();
-    let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
     remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
     report(&copied, seconds, arguments.json);
     Ok(ExitCode::SUCCESS)
+}
+
+fn failed(error: CopyError, resume: Option<PathBuf>) -> CopyCommandError {
+    match error {
+        CopyError::Changed => CopyCommandError::Changed { error },
+        CopyError::Differs { .. } => CopyCommandError::Differs { error },
+        error => CopyCommandError::Copy { error, resume },
+    }
 }
 
 /// Opens the resume file; with `--no-resume` removes it, since its records would outlive what they tell of.

@@ -2,6 +2,7 @@
 //!
 //! Both clients take the same requests; this makes their answers and their words for failures the same too.
 
+mod error;
 mod uri;
 
 use std::rc::Rc;
@@ -11,17 +12,17 @@ use byway_door::nbd::client::{
     self as nbd, Client, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, Completed, RequestError,
 };
 use byway_door::nbd::flags::TransmissionFlags;
-use byway_fabric::CloseReason;
-use byway_fabric::tls::{TlsClient, TlsError};
+use byway_fabric::tls::TlsClient;
 use byway_reactor::{Completion, Frame, Instant, IoChoice, Reactor, Wait};
 use byway_service::block::client::{
     self as native, Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions,
 };
 use byway_service::block::wire::CallError;
 
+pub use error::{RemoteError, native_failed, nbd_failed};
 pub use uri::{RemoteUri, RemoteUriError};
 
-use crate::tls::{ClientTlsArguments, ClientTlsError};
+use crate::tls::ClientTlsArguments;
 
 /// How long a volume may take to open.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
@@ -88,78 +89,6 @@ pub struct RemoteDone {
     pub result: Result<Answer, TransferError>,
     /// A read's memory, if it is still there.
     pub buffer: Option<Frame>,
-}
-
-/// Why a volume cannot be used. Says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum RemoteError {
-    /// Its name or its host.
-    #[error(transparent)]
-    Name(#[from] RemoteUriError),
-    /// Certificates.
-    #[error(transparent)]
-    Tls(#[from] ClientTlsError),
-    /// A volume must be named.
-    #[error("{0} names no volume; add its name, and see byway ls {0}")]
-    NoVolume(String),
-    /// A native server did not open it.
-    #[error("{uri}: {source}")]
-    Native {
-        /// Which.
-        uri: String,
-        /// Why.
-        source: ConnectError,
-    },
-    /// An NBD server did not open it.
-    #[error("{uri}: {source}")]
-    Nbd {
-        /// Which.
-        uri: String,
-        /// Why.
-        source: ClientError,
-    },
-    /// The server speaks the other wire.
-    #[error("the server at {uri} speaks {speaks}; write {scheme}://")]
-    OtherWire {
-        /// As it was asked for.
-        uri: String,
-        /// The server's wire.
-        speaks: &'static str,
-        /// The scheme of that wire.
-        scheme: String,
-    },
-    /// TLS failed.
-    #[error("{uri}: TLS: {source}{advice}")]
-    Secure {
-        /// With which server.
-        uri: String,
-        /// How.
-        source: TlsError,
-        /// What to do.
-        advice: String,
-    },
-    /// No volume of that name is there, or none that this client may use.
-    #[error("{uri}: no volume has that name; {others}")]
-    NoSuchVolume {
-        /// Which.
-        uri: String,
-        /// What the server has instead.
-        others: String,
-    },
-    /// Nobody answers.
-    #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
-    Silent(String),
-    /// The loop.
-    #[error("the event loop: {0}; try --io epoll, and see byway doctor")]
-    Loop(std::io::Error),
-    /// A request failed.
-    #[error("{uri}: {source}")]
-    Request {
-        /// Of which volume.
-        uri: String,
-        /// How.
-        source: TransferError,
-    },
 }
 
 /// A volume. Driven like the clients under it: submit, flush, reap the loop, handle, reap.
@@ -407,7 +336,7 @@ impl Remote {
         })
     }
 
-    /// Leaves: as the protocol asks if nothing is in flight, else at once.
+    /// Leaves, as the protocol asks. What is in flight fails.
     fn leave(&mut self, reactor: &mut Reactor) {
         match &mut self.wire {
             Wire::Native(volume) => volume.close(reactor),
@@ -421,54 +350,6 @@ impl Remote {
             Wire::Nbd(client) => client.is_closed(),
         }
     }
-}
-
-/// Why a native server cannot be used; says what to do about TLS.
-pub fn native_failed(
-    uri: &RemoteUri,
-    tls: &ClientTlsArguments,
-    secure: Option<&TlsClient>,
-    source: ConnectError,
-) -> RemoteError {
-    let uri = uri.to_string();
-    match source {
-        ConnectError::Session(CloseReason::Tls(source)) => {
-            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
-            RemoteError::Secure { uri, source, advice }
-        }
-        ConnectError::Session(CloseReason::SpeaksNbd) => {
-            let scheme = other_scheme(&uri, "byway", "nbd");
-            RemoteError::OtherWire { uri, speaks: "NBD", scheme }
-        }
-        source => RemoteError::Native { uri, source },
-    }
-}
-
-/// Why an NBD server cannot be used; says what to do about TLS.
-pub fn nbd_failed(
-    uri: &RemoteUri,
-    tls: &ClientTlsArguments,
-    secure: Option<&TlsClient>,
-    source: ClientError,
-) -> RemoteError {
-    let uri = uri.to_string();
-    match source {
-        ClientError::Tls(source) => {
-            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
-            RemoteError::Secure { uri, source, advice }
-        }
-        ClientError::SpeaksByway => {
-            let scheme = other_scheme(&uri, "nbd", "byway");
-            RemoteError::OtherWire { uri, speaks: "byway's own wire", scheme }
-        }
-        source => RemoteError::Nbd { uri, source },
-    }
-}
-
-/// The scheme of `uri` for the other wire over the same kind of stream, with or without TLS as here.
-fn other_scheme(uri: &str, this: &str, other: &str) -> String {
-    let scheme = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
-    scheme.replacen(this, other, 1)
 }
 
 /// Sends, waits and hands out completions, once, to all volumes of a loop. Answers that are here end the wait at once.
@@ -498,6 +379,20 @@ pub fn turn(reactor: &mut Reactor, remotes: &mut [&mut Remote], wait: Wait) -> R
 /// # Errors
 /// The first that is not, and why.
 pub fn open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), RemoteError> {
+    let opened = wait_until_open(reactor, remotes);
+    if opened.is_err() {
+        break_off(reactor, remotes);
+    }
+    opened
+}
+
+/// Leaves NBD servers, as the protocol asks, after a failure. A native server needs no farewell.
+pub fn break_off(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
+    let nbd = remotes.iter_mut().filter(|remote| matches!(remote.wire, Wire::Nbd(_)));
+    close(reactor, &mut nbd.map(|remote| &mut **remote).collect::<Vec<_>>());
+}
+
+fn wait_until_open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), RemoteError> {
     let limit = reactor.now() + OPEN_LIMIT;
     loop {
         let mut all = true;

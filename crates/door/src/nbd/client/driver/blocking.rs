@@ -33,10 +33,10 @@ pub fn list(
 ) -> Result<Vec<ListedExport>, ClientError> {
     let config = ClientConfig { purpose: Purpose::List, ..ClientConfig::default() };
     let mut this = BlockingClient::begin(reactor, address, config, ClientOptions { class, connections: 1, tls });
-    this.turn_until(|client| client.listed().is_some())?;
+    let went = this.turn_until(|client| client.listed().is_some());
     let listed = this.client.listed().map(<[ListedExport]>::to_vec).unwrap_or_default();
     this.close();
-    Ok(listed)
+    went.map(|()| listed)
 }
 
 impl BlockingClient {
@@ -51,8 +51,13 @@ impl BlockingClient {
         options: ClientOptions,
     ) -> Result<Self, ClientError> {
         let mut this = Self::begin(reactor, address, config, options);
-        this.turn_until(|client| client.session().is_some())?;
-        Ok(this)
+        match this.turn_until(|client| client.session().is_some()) {
+            Ok(()) => Ok(this),
+            Err(error) => {
+                this.close();
+                Err(error)
+            }
+        }
     }
 
     fn begin(mut reactor: Reactor, address: Address, config: ClientConfig, options: ClientOptions) -> Self {

@@ -396,24 +396,37 @@ impl Connection {
         self.is_greeting() || self.fault().is_some() || self.traffic().is_some_and(|traffic| !traffic.is_idle())
     }
 
-    /// Leaves as the protocol asks (DISC), if nothing is in flight; else at once, and what was in flight fails.
+    /// Leaves as the protocol asks; what is in flight fails.
     pub(super) fn leave(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
+        if !matches!(self.phase, Phase::Leaving) {
+            self.break_off(reactor, &ClientError::Closed, done);
+        }
+    }
+
+    /// Fails everything in flight with `error`, says what the protocol has for a leave, as far as there is a stream for
+    /// it, and closes when that has gone out.
+    pub(super) fn break_off(&mut self, reactor: &mut Reactor, error: &ClientError, done: &mut Vec<Completed>) {
+        let is_broken = self.socket.is_none() || self.fault().is_some() || error.is_of_the_stream();
         match &mut self.phase {
-            Phase::Up(traffic) if traffic.is_idle() => self.queued.push_head_with(|out| traffic.disconnect(out)),
-            Phase::Listed(_) if !self.queued.is_empty() || self.spare.is_none() || self.secure.is_some() => {}
-            Phase::Leaving | Phase::Closed => return,
-            _ => return self.break_off(reactor, &ClientError::Closed, done),
+            Phase::Up(traffic) => {
+                traffic.fail(error, done);
+                // TLS may have taken the first part of a queued request: then DISC would stand within that request.
+                let within_request = self.secure.is_some() && !self.queued.is_empty();
+                self.queued.clear();
+                if !within_request {
+                    self.queued.push_head_with(|out| traffic.disconnect(out));
+                }
+            }
+            // ABORT is queued, if the handshake has come to where that can be said.
+            Phase::Greeting(_) | Phase::Listed(_) => {}
+            Phase::Leaving | Phase::Closed => return self.shut(reactor),
+        }
+        let has_secure = self.secure.as_ref().is_some_and(|secure| !secure.is_handshaking());
+        if is_broken || !(has_secure || self.spare.is_none() || !self.queued.is_empty()) {
+            return self.shut(reactor);
         }
         self.phase = Phase::Leaving;
         self.flush(reactor, done);
-    }
-
-    /// Closes; everything in flight fails with `error`.
-    pub(super) fn break_off(&mut self, reactor: &mut Reactor, error: &ClientError, done: &mut Vec<Completed>) {
-        if let Phase::Up(traffic) = &mut self.phase {
-            traffic.fail(error, done);
-        }
-        self.shut(reactor);
     }
 
     fn shut(&mut self, reactor: &mut Reactor) {

@@ -59,6 +59,21 @@ pub enum ClientError {
     Closed,
 }
 
+impl ClientError {
+    /// Whether the stream is broken, or may be another's: nothing more can be said on it.
+    pub(super) fn is_of_the_stream(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect(_)
+                | Self::ClosedInHandshake
+                | Self::Tls(_)
+                | Self::EarlyBytes
+                | Self::ServerGone
+                | Self::Stream(_)
+        )
+    }
+}
+
 /// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {

@@ -248,6 +248,10 @@ impl Client {
 
     fn judge(&mut self, reactor: &mut Reactor, index: usize, result: Result<(), ClientError>) {
         if let Err(error) = result {
+            // All have been told to leave.
+            if self.closing {
+                return self.connections[index].break_off(reactor, &error, &mut self.done);
+            }
             // One of several that a server would not let in: the others do.
             if index > 0 && self.connections[index].is_greeting() {
                 return self.connections[index].break_off(reactor, &error, &mut self.done);

@@ -1,0 +1,129 @@
+//! Why a server cannot be used, in the same words over both wires.
+
+use byway_door::nbd::client::ClientError;
+use byway_fabric::CloseReason;
+use byway_fabric::tls::{TlsClient, TlsError};
+use byway_service::block::client::ConnectError;
+
+use super::{OPEN_LIMIT, RemoteUri, RemoteUriError, TransferError};
+use crate::tls::{ClientTlsArguments, ClientTlsError};
+
+/// Why a volume cannot be used. Says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// Its name or its host.
+    #[error(transparent)]
+    Name(#[from] RemoteUriError),
+    /// Certificates.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
+    /// A volume must be named.
+    #[error("{0} names no volume; add its name, and see byway ls {0}")]
+    NoVolume(String),
+    /// A native server did not open it.
+    #[error("{uri}: {source}")]
+    Native {
+        /// Which.
+        uri: String,
+        /// Why.
+        source: ConnectError,
+    },
+    /// An NBD server did not open it.
+    #[error("{uri}: {source}")]
+    Nbd {
+        /// Which.
+        uri: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// The server speaks the other wire.
+    #[error("the server at {uri} speaks {speaks}; write {scheme}://")]
+    OtherWire {
+        /// As it was asked for.
+        uri: String,
+        /// The server's wire.
+        speaks: &'static str,
+        /// The scheme of that wire.
+        scheme: String,
+    },
+    /// TLS failed.
+    #[error("{uri}: TLS: {source}{advice}")]
+    Secure {
+        /// With which server.
+        uri: String,
+        /// How.
+        source: TlsError,
+        /// What to do.
+        advice: String,
+    },
+    /// No volume of that name is there, or none that this client may use.
+    #[error("{uri}: no volume has that name; {others}")]
+    NoSuchVolume {
+        /// Which.
+        uri: String,
+        /// What the server has instead.
+        others: String,
+    },
+    /// Nobody answers.
+    #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
+    Silent(String),
+    /// The loop.
+    #[error("the event loop: {0}; try --io epoll, and see byway doctor")]
+    Loop(std::io::Error),
+    /// A request failed.
+    #[error("{uri}: {source}")]
+    Request {
+        /// Of which volume.
+        uri: String,
+        /// How.
+        source: TransferError,
+    },
+}
+
+/// Why a native server cannot be used; says what to do about TLS.
+pub fn native_failed(
+    uri: &RemoteUri,
+    tls: &ClientTlsArguments,
+    secure: Option<&TlsClient>,
+    source: ConnectError,
+) -> RemoteError {
+    let uri = uri.to_string();
+    match source {
+        ConnectError::Session(CloseReason::Tls(source)) => {
+            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
+            RemoteError::Secure { uri, source, advice }
+        }
+        ConnectError::Session(CloseReason::SpeaksNbd) => {
+            let scheme = other_scheme(&uri, "byway", "nbd");
+            RemoteError::OtherWire { uri, speaks: "NBD", scheme }
+        }
+        source => RemoteError::Native { uri, source },
+    }
+}
+
+/// Why an NBD server cannot be used; says what to do about TLS.
+pub fn nbd_failed(
+    uri: &RemoteUri,
+    tls: &ClientTlsArguments,
+    secure: Option<&TlsClient>,
+    source: ClientError,
+) -> RemoteError {
+    let uri = uri.to_string();
+    match source {
+        ClientError::Tls(source) => {
+            let advice = tls.advice(source, secure.and_then(TlsClient::wrong_name).as_ref());
+            RemoteError::Secure { uri, source, advice }
+        }
+        ClientError::SpeaksByway => {
+            let scheme = other_scheme(&uri, "nbd", "byway");
+            RemoteError::OtherWire { uri, speaks: "byway's own wire", scheme }
+        }
+        source => RemoteError::Nbd { uri, source },
+    }
+}
+
+/// The scheme of `uri` for the other wire over the same kind of stream, with or without TLS as here.
+fn other_scheme(uri: &str, this: &str, other: &str) -> String {
+    let scheme = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
+    scheme.replacen(this, other, 1)
+}
