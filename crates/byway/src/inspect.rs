@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use byway_door::nbd::client as nbd;
+use byway_door::nbd::flags::TransmissionFlags;
 use byway_reactor::{IoChoice, Reactor};
 use byway_service::block::client as native;
 use byway_service::block::client::{Answer, ListedVolume, Request};
@@ -11,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::parse_io;
 use crate::limits::INFO_EXTENTS_MAX;
-use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, nbd_flags};
+use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri};
 use crate::tls::ClientTlsArguments;
 use crate::units::show_size;
 
@@ -157,12 +158,17 @@ fn native_entry(uri: String, volume: ListedVolume) -> Entry {
 fn nbd_entry(uri: String, export: nbd::ListedExport) -> Entry {
     let rules = export.session.as_ref().map(|session| session.rules);
     let told = export.session.map(|session| session.description).unwrap_or_default();
+    let told = if export.description.is_empty() { told } else { export.description };
+    let (volatile, description) = remote::nbd_description(&told);
+    // What the protocol can do beside that is for `byway info`: over the native wire all volumes can do all.
+    let read_only = rules.is_some_and(|rules| rules.flags.has(TransmissionFlags::READ_ONLY));
+    let words = [(read_only, "read-only"), (volatile, "volatile")];
     Entry {
         uri,
         size_bytes: rules.map(|rules| rules.size_bytes),
         block_bytes: rules.map(|rules| rules.block.minimum),
-        flags: rules.map(|rules| nbd_flags(rules.flags)).unwrap_or_default(),
-        description: if export.description.is_empty() { told } else { export.description },
+        flags: words.into_iter().filter_map(|(set, word)| set.then_some(word)).collect(),
+        description: description.to_owned(),
         name: export.name,
     }
 }

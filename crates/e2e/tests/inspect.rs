@@ -13,7 +13,7 @@ fn node(folder: &std::path::Path) -> Server {
     file.write_all_at(&noise(1 << 20, 4), 2 << 20).unwrap();
     let half = format!("half={},description=two of four", half.display());
     let socket = format!("unix://{}/sock", folder.display());
-    let volumes = ["--volume", &half, "--volume", "ro=null:1G,ro", "--volume", "mem=mem:16M"];
+    let volumes = ["--volume", &half, "--volume", "ro=null:1G,ro", "--volume", "mem=mem:16M,description=for scratch"];
     let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--nbd", &socket];
     Server::start(folder, 3, &[&volumes[..], &doors[..]].concat())
 }
@@ -28,15 +28,17 @@ fn servers(server: &Server, folder: &std::path::Path) -> [(String, String); 3] {
 fn ls_shows_the_volumes_over_each_wire() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let server = node(folder.path());
+    let mut tables = Vec::new();
     for (front, back) in servers(&server, folder.path()) {
         let uri = format!("{front}{back}");
         let table = run_well(&binary(), &["ls", &uri]);
+        tables.push(table.clone());
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 4, "{table}");
         for (line, words) in [
             (1, ["half", "4.0 MiB", "two of four"]),
             (2, ["ro", "1.0 GiB", "read-only"]),
-            (3, ["mem", "16.0 MiB", " "]),
+            (3, ["mem", "16.0 MiB", "volatile"]),
         ] {
             assert!(words.iter().all(|word| lines[line].contains(word)), "{uri}: {table}");
         }
@@ -47,6 +49,7 @@ fn ls_shows_the_volumes_over_each_wire() {
         let one = run(&binary(), &["ls", &format!("{front}half{back}")]);
         assert!(String::from_utf8_lossy(&one.stderr).contains("byway info"), "{one:?}");
     }
+    assert!(tables.iter().all(|table| *table == tables[0]), "different facts: {tables:#?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use byway_door::nbd::client::{
     self as nbd, Client, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, Completed, RequestError,
 };
+use byway_door::nbd::export::VOLATILE;
 use byway_door::nbd::flags::TransmissionFlags;
 use byway_fabric::tls::TlsClient;
 use byway_reactor::{Completion, Frame, Instant, IoChoice, Reactor, Wait};
@@ -169,13 +170,14 @@ impl Remote {
             }),
             Wire::Nbd(client) => client.session().map(|session| {
                 let rules = &session.rules;
+                let (volatile, description) = nbd_description(&session.description);
                 RemoteInfo {
                     bytes: rules.size_bytes,
                     block_bytes: rules.block.minimum,
                     request_bytes_max: rules.block.maximum,
                     read_only: rules.flags.has(TransmissionFlags::READ_ONLY),
-                    flags: nbd_flags(rules.flags),
-                    description: session.description.clone(),
+                    flags: nbd_flags(rules.flags).into_iter().chain(volatile.then_some("volatile")).collect(),
+                    description: description.to_owned(),
                     has_extents: rules.allocation_context.is_some(),
                     process: None,
                     medium: None,
@@ -470,8 +472,13 @@ pub fn close(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
     }
 }
 
+/// Whether a description says that the volume is volatile, and the rest of it.
+pub fn nbd_description(told: &str) -> (bool, &str) {
+    told.strip_prefix(VOLATILE).map_or((false, told), |rest| (true, rest.trim_start()))
+}
+
 /// An export's flags as words, in the order of their bits.
-pub fn nbd_flags(flags: TransmissionFlags) -> Vec<&'static str> {
+fn nbd_flags(flags: TransmissionFlags) -> Vec<&'static str> {
     let words = [
         (TransmissionFlags::READ_ONLY, "read-only"),
         (TransmissionFlags::SEND_FLUSH, "flush"),

@@ -23,6 +23,9 @@ pub struct Export {
     pub tls_required: bool,
 }
 
+/// How the description of a volatile volume begins; NBD has no flag for that. `byway ls` and `byway info` show it as one.
+pub const VOLATILE: &str = "(volatile)";
+
 /// The exports of a server. Each is looked up when a client asks, so sizes and the set itself may
 /// change between two options.
 pub trait Exports {

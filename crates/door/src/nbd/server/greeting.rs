@@ -3,13 +3,13 @@
 use byway_fabric::access::{Identity, Origin, Right};
 use byway_fabric::tls::{PeerIdentity, TlsServer};
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
-use byway_service::block::{Catalog, Volume, VolumeId};
+use byway_service::block::{Catalog, Volume, VolumeId, VolumeOptions};
 
 use super::Floor;
 use super::connection::{Connection, End, TAG_RECEIVE, TAG_SEND};
 use super::input::Input;
 use super::secure::Secure;
-use crate::nbd::export::{Export, Exports};
+use crate::nbd::export::{Export, Exports, VOLATILE};
 use crate::nbd::flags::TransmissionFlags;
 use crate::nbd::handshake::{Handshake, HandshakeConfig, Negotiated, Step};
 use crate::nbd::request::BlockSizes;
@@ -337,12 +337,20 @@ fn export(volume: &Volume, right: Right) -> Export {
     let minimum = volume.block_bytes();
     Export {
         name: volume.name().to_owned(),
-        description: volume.options().description.clone(),
+        description: description(volume.options()),
         size_bytes: volume.len(),
         block: BlockSizes { minimum, preferred: minimum.max(4096), ..BlockSizes::default() },
         flags,
         allocation: true,
         tls_required: volume.options().tls_required,
+    }
+}
+
+fn description(options: &VolumeOptions) -> String {
+    match (options.volatile, options.description.as_str()) {
+        (false, description) => description.to_owned(),
+        (true, "") => VOLATILE.to_owned(),
+        (true, description) => format!("{VOLATILE} {description}"),
     }
 }
 
