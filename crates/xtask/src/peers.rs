@@ -253,8 +253,10 @@ fn watch_connections(options: &IdleOptions) -> Result<()> {
     std::fs::File::create(&file)?.set_len(FILE_BYTES)?;
     let (port, native) = (Kind::Byway.port(), native::PORT);
     {
-        let server = Server::start(Kind::Byway, &byway, &file, folder.path(), Endpoint::Tcp(port))?;
-        println!("{}", idle::nbd(server.id(), port, options.connections)?);
+        let servers = Server::start(Kind::Byway, &byway, &file, folder.path(), &[Endpoint::Tcp(port)])?;
+        for server in &servers {
+            println!("{}", idle::nbd(server.id(), port, options.connections)?);
+        }
     }
     let node = native::start_node(&byway, &format!("v={}", file.display()), folder.path())?;
     println!("{}", idle::native(node.id(), native, options.connections)?);
@@ -277,7 +279,11 @@ fn block(options: &Options, settings: BTreeMap<String, String>) -> Result<()> {
     let mut servers = Vec::new();
     for kind in &options.servers {
         match kind.find(&byway) {
-            Some(program) => servers.extend(start_both(*kind, &program, &file, folder.path())?),
+            Some(program) => {
+                let unix = Endpoint::Unix(folder.path().join(format!("{kind}.sock")));
+                let endpoints = [unix, Endpoint::Tcp(kind.port())];
+                servers.extend(Server::start(*kind, &program, &file, folder.path(), &endpoints)?);
+            }
             None => println!("SKIP {kind}: it is not installed (cargo xtask test --install)"),
         }
     }
@@ -311,12 +317,6 @@ fn write_file(path: &Path) -> Result<()> {
         file.write_all(&block).context("the file on /dev/shm needs 1 GiB")?;
     }
     Ok(())
-}
-
-fn start_both(kind: Kind, program: &Path, file: &Path, folder: &Path) -> Result<[Server; 2]> {
-    let unix = Endpoint::Unix(folder.join(format!("{kind}.sock")));
-    let tcp = Endpoint::Tcp(kind.port());
-    Ok([Server::start(kind, program, file, folder, unix)?, Server::start(kind, program, file, folder, tcp)?])
 }
 
 fn measure(cases: &[&Case], servers: &[Server], options: &Options) -> Result<Vec<Sample>> {

@@ -131,8 +131,8 @@ pub enum OpenError {
     },
     /// Somebody else on this machine serves it writable, or has it mounted.
     #[error(
-        "{path} is in use: {by}. Serve it read-only (`,ro`), stop the other user, or say `,shared` if its users \
-         coordinate themselves (a cluster file system)",
+        "{path} is in use: {by}. Serve it read-only (`,ro`), stop the other user, or say `,direct,shared` if its \
+         users coordinate themselves (a cluster file system)",
         path = path.display()
     )]
     InUse {

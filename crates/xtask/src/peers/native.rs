@@ -22,14 +22,15 @@ pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
     let iperf3 = process::find_program("iperf3").context("iperf3 is not installed (package iperf3)")?;
     let nbd = format!("tcp://127.0.0.1:{NBD_PORT}");
     let _node = start_node_with(byway, &format!("v={},ro", file.display()), folder, &["--nbd", &nbd])?;
-    let peer = Server::start(Kind::Nbdkit, &nbdkit, file, folder, Endpoint::Tcp(Kind::Nbdkit.port()))?;
+    let endpoint = Endpoint::Tcp(Kind::Nbdkit.port());
+    let _peer = Server::start(Kind::Nbdkit, &nbdkit, file, folder, std::slice::from_ref(&endpoint))?;
     let _receiver = Background::start(
         Command::new(&iperf3).args(["--server", "--port", &IPERF_PORT.to_string()]),
         &folder.join("iperf3.log"),
     )?;
     wait_for_port(IPERF_PORT)?;
     let small = CASES.iter().find(|case| case.name == "4k-randread-qd32-tcp").context("the case is gone")?;
-    let uri = peer.endpoint.uri();
+    let uri = endpoint.uri();
     let fourfold = Contest {
         case: "4k-randread-qd32",
         contestants: vec![

@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The export's name at every server.
@@ -91,24 +92,35 @@ impl Endpoint {
     }
 }
 
-/// A running server, ended when dropped.
+/// An endpoint of a running server, which ends when the last of its endpoints is dropped.
 pub struct Server {
     pub kind: Kind,
     pub endpoint: Endpoint,
-    process: Background,
+    process: Rc<Background>,
 }
 
 impl Server {
-    /// Starts one that serves `file` and waits until it accepts connections.
-    pub fn start(kind: Kind, program: &Path, file: &Path, folder: &Path, endpoint: Endpoint) -> Result<Self> {
+    /// Starts servers of `file` and waits until every endpoint accepts connections: one process for all endpoints of byway,
+    /// which locks a file that it serves writable, and one for each endpoint of the others.
+    pub fn start(kind: Kind, program: &Path, file: &Path, folder: &Path, endpoints: &[Endpoint]) -> Result<Vec<Self>> {
+        let at_once = if kind == Kind::Byway { endpoints.len() } else { 1 };
+        let mut servers = Vec::new();
+        for endpoints in endpoints.chunks(at_once) {
+            servers.extend(Self::start_one(kind, program, file, folder, endpoints)?);
+        }
+        Ok(servers)
+    }
+
+    fn start_one(kind: Kind, program: &Path, file: &Path, folder: &Path, endpoints: &[Endpoint]) -> Result<Vec<Self>> {
+        let [endpoint, ..] = endpoints else { bail!("{kind} is to be reached nowhere") };
         let mut command = Command::new(program);
         match kind {
-            Kind::Byway => byway(&mut command, file, &endpoint),
-            Kind::Nbdkit => nbdkit(&mut command, file, &endpoint),
-            Kind::QemuNbd => qemu_nbd(&mut command, file, &endpoint),
-            Kind::NbdServer => command = nbd_server(program, file, folder, &endpoint)?,
-            Kind::Stub => stub(&mut command, None, &endpoint),
-            Kind::StubMemory => stub(&mut command, Some(file), &endpoint),
+            Kind::Byway => byway(&mut command, file, endpoints),
+            Kind::Nbdkit => nbdkit(&mut command, file, endpoint),
+            Kind::QemuNbd => qemu_nbd(&mut command, file, endpoint),
+            Kind::NbdServer => command = nbd_server(program, file, folder, endpoint)?,
+            Kind::Stub => stub(&mut command, None, endpoint),
+            Kind::StubMemory => stub(&mut command, Some(file), endpoint),
         }
         let log = folder.join(format!("{kind}-{}.log", endpoint.transport()));
         let mut process = Background::start(&mut command, &log)?;
@@ -117,10 +129,12 @@ impl Server {
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
                 bail!("{kind} ended at once: {}", said.trim());
             }
-            Ok(endpoint.accepts().then_some(()))
+            Ok(endpoints.iter().all(Endpoint::accepts).then_some(()))
         })
         .with_context(|| format!("the server's log: {}", std::fs::read_to_string(&log).unwrap_or_default()))?;
-        Ok(Self { kind, endpoint, process })
+        let process = Rc::new(process);
+        let server = |endpoint: &Endpoint| Self { kind, endpoint: endpoint.clone(), process: Rc::clone(&process) };
+        Ok(endpoints.iter().map(server).collect())
     }
 
     /// The process that was started; some servers have children.
@@ -129,12 +143,14 @@ impl Server {
     }
 }
 
-fn byway(command: &mut Command, file: &Path, endpoint: &Endpoint) {
-    command.args(["serve", "--volume"]).arg(format!("{EXPORT}={},shared", file.display())).arg("--nbd");
-    match endpoint {
-        Endpoint::Unix(path) => command.arg(format!("unix://{}", path.display())),
-        Endpoint::Tcp(port) => command.arg(format!("tcp://127.0.0.1:{port}")),
-    };
+fn byway(command: &mut Command, file: &Path, endpoints: &[Endpoint]) {
+    command.args(["serve", "--volume"]).arg(format!("{EXPORT}={}", file.display()));
+    for endpoint in endpoints {
+        command.arg("--nbd").arg(match endpoint {
+            Endpoint::Unix(path) => format!("unix://{}", path.display()),
+            Endpoint::Tcp(port) => format!("tcp://127.0.0.1:{port}"),
+        });
+    }
 }
 
 fn stub(command: &mut Command, file: Option<&Path>, endpoint: &Endpoint) {
@@ -192,4 +208,33 @@ fn nbd_server(program: &Path, file: &Path, folder: &Path, endpoint: &Endpoint) -
     ]);
     command.arg(program).arg(configuration);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_skip::{SkipReason, skip_this};
+
+    use super::*;
+
+    /// What a whole test run has built, beside this test's own folder.
+    fn built_byway() -> Option<PathBuf> {
+        let test = std::env::current_exe().ok()?;
+        test.ancestors().nth(2).map(|folder| folder.join("byway")).filter(|program| program.is_file())
+    }
+
+    #[test]
+    fn byway_serves_the_file_that_the_others_serve_at_both_endpoints() {
+        let Some(program) = built_byway() else {
+            return skip_this(SkipReason::Machine("no byway is built beside this test"));
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("volume.img");
+        std::fs::write(&file, [7; 1 << 20]).unwrap();
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let endpoints = [Endpoint::Unix(folder.path().join("nbd")), Endpoint::Tcp(port)];
+        let servers = Server::start(Kind::Byway, &program, &file, folder.path(), &endpoints).unwrap();
+        let transports: Vec<Transport> = servers.iter().map(|server| server.endpoint.transport()).collect();
+        assert_eq!(transports, [Transport::Unix, Transport::Tcp]);
+        assert_eq!(servers[0].id(), servers[1].id());
+    }
 }
