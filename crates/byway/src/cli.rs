@@ -185,7 +185,7 @@ pub struct ServeArguments {
     /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
-    /// For `byway bench figures` alone.
+    /// For nodes that this program starts itself.
     #[command(flatten)]
     pub measuring: MeasuringArguments,
 }
@@ -200,7 +200,7 @@ fn refuse_unnamed(text: &str) -> Result<String, String> {
     Err(format!("a volume has a name; write --volume {name}={text}"))
 }
 
-/// Flags of nodes that `byway bench figures` starts. They are not shown.
+/// Flags of nodes that `byway bench figures` and `byway demo` start. They are not shown.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct MeasuringArguments {
     /// End when this process, the parent, ends

@@ -1,4 +1,4 @@
-//! Ends with the process that started it: for the processes of benchmarks.
+//! Ends with the process that started it: for the processes of benchmarks and of the demonstration.
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 

@@ -18,7 +18,17 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().next().is_none()
 }
 
-const PATHS: [&str; 4] = ["the file itself", "NBD, TCP", "NBD, unix socket", "byway's own wire, TCP"];
+const PATHS: [&str; 5] =
+    ["the file itself", "NBD, TCP", "NBD, unix socket", "byway's own wire, TCP", "byway's own wire, shared memory"];
+
+/// Processes with `folder` in their arguments.
+fn processes_of(folder: &Path) -> Vec<u32> {
+    let folder = folder.as_os_str().as_encoded_bytes();
+    let names =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let arguments = |id: &u32| std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+    names.filter(|id| arguments(id).windows(folder.len()).any(|part| part == folder)).collect()
+}
 
 #[test]
 fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
@@ -30,11 +40,19 @@ fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
         for path in PATHS {
             let row = said.lines().find(|line| line.starts_with(path)).unwrap_or_else(|| panic!("{path} in {said}"));
             let figures: Vec<f64> =
-                row[28..].split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
+                row[32..].split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
             assert!(figures.len() == 3 && figures.iter().all(|figure| *figure > 0.0), "{row}");
         }
-        assert!(said.contains("24.0 MiB each time") && said.contains("bench volume"), "{said}");
+        for words in ["24.0 MiB each time", "the checksums are the same", "interleaved rounds", "bench volume"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        // The last step: a node is killed, and the copy goes on.
+        let (_, killed) = said.split_once("killed (SIGKILL)").unwrap_or_else(|| panic!("{said}"));
+        for words in ["started again", "went on by itself after ", " ms, and its checksum is the same"] {
+            assert!(killed.contains(words), "{words}: {said}");
+        }
         assert!(is_empty(folder.path()), "{io}: it must clean up");
+        assert!(processes_of(folder.path()).is_empty(), "{io}: its node must end");
     }
 }
 
@@ -50,7 +68,14 @@ fn the_demo_shares_a_file_without_touching_it() {
     let output = demo(&temporary, &[&file.display().to_string(), "--json"]).output().expect("byway starts");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(said.matches("\"bytes\":8389120").count(), PATHS.len(), "{said}");
+    let shown: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let (rows, restart) = (shown["rows"].as_array().unwrap(), &shown["restart"]);
+    assert_eq!(rows.len(), PATHS.len(), "{said}");
+    for row in rows {
+        assert!(row["bytes"] == bytes.len() && row["crc32c"] == restart["crc32c"], "{said}");
+    }
+    // The node was killed while there was more to be copied, and the copy got that from its successor.
+    assert!(restart["crc32c"].is_string() && restart["interrupted_seconds"].as_f64() > Some(0.0), "{said}");
     assert!(std::fs::read(&file).unwrap() == bytes && is_empty(&temporary));
 
     for (wrong, words) in [("not-there", "not-there: "), (".", ".: ")] {
@@ -82,5 +107,27 @@ fn an_interrupted_demo_cleans_up() {
         let status = until(Instant::now() + LIMIT, "its end", || running.0.try_wait().ok().flatten());
         assert_eq!(status.code(), Some(130));
         assert!(is_empty(folder.path()), "it must clean up");
+    }
+}
+
+#[test]
+fn a_demo_that_ends_while_its_node_runs_takes_it_along() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::INT, Signal::KILL] {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let begin = || Running(demo(folder.path(), &["--size", "128M"]).spawn().expect("byway starts"));
+        let other = |demo: u32| processes_of(folder.path()).into_iter().find(|id| *id != demo);
+        let mut running = begin();
+        until(Instant::now() + LIMIT, "its second node", || {
+            // It has ended before that was seen.
+            if running.0.try_wait().unwrap().is_some() {
+                running = begin();
+            }
+            other(running.0.id()).map(drop)
+        });
+        kill_process(Pid::from_child(&running.0), signal).expect("it lives");
+        until(Instant::now() + LIMIT, "its end", || running.0.try_wait().ok().flatten());
+        until(Instant::now() + LIMIT, "its node's end", || other(running.0.id()).is_none().then_some(()));
+        assert!(signal == Signal::KILL || is_empty(folder.path()), "it must clean up");
     }
 }

@@ -1,15 +1,16 @@
-//! `byway demo`: a node, its wires and their cost on one machine, without any set-up.
+//! `byway demo`: a node, its wires and their cost on one machine, without any set-up; and a node that is killed while it is
+//! copied from.
 
+mod restart;
+mod rounds;
 mod sink;
 mod workplace;
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_door::http::Report;
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::socket_file::SocketAccess;
@@ -19,11 +20,12 @@ use byway_service::block::{OpenError, OpenHere};
 use clap::Args;
 use serde::Serialize;
 
-use self::sink::Sink;
+use self::restart::Restart;
+use self::rounds::Row;
 pub(crate) use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
-use crate::copy::{CopyError, CopyOptions, Endpoint, FileEndpoint, RemoteEndpoint, copy};
+use crate::copy::{CopyError, RemoteEndpoint};
 use crate::listening;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::reload::open_volume;
@@ -35,8 +37,6 @@ use crate::units::{parse_size, show_size};
 const CLASS: u8 = 0x30;
 /// Memory of the client's loop, and of the node's.
 const FRAME_BYTES: usize = 64 << 20;
-/// Pieces in flight and their size, as `byway copy` has by default.
-const OPTIONS: CopyOptions = CopyOptions { depth: 16, chunk_bytes: 512 << 10, verify: false };
 /// How long the node may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Open files of a node with a handful of connections.
@@ -93,6 +93,9 @@ pub enum DemoError {
     /// The client.
     #[error("demo: {0}")]
     Remote(#[from] RemoteError),
+    /// The node that is killed.
+    #[error("demo: a second node: {0}; what it said stands above")]
+    Child(std::io::Error),
     /// A copy.
     #[error("demo: {path}: {source}")]
     Copy {
@@ -116,18 +119,11 @@ pub enum DemoError {
     Output(#[from] std::io::Error),
 }
 
-/// One way to the bytes, measured.
+/// What a demonstration shows.
 #[derive(Debug, Serialize)]
-struct Row {
-    path: &'static str,
-    bytes: u64,
-    seconds: f64,
-    megabytes_per_second: f64,
-    /// Of both ends together, the checksum included.
-    cpu_seconds_per_gigabyte: f64,
-    /// By the CPUs of both ends, for each byte that was delivered.
-    copied_bytes_per_byte: f64,
-    crc32c: String,
+struct Shown {
+    rows: Vec<Row>,
+    restart: Restart,
 }
 
 /// Shares, copies, compares, prints.
@@ -141,30 +137,41 @@ pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
         Some(path) => path.clone(),
         None => workplace.make_image("image", arguments.size).map_err(|source| DemoError::Make { source })?,
     };
-    let node = start(&path, &workplace, arguments.io)?;
+    let spec = volume(&path)?;
+    let node = start(&spec, &workplace, arguments.io)?;
     let mut out = crate::output::stdout();
     if !arguments.json {
         let what = if arguments.path.is_some() { path.display().to_string() } else { "a new file".to_owned() };
         writeln!(out, "A node on this machine shares {what} (read-only) as the volume `demo`. Copied out of it:\n")?;
-        writeln!(out, "{:<28} {:>10} {:>12} {:>14}", "path", "MB/s", "CPU s/GB", "copies/byte")?;
+        out.flush()?;
     }
-    let rows = measure(&path, &node, arguments, &mut out);
+    let rows = rounds::measure(&path, &node, arguments.io);
     node.stop(STOP_LIMIT);
     let rows = rows?;
+    if !arguments.json {
+        show(&mut out, &rows)?;
+    }
+    let (bytes, wanted) = rows.first().map_or((0, 0), |row| (row.bytes, row.crc32c));
+    let restart = restart::show(&spec, workplace.folder(), arguments.io, (bytes, wanted))?;
     if arguments.json {
-        writeln!(out, "{}", serde_json::json!(rows))?;
+        writeln!(out, "{}", serde_json::json!(Shown { rows, restart }))?;
     } else {
-        explain(&mut out, &rows, arguments.path.as_deref())?;
+        writeln!(out, "{}\n", restart.sentence())?;
+        explain(&mut out, arguments.path.as_deref())?;
     }
     Ok(())
 }
 
-fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoError> {
+fn volume(path: &Path) -> Result<VolumeSpec, DemoError> {
     let mut spec = VolumeSpec::new(VolumeName::new("demo")?, StoreSpec::Path(path.to_owned()));
     spec.read_only = true;
     // Copied and compared, whatever it is.
     spec.raw = true;
-    let volume = open_volume(&spec, &OpenHere)?;
+    Ok(spec)
+}
+
+fn start(spec: &VolumeSpec, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoError> {
+    let volume = open_volume(spec, &OpenHere)?;
     let loopback = Address::Tcp(([127, 0, 0, 1], 0).into());
     // The socket's file goes with the folder.
     let listen = |address| listening::open(&address, SocketAccess::default(), &mut Vec::new());
@@ -173,7 +180,7 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         frame_bytes: FRAME_BYTES,
         volumes: vec![Arc::new(volume)],
-        native: vec![listen(loopback.clone())?],
+        native: vec![listen(loopback.clone())?, listen(Address::Shared(workplace.folder().join("shm")))?],
         nbd: vec![listen(loopback)?, listen(Address::Unix(workplace.folder().join("nbd")))?],
         nbd_options: NbdOptions::default(),
         tls: ServerTls::Off,
@@ -186,108 +193,38 @@ fn start(path: &Path, workplace: &Workplace, io: IoChoice) -> Result<Node, DemoE
     Ok(Node::start(options)?)
 }
 
-/// The paths to the bytes: the file itself, then over each wire.
-fn paths(node: &Node) -> Result<Vec<(&'static str, Option<RemoteUri>)>, RemoteError> {
-    let mut paths = vec![("the file itself", None)];
-    for ready in node.ready() {
-        let (path, uri) = match (ready.door, &ready.address) {
-            ("byway", Address::Tcp(at)) => ("byway's own wire, TCP", format!("byway://{at}/demo")),
-            ("nbd", Address::Tcp(at)) => ("NBD, TCP", format!("nbd://{at}/demo")),
-            ("nbd", Address::Unix(at)) => ("NBD, unix socket", format!("nbd+unix:///demo?socket={}", at.display())),
-            _ => continue,
-        };
-        paths.push((path, Some(uri.parse()?)));
-    }
-    Ok(paths)
-}
-
-fn measure(file: &Path, node: &Node, arguments: &DemoArguments, out: &mut impl Write) -> Result<Vec<Row>, DemoError> {
-    let mut rows: Vec<Row> = Vec::new();
-    let mut wanted = None;
-    for (path, uri) in paths(node)? {
-        let (row, crc32c) = measure_one(path, file, uri.as_ref(), node, arguments.io)?;
-        let wanted = *wanted.get_or_insert(crc32c);
-        if crc32c != wanted {
-            return Err(DemoError::Differs { path, found: crc32c, wanted });
-        }
-        if !arguments.json {
-            let Row { megabytes_per_second, cpu_seconds_per_gigabyte, copied_bytes_per_byte, .. } = row;
-            writeln!(
-                out,
-                "{path:<28} {megabytes_per_second:>10.0} {cpu_seconds_per_gigabyte:>12.3} {copied_bytes_per_byte:>14.2}"
-            )?;
-            out.flush()?;
-        }
-        rows.push(row);
-    }
-    Ok(rows)
-}
-
-fn measure_one(
-    path: &'static str,
-    file: &Path,
-    uri: Option<&RemoteUri>,
-    node: &Node,
-    io: IoChoice,
-) -> Result<(Row, u32), DemoError> {
-    let mut reactor = Reactor::open(io, FRAME_BYTES).map_err(RemoteError::Loop)?;
-    let Some(uri) = uri else {
-        let failed = |source| DemoError::Path { path: file.to_owned(), source };
-        let mut source = FileEndpoint::source(&mut reactor, file, CLASS).map_err(failed)?;
-        return measure_copy(path, &mut reactor, &mut source, node);
-    };
+/// Opens a volume to be copied out of.
+fn open_remote(reactor: &mut Reactor, uri: &RemoteUri) -> Result<RemoteEndpoint, RemoteError> {
     let tls = &ClientTlsArguments::default();
     let options = RemoteOptions { class: CLASS, connections: 2, read_only: true, tls, unflushed_bytes_max: 1 << 20 };
-    let mut volume = Remote::connect(&mut reactor, uri, options)?;
-    remote::open(&mut reactor, &mut [&mut volume])?;
+    let mut volume = Remote::connect(reactor, uri, options)?;
+    remote::open(reactor, &mut [&mut volume])?;
     let info = volume.info().ok_or_else(|| RemoteError::Silent(uri.to_string()))?;
-    let mut source = RemoteEndpoint::new(volume, info, false);
-    let measured = measure_copy(path, &mut reactor, &mut source, node);
-    remote::close(&mut reactor, &mut [source.remote()]);
-    measured
+    Ok(RemoteEndpoint::new(volume, info, false))
 }
 
-fn measure_copy(
-    path: &'static str,
-    reactor: &mut Reactor,
-    source: &mut dyn Endpoint,
-    node: &Node,
-) -> Result<(Row, u32), DemoError> {
-    let mut sink = Sink::new(source.bytes());
-    let copied_before = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes();
-    let (began, cpu) = (reactor.now(), own_cpu());
-    let copied = copy(reactor, source, &mut sink, OPTIONS, None, &mut |_| ControlFlow::Continue(()));
-    let copied = copied.map_err(|source| DemoError::Copy { path, source })?;
-    let (seconds, cpu) = (reactor.now().since(began).as_secs_f64(), own_cpu().saturating_sub(cpu).as_secs_f64());
-    let by_cpus = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes() - copied_before;
-    // A file of holes alone moves nothing.
-    let bytes = copied.moved_bytes.max(1) as f64;
-    let row = Row {
-        path,
-        bytes: copied.moved_bytes,
-        seconds,
-        megabytes_per_second: bytes / seconds.max(1e-9) / 1e6,
-        cpu_seconds_per_gigabyte: cpu / (bytes / 1e9),
-        copied_bytes_per_byte: by_cpus as f64 / bytes,
-        crc32c: format!("{:08x}", copied.crc32c),
-    };
-    Ok((row, copied.crc32c))
-}
-
-/// CPU time of this process, user and system: of both ends.
-fn own_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-fn explain(out: &mut impl Write, rows: &[Row], path: Option<&Path>) -> std::io::Result<()> {
-    let (bytes, crc) = rows.first().map_or((0, ""), |row| (row.bytes, row.crc32c.as_str()));
+/// The table.
+fn show(out: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
+    writeln!(out, "{:<32} {:>10} {:>12} {:>14}", "path", "MB/s", "CPU s/GB", "copies/byte")?;
+    for Row { path, megabytes_per_second, cpu_seconds_per_gigabyte, copied_bytes_per_byte, .. } in rows {
+        writeln!(
+            out,
+            "{path:<32} {megabytes_per_second:>10.0} {cpu_seconds_per_gigabyte:>12.3} {copied_bytes_per_byte:>14.2}"
+        )?;
+    }
+    let Some(Row { bytes, rounds, crc32c, .. }) = rows.first() else { return Ok(()) };
     writeln!(
         out,
-        "\n{} each time, into memory; the checksums are the same (crc32c {crc}). CPU is that of server and client\n\
-         together, checksum included. Copies are those that CPUs made for a byte, in the kernels of both ends.\n",
-        show_size(bytes)
+        "\n{} each time, into memory; medians of {rounds} interleaved rounds; the checksums are the same (crc32c {crc32c:08x}).\n\
+         CPU is that of server and client together, checksum included. Copies are those that CPUs made for a byte, in the\n\
+         kernels of both ends.\n",
+        show_size(*bytes)
     )?;
+    out.flush()
+}
+
+/// What to try next.
+fn explain(out: &mut impl Write, path: Option<&Path>) -> std::io::Result<()> {
     let disk = path.map_or_else(|| "disk.img".to_owned(), |path| path.display().to_string());
     writeln!(out, "Try the rest:")?;
     if path.is_none() {
