@@ -216,8 +216,8 @@ fn show(out: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
     writeln!(
         out,
         "\n{} each time, into memory; medians of {rounds} interleaved rounds; the checksums are the same (crc32c {crc32c:08x}).\n\
-         CPU is that of server and client together, checksum included. Copies are those that CPUs made for a byte, in the\n\
-         kernels of both ends.\n",
+         CPU is that of server and client together, checksum included. Copies are those that CPUs made for a byte, at\n\
+         both ends.\n",
         show_size(*bytes)
     )?;
     out.flush()
