@@ -46,7 +46,7 @@ const REQUESTS: u64 = 120;
 const CALM_REQUESTS: u64 = 40;
 const DEPTH: usize = 12;
 /// Of the frames of a server that has few: 128 KiB each, of 1 MiB.
-const FRAMES_TAKEN: usize = 5;
+const FRAMES_TAKEN: usize = 7;
 const DEATHS_MAX: usize = 2;
 const ROUNDS_MAX: usize = 400;
 /// What every seed does at least.
