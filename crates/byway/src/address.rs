@@ -34,7 +34,7 @@ pub enum AddressError {
     /// A unix path that is not absolute, or too long for the kernel (107 bytes).
     #[error("`{0}` is no path of a socket; write unix:// or shm:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
-    /// Something behind the path of a socket that is no option.
+    /// An unknown option follows the path of a socket.
     #[error(
         "`{0}` is no option of a socket; write ,mode=MODE (octal, for example 0660) or ,group=NAME, and \\, for a comma in its path"
     )]
@@ -221,7 +221,7 @@ fn is_socket_path(path: &[u8]) -> bool {
     (1..=107).contains(&path.len()) && !path.contains(&0)
 }
 
-/// The error for what is no host and port: the port's own, if that is a number too large.
+/// Why a text is not a host and port: names the port where that is a number above 65535.
 fn bad_host_port(text: &str, otherwise: AddressError) -> AddressError {
     match text.rsplit_once(':') {
         Some((_, port))

@@ -11,7 +11,7 @@ use crate::reload::{ReloadError, open_volume};
 use crate::serve::{ServeError, judged_listeners};
 use crate::tls::server_tls;
 
-/// Checks, and prints a line of what was found good.
+/// Checks the configuration, and prints one line if it is valid.
 ///
 /// # Errors
 /// See [`check`].
@@ -23,7 +23,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
 }
 
 /// Reads the configuration, and looks at all that it names: files of volumes (opened read-only, so that a running node may serve them
-/// meanwhile), certificates, users, groups and addresses. Says in a line what was found good.
+/// meanwhile), certificates, users, groups and addresses. Returns the line that says what was checked.
 ///
 /// # Errors
 /// The first thing that is wrong, as `byway serve` would say it.

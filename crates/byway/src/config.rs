@@ -357,7 +357,7 @@ impl Configuration {
         self.check_tls()
     }
 
-    /// Refuses what is for more memory than there is, in bytes: `None` if the system does not say.
+    /// Refuses a size above the machine's memory, in bytes; `None` if the system does not tell its memory.
     fn check_memory(&self, memory: Option<u64>) -> Result<(), ConfigError> {
         let Some(memory) = memory else { return Ok(()) };
         let too_much = |bytes, example| {

@@ -48,7 +48,7 @@ use self::layer::RpcLayer;
 pub use self::server::{Request, Token};
 use self::waiting::{WaitingCall, WaitingCalls};
 use crate::limits::{CALLS_MAX, PROGRAM_CALLS, WINDOWS_PER_CALL_MAX};
-use crate::message::{Inline, NodeId, TOKEN_BYTES};
+use crate::message::{Inline, NodeId};
 use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Spoken};
 
 /// The protocol of programs that need only one of their own.
@@ -287,7 +287,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The payload of a call, behind `before` bytes of something else: windows, and more.
 fn pack(windows: &[Descriptor], payload: &[u8], before: usize) -> Result<Vec<u8>, SubmitError> {
     let len = windows.len() * DESCRIPTOR_BYTES + payload.len();
-    if windows.len() > WINDOWS_PER_CALL_MAX || before + TOKEN_BYTES + len > SMALL_BYTES_MAX + TOKEN_BYTES {
+    if windows.len() > WINDOWS_PER_CALL_MAX || before + len > SMALL_BYTES_MAX {
         return Err(SubmitError::TooLong);
     }
     let mut packed = Vec::with_capacity(len);

@@ -118,7 +118,7 @@ impl Token {
         self.rpc.tables().calls.is_cancelled(self.call) || self.rpc.node.now() >= self.deadline
     }
 
-    /// Answers: `status` 0 for success, `result` at most 64 bytes, with the payload at most 16 KiB. A caller that has stopped waiting
+    /// Answers: `status` 0 for success, `result` at most 64 bytes, the payload at most 16 KiB less 40 bytes. A caller that has stopped waiting
     /// counts the answer and drops it.
     ///
     /// # Errors

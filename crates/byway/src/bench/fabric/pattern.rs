@@ -33,7 +33,7 @@ pub(super) fn fill(block: &mut [u8], client: u64, place: u64) {
     }
 }
 
-/// Where in a filled block of `bytes` what is to be written, to make it the one that the client writes as number `sequence`.
+/// What to write where in a filled block of `bytes`, so that it becomes the client's block number `sequence`.
 pub(super) fn stamps(bytes: usize, client: u64, sequence: u64) -> impl Iterator<Item = (usize, [u8; 8])> {
     (0..bytes / PAGE_BYTES).map(move |page| (page * PAGE_BYTES, stamp_of(client, sequence, page).to_le_bytes()))
 }
