@@ -46,9 +46,6 @@ pub const RESTING_LOANS_MAX: usize = 8;
 /// Bytes of them; what is larger is unmapped with its last window.
 pub const RESTING_LOAN_BYTES_MAX: u64 = 32 << 20;
 
-/// Calls that a server lets a session have in flight, if nothing else is configured. A session that has more is closed.
-pub const CREDITS_DEFAULT: u16 = 256;
-
 /// Time from accept to a complete `Hello`, and from connect to `Welcome`.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 

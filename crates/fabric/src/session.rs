@@ -132,8 +132,6 @@ pub struct Terms {
     pub checksum: PayloadChecksum,
     /// Bulk lanes: those that a client opens.
     pub bulk_lanes: u16,
-    /// Calls that a server lets each session have in flight.
-    pub credits: u16,
 }
 
 /// Who a client is.
@@ -158,8 +156,6 @@ pub struct Agreed {
     pub features: u32,
     /// The server process.
     pub instance: u64,
-    /// Calls that the client may have in flight.
-    pub credits: u16,
 }
 
 impl Agreed {
@@ -240,7 +236,6 @@ pub fn welcome(hello: &Hello, agreed: &Agreed) -> Header {
     };
     let mut header = Header::with_body(Kind::Welcome, &body);
     header.instance.set(agreed.instance);
-    header.credits.set(agreed.credits);
     header
 }
 
@@ -288,7 +283,7 @@ pub fn read_welcome(header: &Header, kind: Kind, identity: &Identity, terms: &Te
     if features & !FEATURES != 0 || lacks || !takes_all {
         return Err(CloseReason::WeRefused(RefuseCode::Feature));
     }
-    Ok(Agreed { features, instance: header.instance.get(), credits: header.credits.get() })
+    Ok(Agreed { features, instance: header.instance.get() })
 }
 
 /// Watches a peer that owes something.
@@ -398,7 +393,7 @@ mod tests {
     const IDENTITY: Identity = Identity { client: ClientId([1; 16]), number: 3, nonce: [2; 16] };
 
     fn terms(checksum: PayloadChecksum) -> Terms {
-        Terms { checksum, bulk_lanes: 2, credits: 64 }
+        Terms { checksum, bulk_lanes: 2 }
     }
 
     fn over_the_wire(mut header: Header) -> (Header, Kind) {
@@ -412,11 +407,39 @@ mod tests {
         let (hello, identity) = read_hello(&header, kind).unwrap();
         assert_eq!(identity, IDENTITY);
         let answer = match negotiate(&hello, &terms(server)) {
-            Ok(features) => welcome(&hello, &Agreed { features, instance: 9, credits: 64 }),
+            Ok(features) => welcome(&hello, &Agreed { features, instance: 9 }),
             Err(code) => refuse(Kind::Refuse, code),
         };
         let (header, kind) = over_the_wire(answer);
         read_welcome(&header, kind, &IDENTITY, &terms(client))
+    }
+
+    /// A header as a program of version 1 sent it.
+    fn golden(hex: &str) -> (Header, Kind) {
+        let byte = |at: usize| u8::from_str_radix(hex.get(at * 2..at * 2 + 2).unwrap_or("00"), 16).unwrap();
+        Header::open(&std::array::from_fn(byte), 0).unwrap()
+    }
+
+    #[test]
+    fn version_1_of_the_wire_is_refused_by_name_on_either_side() {
+        let hello = "5d0be9f10100000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
+                     627977617946414201000100000001000000000000000000020202020202020202020202020202020101010101010101\
+                     010101010101010103000000000000000000100000000000";
+        let (header, kind) = golden(hello);
+        let (hello, identity) = read_hello(&header, kind).unwrap();
+        assert_eq!((identity, hello.version_max.get()), (IDENTITY, 1));
+        assert_eq!(negotiate(&hello, &terms(PayloadChecksum::Off)), Err(RefuseCode::Version));
+        let refused = refuse(Kind::Refuse, RefuseCode::Version);
+        let body: Refuse = refused.body();
+        assert_eq!((body.version_min.get(), body.version_max.get()), (2, 2), "it says what would do");
+
+        let welcome = "304ab1680200000100000000000000000000000000000000000000000000000000000000000000000900000000000000\
+                       627977617946414201000000004000000000100000000000020202020202020202020202020202020000000000000000";
+        let (header, kind) = golden(welcome);
+        let read = read_welcome(&header, kind, &IDENTITY, &terms(PayloadChecksum::Off));
+        assert_eq!(read, Err(CloseReason::WeRefused(RefuseCode::Version)));
+        let message = read.unwrap_err().to_string();
+        assert_eq!(message, "refused: version (no version of byway's wire in common)");
     }
 
     #[test]
@@ -436,7 +459,7 @@ mod tests {
                 Some(checksum) => {
                     let result = result.unwrap();
                     assert_eq!(result.payload_checksum(), checksum, "{client:?} {server:?}");
-                    assert_eq!((result.instance, result.credits), (9, 64));
+                    assert_eq!(result.instance, 9);
                 }
                 None => assert_eq!(result, Err(CloseReason::Refused(RefuseCode::Feature))),
             }
@@ -458,7 +481,7 @@ mod tests {
         let (mut hello, _) = read_hello(&header, kind).unwrap();
         assert_eq!(negotiate(&hello, &terms(PayloadChecksum::Off)), Err(RefuseCode::Feature));
         hello.payload_max.set(PAYLOAD_BYTES_MAX as u32);
-        let agreed = Agreed { features: 0, instance: 9, credits: 64 };
+        let agreed = Agreed { features: 0, instance: 9 };
         for at in [12, 16] {
             let (mut header, kind) = over_the_wire(welcome(&hello, &agreed));
             header.body[at..at + 4].copy_from_slice(&4096u32.to_le_bytes());

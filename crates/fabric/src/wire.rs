@@ -16,7 +16,7 @@ pub const BODY_BYTES: usize = 80;
 /// First bytes of the body of `Hello` and `Welcome`: `bywayFAB`.
 pub const MAGIC: [u8; 8] = *b"bywayFAB";
 /// The oldest and the newest version of the wire that this program speaks.
-pub const VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
+pub const VERSIONS: std::ops::RangeInclusive<u16> = 2..=2;
 
 /// Feature bit: payloads carry a CRC32C, which is checked.
 pub const FEATURE_PAYLOAD_CHECKSUM: u32 = 1;
@@ -26,7 +26,7 @@ pub const FEATURES: u32 = FEATURE_PAYLOAD_CHECKSUM;
 /// Header flag: `payload_crc` holds the payload's CRC32C.
 pub const FLAG_PAYLOAD_CHECKSUM: u8 = 1;
 
-/// Header flag: the payload is a [`Grant`] for the sender's window that the header names.
+/// Header flag: the payload begins with a [`Grant`] for the sender's window that the header names.
 pub const FLAG_GRANT: u8 = 2;
 /// Header flag: the payload lies in the window already; nothing of it follows.
 pub const FLAG_PLACED: u8 = 4;
@@ -124,8 +124,8 @@ pub struct Header {
     pub kind: u8,
     /// `FLAG_*`.
     pub flags: u8,
-    /// Calls that the receiver may have in flight beyond those that it has (server to client).
-    pub credits: U16,
+    /// Zero.
+    pub reserved: U16,
     /// Bytes of payload that follow.
     pub payload_len: U32,
     /// CRC32C of the payload, if the flag says so; else 0.
@@ -438,7 +438,7 @@ mod tests {
     fn a_header_has_these_bytes() {
         let mut header = Header::new(Kind::Data);
         header.flags = FLAG_PAYLOAD_CHECKSUM;
-        header.credits.set(0x0102);
+        header.reserved.set(0x0102);
         header.payload_len.set(0x0304_0506);
         header.payload_checksum.set(0x0708_090a);
         header.window.set(0x1112_1314_1516_1718);

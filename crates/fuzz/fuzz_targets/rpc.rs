@@ -1,43 +1,69 @@
-//! The tables of calls: whatever messages come, in whatever order, every call ends at most once.
+//! The call protocol between two ends: whatever messages come, in whatever order, every call ends at most once, and credit is kept.
 #![no_main]
 
+use byway_fabric::Slot;
 use byway_fabric::wire::{BODY_BYTES, Header, Kind};
 use byway_reactor::Instant;
-use byway_rpc::wire::ReplyBody;
-use byway_rpc::{Calls, Inbound, Progress};
+use byway_rpc::message::Inline;
+use byway_rpc::session::{Ask, CallRef, Calls, Event, Grant, Spoken};
 use libfuzzer_sys::fuzz_target;
 
+const PROTOCOL: u8 = 1;
+const CALLS: u16 = 8;
+const SESSION: Slot = Slot { index: 0, generation: 1 };
+const KINDS: [Kind; 6] = [Kind::Call, Kind::Reply, Kind::Notice, Kind::Cancel, Kind::NoticeCredit, Kind::Protocols];
+
 fuzz_target!(|bytes: &[u8]| {
-    let mut calls = Calls::default();
-    calls.grant(8);
-    let mut inbound = Inbound::new(8);
-    let mut ended = Vec::new();
-    for step in bytes.chunks_exact(4) {
-        let id = u64::from(step[1] % 10) | u64::from(step[2]) << 32;
-        match step[0] % 5 {
-            0 if calls.may_start() => {
-                let next = ended.len();
-                ended.push(false);
-                calls.start(next, Instant::from_nanos(0));
+    let grant = Some(Grant { calls: CALLS, notices: 4 });
+    let spoken = vec![Spoken { protocol: PROTOCOL, versions: (1, 2), grant }];
+    let (mut calls, mut peer) = (Calls::<usize>::new([1; 16], spoken.clone()), Calls::<usize>::new([2; 16], spoken));
+    calls.up(SESSION, [3; 16], false);
+    peer.up(SESSION, [3; 16], true);
+    for hello in peer.outbox().drain(..) {
+        let _ = calls.message(SESSION, Kind::Protocols, &hello.header, &hello.payload);
+    }
+    let (mut ended, mut owed) = (Vec::new(), Vec::new());
+    let ask = Ask { protocol: PROTOCOL, method: 1, arguments: &Inline::EMPTY, windows: 0 };
+    for step in bytes.chunks_exact(16) {
+        let outcome = match step[0] % 4 {
+            0 => {
+                let _ = calls.call(SESSION, &ask, ended.len(), Instant::from_nanos(0), Instant::FAR).map(|_| ended.push(false));
+                continue;
             }
             1 => {
-                let mut header = Header::new(Kind::Reply);
-                header.body = [step[3]; BODY_BYTES];
-                let mut reply: ReplyBody = header.body();
-                reply.call.set(id);
-                reply.total.set(u32::from(step[3]));
-                end(&mut ended, calls.replied(&reply, usize::from(step[3] / 2)));
+                let call: Option<CallRef> = owed.pop();
+                call.and_then(|call| calls.reply(call, 0, 0, &Inline::EMPTY));
+                continue;
             }
-            2 => end(&mut ended, calls.placed(id, usize::from(step[3]))),
-            3 => drop(inbound.begin(id)),
-            _ => inbound.end(id),
+            2 => {
+                let mut header = Header::new(Kind::Data);
+                body_of(&mut header, step);
+                calls.placed(SESSION, Kind::Data, &header)
+            }
+            _ => {
+                let kind = KINDS[usize::from(step[1]) % KINDS.len()];
+                let mut header = Header::new(kind);
+                header.flags = step[2];
+                body_of(&mut header, step);
+                let Ok(event) = calls.message(SESSION, kind, &header, &step[..usize::from(step[3] % 16)]) else { return };
+                event
+            }
+        };
+        match outcome {
+            Event::Ended(call, ..) => assert!(!std::mem::replace(&mut ended[call], true), "a call ended twice"),
+            Event::Called(call, _) => owed.push(call),
+            _ => {}
         }
-        assert!(inbound.count() <= 8 && calls.len() <= 8);
+        assert!(calls.calls_in(SESSION) <= usize::from(CALLS) && calls.calls_out(SESSION) <= usize::from(CALLS));
+        calls.outbox().clear();
     }
 });
 
-fn end(ended: &mut [bool], progress: Progress<usize>) {
-    if let Progress::Complete(call, _) = progress {
-        assert!(!std::mem::replace(&mut ended[call], true), "a call ended twice");
-    }
+/// A body whose call number is often one that is in flight, and whose other bytes are the input's.
+fn body_of(header: &mut Header, step: &[u8]) {
+    header.body = [step[15]; BODY_BYTES];
+    header.body[..8].fill(0);
+    header.body[0] = step[4] % 10;
+    header.body[4] = step[5] % 3;
+    header.body[7..15].copy_from_slice(&step[7..15]);
 }

@@ -37,9 +37,7 @@ pub enum Bug {
     AnsweredAndResent,
     /// The server lets a client's new session start while its old one still writes.
     LateStaleWrite,
-    /// The server answers a failed write when a piece fails, and again at its end.
-    DoubleReply,
-    /// It answers a large write when the first piece is written, before the others were pulled.
+    /// The server answers a large write when the first piece is written, before the others were pulled.
     EarlyAcknowledgement,
     /// It pulls each piece of a large write from the start of the client's window.
     PullAtWrongOffset,
@@ -53,8 +51,6 @@ pub enum Bug {
     PiecesOfTheDead,
     /// It does not watch idle connections: a client that dies behind a partition is never missed.
     NoKeepAlive,
-    /// It does not count a refused call as ended.
-    LostCredit,
     /// A header that came in two reads goes on at its start.
     ShortReadAtWrongOffset,
     /// What was queued while a send was in flight is not sent at its end.
@@ -63,7 +59,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 24] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
@@ -79,7 +75,6 @@ impl Bug {
         Self::RequestNotResent,
         Self::AnsweredAndResent,
         Self::LateStaleWrite,
-        Self::DoubleReply,
         Self::EarlyAcknowledgement,
         Self::PullAtWrongOffset,
         Self::SliceAtWrongOffset,
@@ -87,7 +82,6 @@ impl Bug {
         Self::LostWakeUp,
         Self::PiecesOfTheDead,
         Self::NoKeepAlive,
-        Self::LostCredit,
         Self::ShortReadAtWrongOffset,
         Self::SendNotResumed,
     ];

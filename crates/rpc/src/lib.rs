@@ -48,12 +48,8 @@
 //! [`Node::feedback`](byway_fabric::node::Node::feedback) helps to say, and
 //! `examples/file_server.rs` is a server in a hundred lines.
 //!
-//! # For servers of volumes
-//!
-//! A caller sends 64 bytes of arguments, and a small payload or the key of a window. The server answers with a status, 64
-//! bytes, and perhaps a payload: small ones with the reply, large ones straight into the caller's window. What the caller
-//! wants written and is large, the server pulls when it has a frame for it. Both tables here are pure: [`Calls`] is the
-//! caller's, [`Inbound`] the server's, one for each session. [`wire`] has the bytes.
+//! [`session`] is also for event loops that drive a [`Fabric`](byway_fabric::Fabric) by themselves, as servers of volumes and
+//! their clients do; [`message`] has the bytes.
 
 #![forbid(unsafe_code)]
 
@@ -61,10 +57,3 @@ pub mod limits;
 pub mod message;
 pub mod node;
 pub mod session;
-pub mod wire;
-
-mod calls;
-mod inbound;
-
-pub use calls::{Answer, Calls, Progress};
-pub use inbound::{Inbound, InboundError};

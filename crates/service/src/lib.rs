@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+mod calls;
 pub mod limits;

@@ -109,6 +109,12 @@ pub const BUSY_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The longest read or write of one call: a frame. Clients cut longer ones.
 pub const CALL_BYTES_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 
+/// Calls that each session may have in flight; one that has more is closed.
+pub const CALLS_PER_SESSION: u16 = 256;
+
+/// Notices that a server may send a client before it hears that some were taken; what it has to say meanwhile it says later.
+pub const NOTICES_PER_SESSION: u16 = 16;
+
 /// Volumes that one session may open; more are refused.
 pub const HANDLES_MAX: usize = 64;
 

@@ -8,11 +8,11 @@ use byway_fabric::Agreed;
 use byway_fabric::session::welcome;
 use byway_fabric::wire::{HEADER_BYTES, Header, Hello, Kind};
 use byway_reactor::{Address, IoChoice, Reactor};
-use byway_rpc::wire::{CallBody, ReplyBody};
+use byway_rpc::message::{CallBody, ProtocolEntry, ProtocolsBody, ReplyBody, call_number};
 use byway_service::block::client::{BlockingVolume, VolumeOptions};
-use byway_service::block::wire::{CallError, Method, OpenResult, status_of};
+use byway_service::block::wire::{CallError, Method, OpenResult, PROTOCOL, VERSIONS, status_of};
 use byway_service::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN};
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// How often a flush is answered `Busy`.
@@ -32,9 +32,24 @@ fn answer(stream: &mut TcpStream, sequence: u64, mut header: Header) {
     stream.write_all(header.as_bytes()).unwrap();
 }
 
+/// Answers a client's `Protocols`, its second message.
+fn introduce(stream: &mut TcpStream) {
+    assert_eq!(receive(stream, 1).kind, Kind::Protocols as u8);
+    let (version_min, version_max) = (VERSIONS.0.into(), VERSIONS.1.into());
+    let (calls, notices) = (8.into(), 0.into());
+    let entry = ProtocolEntry { protocol: PROTOCOL, serves: 1, version_min, version_max, calls, notices };
+    let mut body = ProtocolsBody::new_zeroed();
+    body.count.set(1);
+    let mut header = Header::with_body(Kind::Protocols, &body);
+    header.instance.set(1);
+    header.payload_len.set(size_of::<ProtocolEntry>() as u32);
+    header.seal(1);
+    stream.write_all(&[header.as_bytes(), entry.as_bytes()].concat()).unwrap();
+}
+
 /// Serves one session by hand; gives how long its client took to ask [`BUSY`] times more for what it got at last.
 fn serve(listener: &TcpListener) -> Duration {
-    let agreed = Agreed { features: 0, instance: 1, credits: 8 };
+    let agreed = Agreed { features: 0, instance: 1 };
     let mut lanes = Vec::new();
     while lanes.len() < 3 {
         let mut lane = listener.accept().unwrap().0;
@@ -43,22 +58,19 @@ fn serve(listener: &TcpListener) -> Duration {
         lanes.push(lane);
     }
     let control = &mut lanes[0];
+    introduce(control);
     let mut first = None;
-    for sequence in 1.. {
+    for sequence in 2.. {
         let call: CallBody = receive(control, sequence).body();
-        let mut reply = ReplyBody {
-            call: call.call,
-            status: U16::new(0),
-            reserved: U16::new(0),
-            total: U32::new(0),
-            result: [0; 64],
-        };
+        let mut reply = ReplyBody::new_zeroed();
+        reply.call.set(call_number(call.call));
+        reply.inline_len = 64;
         if Method::from_number(call.method.get()) == Some(Method::Open) {
             let mut opened = OpenResult::new_zeroed();
             opened.len = U64::new(1 << 20);
             reply.result.copy_from_slice(opened.as_bytes());
         } else {
-            let busy = sequence < 2 + BUSY as u64;
+            let busy = sequence < 3 + BUSY as u64;
             reply.status.set(if busy { status_of(CallError::Busy).0 } else { 0 });
             let first = *first.get_or_insert_with(Instant::now);
             if !busy {

@@ -11,15 +11,15 @@ use byway_fabric::rdma::WorkError;
 use byway_fabric::rdma::transport::Down;
 use byway_fabric::session::{Identity, hello, read_welcome};
 use byway_fabric::wire::{
-    FLAG_PAYLOAD_CHECKSUM, Grant, HEADER_BYTES, Header, HeaderError, Kind, Pull, Refuse, RefuseCode,
+    FLAG_PAYLOAD_CHECKSUM, FLAG_TOKEN, Grant, HEADER_BYTES, Header, HeaderError, Kind, Pull, Refuse, RefuseCode,
 };
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum, Terms};
 use byway_reactor::IoChoice;
-use byway_rpc::wire::{CallBody, ReplyBody};
+use byway_rpc::message::{CallBody, ReplyBody, Status, TOKEN_BYTES};
 use byway_service::block::client::VolumeOptions;
-use byway_service::block::wire::{Arguments, FLAG_READ_ONLY, Method, status_of};
+use byway_service::block::wire::{Arguments, CallError, FLAG_READ_ONLY, Method, status_of};
 use byway_service::block::{BlockError, Store, Volume, VolumeOptions as Served};
-use harness::session::{Lane, Session, TERMS, closed_for, nobody_else_noticed};
+use harness::session::{Lane, Session, TERMS, call_header, closed_for, nobody_else_noticed};
 use harness::{Path, Running, SERVER, Wire, client, memory};
 use zerocopy::FromZeros;
 
@@ -51,6 +51,8 @@ over_each_path! {
         bad_headers_end_the_session,
         lengths_beyond_what_was_agreed_end_the_session,
         more_calls_than_granted_end_the_session,
+        a_call_before_the_protocols_ends_the_session,
+        what_is_not_served_is_answered_by_name,
         a_wrong_payload_checksum_ends_the_session,
         a_guessed_window_is_refused_and_the_session_goes_on,
         a_call_for_no_bytes_is_answered,
@@ -126,7 +128,7 @@ fn bad_headers_end_the_session(path: Path) {
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.control.sequence_out = 7;
     session.control.send(Header::new(Kind::Ping), &[]);
-    closed_for(&server, CloseReason::Header(HeaderError::Sequence { expected: 1, got: 7 }));
+    closed_for(&server, CloseReason::Header(HeaderError::Sequence { expected: 2, got: 7 }));
     let mut session = Session::open(&server, 2, PayloadChecksum::Off);
     session.control.stream.write_all(&[1; HEADER_BYTES]).unwrap();
     closed_for(&server, CloseReason::Header(HeaderError::Checksum));
@@ -156,6 +158,46 @@ fn more_calls_than_granted_end_the_session(path: Path) {
     let mut session = Session::open(&server, 1, PayloadChecksum::Off);
     session.call(5000, Method::Flush, Arguments::new_zeroed(), (0, 0), &[]);
     closed_for(&server, CloseReason::Credit);
+    nobody_else_noticed(&server);
+}
+
+fn a_call_before_the_protocols_ends_the_session(path: Path) {
+    let server = server(path);
+    let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
+    let mut lane = Lane::open(&server);
+    lane.send(hello(&identity, &TERMS, 0), &[]);
+    assert_eq!(lane.receive().unwrap().1, Kind::Welcome);
+    lane.send(call_header(0, Method::Open, Arguments::new_zeroed(), (0, 0)).0, b"disk");
+    closed_for(&server, CloseReason::Credit);
+    nobody_else_noticed(&server);
+}
+
+fn what_is_not_served_is_answered_by_name(path: Path) {
+    let server = server(path);
+    let mut session = Session::open(&server, 1, PayloadChecksum::Off);
+    session.open_volume();
+    let of = |change: fn(&mut CallBody)| {
+        let (header, _) = call_header(0, Method::Flush, Arguments::new_zeroed(), (0, 0));
+        let mut body: CallBody = header.body();
+        change(&mut body);
+        Header::with_body(Kind::Call, &body)
+    };
+    // A token, as if another node had handed the call on.
+    let token = [7; TOKEN_BYTES];
+    let mut delegated = of(|_| ());
+    delegated.flags |= FLAG_TOKEN;
+    let malformed = status_of(CallError::Malformed).0;
+    for (header, payload, status) in [
+        (of(|body| body.protocol = 99), &[][..], Status::UnknownProtocol as u16),
+        (of(|body| body.method.set(999)), &[], Status::UnknownMethod as u16),
+        (delegated, &token, malformed),
+        (of(|_| ()), &[], 0),
+    ] {
+        session.control.send(header, payload);
+        let (header, kind, _) = session.control.receive().expect("it is answered");
+        assert_eq!((kind, header.body::<ReplyBody>().status.get()), (Kind::Reply, status));
+    }
+    drop(session);
     nobody_else_noticed(&server);
 }
 

@@ -6,9 +6,9 @@ mod harness;
 use byway_fabric::wire::{FLAG_GRANT, FLAG_PLACED, Grant, Header, Kind, Pull};
 use byway_fabric::{CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Frame, FramePool, IoChoice};
-use byway_rpc::wire::{CallBody, ReplyBody};
+use byway_rpc::message::ReplyBody;
 use byway_service::block::wire::{Arguments, Method};
-use harness::session::{Session, closed_for, nobody_else_noticed};
+use harness::session::{Session, call_header, closed_for, nobody_else_noticed};
 use harness::{Path, Running, SERVER, Wire, memory, pattern};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -45,18 +45,12 @@ impl Lender {
 
     /// Asks for the start of the volume to be moved, and says that the window lies there.
     fn ask(&mut self, method: Method, address: u64, len: u32) {
-        let mut body = CallBody::new_zeroed();
         let mut arguments = Arguments::new_zeroed();
         arguments.len.set(LEN as u64);
-        body.call.set(self.call);
-        body.method.set(method as u16);
-        body.window_len.set(LEN as u32);
-        body.arguments.copy_from_slice(arguments.as_bytes());
-        let mut header = Header::with_body(Kind::Call, &body);
-        header.window.set(WINDOW);
+        let (mut header, windows) = call_header(self.call, method, arguments, (WINDOW, LEN as u32));
         header.flags |= FLAG_GRANT;
         let grant = Grant { address: U64::new(address), len: U32::new(len), key: U32::new(0) };
-        self.session.control.send(header, grant.as_bytes());
+        self.session.control.send(header, &[grant.as_bytes(), &windows].concat());
     }
 
     /// The answer on the control lane, which is the last: its status, and whether it says that a payload was placed.

@@ -13,10 +13,10 @@ use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsServer, Tls
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind, Pull, Refuse, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Address, Reactor};
-use byway_rpc::wire::CallBody;
 use byway_service::block::client::{BlockingVolume, ConnectError, Volume as Client, VolumeOptions, list};
 use byway_service::block::wire::{Arguments, Method};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
+use harness::session::{call_header, protocols};
 use harness::stream::Stream;
 use harness::{FRAMES, Path, Running, SERVER, State, Wire, each_io, each_stream, memory, pattern};
 use zerocopy::{FromZeros, IntoBytes};
@@ -117,7 +117,7 @@ impl Lane {
 
     /// Says `Hello` for a lane of the session, and gives the answer.
     fn hello(&mut self, lane: u16) -> Option<(Header, Kind)> {
-        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 1 };
+        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1 };
         let mut hello = session::hello(&IDENTITY, &terms, lane);
         hello.seal(0);
         self.push(hello.as_bytes());
@@ -184,7 +184,14 @@ fn session(server: &Running, tls: &TlsClient) -> [Lane; 2] {
         assert!(matches!(lane.hello(number), Some((_, Kind::Welcome))));
         lane
     });
-    call(&mut lanes[0], 1, Method::Open, 0, b"disk");
+    let (mut header, entry) = protocols();
+    header.payload_len.set(entry.len() as u32);
+    header.seal(1);
+    lanes[0].push(&[header.as_bytes(), &entry].concat());
+    let (header, kind) = lanes[0].pull().unwrap();
+    assert_eq!(kind, Kind::Protocols);
+    lanes[0].skip(header.payload_len());
+    call(&mut lanes[0], 2, Method::Open, 0, b"disk");
     assert_eq!(lanes[0].pull().unwrap().1, Kind::Reply);
     lanes
 }
@@ -192,15 +199,11 @@ fn session(server: &Running, tls: &TlsClient) -> [Lane; 2] {
 fn call(lane: &mut Lane, sequence: u64, method: Method, len: u64, payload: &[u8]) {
     let mut arguments = Arguments::new_zeroed();
     arguments.len.set(len);
-    let mut body = CallBody::new_zeroed();
-    body.method.set(method as u16);
-    body.window_len.set(len as u32);
-    body.arguments.copy_from_slice(arguments.as_bytes());
-    let mut header = Header::with_body(Kind::Call, &body);
-    header.window.set(77);
-    header.payload_len.set(payload.len() as u32);
+    let window = if len > 0 { (77, len as u32) } else { (0, 0) };
+    let (mut header, windows) = call_header(0, method, arguments, window);
+    header.payload_len.set((windows.len() + payload.len()) as u32);
     header.seal(sequence);
-    lane.push(&[header.as_bytes(), payload].concat());
+    lane.push(&[header.as_bytes(), &windows, payload].concat());
 }
 
 #[test]
@@ -209,7 +212,7 @@ fn a_lane_that_ends_in_the_middle_of_a_payload_leaves_no_window_open() {
     each_stream(|wire| {
         let server = serve(wire, ServerTls::Required(files.server(ClientCertificates::Off)));
         let [mut control, mut bulk] = session(&server, &files.client(None));
-        call(&mut control, 2, Method::Write, 65_536, &[]);
+        call(&mut control, 3, Method::Write, 65_536, &[]);
         let (header, kind) = control.pull().unwrap();
         let pull: Pull = header.body();
         assert_eq!(kind, Kind::Pull);
@@ -239,7 +242,7 @@ fn a_client_that_takes_no_answers_is_held_back_and_is_served_when_it_does() {
         let server = Running::start_with(wire, None, 1, (Options::new(SERVER), tls), volumes);
         let [mut control, _bulk] = session(&server, &files.client(None));
         for at in 0..CALLS {
-            call(&mut control, at + 2, Method::List, 0, &[]);
+            call(&mut control, at + 3, Method::List, 0, &[]);
         }
         let mut answers = 0;
         while answers < CALLS {

@@ -74,7 +74,7 @@ impl Fabric {
         identity: Identity,
         tls: Option<TlsClient>,
     ) -> Slot {
-        let agreed = Agreed { features: 0, instance: 0, credits: 0 };
+        let agreed = Agreed { features: 0, instance: 0 };
         let is_rdma = matches!(to, Address::Rdma(_));
         let bulk_lanes = if is_rdma { 0 } else { self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
@@ -345,7 +345,7 @@ impl Fabric {
             Claim::Granted => {}
         }
         let instance = registry.instance();
-        let agreed = Agreed { features, instance, credits: self.options.terms.credits };
+        let agreed = Agreed { features, instance };
         let bulk_lanes = if lane.link.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
         let socket = lane.socket;

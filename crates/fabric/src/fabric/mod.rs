@@ -78,8 +78,7 @@ pub struct Options {
 impl Options {
     /// The defaults, for tokens of `class`.
     pub fn new(class: u8) -> Self {
-        let terms =
-            Terms { checksum: session::PayloadChecksum::Off, bulk_lanes: 2, credits: crate::limits::CREDITS_DEFAULT };
+        let terms = Terms { checksum: session::PayloadChecksum::Off, bulk_lanes: 2 };
         let registrations = registration::Limits::default();
         Self { class, terms, keep_alive: KEEP_ALIVE_DEFAULT, registrations, seed: None }
     }

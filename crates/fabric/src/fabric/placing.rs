@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::grants::Place;
-use super::transfer::{Announced, Remote};
+use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
 use crate::slots::Slot;
@@ -49,10 +49,10 @@ impl Fabric {
         }
     }
 
-    /// Where a window lies for the server of `session`, if that can be told.
-    pub(super) fn grant_for(&mut self, session: Slot, header: &Header, payload: Announced) -> Option<Grant> {
+    /// Where a window that a call names lies for the server of `session`, if that can be told.
+    pub(super) fn grant_for(&mut self, session: Slot, header: &Header) -> Option<Grant> {
         let window = WindowKey(header.window.get());
-        if header.kind != Kind::Call as u8 || window.0 == 0 || payload.len > 0 {
+        if header.kind != Kind::Call as u8 || window.0 == 0 {
             return None;
         }
         if self.link_of(session).is_some() {
@@ -67,18 +67,19 @@ impl Fabric {
         Some(Grant { address, len: U32::new(len as u32), key: U32::new(0) })
     }
 
-    /// The peer tells where its window lies.
-    pub(super) fn granted(
+    /// The peer tells where its window lies, in the first bytes of a payload. Gives the rest.
+    pub(super) fn granted<'a>(
         &mut self,
         reactor: &mut Reactor,
         session: Slot,
         (kind, header): (Kind, &Header),
-        payload: &[u8],
-    ) -> Result<(), CloseReason> {
+        payload: &'a [u8],
+    ) -> Result<&'a [u8], CloseReason> {
         let is_linked = self.link_of(session).is_some();
-        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
-        let grant = Grant::read_from_bytes(payload).ok().filter(|_| kind == Kind::Call && state.role == Role::Server);
-        let grant = grant.ok_or(CloseReason::Unexpected(kind))?;
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(&[]) };
+        let is_call = kind == Kind::Call && state.role == Role::Server;
+        let grant = Grant::read_from_prefix(payload).ok().filter(|_| is_call);
+        let (grant, rest) = grant.ok_or(CloseReason::Unexpected(kind))?;
         if !state.arena_asked && !is_linked {
             state.arena_asked = true;
             let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
@@ -92,7 +93,7 @@ impl Fabric {
         if state.peer_arena.is_some() || is_linked {
             state.grants.note(WindowKey(header.window.get()), grant, WindowNews::PUT | WindowNews::GET);
         }
-        Ok(())
+        Ok(rest)
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.

@@ -362,8 +362,7 @@ impl Fabric {
         let payload = if header.flags & FLAG_GRANT == 0 {
             payload
         } else {
-            self.granted(reactor, session, (kind, header), payload)?;
-            &[]
+            self.granted(reactor, session, (kind, header), payload)?
         };
         match kind {
             Kind::Ping => self.send(session, Header::new(Kind::Pong)),

@@ -77,18 +77,23 @@ impl Fabric {
     }
 
     /// Sends a message with a payload of at most [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) bytes, which `push`
-    /// appends.
+    /// appends. If it is a call whose header names a window of ours, the peer is told where that lies, over wires where that helps.
     ///
     /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
     pub fn send_with(&mut self, session: Slot, mut header: Header, payload: Announced, push: impl FnOnce(&mut Gather)) {
-        let Some(grant) = self.grant_for(session, &header, payload) else {
+        let Some(grant) = self.grant_for(session, &header) else {
             return self.push(session, 0, header, payload, push);
         };
         header.flags |= FLAG_GRANT;
-        let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
         let bytes = grant.as_bytes();
-        let payload = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
-        self.push(session, 0, header, payload, |gather| gather.push_head(bytes));
+        let with_grant = |checksum| crc32c::crc32c_combine(crc32c::crc32c(bytes), checksum, payload.len);
+        let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let checksum = if payload.len > 0 { payload.checksum } else { Some(0) }.filter(|_| checked);
+        let payload = Announced { len: bytes.len() + payload.len, checksum: checksum.map(with_grant) };
+        self.push(session, 0, header, payload, |gather| {
+            gather.push_head(bytes);
+            push(gather);
+        });
     }
 
     /// Puts a payload of 1 to [`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX) bytes, which `push` appends, to a

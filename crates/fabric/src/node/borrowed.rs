@@ -13,10 +13,11 @@ use std::sync::{Mutex, PoisonError};
 use byway_reactor::{Errno, Mapping, bytewise};
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
-use super::memory::{Descriptor, Held};
+use super::memory::Held;
 use super::op::{Op, OpId};
 use super::wait::Deadline;
 use super::{Node, Session};
+use crate::descriptor::Descriptor;
 use crate::limits::{BORROWED_KEPT_BYTES_MAX, BORROWED_KEPT_MAX, MEMORY_BYTES_MAX};
 
 /// Memory of operations that are over, for the next.

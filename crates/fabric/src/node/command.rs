@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use byway_reactor::{Address, Mapping};
 
-use super::memory::{Descriptor, Held, Places, Rights};
+use super::memory::{Held, Places};
 use super::{NodeCounters, OpId, Session, SessionFeedback};
+use crate::descriptor::{Descriptor, Rights};
 use crate::slots::Slot;
 use crate::tls::TlsClient;
 

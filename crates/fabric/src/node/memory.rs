@@ -17,11 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use byway_reactor::{Mapping, bytewise};
-use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::{InUse, SubmitError};
 use super::{Node, Op, Session};
+use crate::descriptor::Descriptor;
 use crate::limits::SEGMENTS_MAX;
 use crate::windows::WindowKey;
 
@@ -57,39 +56,6 @@ pub struct Segment<'a> {
     /// Bytes of it.
     pub range: Range<usize>,
 }
-
-/// What a peer may do with a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rights {
-    /// Write into it.
-    pub put: bool,
-    /// Read from it.
-    pub get: bool,
-}
-
-impl Rights {
-    /// To write alone.
-    pub const PUT: Self = Self { put: true, get: false };
-    /// To read alone.
-    pub const GET: Self = Self { put: false, get: true };
-    /// Both.
-    pub const BOTH: Self = Self { put: true, get: true };
-}
-
-/// A window of the peer, as its program describes it: 32 bytes, for a message. Who has it can use the window, from the one
-/// session that it was opened for (or several, see [`Node::open_window_for_one_of`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Descriptor {
-    put: U64,
-    get: U64,
-    len: U64,
-    reserved: U64,
-}
-
-/// Bytes of a [`Descriptor`].
-pub const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
-const _: () = assert!(DESCRIPTOR_BYTES == 32);
 
 /// A window that is open to the peer of one session, or of several. Dropping it closes it; [`Window::close`] also says when the peer can no
 /// longer reach the memory.
@@ -279,45 +245,43 @@ impl Drop for Bytes<'_> {
     }
 }
 
+impl Window {
+    pub(super) fn new(node: Node, sessions: Vec<Session>, descriptor: Descriptor, mapping: Mapping) -> Self {
+        Self { node, sessions, descriptor, mapping: Some(mapping) }
+    }
+
+    /// What the peer needs to use it.
+    pub fn descriptor(&self) -> Descriptor {
+        self.descriptor
+    }
+
+    /// For whose peers it is open.
+    pub fn sessions(&self) -> &[Session] {
+        &self.sessions
+    }
+
+    /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
+    /// session has ended. Of memory that the peer was lent it says so
+    /// itself, so its program must turn its node. It may keep the memory mapped, for the next window; a hostile one may use it.
+    ///
+    /// # Errors
+    /// The child of a fork.
+    pub fn close(mut self) -> Result<Op, SubmitError> {
+        let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
+        self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            // In the child of a fork: the window is its parent's.
+            let _ = self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping);
+        }
+    }
+}
+
 impl Descriptor {
-    pub(super) fn new(put: Option<WindowKey>, get: Option<WindowKey>, len: usize) -> Self {
-        let key = |key: Option<WindowKey>| U64::new(key.map_or(0, |key| key.0));
-        Self { put: key(put), get: key(get), len: U64::new(len as u64), reserved: U64::new(0) }
-    }
-
-    /// Bytes of the window.
-    pub fn len(&self) -> u64 {
-        self.len.get()
-    }
-
-    /// No bytes?
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// What may be done with it.
-    pub fn rights(&self) -> Rights {
-        Rights { put: self.put.get() != 0, get: self.get.get() != 0 }
-    }
-
-    /// As it goes into a message.
-    pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES] {
-        zerocopy::transmute!(self)
-    }
-
-    /// As it came in a message. Any bytes will do: what is no window is refused by the peer.
-    pub fn from_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Self {
-        zerocopy::transmute!(*bytes)
-    }
-
-    pub(super) fn put_key(&self) -> WindowKey {
-        WindowKey(self.put.get())
-    }
-
-    pub(super) fn get_key(&self) -> WindowKey {
-        WindowKey(self.get.get())
-    }
-
     /// Itself, if it is for puts.
     pub(super) fn writable(&self) -> Result<&Self, SubmitError> {
         if self.rights().put { Ok(self) } else { Err(SubmitError::Rights) }
@@ -352,41 +316,5 @@ impl Descriptor {
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), SubmitError> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
         if inside { Ok(()) } else { Err(SubmitError::OutOfRange) }
-    }
-}
-
-impl Window {
-    pub(super) fn new(node: Node, sessions: Vec<Session>, descriptor: Descriptor, mapping: Mapping) -> Self {
-        Self { node, sessions, descriptor, mapping: Some(mapping) }
-    }
-
-    /// What the peer needs to use it.
-    pub fn descriptor(&self) -> Descriptor {
-        self.descriptor
-    }
-
-    /// For whose peers it is open.
-    pub fn sessions(&self) -> &[Session] {
-        &self.sessions
-    }
-
-    /// Closes it. The operation ends when the peer can no longer reach the memory by it: what it was writing has come, or its
-    /// session has ended. Of memory that the peer was lent it says so
-    /// itself, so its program must turn its node. It may keep the memory mapped, for the next window; a hostile one may use it.
-    ///
-    /// # Errors
-    /// The child of a fork.
-    pub fn close(mut self) -> Result<Op, SubmitError> {
-        let mapping = self.mapping.take().ok_or(SubmitError::NoSession)?;
-        self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping)
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        if let Some(mapping) = self.mapping.take() {
-            // In the child of a fork: the window is its parent's.
-            let _ = self.node.close_window(std::mem::take(&mut self.sessions), self.descriptor, mapping);
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! Operations as the program sees them.
 
 use super::error::{OpError, SubmitError, WaitError};
-use super::memory::Descriptor;
 use super::{Deadline, Message, Node, Session};
+use crate::descriptor::Descriptor;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 

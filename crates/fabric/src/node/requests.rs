@@ -6,10 +6,11 @@ use std::sync::mpsc::sync_channel;
 
 use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
-use super::memory::{Descriptor, Held, Places, Rights, Segment, Window};
+use super::memory::{Held, Places, Segment, Window};
 use super::op::{Op, OpId, Outcome};
 use super::shared::OpKind;
 use super::{Deadline, Message, Node, NodeCounters, Session};
+use crate::descriptor::{Descriptor, Rights};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
 use crate::tls::TlsClient;
 use byway_reactor::{Address, Mapping};

@@ -1,10 +1,16 @@
 //! The block service's messages: methods, arguments, results. docs/wire.md draws the byte maps.
 
 use byway_reactor::Errno;
+use byway_rpc::message::Status;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::BlockError;
+
+/// The number of the protocol of block volumes.
+pub const PROTOCOL: u8 = 1;
+/// The versions of it that are spoken here, oldest and newest.
+pub const VERSIONS: (u16, u16) = (1, 1);
 
 /// What a call asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,15 +192,21 @@ pub enum CallError {
     /// No volume has that name.
     #[error("no volume has that name")]
     NotFound,
-    /// The caller's fault: no such method, handle or form of arguments.
+    /// The caller's fault: no such handle or form of arguments.
     #[error("the server did not understand the request")]
     Malformed,
     /// The volume wants TLS.
     #[error("the volume is served over TLS alone; connect with TLS")]
     TlsRequired,
+    /// The server knows no such request: it is older or newer than this program.
+    #[error("the server does not know this kind of request; it speaks another version of the protocol of volumes")]
+    UnknownMethod,
     /// The server has no memory for it now: try again.
     #[error("the server has no memory for the request now")]
     Busy,
+    /// The server does not serve volumes, or not by a version of the protocol that this program speaks.
+    #[error("no volumes are served there: {0}")]
+    NotServed(Status),
 }
 
 /// The status and the errno (0 unless the store failed) of a result on the wire.
@@ -215,6 +227,8 @@ pub fn status_of(error: CallError) -> (u16, i32) {
         CallError::Malformed => (11, 0),
         CallError::TlsRequired => (12, 0),
         CallError::Busy => (13, 0),
+        CallError::UnknownMethod => (Status::UnknownMethod as u16, 0),
+        CallError::NotServed(status) => (status as u16, 0),
     }
 }
 
@@ -240,7 +254,12 @@ pub fn read_status(status: u16, result: &[u8]) -> Result<(), CallError> {
         10 => CallError::NotFound,
         12 => CallError::TlsRequired,
         13 => CallError::Busy,
-        _ => CallError::Malformed,
+        number => match Status::from_number(number) {
+            Some(Status::Busy) => CallError::Busy,
+            Some(Status::UnknownMethod) => CallError::UnknownMethod,
+            Some(status @ (Status::UnknownProtocol | Status::Version)) => CallError::NotServed(status),
+            _ => CallError::Malformed,
+        },
     })
 }
 
@@ -308,7 +327,15 @@ mod tests {
             BlockError::Io(Errno::IO),
             BlockError::Io(Errno::NOMEM),
         ];
-        let own = [CallError::NotFound, CallError::Malformed, CallError::TlsRequired, CallError::Busy];
+        let not_served = [Status::UnknownProtocol, Status::Version].map(CallError::NotServed);
+        let own = [
+            CallError::NotFound,
+            CallError::Malformed,
+            CallError::TlsRequired,
+            CallError::Busy,
+            CallError::UnknownMethod,
+        ];
+        let own = own.into_iter().chain(not_served);
         for error in block.into_iter().map(CallError::Block).chain(own) {
             let (status, errno) = status_of(error);
             assert_ne!(status, 0);
@@ -317,6 +344,7 @@ mod tests {
         assert_eq!(read_status(0, &[]), Ok(()));
         assert_eq!(read_status(9, &(-1i32).to_le_bytes()), Err(BlockError::Io(Errno::IO).into()));
         assert_eq!(read_status(999, &[]), Err(CallError::Malformed));
+        assert_eq!(read_status(Status::Busy as u16, &[]), Err(CallError::Busy));
         for number in 0..100 {
             assert!(Method::from_number(number).is_none_or(|method| method as u16 == number));
         }

@@ -4,12 +4,13 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use byway_fabric::session::{Identity, hello, read_welcome};
-use byway_fabric::wire::{FLAG_GRANT, FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind};
-use byway_fabric::{ClientId, CloseReason, PayloadChecksum, Terms};
+use byway_fabric::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Grant, HEADER_BYTES, Header, Kind};
+use byway_fabric::{ClientId, CloseReason, Descriptor, PayloadChecksum, Terms, WindowKey};
 use byway_reactor::{Address, IoChoice};
-use byway_rpc::wire::{CallBody, ReplyBody};
+use byway_rpc::message::{CallBody, ProtocolEntry, ProtocolsBody, ReplyBody};
 use byway_service::block::client::VolumeOptions;
-use byway_service::block::wire::{Arguments, Method};
+use byway_service::block::wire::{Arguments, Method, PROTOCOL, VERSIONS};
+use byway_service::limits::NOTICES_PER_SESSION;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::stream::Stream;
@@ -19,13 +20,15 @@ use super::{Running, client};
 pub struct Lane {
     pub stream: Stream,
     pub sequence_out: u64,
+    /// Payloads have checksums.
+    pub checks: bool,
     sequence_in: u64,
 }
 
 impl Lane {
     pub fn open(server: &Running) -> Self {
         let stream = Stream::connect(&server.address).unwrap();
-        Self { stream, sequence_out: 0, sequence_in: 0 }
+        Self { stream, sequence_out: 0, checks: false, sequence_in: 0 }
     }
 
     pub fn send(&mut self, mut header: Header, payload: &[u8]) {
@@ -53,7 +56,7 @@ impl Lane {
     }
 }
 
-pub const TERMS: Terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 0 };
+pub const TERMS: Terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1 };
 
 /// A session by hand: control lane and, but over RDMA, one bulk lane.
 pub struct Session {
@@ -69,15 +72,17 @@ impl Session {
             let mut lane = Lane::open(server);
             lane.send(hello(&identity, &terms, number), &[]);
             let (header, kind, _) = lane.receive().unwrap();
-            read_welcome(&header, kind, &identity, &terms).unwrap();
+            lane.checks = read_welcome(&header, kind, &identity, &terms).unwrap().payload_checksum();
             lane
         };
-        let control = open(0);
+        let mut control = open(0);
+        introduce(&mut control);
         Self { control, bulk: (!matches!(server.address, Address::Rdma(_))).then(|| open(1)) }
     }
 
     /// One that has a lane for payloads which has not said `Hello`.
-    pub fn with(control: Lane, bulk: Lane) -> Self {
+    pub fn with(mut control: Lane, bulk: Lane) -> Self {
+        introduce(&mut control);
         Self { control, bulk: Some(bulk) }
     }
 
@@ -86,14 +91,15 @@ impl Session {
     }
 
     pub fn call(&mut self, id: u64, method: Method, arguments: Arguments, window: (u64, u32), payload: &[u8]) {
-        self.control.send(call_header(id, method, arguments, window), payload);
+        let (header, windows) = call_header(id, method, arguments, window);
+        self.control.send(header, &[&windows, payload].concat());
     }
 
     /// The same over RDMA, with a grant that says where the window lies.
     pub fn call_granted(&mut self, method: Method, arguments: Arguments, window: (u64, u32), grant: Grant) {
-        let mut header = call_header(0, method, arguments, window);
+        let (mut header, windows) = call_header(0, method, arguments, window);
         header.flags |= FLAG_GRANT;
-        self.control.send(header, grant.as_bytes());
+        self.control.send(header, &[grant.as_bytes(), &windows].concat());
     }
 
     pub fn open_volume(&mut self) {
@@ -103,15 +109,47 @@ impl Session {
     }
 }
 
-fn call_header(id: u64, method: Method, arguments: Arguments, window: (u64, u32)) -> Header {
+/// A client's `Protocols`: it calls by the protocol of volumes, and takes notices.
+pub fn protocols() -> (Header, Vec<u8>) {
+    let mut body = ProtocolsBody::new_zeroed();
+    body.count.set(1);
+    let entry = ProtocolEntry {
+        protocol: PROTOCOL,
+        serves: 1,
+        version_min: VERSIONS.0.into(),
+        version_max: VERSIONS.1.into(),
+        calls: 0.into(),
+        notices: NOTICES_PER_SESSION.into(),
+    };
+    (Header::with_body(Kind::Protocols, &body), entry.as_bytes().to_vec())
+}
+
+/// The two ends say what they speak.
+pub fn introduce(control: &mut Lane) {
+    let (mut header, entry) = protocols();
+    if control.checks {
+        header.flags |= FLAG_PAYLOAD_CHECKSUM;
+        header.payload_checksum.set(crc32c::crc32c(&entry));
+    }
+    control.send(header, &entry);
+    let (_, kind, _) = control.receive().unwrap();
+    assert_eq!(kind, Kind::Protocols);
+}
+
+/// A call's header, and the descriptor of its window, if it has one.
+pub fn call_header(id: u64, method: Method, arguments: Arguments, window: (u64, u32)) -> (Header, Vec<u8>) {
+    let key = Some(WindowKey(window.0)).filter(|key| key.0 != 0);
+    let windows = key.map_or(Vec::new(), |_| Descriptor::new(key, key, window.1 as usize).to_bytes().to_vec());
     let mut body = CallBody::new_zeroed();
-    body.call.set(id);
+    body.call.copy_from_slice(&id.to_le_bytes()[..7]);
+    body.inline_len = 64;
+    body.protocol = PROTOCOL;
     body.method.set(method as u16);
-    body.window_len.set(window.1);
+    body.windows = u8::from(key.is_some());
     body.arguments.copy_from_slice(arguments.as_bytes());
     let mut header = Header::with_body(Kind::Call, &body);
     header.window.set(window.0);
-    header
+    (header, windows)
 }
 
 /// Waits until the server has closed something for that reason.

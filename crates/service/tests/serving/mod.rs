@@ -8,7 +8,7 @@ use byway_fabric::{Options, Registry};
 use byway_reactor::sim::World;
 use byway_reactor::{Address, FileOptions, OpenFile, Reactor, Wait};
 use byway_service::block::server::Server;
-use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeOptions};
+use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions};
 
 pub const SERVER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Where it listens.
@@ -37,9 +37,10 @@ impl Serving {
         Self { world, server, reactor, engine: Engine::default() }
     }
 
-    pub fn offer(&mut self, volume: Volume) {
+    pub fn offer(&mut self, volume: Volume) -> VolumeId {
         let id = self.engine.attach(&mut self.reactor, Arc::new(volume));
         self.server.offer(id);
+        id
     }
 
     /// Offers a file of 1 MiB as "disk".

@@ -215,8 +215,8 @@ impl Run {
         let mut options = Options::new(SERVER_CLASS);
         options.seed = Some(instance);
         options.keep_alive = KEEP_ALIVE;
-        options.terms.credits = if self.seed.is_multiple_of(5) { 3 } else { 64 };
         let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
+        server.set_calls_per_session(if self.seed.is_multiple_of(5) { 3 } else { 64 });
         server.listen(&mut reactor, &AT).unwrap();
         let volume = engine.attach(&mut reactor, Arc::new(self.open_volume()));
         server.offer(volume);

@@ -72,7 +72,7 @@ impl Session {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&client.to_le_bytes());
         let identity = Identity { client: ClientId(id), number: 1, nonce: id };
-        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 2, credits: 0 };
+        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 2 };
         let mut lanes = Vec::new();
         for number in 0..3 {
             let mut lane = TcpStream::connect(("127.0.0.1", port))?;

@@ -11,7 +11,7 @@ use byway_fabric::{
     WindowKey,
 };
 use byway_reactor::{Address, Frame, FramePool, Instant, Reactor, Token};
-use byway_rpc::wire::{CallBody, ReplyBody};
+use byway_rpc::message::{CallBody, ReplyBody, call_number};
 use zerocopy::FromZeros;
 
 use super::FabricBenchError;
@@ -158,7 +158,7 @@ impl Handler for Server {
         let argument = |at: usize| body.arguments[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let asked = Asked {
             session,
-            call: body.call.get(),
+            call: call_number(body.call),
             window: WindowKey(header.window.get()),
             client: argument(0),
             sequence: argument(1),
@@ -291,7 +291,6 @@ impl Writers {
         };
         self.sessions[client].1 = Some(window);
         let mut body = CallBody::new_zeroed();
-        body.window_len.set(block_bytes as u32);
         body.arguments[..8].copy_from_slice(&self.clients.number(client).to_le_bytes());
         body.arguments[8..16].copy_from_slice(&sequence.to_le_bytes());
         let mut header = Header::with_body(Kind::Call, &body);

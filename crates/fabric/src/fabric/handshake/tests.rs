@@ -41,7 +41,7 @@ fn a_connection_that_there_is_no_room_for_is_told_so() {
     fabric.handshakes = HANDSHAKES_MAX;
     let client = std::thread::spawn(move || {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
-        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 0 };
+        let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1 };
         let mut stream = TcpStream::connect(at).unwrap();
         let mut hello = session::hello(&identity, &terms, 0);
         hello.seal(0);

@@ -1,31 +1,23 @@
 //! The client's session with its server: connecting again and again, opening the volume, calls, windows.
 
 mod calls;
+mod session;
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
-use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{
-    Agreed, Announced, ClientId, CloseReason, Fabric, Feedback, Handler, Identity, Options, Slot, Stall, WindowKey,
-};
+use byway_fabric::{Agreed, ClientId, CloseReason, Fabric, Feedback, Identity, Options, Slot, Stall, WindowKey};
 use byway_reactor::limits::ARENA_BYTES_MAX;
 use byway_reactor::{Address, Completion, Frame, FramePool, Instant, Op, Reactor, Token};
-use byway_rpc::Calls;
-use byway_rpc::wire::{CallBody, DataBody};
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use byway_rpc::session::{Calls, Grant, Spoken};
 
-use super::super::wire::{
-    Arguments, CallError, FLAG_READ_ONLY, Method, NOTICE_RESIZED, OpenResult, Resized, VOLUME_READ_ONLY,
-    VOLUME_VOLATILE,
-};
-use super::machine::{Machine, OpId, Place};
+use super::super::wire::{CallError, PROTOCOL, VERSIONS};
+use super::machine::{Machine, OpId};
 use super::request::{Bounds, Done, Request, VolumeError};
 use crate::limits::{
-    CALL_TIME_MAX, CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, RECONNECT_MAX, RECONNECT_MIN,
+    CLIENT_LOST_AFTER, CLIENT_REQUESTS_MAX, CLIENT_UNFLUSHED_BYTES, NOTICES_PER_SESSION, RECONNECT_MIN,
 };
 
 /// The tag of the volume's own timer; the fabric's tags are below.
@@ -143,7 +135,6 @@ struct Core {
     /// The timer of a pause is set.
     pausing: bool,
     sessions: u64,
-    strays: u64,
 }
 
 impl Volume {
@@ -154,7 +145,7 @@ impl Volume {
         let now = reactor.now();
         let core = Core {
             machine: Machine::new(options.bounds, now),
-            calls: Calls::default(),
+            calls: calls(client),
             limbo: Vec::new(),
             state: State::Waiting(now),
             session: None,
@@ -170,7 +161,6 @@ impl Volume {
             short_since: None,
             pausing: false,
             sessions: 0,
-            strays: 0,
         };
         Self { fabric, core }
     }
@@ -263,7 +253,7 @@ impl Volume {
 
     /// Answers to calls that were not in flight, which changed nothing: the server answered a call twice.
     pub fn stray_answers(&self) -> u64 {
-        self.core.strays
+        self.core.calls.counters().late
     }
 
     /// Takes a completion of this volume's token class.
@@ -281,7 +271,7 @@ impl Volume {
         if self.core.machine.failed().is_some() {
             self.core.give_up(&mut self.fabric, reactor);
         }
-        if self.core.calls.overdue(now)
+        if self.core.calls.next_deadline().is_some_and(|at| at <= now)
             && let Some(session) = self.core.session
         {
             self.fabric.close(reactor, session, CloseReason::Silent);
@@ -300,10 +290,10 @@ impl Volume {
         }
         core.pump(&mut self.fabric, reactor);
         if let Some(session) = core.session {
-            self.fabric.set_owes(reactor, session, !core.calls.is_empty());
+            self.fabric.set_owes(reactor, session, core.state == State::Opening || core.calls_out() > 0);
         }
         self.fabric.flush(reactor, core);
-        let waits = !core.calls.is_empty() || !matches!(core.state, State::Open { .. } | State::Failed);
+        let waits = core.calls_out() > 0 || !matches!(core.state, State::Open { .. } | State::Failed);
         if waits && !core.ticking {
             core.ticking = true;
             let now = reactor.now();
@@ -367,11 +357,11 @@ impl Core {
     fn pump(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
         let (State::Open { handle }, Some(session)) = (self.state, self.session) else { return };
         self.note_credit(fabric, session, reactor);
-        if !self.calls.may_start() {
+        if !self.may_call() {
             return;
         }
         let now = reactor.now();
-        while self.calls.may_start()
+        while self.may_call()
             && !fabric.windows().is_full()
             && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
             && let Some(id) = self.machine.next(now)
@@ -383,7 +373,7 @@ impl Core {
 
     /// Notes when operations begin to wait for credit, and when they need not any more.
     fn note_credit(&mut self, fabric: &mut Fabric, session: Slot, reactor: &Reactor) {
-        let short = !self.calls.may_start() && self.machine.unanswered() > self.calls.len();
+        let short = !self.may_call() && self.machine.unanswered() > self.calls_out();
         match (short, self.short_since) {
             (true, None) => self.short_since = Some(reactor.now()),
             (false, Some(since)) => {
@@ -394,145 +384,18 @@ impl Core {
         }
     }
 
-    fn opened(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        status: Result<(), CallError>,
-        result: &[u8],
-    ) {
-        if let Err(error) = status {
-            self.notice(Notice::Refused(error));
-            self.machine.refused(error);
-            return fabric.close(reactor, session, CloseReason::Closed);
-        }
-        let opened = OpenResult::read_from_prefix(result).map_or_else(|_| OpenResult::new_zeroed(), |(body, _)| body);
-        let flags = opened.flags.get();
-        let info = VolumeInfo {
-            len: opened.len.get(),
-            block_bytes: opened.block_bytes.get().max(1),
-            request_max: opened.request_max.get(),
-            read_only: flags & VOLUME_READ_ONLY != 0,
-            volatile: flags & VOLUME_VOLATILE != 0,
-            instance: self.agreed.map_or(0, |agreed| agreed.instance),
-            store: opened.store.get(),
-            medium: opened.medium.get(),
-        };
-        if self.info.is_some_and(|old| old.len != info.len) {
-            self.notice(Notice::Resized(info.len));
-        }
-        self.info = Some(info);
-        self.state = State::Open { handle: opened.handle.get() };
-        self.backoff = RECONNECT_MIN;
-        self.notice(Notice::Opened(info));
-        self.machine.connected(Place { instance: info.instance, store: info.store }, info.medium, info.volatile);
-        if self.machine.failed().is_some() {
-            self.give_up(fabric, reactor);
-        }
+    /// Calls in flight.
+    fn calls_out(&self) -> usize {
+        self.session.map_or(0, |session| self.calls.calls_out(session))
     }
 
-    fn noticed(&mut self, header: &Header) {
-        let body: CallBody = header.body();
-        let resized = Resized::read_from_prefix(&body.arguments).map(|(resized, _)| resized);
-        if let (NOTICE_RESIZED, Ok(resized), State::Open { handle }) = (body.method.get(), resized, self.state)
-            && resized.handle.get() == handle
-            && let Some(info) = &mut self.info
-        {
-            info.len = resized.len.get();
-            self.notice(Notice::Resized(resized.len.get()));
-        }
+    fn may_call(&mut self) -> bool {
+        self.session.is_some_and(|session| self.calls.may_call(session, PROTOCOL).is_ok())
     }
 }
 
-impl Handler for Core {
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
-        self.agreed = fabric.agreed(session).copied();
-        let Some(agreed) = self.agreed else { return };
-        self.calls.grant(agreed.credits);
-        if !self.calls.may_start() {
-            return fabric.close(reactor, session, CloseReason::Unexpected(Message::Welcome));
-        }
-        self.state = State::Opening;
-        let mut arguments = Arguments::new_zeroed();
-        arguments.flags.set(if self.options.read_only { FLAG_READ_ONLY } else { 0 });
-        let call = self.calls.start(Pending::Open, reactor.now() + CALL_TIME_MAX);
-        let header = call_header(call, Method::Open, &arguments, None);
-        let checksum = agreed.payload_checksum().then(|| crc32c::crc32c(self.name.as_bytes()));
-        let payload = Announced { len: self.name.len(), checksum };
-        fabric.send_with(session, header, payload, |gather| gather.push_head(self.name.as_bytes()));
-    }
-
-    fn message(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        (kind, header): (Message, &Header),
-        payload: &[u8],
-    ) {
-        match kind {
-            Message::Reply => self.replied(fabric, reactor, session, header, payload),
-            Message::Notice => self.noticed(header),
-            _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
-        }
-    }
-
-    fn placed(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        (kind, header): (Message, &Header),
-    ) {
-        let len = header.payload_len();
-        let progress = if kind == Message::Reply {
-            self.calls.replied(&header.body(), len)
-        } else {
-            let data: DataBody = header.body();
-            self.calls.placed(data.call.get(), len)
-        };
-        self.progressed(fabric, reactor, session, &progress, &[]);
-    }
-
-    fn down(&mut self, _fabric: &mut Fabric, reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
-        self.state = State::Draining;
-        // It is there, and still busy with what our last session asked for.
-        if reason == CloseReason::Refused(RefuseCode::Busy) {
-            self.machine.heard_from_server(reactor.now());
-        }
-        if reason != CloseReason::Closed {
-            self.notice(Notice::Disconnected(reason));
-        }
-    }
-
-    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
-        for pending in self.calls.drain() {
-            if let Pending::Operation(id, Some(key)) = pending {
-                self.close_window(fabric, id, key);
-            }
-        }
-        for (id, key) in std::mem::take(&mut self.limbo) {
-            self.close_window(fabric, id, key);
-        }
-        fabric.release(session);
-        self.short_since = None;
-        self.session = None;
-        self.agreed = None;
-        let now = reactor.now();
-        self.machine.disconnected(now);
-        self.state = if self.machine.failed().is_some() { State::Failed } else { State::Waiting(now + self.backoff) };
-        self.backoff = (self.backoff * 2).min(RECONNECT_MAX);
-    }
-}
-
-fn call_header(call: u64, method: Method, arguments: &Arguments, window: Option<(WindowKey, usize)>) -> Header {
-    let mut body = CallBody::new_zeroed();
-    body.call = U64::new(call);
-    body.method = U16::new(method as u16);
-    body.arguments.copy_from_slice(arguments.as_bytes());
-    body.window_len = U32::new(window.map_or(0, |(_, len)| len as u32));
-    let mut header = Header::with_body(Message::Call, &body);
-    header.window.set(window.map_or(0, |(key, _)| key.0));
-    header
+/// The calls of a client of volumes, which takes notices of them.
+fn calls(client: ClientId) -> Calls<Pending> {
+    let grant = Some(Grant { calls: 0, notices: NOTICES_PER_SESSION });
+    Calls::new(client.0, vec![Spoken { protocol: PROTOCOL, versions: VERSIONS, grant }])
 }

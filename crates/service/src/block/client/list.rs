@@ -6,17 +6,17 @@ use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
 use byway_reactor::{Address, Reactor, Wait};
-use byway_rpc::wire::{CallBody, ReplyBody};
-use byway_rpc::{Calls, Progress};
-use zerocopy::little_endian::{U16, U64};
+use byway_rpc::message::Inline;
+use byway_rpc::session::{Ask, Calls, CannotSend, Event, Spoken};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::wire::{
-    Arguments, CallError, Listed, Method, VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE, read_list,
-    read_status,
+    Arguments, CallError, Listed, Method, PROTOCOL, VERSIONS, VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE,
+    read_list, read_status,
 };
 use super::blocking::ConnectError;
 use super::request::VolumeError;
+use crate::calls::send_outbox;
 use crate::limits::{LIST_TIME_MAX, LISTED_VOLUMES_MAX};
 
 /// A volume of a list.
@@ -68,7 +68,9 @@ pub fn list(
     let client = ClientId(fabric.random().bytes16());
     let nonce = fabric.random().bytes16();
     let session = fabric.connect(&mut reactor, address, Identity { client, number: 1, nonce });
-    let mut listing = Listing { calls: Calls::default(), volumes: Vec::new(), result: None, drained: false };
+    let spoken = vec![Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: None }];
+    let calls = Calls::new(client.0, spoken);
+    let mut listing = Listing { nonce, calls, volumes: Vec::new(), result: None, drained: false };
     let limit = reactor.now() + LIST_TIME_MAX;
     let mut completions = Vec::new();
     while !listing.drained {
@@ -101,6 +103,7 @@ pub fn list(
 const FAREWELL: Duration = Duration::from_secs(1);
 
 struct Listing {
+    nonce: [u8; 16],
     calls: Calls<()>,
     volumes: Vec<ListedVolume>,
     result: Option<Result<(), ConnectError>>,
@@ -112,13 +115,21 @@ impl Listing {
     fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, session: Slot) {
         let mut arguments = Arguments::new_zeroed();
         arguments.offset.set(self.volumes.len() as u64);
-        let call = self.calls.start((), reactor.now() + LIST_TIME_MAX);
-        let mut body = CallBody::new_zeroed();
-        body.call = U64::new(call);
-        body.method = U16::new(Method::List as u16);
-        body.arguments.copy_from_slice(arguments.as_bytes());
-        fabric.send(session, Header::with_body(Message::Call, &body));
-        fabric.set_owes(reactor, session, true);
+        let arguments = Inline::new(arguments.as_bytes()).unwrap_or(Inline::EMPTY);
+        let ask = Ask { protocol: PROTOCOL, method: Method::List as u16, arguments: &arguments, windows: 0 };
+        let now = reactor.now();
+        match self.calls.call(session, &ask, (), now, now + LIST_TIME_MAX) {
+            Ok((_, header)) => {
+                fabric.send(session, header);
+                fabric.set_owes(reactor, session, true);
+            }
+            Err(((), CannotSend::NotServed(status))) => {
+                self.result = Some(Err(ConnectError::Open(CallError::NotServed(status))));
+            }
+            Err(((), CannotSend::NoCredit | CannotSend::Ended)) => {
+                self.result = Some(Err(ConnectError::Session(CloseReason::Unexpected(Message::Protocols))));
+            }
+        }
     }
 
     /// Takes an answer; says whether there are more volumes.
@@ -139,13 +150,9 @@ impl Listing {
 
 impl Handler for Listing {
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
-        let Some(agreed) = fabric.agreed(session).copied() else { return };
-        self.calls.grant(agreed.credits);
-        if self.calls.may_start() {
-            self.ask(fabric, reactor, session);
-        } else {
-            fabric.close(reactor, session, CloseReason::Unexpected(Message::Welcome));
-        }
+        self.calls.up(session, self.nonce, true);
+        send_outbox(&mut self.calls, fabric);
+        fabric.set_owes(reactor, session, true);
     }
 
     fn message(
@@ -156,11 +163,15 @@ impl Handler for Listing {
         (kind, header): (Message, &Header),
         payload: &[u8],
     ) {
-        if kind != Message::Reply {
+        if !matches!(kind, Message::Reply | Message::Protocols) {
             return fabric.close(reactor, session, CloseReason::Unexpected(kind));
         }
-        let reply: ReplyBody = header.body();
-        let Progress::Complete((), answer) = self.calls.replied(&reply, payload.len()) else { return };
+        let (answer, payload) = match self.calls.message(session, kind, header, payload) {
+            Ok(Event::Ended((), answer, payload)) => (answer, payload),
+            Ok(Event::Ready(_)) if kind == Message::Protocols => return self.ask(fabric, reactor, session),
+            Ok(_) => return,
+            Err(_) => return fabric.close(reactor, session, CloseReason::Unexpected(kind)),
+        };
         let listed = read_status(answer.status, &answer.result).map_err(ConnectError::Open);
         match listed.and_then(|()| self.answered(&answer.result, payload)) {
             Ok(true) => self.ask(fabric, reactor, session),

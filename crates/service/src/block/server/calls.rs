@@ -2,10 +2,9 @@
 
 use byway_fabric::access::Right;
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::wire::Header;
-use byway_fabric::{CloseReason, Fabric, Slot, WindowKey};
+use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, Fabric, Slot, WindowKey};
 use byway_reactor::Reactor;
-use byway_rpc::wire::CallBody;
+use byway_rpc::session::{CallRef, Incomer};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -16,36 +15,21 @@ use super::super::wire::{
     Arguments, CallError, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, ListEntry, Method, OpenResult,
     VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE,
 };
-use super::jobs::{Call, Job, Read, Write};
+use super::jobs::{Job, Read, Write};
 use super::waiting::Queued;
 use super::{Handle, Serving};
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
 impl Serving<'_> {
     /// A call has come.
-    pub(super) fn called(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        slot: Slot,
-        header: &Header,
-        payload: &[u8],
-    ) {
-        let body: CallBody = header.body();
-        if self.core.draining {
-            return;
-        }
-        let Some(session) = self.core.session(slot) else { return };
-        let call = Call { session: slot, id: body.call.get() };
-        if session.inbound.begin(call.id).is_err() {
-            return fabric.close(reactor, slot, CloseReason::Credit);
-        }
+    pub(super) fn called(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: CallRef, asked: &Incomer<'_>) {
         let arguments =
-            Arguments::read_from_prefix(&body.arguments).map_or_else(|_| Arguments::new_zeroed(), |(body, _)| body);
-        let window = (WindowKey(header.window.get()), body.window_len.get() as usize);
-        let begun = match Method::from_number(body.method.get()) {
-            None => Err(CallError::Malformed),
-            Some(Method::Open) => self.open(fabric, call, &arguments, payload),
+            Arguments::read_from_bytes(asked.arguments.padded()).unwrap_or_else(|_| Arguments::new_zeroed());
+        // A handle is good for the session that opened it, so nobody else's session can ask on behalf of another.
+        let begun = match Method::from_number(asked.method) {
+            None => Err(CallError::UnknownMethod),
+            Some(_) if asked.delegated => Err(CallError::Malformed),
+            Some(Method::Open) => self.open(fabric, call, &arguments, asked.payload),
             // What is asked for costs memory that is not of the pool.
             Some(Method::List | Method::Extents) if fabric.is_full() => Err(CallError::Busy),
             Some(Method::Extents | Method::Flush | Method::Trim | Method::Zero | Method::Prefetch)
@@ -57,8 +41,9 @@ impl Serving<'_> {
                 self.list(fabric, call, &arguments);
                 Ok(())
             }
-            Some(method) => self.volume(slot, &arguments, method).and_then(|volume| {
-                self.on_volume(fabric, reactor, (call, method), volume, &arguments, window, payload)
+            Some(method) => self.volume(call.session, &arguments, method).and_then(|volume| {
+                let window = window_of(asked.windows, method);
+                self.on_volume(fabric, reactor, (call, method), volume, &arguments, window, asked.payload)
             }),
         };
         if let Err(error) = begun {
@@ -85,7 +70,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (call, method): (Call, Method),
+        (call, method): (CallRef, Method),
         volume: VolumeId,
         arguments: &Arguments,
         (window, window_len): (WindowKey, usize),
@@ -146,7 +131,14 @@ impl Serving<'_> {
         }
     }
 
-    fn extents(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: Call, volume: VolumeId, range: (u64, u64)) {
+    fn extents(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        call: CallRef,
+        volume: VolumeId,
+        range: (u64, u64),
+    ) {
         let job = self.start_job(call.session, Job::Plain(call));
         let tag = self.core.tag(job);
         match self.engine.extents(reactor, volume, range, SMALL_BYTES_MAX / 8, tag) {
@@ -161,7 +153,7 @@ impl Serving<'_> {
     fn plain(
         &mut self,
         fabric: &mut Fabric,
-        call: Call,
+        call: CallRef,
         begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, BlockError>,
     ) {
         let job = self.start_job(call.session, Job::Plain(call));
@@ -174,7 +166,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        call: Call,
+        call: CallRef,
         volume: VolumeId,
         (offset, payload, durable): (u64, &[u8], bool),
     ) -> Result<(), CallError> {
@@ -197,7 +189,13 @@ impl Serving<'_> {
         Ok(())
     }
 
-    fn open(&mut self, fabric: &mut Fabric, call: Call, arguments: &Arguments, name: &[u8]) -> Result<(), CallError> {
+    fn open(
+        &mut self,
+        fabric: &mut Fabric,
+        call: CallRef,
+        arguments: &Arguments,
+        name: &[u8],
+    ) -> Result<(), CallError> {
         let found = self.core.exports.iter().position(|export| {
             !export.withdrawn
                 && self.engine.volume(export.volume).is_some_and(|volume| volume.name().as_bytes() == name)
@@ -220,7 +218,7 @@ impl Serving<'_> {
         if session.handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
         }
-        session.handles.push(Handle { export: index, right: Some(right) });
+        session.handles.push(Handle { export: index, right: Some(right), untold: None });
         let result = OpenResult {
             handle: U32::new(session.handles.len() as u32 - 1),
             flags: U32::new(flags),
@@ -237,7 +235,7 @@ impl Serving<'_> {
 
     /// Lists the volumes that the client may use over its wire from an index on, as many as fit; the result begins with
     /// how many there are.
-    fn list(&mut self, fabric: &mut Fabric, call: Call, arguments: &Arguments) {
+    fn list(&mut self, fabric: &mut Fabric, call: CallRef, arguments: &Arguments) {
         let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let offered = self.core.exports.iter().filter(|export| !export.withdrawn);
         let secure = is_secure(fabric, call.session);
@@ -264,6 +262,15 @@ impl Serving<'_> {
         let count = (open.len() as u64).to_le_bytes();
         self.answer_with(fabric, call, Ok(()), (&count, &payload));
     }
+}
+
+/// The window of a read or write, and its bytes; of length 0 if there is none.
+fn window_of(windows: &[u8], method: Method) -> (WindowKey, usize) {
+    let Some(descriptor) = windows.first_chunk::<DESCRIPTOR_BYTES>().map(Descriptor::from_bytes) else {
+        return (WindowKey(0), 0);
+    };
+    let key = if method == Method::Read { descriptor.put_key() } else { descriptor.get_key() };
+    (key, usize::try_from(descriptor.len()).unwrap_or(usize::MAX))
 }
 
 fn is_secure(fabric: &Fabric, session: Slot) -> bool {

@@ -5,27 +5,21 @@ use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Reactor};
-use byway_rpc::wire::{DataBody, INLINE_BYTES, ReplyBody};
-use zerocopy::FromZeros;
-use zerocopy::little_endian::{U16, U32, U64};
+use byway_rpc::message::{Inline, ReplyBody};
+use byway_rpc::session::{self as rpc, CallRef};
+use zerocopy::IntoBytes;
 
 use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId};
 use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
 use super::{Serving, job_of};
-
-/// A call, for its answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
-    pub(super) session: Slot,
-    pub(super) id: u64,
-}
+use crate::calls::send;
 
 /// A read, until it is answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
-    pub(super) call: Call,
+    pub(super) call: CallRef,
     pub(super) volume: VolumeId,
     pub(super) offset: u64,
     pub(super) len: usize,
@@ -45,7 +39,7 @@ pub(super) struct Sliced {
 /// A write that is pulled, until it is answered.
 #[derive(Debug)]
 pub(super) struct Write {
-    pub(super) call: Call,
+    pub(super) call: CallRef,
     pub(super) volume: VolumeId,
     pub(super) offset: u64,
     pub(super) len: usize,
@@ -63,7 +57,7 @@ pub(super) struct Write {
 pub(super) enum Job {
     Read(Read),
     /// A small write, flush, trim, zero, prefetch, list of extents.
-    Plain(Call),
+    Plain(CallRef),
     Write(Write),
     /// A piece of a write that is got from the client.
     Part {
@@ -130,16 +124,16 @@ impl Serving<'_> {
             Ok(payload) => payload,
             Err(error) => return self.fail_read(fabric, read, error),
         };
-        let header = reply_header(read.call.id, Ok(()), read.len, &[]);
         let session = read.call.session;
+        let Some(header) = self.reply(read.call, Ok(()), read.len) else { return };
         if read.len > SMALL_BYTES_MAX {
             let route = fabric.route(session);
-            return match self.put(fabric, reactor, (session, route), (read.window, 0), header, payload) {
-                Ok(()) => self.answered(read.call),
-                Err(error) => self.fail_read(fabric, read, BlockError::Io(error)),
-            };
+            if let Err(error) = self.put(fabric, reactor, (session, route), (read.window, 0), header, payload) {
+                // That header was not sent.
+                fabric.send(session, failed(&header, BlockError::Io(error)));
+            }
+            return;
         }
-        self.answered(read.call);
         let announced = self.announce(session, &payload);
         fabric.send_with(session, header, announced, |gather| payload.push_to(gather));
     }
@@ -147,9 +141,10 @@ impl Serving<'_> {
     /// A read failed: the slices of it that are on their way count as payload of the answer, so that the client waits
     /// for them and no payload comes for a window that is closed.
     fn fail_read(&mut self, fabric: &mut Fabric, read: &Read, error: BlockError) {
-        self.answered_unless_lost(read.call);
         let sent = read.sliced.filter(|_| !seeded::is(Bug::SlicesUncounted)).map_or(0, |sliced| sliced.bytes);
-        fabric.send(read.call.session, reply_header(read.call.id, Err(error.into()), sent, &[]));
+        if let Some(header) = self.reply(read.call, Err(error.into()), sent) {
+            fabric.send(read.call.session, header);
+        }
     }
 
     /// Sends a slice of a read: by itself, or with the reply, if it is the last.
@@ -159,11 +154,10 @@ impl Serving<'_> {
         let sliced = read.sliced.get_or_insert_with(|| Sliced { route: fabric.route(session), bytes: 0 });
         sliced.bytes += slice.payload.len();
         let (call, len, window, route) = (read.call, read.len, read.window, sliced.route);
-        let header = if slice.last { reply_header(call.id, Ok(()), len, &[]) } else { data_header(call.id) };
+        let header =
+            if slice.last { self.reply(call, Ok(()), len) } else { self.core.calls.data(call).map(|part| part.header) };
+        let Some(header) = header else { return };
         let offset = if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start };
-        if slice.last {
-            self.answered(call);
-        }
         // A slice lies in frames, so it is the client's memory that cannot be written.
         if let Err(error) = self.put(fabric, reactor, (session, route), (window, offset), header, slice.payload) {
             fabric.close(reactor, session, CloseReason::Io(error));
@@ -190,21 +184,27 @@ impl Serving<'_> {
         Announced { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
     }
 
-    fn answered(&mut self, call: Call) {
-        self.core.served += 1;
-        if let Some(session) = self.core.session(call.session) {
-            session.inbound.end(call.id);
-        }
+    /// The header of the answer to a call without an inline result. `None`: its session has ended.
+    fn reply(&mut self, call: CallRef, result: Result<(), CallError>, total: usize) -> Option<Header> {
+        Some(self.reply_with(call, result, (&[], total))?.header)
     }
 
-    fn answered_unless_lost(&mut self, call: Call) {
-        if !seeded::is(Bug::LostCredit) {
-            self.answered(call);
-        }
+    fn reply_with(
+        &mut self,
+        call: CallRef,
+        result: Result<(), CallError>,
+        (inline, total): (&[u8], usize),
+    ) -> Option<rpc::Route> {
+        let (status, errno) = result.err().map_or((0, 0), status_of);
+        let errno = errno.to_le_bytes();
+        let inline = Inline::new(if status == 0 { inline } else { &errno }).unwrap_or(Inline::EMPTY);
+        let route = self.core.calls.reply(call, status, total as u32, &inline)?;
+        self.core.served += 1;
+        Some(route)
     }
 
     /// Answers a call that has no payload.
-    pub(super) fn answer(&mut self, fabric: &mut Fabric, call: Call, result: Result<(), CallError>) {
+    pub(super) fn answer(&mut self, fabric: &mut Fabric, call: CallRef, result: Result<(), CallError>) {
         self.answer_with(fabric, call, result, (&[], &[]));
     }
 
@@ -212,26 +212,20 @@ impl Serving<'_> {
     pub(super) fn answer_with(
         &mut self,
         fabric: &mut Fabric,
-        call: Call,
+        call: CallRef,
         result: Result<(), CallError>,
         (inline, payload): (&[u8], &[u8]),
     ) {
-        if result.is_ok() {
-            self.answered(call);
-        } else {
-            self.answered_unless_lost(call);
-        }
-        let checked = self.core.session(call.session).is_some_and(|session| session.checksum);
-        let announced = Announced { len: payload.len(), checksum: checked.then(|| crc32c::crc32c(payload)) };
-        let header = reply_header(call.id, result, payload.len(), inline);
-        fabric.send_with(call.session, header, announced, |gather| gather.push_head(payload));
+        let Some(route) = self.reply_with(call, result, (inline, payload.len())) else { return };
+        let token = route.token.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        send(fabric, route.session, route.header, &[token, payload]);
     }
 
     /// Takes the first step of a request that has no payload in its answer.
     pub(super) fn first_step(
         &mut self,
         fabric: &mut Fabric,
-        call: Call,
+        call: CallRef,
         job: Slot,
         step: &Result<Step<()>, BlockError>,
     ) {
@@ -288,7 +282,7 @@ impl Serving<'_> {
         self.end_job(fabric, session, slot);
     }
 
-    pub(super) fn answer_extents(&mut self, fabric: &mut Fabric, call: Call, extents: &[byway_reactor::Extent]) {
+    pub(super) fn answer_extents(&mut self, fabric: &mut Fabric, call: CallRef, extents: &[byway_reactor::Extent]) {
         let mut payload = Vec::with_capacity(extents.len().min(SMALL_BYTES_MAX / 8) * 8);
         for extent in extents.iter().take(SMALL_BYTES_MAX / 8) {
             let hole = if extent.hole { EXTENT_HOLE } else { 0 };
@@ -298,26 +292,13 @@ impl Serving<'_> {
     }
 }
 
-/// The header of a slice of a read.
-fn data_header(call: u64) -> Header {
-    let mut body = DataBody::new_zeroed();
-    body.call.set(call);
-    Header::with_body(Message::Data, &body)
-}
-
-fn reply_header(call: u64, result: Result<(), CallError>, total: usize, inline: &[u8]) -> Header {
-    let (status, errno) = result.err().map_or((0, 0), status_of);
-    let mut body = ReplyBody {
-        call: U64::new(call),
-        status: U16::new(status),
-        reserved: U16::new(0),
-        total: U32::new(total as u32),
-        result: [0; INLINE_BYTES],
-    };
-    if status == 0 {
-        body.result[..inline.len()].copy_from_slice(inline);
-    } else {
-        body.result[..4].copy_from_slice(&errno.to_le_bytes());
-    }
+/// The header of an answer that says so instead.
+fn failed(reply: &Header, error: BlockError) -> Header {
+    let (status, errno) = status_of(error.into());
+    let mut body: ReplyBody = reply.body();
+    body.status.set(status);
+    body.total.set(0);
+    body.inline_len = 4;
+    body.result[..4].copy_from_slice(&errno.to_le_bytes());
     Header::with_body(Message::Reply, &body)
 }

@@ -11,6 +11,7 @@ mod peers;
 mod waiting;
 mod writes;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,16 +21,18 @@ use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Deficit, Fabric, FabricCounters, GetError, Handler, Options, Registry, Slot, Slots};
 use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
-use byway_rpc::Inbound;
-use byway_rpc::wire::CallBody;
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromZeros, IntoBytes};
+use byway_rpc::message::Inline;
+use byway_rpc::session::{Ask, Breach, Calls, CannotSend, Event, Grant, Spoken};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
 
 use self::jobs::Job;
 pub use self::peers::{PeerFeedback, keep_busiest};
 use self::waiting::Waiting;
 use super::engine::{Done, Engine, Tag, VolumeId};
-use super::wire::{NOTICE_RESIZED, Resized};
+use super::wire::{NOTICE_RESIZED, PROTOCOL, Resized, VERSIONS};
+use crate::calls::send_outbox;
+use crate::limits::CALLS_PER_SESSION;
 
 /// See the module.
 pub struct Server {
@@ -52,6 +55,8 @@ struct Handle {
     export: usize,
     /// `None`: a reload took the client's access away.
     right: Option<Right>,
+    /// The volume's new size in bytes, which the client is to be told.
+    untold: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -59,7 +64,6 @@ struct Session {
     slot: Slot,
     client: Identity,
     handles: Vec<Handle>,
-    inbound: Inbound,
     /// Jobs that have not ended.
     jobs: usize,
     /// Frames that its requests hold at the stores, in bytes: reads until they are answered, pieces of writes until they
@@ -79,6 +83,7 @@ struct Core {
     exports: Vec<Export>,
     /// By the index of the fabric's slot.
     sessions: Vec<Option<Session>>,
+    calls: Calls<Infallible>,
     jobs: Slots<Job>,
     /// Reads and small writes that wait for frames.
     requests: Deficit<Waiting>,
@@ -110,6 +115,7 @@ impl Server {
             class: options.class,
             exports: Vec::new(),
             sessions: Vec::new(),
+            calls: calls(&mut fabric, CALLS_PER_SESSION),
             jobs: Slots::default(),
             requests: Deficit::default(),
             pulls: Deficit::default(),
@@ -121,6 +127,11 @@ impl Server {
             draining: false,
         };
         Self { fabric, core, has_let_go: false }
+    }
+
+    /// Lets each session have so many calls in flight. To be called before there are any.
+    pub fn set_calls_per_session(&mut self, max: u16) {
+        self.core.calls = calls(&mut self.fabric, max);
     }
 
     /// Listens at `address`.
@@ -199,12 +210,13 @@ impl Server {
 
     /// Tells the clients of a volume its new size.
     pub fn resized(&mut self, volume: VolumeId, len: u64) {
-        for session in self.core.sessions.iter().flatten() {
-            for (number, handle) in session.handles.iter().enumerate() {
-                if self.core.exports[handle.export].volume == volume {
-                    self.fabric.send(session.slot, resized_notice(number as u32, len));
-                }
-            }
+        let Core { sessions, exports, calls, .. } = &mut self.core;
+        for session in sessions.iter_mut().flatten() {
+            let handles = session.handles.iter_mut();
+            handles
+                .filter(|handle| exports[handle.export].volume == volume)
+                .for_each(|handle| handle.untold = Some(len));
+            session.tell_sizes(calls, &mut self.fabric);
         }
     }
 
@@ -281,7 +293,7 @@ impl Server {
 
     /// Calls that have begun and not been answered.
     pub fn calls_in_flight(&self) -> usize {
-        self.core.sessions.iter().flatten().map(|session| session.inbound.count()).sum()
+        self.core.sessions.iter().flatten().map(|session| self.core.calls.calls_in(session.slot)).sum()
     }
 
     /// Heap memory of answers that wait to be sent.
@@ -312,11 +324,23 @@ impl Core {
             return;
         }
         for session in self.sessions.iter_mut().flatten().filter(|session| !session.down && !session.dismissed) {
-            if session.inbound.count() == 0 {
+            if self.calls.calls_in(session.slot) == 0 {
                 session.dismissed = true;
                 fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
             }
         }
+    }
+
+    fn tell_sizes(&mut self, fabric: &mut Fabric, slot: Slot) {
+        let session = self.sessions.get_mut(slot.index as usize).and_then(Option::as_mut);
+        if let Some(session) = session.filter(|session| session.slot == slot) {
+            session.tell_sizes(&mut self.calls, fabric);
+        }
+    }
+
+    /// Whether calls are not begun: their clients send them again to the next server.
+    fn begins_none(&self) -> bool {
+        self.draining
     }
 
     fn session(&mut self, slot: Slot) -> Option<&mut Session> {
@@ -351,7 +375,8 @@ impl Handler for Serving<'_> {
     }
 
     fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
-        let Some(agreed) = fabric.agreed(slot) else { return };
+        let (Some(agreed), Some(nonce)) = (fabric.agreed(slot).copied(), fabric.nonce(slot)) else { return };
+        self.core.calls.up(slot, nonce, false);
         let index = slot.index as usize;
         if self.core.sessions.len() <= index {
             self.core.sessions.resize_with(index + 1, || None);
@@ -360,7 +385,6 @@ impl Handler for Serving<'_> {
             slot,
             client: fabric.identity(slot).unwrap_or_default(),
             handles: Vec::new(),
-            inbound: Inbound::new(agreed.credits),
             jobs: 0,
             held_bytes: 0,
             private: agreed.payload_checksum() || fabric.capabilities(slot).is_none_or(|wire| wire.secure),
@@ -380,9 +404,20 @@ impl Handler for Serving<'_> {
         payload: &[u8],
     ) {
         match kind {
-            Message::Call => self.called(fabric, reactor, session, header, payload),
-            _ => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
+            Message::Call if self.core.begins_none() => return,
+            Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
+            _ => return fabric.close(reactor, session, CloseReason::Unexpected(kind)),
         }
+        match self.core.calls.message(session, kind, header, payload) {
+            Ok(Event::Called(call, asked)) => self.called(fabric, reactor, call, &asked),
+            Ok(Event::Ready(slot)) => self.core.tell_sizes(fabric, slot),
+            // What was cancelled is answered as ever.
+            Ok(Event::None | Event::Cancelled(_) | Event::Notified(_)) => {}
+            Ok(Event::Ended(never, ..)) => match never {},
+            Err(Breach::Form) => fabric.close(reactor, session, CloseReason::Unexpected(kind)),
+            Err(_) => fabric.close(reactor, session, CloseReason::Credit),
+        }
+        send_outbox(&mut self.core.calls, fabric);
     }
 
     /// A server opens no windows: a put has nowhere to go.
@@ -404,7 +439,8 @@ impl Handler for Serving<'_> {
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
         let Some(session) = self.core.session(slot) else { return };
         session.down = true;
-        self.leave(slot);
+        self.core.calls.down(slot);
+        self.core.leave(slot);
     }
 
     fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
@@ -417,11 +453,27 @@ impl Handler for Serving<'_> {
     }
 }
 
-fn resized_notice(handle: u32, len: u64) -> Header {
-    let resized =
-        Resized { handle: U32::new(handle), reserved: U32::new(0), len: U64::new(len), reserved_end: [0; 48] };
-    let mut body = CallBody::new_zeroed();
-    body.method = U16::new(NOTICE_RESIZED);
-    body.arguments.copy_from_slice(resized.as_bytes());
-    Header::with_body(Message::Notice, &body)
+/// The calls of a server, each of whose sessions may have so many in flight.
+fn calls(fabric: &mut Fabric, max: u16) -> Calls<Infallible> {
+    let grant = Some(Grant { calls: max, notices: 0 });
+    Calls::new(fabric.random().bytes16(), vec![Spoken { protocol: PROTOCOL, versions: VERSIONS, grant }])
+}
+
+impl Session {
+    /// Tells the client the new sizes of its volumes, as far as it takes notices now.
+    fn tell_sizes(&mut self, calls: &mut Calls<Infallible>, fabric: &mut Fabric) {
+        for (number, handle) in self.handles.iter_mut().enumerate() {
+            let Some(len) = handle.untold else { continue };
+            let (handle_number, zero) = (U32::new(number as u32), U32::new(0));
+            let resized = Resized { handle: handle_number, reserved: zero, len: U64::new(len), reserved_end: [0; 48] };
+            let arguments = Inline::new(resized.as_bytes()).unwrap_or(Inline::EMPTY);
+            let ask = Ask { protocol: PROTOCOL, method: NOTICE_RESIZED, arguments: &arguments, windows: 0 };
+            match calls.notify(self.slot, &ask) {
+                Ok(header) => fabric.send(self.slot, header),
+                Err(CannotSend::NoCredit) => return,
+                Err(CannotSend::NotServed(_) | CannotSend::Ended) => {}
+            }
+            handle.untold = None;
+        }
+    }
 }

@@ -14,17 +14,18 @@
 use byway_fabric::{Fabric, Slot};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
+use byway_rpc::session::CallRef;
 
 use super::super::engine::{Step, VolumeId, WriteFlags};
-use super::jobs::{Call, Job, Read, Write};
+use super::jobs::{Job, Read, Write};
 use super::writes::Pulled;
-use super::{Deficit, Serving};
+use super::{Core, Deficit, Serving};
 
 /// Something that waits for frames.
 #[derive(Debug)]
 pub(super) enum Queued {
     Read(Read),
-    Small { call: Call, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
+    Small { call: CallRef, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
     Pull(Slot),
 }
 
@@ -47,27 +48,9 @@ enum Tried {
     Nothing(Queued),
 }
 
-impl Serving<'_> {
-    /// Reads, now or when it is its turn and there are frames.
-    pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
-        let session = read.call.session;
-        let free = self.core.requests.is_empty() && !self.holds_too_much(fabric, reactor, session);
-        if !free || !self.try_read(fabric, reactor, read) {
-            self.wait(reactor, session, Queued::Read(read));
-        }
-    }
-
-    /// Puts something at the end of its session's queue.
-    pub(super) fn wait(&mut self, reactor: &Reactor, slot: Slot, queued: Queued) {
-        if self.core.session(slot).is_none_or(|session| session.down) {
-            return self.forget(queued);
-        }
-        let ring = self.ring(matches!(queued, Queued::Pull(_)));
-        ring.push(slot.index as usize, Waiting { queued, since: reactor.now(), begun: false });
-    }
-
+impl Core {
     fn ring(&mut self, pulls: bool) -> &mut Deficit<Waiting> {
-        if pulls { &mut self.core.pulls } else { &mut self.core.requests }
+        if pulls { &mut self.pulls } else { &mut self.requests }
     }
 
     /// A session has ended: nothing of it is begun any more.
@@ -83,21 +66,41 @@ impl Serving<'_> {
     fn forget(&mut self, queued: Queued) {
         match queued {
             Queued::Read(_) => {}
-            Queued::Small { bytes, .. } => self.core.waiting_bytes -= bytes.len(),
+            Queued::Small { bytes, .. } => self.waiting_bytes -= bytes.len(),
             Queued::Pull(write) => {
-                let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
+                let Some(Job::Write(state)) = self.jobs.get_mut(write) else { return };
                 // What was asked for will end; the rest never was.
                 state.left -= state.len - state.asked;
                 state.asked = state.len;
                 let (session, left) = (state.call.session, state.left);
                 if left == 0 {
-                    self.core.jobs.remove(write);
-                    if let Some(session) = self.core.session(session) {
+                    self.jobs.remove(write);
+                    if let Some(session) = self.session(session) {
                         session.jobs -= 1;
                     }
                 }
             }
         }
+    }
+}
+
+impl Serving<'_> {
+    /// Reads, now or when it is its turn and there are frames.
+    pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
+        let session = read.call.session;
+        let free = self.core.requests.is_empty() && !self.holds_too_much(fabric, reactor, session);
+        if !free || !self.try_read(fabric, reactor, read) {
+            self.wait(reactor, session, Queued::Read(read));
+        }
+    }
+
+    /// Puts something at the end of its session's queue.
+    pub(super) fn wait(&mut self, reactor: &Reactor, slot: Slot, queued: Queued) {
+        if self.core.session(slot).is_none_or(|session| session.down) {
+            return self.core.forget(queued);
+        }
+        let ring = self.core.ring(matches!(queued, Queued::Pull(_)));
+        ring.push(slot.index as usize, Waiting { queued, since: reactor.now(), begun: false });
     }
 
     /// A request of a session holds frames from now on.
@@ -144,42 +147,42 @@ impl Serving<'_> {
     fn feed_ring(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, pulls: bool) {
         let mut passed_over = 0;
         loop {
-            let Some((flow, _)) = self.ring(pulls).front() else { return };
+            let Some((flow, _)) = self.core.ring(pulls).front() else { return };
             let Some(session) = self.core.sessions.get(flow).and_then(Option::as_ref).map(|session| session.slot)
             else {
                 debug_assert!(false, "who is gone waits for nothing");
-                self.ring(pulls).leave(flow);
+                self.core.ring(pulls).leave(flow);
                 continue;
             };
             let holds_too_much = self.holds_too_much(fabric, reactor, session);
-            let Some(Waiting { queued, since, begun }) = self.ring(pulls).take(flow) else { return };
+            let Some(Waiting { queued, since, begun }) = self.core.ring(pulls).take(flow) else { return };
             let tried = if holds_too_much { Tried::Nothing(queued) } else { self.try_queued(fabric, reactor, queued) };
             if !begun && !matches!(tried, Tried::Nothing(_)) {
                 fabric.note_start(session, reactor.now().since(since));
             }
             match tried {
                 Tried::All(bytes) => {
-                    self.ring(pulls).charge(flow, bytes);
+                    self.core.ring(pulls).charge(flow, bytes);
                     passed_over = 0;
                 }
                 Tried::Part(bytes, queued) => {
-                    self.ring(pulls).put_back(flow, Waiting { queued, since, begun: true });
-                    self.ring(pulls).charge(flow, bytes);
+                    self.core.ring(pulls).put_back(flow, Waiting { queued, since, begun: true });
+                    self.core.ring(pulls).charge(flow, bytes);
                     passed_over = 0;
                 }
                 Tried::Nothing(queued) => {
                     let throttled =
                         self.volume_of(&queued).is_some_and(|volume| self.engine.is_throttled(reactor, volume));
-                    self.ring(pulls).put_back(flow, Waiting { queued, since, begun });
+                    self.core.ring(pulls).put_back(flow, Waiting { queued, since, begun });
                     if !holds_too_much && !throttled {
                         if seeded::is(Bug::LostWakeUp) {
-                            self.ring(pulls).leave(flow);
+                            self.core.ring(pulls).leave(flow);
                         }
                         return;
                     }
-                    self.ring(pulls).pass_over();
+                    self.core.ring(pulls).pass_over();
                     passed_over += 1;
-                    if passed_over >= self.ring(pulls).flows() {
+                    if passed_over >= self.core.ring(pulls).flows() {
                         return;
                     }
                 }

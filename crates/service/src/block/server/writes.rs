@@ -114,9 +114,6 @@ impl Serving<'_> {
         }
         let (call, volume, left) = (state.call, state.volume, state.left);
         let result = state.error.map_or(Ok(()), Err);
-        if result.is_err() && seeded::is(Bug::DoubleReply) {
-            self.answer(fabric, call, result);
-        }
         if left > 0 && !seeded::is(Bug::EarlyAcknowledgement) {
             return;
         }

@@ -76,7 +76,7 @@ impl Probe {
 /// The `Hello` of a further lane of a session that does not exist: the server answers `Refuse` and keeps nothing.
 fn question() -> Gather {
     let identity = Identity { client: ClientId([0; 16]), number: 0, nonce: [0; 16] };
-    let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1, credits: 0 };
+    let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1 };
     let mut hello = session::hello(&identity, &terms, 1);
     hello.seal(0);
     let mut gather = Gather::new();

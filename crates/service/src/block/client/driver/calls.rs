@@ -1,11 +1,10 @@
 //! Calls: an operation becomes one, and its answer an operation's end.
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{Announced, CloseReason, Closed, Fabric, OpenError, Slot, WindowKey};
+use byway_fabric::wire::Kind as Message;
+use byway_fabric::{Announced, CloseReason, Closed, Descriptor, Fabric, OpenError, Slot, WindowKey};
 use byway_reactor::{Errno, Extent, Instant, Reactor};
-use byway_rpc::Progress;
-use byway_rpc::wire::ReplyBody;
+use byway_rpc::session as rpc;
 use zerocopy::little_endian::{U32, U64};
 
 use super::super::super::BlockError;
@@ -14,7 +13,8 @@ use super::super::super::wire::{
 };
 use super::super::machine::{Kind, OpId};
 use super::super::request::Answer;
-use super::{Core, Pending, call_header};
+use super::{Core, Pending};
+use crate::calls::send;
 use crate::limits::{CALL_TIME_MAX, LONG_CALL_TIME_MAX};
 
 impl Core {
@@ -23,43 +23,29 @@ impl Core {
         let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
         let mut window = None;
-        let (method, flags) = match operation.kind {
-            Kind::Read => {
-                if len > SMALL_BYTES_MAX
-                    && let Some(frame) = operation.into.take()
-                {
-                    window = match fabric.open_target(session, (frame, 0, len), 0) {
+        match operation.kind {
+            Kind::Read if len > SMALL_BYTES_MAX => {
+                let into = operation.into.take().map(|frame| fabric.open_target(session, (frame, 0, len), 0));
+                window = match into.transpose() {
+                    Ok(window) => window,
+                    Err((error, frame)) => {
+                        operation.into = frame;
+                        return self.no_window(id, error, now);
+                    }
+                };
+            }
+            Kind::Write { .. } => match operation.from.clone() {
+                Some(from) if len > SMALL_BYTES_MAX => {
+                    window = match fabric.open_source(session, (from, start, len), 0) {
                         Ok(window) => Some(window),
-                        Err((error, frame)) => {
-                            operation.into = frame;
-                            return self.not_opened(id, error, now);
-                        }
+                        Err(error) => return self.no_window(id, error, now),
                     };
                 }
-                (Method::Read, 0)
-            }
-            Kind::Write { durable } => {
-                match operation.from.clone() {
-                    Some(from) if len > SMALL_BYTES_MAX => {
-                        window = match fabric.open_source(session, (from, start, len), 0) {
-                            Ok(window) => Some(window),
-                            Err(error) => return self.not_opened(id, error, now),
-                        };
-                    }
-                    from => payload = from,
-                }
-                (Method::Write, if durable { FLAG_DURABLE } else { 0 })
-            }
-            Kind::Flush => (Method::Flush, 0),
-            Kind::Trim { durable } => (Method::Trim, if durable { FLAG_DURABLE } else { 0 }),
-            Kind::Zero(flags) => {
-                let flag = |on, bit| if on { bit } else { 0 };
-                let keep = flag(flags.keep_space, FLAG_KEEP_SPACE);
-                (Method::Zero, flag(flags.durable, FLAG_DURABLE) | keep | flag(flags.fast, FLAG_FAST))
-            }
-            Kind::Extents => (Method::Extents, 0),
-            Kind::Prefetch => (Method::Prefetch, 0),
-        };
+                from => payload = from,
+            },
+            _ => {}
+        }
+        let (method, flags) = method_of(operation.kind);
         let arguments = Arguments {
             handle: U32::new(handle),
             flags: U32::new(flags),
@@ -72,60 +58,48 @@ impl Core {
             _ if flags & FLAG_DURABLE != 0 => LONG_CALL_TIME_MAX,
             _ => CALL_TIME_MAX,
         };
-        let call = self.calls.start(Pending::Operation(id, window), now + time_max);
-        let header = call_header(call, method, &arguments, window.map(|key| (key, len)));
-        let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
-        match payload {
-            Some(from) => {
+        let (pending, until) = (Pending::Operation(id, window), (now, now + time_max));
+        // The caller has looked whether there is credit.
+        let Ok(mut header) = self.call(session, (method, &arguments, u8::from(window.is_some())), pending, until)
+        else {
+            return;
+        };
+        match (window, payload) {
+            (Some(key), _) => {
+                header.window.set(key.0);
+                let is_read = method == Method::Read;
+                let descriptor = Descriptor::new(Some(key).filter(|_| is_read), Some(key).filter(|_| !is_read), len);
+                send(fabric, session, header, &[&descriptor.to_bytes()]);
+            }
+            (None, Some(from)) => {
+                let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
                 let checksum = checksum.then(|| byway_fabric::payload_checksum(&from, start..start + len));
                 let payload = Announced { len, checksum };
                 fabric.send_with(session, header, payload, |gather| gather.push_shared(from, start, len));
             }
-            None => fabric.send(session, header),
+            (None, None) => fabric.send(session, header),
         }
     }
 
     /// An operation's memory cannot be opened to the server.
-    fn not_opened(&mut self, id: OpId, error: OpenError, now: Instant) {
+    fn no_window(&mut self, id: OpId, error: OpenError, now: Instant) {
         let is_users = self.machine.operation(id).is_some_and(|operation| operation.is_users());
-        let error = refusal(error, is_users, self.calls.is_empty());
+        let error = refusal(error, is_users, self.calls_out() == 0);
         self.machine.complete(id, Err(error), now);
     }
 
-    pub(super) fn replied(
+    /// A call has ended.
+    pub(super) fn answered(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Slot,
-        header: &Header,
+        (pending, answer): (Pending, &rpc::Answer),
         payload: &[u8],
     ) {
-        let reply: ReplyBody = header.body();
-        if let Some(Pending::Operation(id, None)) = self.calls.context(reply.call.get()).copied()
-            && let Some(operation) = self.machine.operation(id)
-            && operation.kind == Kind::Read
-            && let Some(into) = &mut operation.into
-            && payload.len() == operation.len as usize
-        {
-            into.write(0, payload);
-        }
-        let progress = self.calls.replied(&reply, payload.len());
-        self.progressed(fabric, reactor, session, &progress, payload);
-    }
-
-    pub(super) fn progressed(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: Slot,
-        progress: &Progress<Pending>,
-        payload: &[u8],
-    ) {
-        self.strays += u64::from(*progress == Progress::Unknown);
-        let &Progress::Complete(pending, answer) = progress else { return };
         let status = read_status(answer.status, &answer.result);
         let (id, window) = match pending {
-            Pending::Open => return self.opened(fabric, reactor, session, status, &answer.result),
+            Pending::Open => return self.opened(fabric, reactor, session, status, answer.result.padded()),
             Pending::Operation(id, window) => (id, window),
         };
         if let Some(key) = window {
@@ -136,6 +110,13 @@ impl Core {
             self.close_window(fabric, id, key);
         }
         let Some(operation) = self.machine.operation(id) else { return };
+        if operation.kind == Kind::Read
+            && window.is_none()
+            && payload.len() == operation.len as usize
+            && let Some(into) = &mut operation.into
+        {
+            into.write(0, payload);
+        }
         let result = status.map(|()| match operation.kind {
             Kind::Extents => Answer::Extents(read_extents(payload)),
             _ => Answer::Unit,
@@ -163,6 +144,23 @@ impl Core {
         {
             operation.into = Some(frame);
         }
+    }
+}
+
+/// The method of an operation, and its flags.
+fn method_of(kind: Kind) -> (Method, u32) {
+    let flag = |on, bit| if on { bit } else { 0 };
+    match kind {
+        Kind::Read => (Method::Read, 0),
+        Kind::Write { durable } => (Method::Write, flag(durable, FLAG_DURABLE)),
+        Kind::Flush => (Method::Flush, 0),
+        Kind::Trim { durable } => (Method::Trim, flag(durable, FLAG_DURABLE)),
+        Kind::Zero(flags) => {
+            let keep = flag(flags.keep_space, FLAG_KEEP_SPACE);
+            (Method::Zero, flag(flags.durable, FLAG_DURABLE) | keep | flag(flags.fast, FLAG_FAST))
+        }
+        Kind::Extents => (Method::Extents, 0),
+        Kind::Prefetch => (Method::Prefetch, 0),
     }
 }
 
