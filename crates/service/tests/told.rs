@@ -141,3 +141,21 @@ fn a_client_without_credit_for_notices_hears_of_the_last_size_when_it_gives_some
     world.pass();
     assert_eq!(world.client.sizes[usize::from(NOTICES)..], [sizes.last().unwrap() * 512], "the last, and once");
 }
+
+#[test]
+fn what_a_client_sends_before_it_hears_that_its_session_ends_is_not_begun() {
+    let mut world = World::new();
+    world.call(Method::Flush);
+    world.pass();
+    assert_eq!(world.client.answers, 2, "it is served");
+    let served = world.serving.server.served();
+    // It has come when the session is ended, and was not looked at yet.
+    world.call(Method::Flush);
+    world.fabric.flush(&mut world.reactor, &mut world.client);
+    let soon = world.serving.world.now() + Duration::from_secs(1);
+    world.serving.world.clone().run_until(soon, || ());
+    world.serving.server.dismiss_users(&mut world.serving.reactor, world.volume);
+    world.pass();
+    assert!(world.client.ended.is_some());
+    assert_eq!((world.client.answers, world.serving.server.served()), (2, served));
+}

@@ -190,6 +190,7 @@ impl Server {
     /// that they have open is no longer for them, or no longer to be written. What they ask for from here on is refused.
     pub fn enforce_access(&mut self, reactor: &mut Reactor, engine: &Engine) {
         let exports = &self.core.exports;
+        let mut ended = Vec::new();
         for session in self.core.sessions.iter_mut().flatten().filter(|session| !session.down) {
             let revoked = self.fabric.is_revoked(session.slot);
             let mut ends = revoked;
@@ -202,9 +203,14 @@ impl Server {
             }
             if ends && !session.dismissed {
                 session.dismissed = true;
+                ended.push(session.slot);
                 tracing::info!(client = %session.client, "session ended: a reload took its access away");
                 self.fabric.say_goodbye(reactor, session.slot, RefuseCode::ShuttingDown);
             }
+        }
+        // What of theirs waits for its turn is not begun either.
+        for session in ended {
+            self.core.leave(session);
         }
     }
 
@@ -338,9 +344,9 @@ impl Core {
         }
     }
 
-    /// Whether calls are not begun: their clients send them again to the next server.
-    fn begins_none(&self) -> bool {
-        self.draining
+    /// Whether calls of a session are not begun: its client sends them again to the next server, or may not send them any more.
+    fn begins_none(&mut self, slot: Slot) -> bool {
+        self.draining || self.session(slot).is_none_or(|session| session.dismissed)
     }
 
     fn session(&mut self, slot: Slot) -> Option<&mut Session> {
@@ -404,7 +410,7 @@ impl Handler for Serving<'_> {
         payload: &[u8],
     ) {
         match kind {
-            Message::Call if self.core.begins_none() => return,
+            Message::Call if self.core.begins_none(session) => return,
             Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
             _ => return fabric.close(reactor, session, CloseReason::Unexpected(kind)),
         }
