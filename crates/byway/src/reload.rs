@@ -322,14 +322,15 @@ fn successor(before: &Served, spec: &VolumeSpec) -> Result<Arc<Volume>, OpenErro
     Ok(Arc::new(before.volume.succeeded_by(store, options)))
 }
 
-/// Whether two specifications mean the same open files.
+/// Whether two specifications mean the same open files, or the same memory: the options that files are opened with
+/// concern no other store.
 fn same_files(old: &VolumeSpec, new: &VolumeSpec) -> bool {
     let same_store = match (old.store.innermost(), new.store.innermost()) {
         (StoreSpec::Memory { .. }, StoreSpec::Memory { .. }) | (StoreSpec::Null { .. }, StoreSpec::Null { .. }) => true,
         (old, new) => old == new,
     };
     let opened = |spec: &VolumeSpec| (spec.read_only, spec.direct, spec.shared, spec.stage.unwrap_or_default());
-    same_store && opened(old) == opened(new)
+    same_store && (old.store.paths().is_empty() || opened(old) == opened(new))
 }
 
 /// What to do where a new volume wants a file that this node has locked itself.
@@ -491,6 +492,27 @@ mod tests {
             drop(other);
             drop(again);
             assert!(plan(&[], &specs(""), &OpenHere).is_ok(), "{old} to {new}: nothing has it locked any more");
+        }
+    }
+
+    #[test]
+    fn memory_keeps_its_bytes_when_its_options_change() {
+        let all = ["", ",ro", ",shared", ",ro,shared"];
+        for (old, new) in all.iter().flat_map(|old| all.map(|new| (old, new))).filter(|(old, new)| *old != new) {
+            for store in ["mem:1M", "fault:read=eio:mem:1M", "null:1M"] {
+                let start = plan(&[], &specs(&[format!("m={store}{old}")]), &OpenHere).unwrap().served;
+                let next = plan(&start, &specs(&[format!("m={store}{new}")]), &OpenHere).unwrap();
+                let (before, after) = (&start[0].volume, &next.served[0].volume);
+                let case = format!("{store}{old} to {store}{new}");
+                assert!(after.is_same(before) && after.store_identity() == before.store_identity(), "{case}");
+                assert_eq!(after.store().overlaps(before.store()), store.contains("mem"), "{case}");
+                assert_eq!(after.is_read_only(), new.contains("ro"), "{case}");
+            }
+            let start = plan(&[], &specs(&[format!("m=mem:2M{old}")]), &OpenHere).unwrap().served;
+            let shrunk = plan(&start, &specs(&[format!("m=mem:1M{new}")]), &OpenHere);
+            assert!(matches!(shrunk, Err(ReloadError::Shrinks(_))), "{old} to {new}");
+            let grown = plan(&start, &specs(&[format!("m=mem:3M{new}")]), &OpenHere).unwrap().served;
+            assert!(grown[0].volume.is_same(&start[0].volume), "{old} to {new}");
         }
     }
 

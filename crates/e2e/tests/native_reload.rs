@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, Server, binary, noise, run, until};
+use byway_e2e::{LIMIT, Rig, Server, binary, noise, run, run_well, until};
 
 /// Copies a volume of 24 MiB that is served so slowly that no copy of it ends within a test, and makes its file or options
 /// others by a reload meanwhile. Gives what the copy said at its end, and the copy's bytes if it ended well.
@@ -45,4 +45,27 @@ fn a_copy_goes_on_when_its_volume_is_opened_anew_under_it() {
 fn a_copy_does_not_go_on_with_another_file_under_the_name() {
     let said = copy_through_a_reload(|folder| format!("v={folder}/other")).unwrap_err();
     assert!(said.contains("another file or device under the volume's name"), "{said}");
+}
+
+#[test]
+fn memory_that_becomes_read_only_keeps_its_bytes() {
+    let rig = Rig::new("\"m=mem:1M\"", &["--listen", "tcp://127.0.0.1:0"]);
+    let at = |name: &str| rig.path(name).display().to_string();
+    let uris =
+        [format!("byway://127.0.0.1:{}/m", rig.server.port("byway")), format!("nbd+unix:///m?socket={}", at("nbd"))];
+    let bytes = noise(1 << 20, 13);
+    std::fs::write(at("image"), &bytes).unwrap();
+    run_well(&binary(), &["copy", "--overwrite", &at("image"), &uris[0]]);
+    for (options, writable) in [(",ro", false), (",shared", true)] {
+        rig.configure(&format!("\"m=mem:1M{options}\""));
+        assert_eq!(rig.reload(), "changed: m\n");
+        for (wire, uri) in uris.iter().enumerate() {
+            let copy = at(&format!("copy{options}{wire}"));
+            run_well(&binary(), &["copy", uri, &copy]);
+            assert!(std::fs::read(&copy).unwrap() == bytes, "{options} {uri}");
+            let written = run(&binary(), &["copy", "--overwrite", &at("image"), uri]);
+            let said = String::from_utf8_lossy(&written.stderr);
+            assert_eq!(written.status.success(), writable, "{options} {uri}: {said}");
+        }
+    }
 }
