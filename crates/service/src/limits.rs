@@ -78,7 +78,8 @@ pub const CLIENT_REQUESTS_MAX: usize = 4096;
 /// Bytes of acknowledged, unflushed writes that a client keeps. At half it flushes by itself; at the bound writes wait.
 pub const CLIENT_UNFLUSHED_BYTES: usize = 16 << 20;
 
-/// How long a client tries to reach its server before all requests fail.
+/// How long a client tries to reach its server before all requests fail; and how long writes wait for a server that cannot
+/// flush, when the client keeps as many as it may.
 pub const CLIENT_LOST_AFTER: Duration = Duration::from_mins(1);
 
 /// How long a call may take while its server is alive; then its session is ended and the call sent again in the next.

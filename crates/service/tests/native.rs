@@ -284,24 +284,27 @@ fn a_volume_in_memory_that_was_replaced_fails() {
     });
 }
 
+/// A volume over a file whose first flushes fail, as many as that.
+fn disk_with_failing_flushes(path: &std::path::Path, flushes: u64) -> Arc<Volume> {
+    let fails = FaultRule {
+        operation: FaultOperation::Flush,
+        effect: FaultEffect::Error(byway_reactor::Errno::IO),
+        range: None,
+        count_max: Some(flushes),
+    };
+    let options = StoreOptions { shared: true, ..StoreOptions::default() };
+    let store = Store::path(path, options, &OpenHere).unwrap();
+    Arc::new(Volume::new("disk", store, Served { faults: FaultRules(vec![fails]), ..Served::default() }))
+}
+
 #[test]
 fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
     let folder = disk_folder();
     let path = folder.path().join("disk");
     each_wire(|wire| {
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        let opened = |faults| {
-            let options = StoreOptions { shared: true, ..StoreOptions::default() };
-            let store = Store::path(&path, options, &OpenHere).unwrap();
-            Arc::new(Volume::new("disk", store, Served { faults: FaultRules(faults), ..Served::default() }))
-        };
-        let fails = FaultRule {
-            operation: FaultOperation::Flush,
-            effect: FaultEffect::Error(byway_reactor::Errno::IO),
-            range: None,
-            count_max: Some(1),
-        };
-        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![opened(vec![fails])]);
+        let opened = |flushes| disk_with_failing_flushes(&path, flushes);
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![opened(1)]);
         let mut volume = client(wire, &server.address, VolumeOptions::new(0x30)).unwrap();
         let data = pattern(70_000 / 512 * 512, 1);
         volume.write(4096, &data, false).unwrap();
@@ -309,11 +312,74 @@ fn a_file_that_is_opened_anew_gets_what_a_failed_flush_may_have_lost() {
         assert_eq!(volume.flush(), Err(CallError::from(BlockError::FlushFailed).into()), "it is remembered");
         // What a kernel may do after a failed sync.
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        server.replace(opened(Vec::new()));
+        server.replace(opened(0));
         volume.flush().unwrap();
         let file = std::fs::read(&path).unwrap();
         assert!(file[4096..4096 + data.len()] == data, "a flush succeeded over writes that are gone");
         assert!(volume.volume().replayed() > 0);
+    });
+}
+
+#[test]
+fn a_client_that_writes_on_after_a_failed_flush_goes_on_when_the_file_is_opened_anew() {
+    const BOUND: usize = 256 << 10;
+    let folder = disk_folder();
+    let path = folder.path().join("disk");
+    let data = pattern(4 * BOUND, 1);
+    each_wire(|wire| {
+        std::fs::write(&path, vec![0; data.len()]).unwrap();
+        let broken = disk_with_failing_flushes(&path, u64::MAX);
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![Arc::clone(&broken)]);
+        let mut options = VolumeOptions::new(0x30);
+        options.bounds.unflushed_bytes_max = BOUND;
+        let mut volume = client(wire, &server.address, options).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let deadline = Instant::now() + Duration::from_secs(30);
+                while !broken.flush_failed() {
+                    assert!(Instant::now() < deadline, "the client does not flush by itself");
+                    std::thread::yield_now();
+                }
+                server.replace(disk_with_failing_flushes(&path, 0));
+            });
+            for (at, piece) in data.chunks(BOUND / 16).enumerate() {
+                volume.write((at * BOUND / 16) as u64, piece, false).unwrap();
+            }
+        });
+        volume.flush().unwrap();
+        assert!(std::fs::read(&path).unwrap() == data && volume.volume().replayed() > 0);
+    });
+}
+
+#[test]
+fn writes_fail_when_a_server_that_cannot_flush_is_not_mended_and_reads_go_on() {
+    const BOUND: usize = 64 << 10;
+    let folder = disk_folder();
+    let path = folder.path().join("disk");
+    each_wire(|wire| {
+        std::fs::write(&path, vec![0; 2 * BOUND]).unwrap();
+        let broken = disk_with_failing_flushes(&path, u64::MAX);
+        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![broken]);
+        let mut options = VolumeOptions::new(0x30);
+        options.bounds.unflushed_bytes_max = BOUND;
+        // Also how long the client has for a new session in the end.
+        options.bounds.lost_after = Duration::from_millis(if wire.path == Path::Rdma { 5000 } else { 1000 });
+        let mut volume = client(wire, &server.address, options).unwrap();
+        let mut write = |at: usize| volume.write(at as u64, &[7; 4096], false);
+        (0..BOUND).step_by(4096).for_each(|at| write(at).unwrap());
+        for at in [BOUND, 0] {
+            assert!(matches!(write(at), Err(VolumeError::FlushFailed(_))), "once after a wait, then at once");
+        }
+        let mut back = vec![0; BOUND];
+        volume.read(0, &mut back).unwrap();
+        assert!(back == [7; BOUND]);
+        server.replace(disk_with_failing_flushes(&path, 0));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while volume.write(0, &[8; 4096], false).is_err() {
+            assert!(Instant::now() < deadline, "a client that only writes learns that it may again");
+        }
+        volume.flush().unwrap();
+        assert!(std::fs::read(&path).unwrap()[..2 * 4096] == [[8; 4096], [7; 4096]].concat());
     });
 }
 

@@ -17,8 +17,10 @@
 
 mod log;
 mod pause;
+mod room;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
@@ -26,6 +28,7 @@ use byway_reactor::seeded::{self, Bug};
 
 use self::log::{Name, Unflushed};
 use self::pause::Pause;
+use self::room::Room;
 use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
@@ -122,6 +125,8 @@ pub(super) struct Machine<R, W> {
     /// Of each flush in flight: the first log entry that it does not cover.
     flushing: Vec<(OpId, u64)>,
     own_flush: bool,
+    /// Whether flushes make room in the log.
+    room: Room,
     place: Option<Place>,
     /// What the volume's bytes lie in; 0 if that is not known.
     medium: u64,
@@ -154,6 +159,7 @@ impl<R, W: Clone> Machine<R, W> {
             steps: std::cell::Cell::default(),
             flushing: Vec::new(),
             own_flush: false,
+            room: Room::ByFlush,
             place: None,
             medium: 0,
             refusal: None,
@@ -294,6 +300,9 @@ impl<R, W: Clone> Machine<R, W> {
         if self.medium != 0 && medium != 0 && medium != self.medium {
             return self.fail(VolumeError::Replaced);
         }
+        if other {
+            self.room = Room::ByFlush;
+        }
         self.medium = medium;
         self.refusal = None;
         self.volatile = volatile;
@@ -408,9 +417,10 @@ impl<R, W: Clone> Machine<R, W> {
         !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
     }
 
-    /// When [`Machine::next`] is to be asked again after a pause: the server was busy.
+    /// When [`Machine::next`] is to be asked again: the server was busy, or changes wait for room in the log.
     pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
-        self.pause.until().filter(|until| self.connected && now < *until)
+        let pause = self.pause.until().filter(|until| now < *until);
+        pause.or_else(|| self.looks_for_room_at(now)).filter(|_| self.connected)
     }
 
     /// The next operation that may be sent now; the caller sends it.
@@ -429,16 +439,16 @@ impl<R, W: Clone> Machine<R, W> {
         if self.replays_in_flight > 0 && !seeded::is(Bug::ReplayNotAwaited) {
             return None;
         }
-        if !self.own_flush && self.log_bytes * 2 >= self.bounds.unflushed_bytes_max && self.flushing.is_empty() {
+        if self.wants_flush() {
             self.own_flush = true;
             let id = self.add(Kind::Flush, (0, 0), None, None, Purpose::OwnFlush);
             return Some(self.send(id));
         }
+        self.end_changes_without_room(now);
         let id = *self.queue.front()?;
         let operation = self.operations.get(id)?;
-        let waits = operation.kind.changes()
-            && (self.log_bytes >= self.bounds.unflushed_bytes_max
-                || self.overlaps_change(operation.offset, operation.len));
+        let waits =
+            operation.kind.changes() && (self.log_is_full() || self.overlaps_change(operation.offset, operation.len));
         if waits {
             return None;
         }
@@ -491,7 +501,7 @@ impl<R, W: Clone> Machine<R, W> {
             Purpose::OwnFlush => {
                 self.own_flush = false;
                 if let Err(error) = self.flushed(id, result.map(|_| ())) {
-                    self.fail(VolumeError::FlushFailed(error));
+                    self.room = Room::Awaited { error, since: None };
                 }
             }
         }

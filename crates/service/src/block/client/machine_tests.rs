@@ -8,6 +8,7 @@ use std::time::Duration;
 use byway_fabric::random::Random;
 use byway_reactor::Instant;
 
+use super::super::error::BlockError;
 use super::super::wire::CallError;
 use super::machine::{Kind, Machine, OpId, Place};
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
@@ -43,12 +44,17 @@ struct Run {
     user: User,
     cache: Sectors,
     stable: Sectors,
+    /// A flush failed: no other works in this place.
+    flush_failed: bool,
+    /// What a failed flush covered: the kernel takes it for clean, and no later flush makes it durable.
+    forgotten: [bool; SECTORS],
+    reopened: usize,
     place: Place,
     connected: bool,
     /// Sent, and neither done nor answered.
     sent: Vec<OpId>,
     /// Done, and not answered.
-    executed: Vec<OpId>,
+    executed: Vec<(OpId, Result<Answer, CallError>)>,
     now: u64,
 }
 
@@ -60,6 +66,9 @@ impl Run {
             user: User::default(),
             cache: [0; SECTORS],
             stable: [0; SECTORS],
+            flush_failed: false,
+            forgotten: [false; SECTORS],
+            reopened: 0,
             place: FIRST,
             connected: false,
             sent: Vec::new(),
@@ -95,29 +104,46 @@ impl Run {
         }
     }
 
-    /// The server does what it was asked.
-    fn execute(&mut self, id: OpId) {
-        let Some(operation) = self.machine.operation(id) else { return };
+    /// The server does what it was asked, or fails to.
+    fn execute(&mut self, id: OpId) -> Result<Answer, CallError> {
+        let fails = self.flush_failed || self.below(8) == 0;
+        let Some(operation) = self.machine.operation(id) else { return Ok(Answer::Unit) };
         let (start, end) = ((operation.offset / 4096) as usize, ((operation.offset + operation.len) / 4096) as usize);
         match operation.kind {
             Kind::Write { durable } => {
                 let value = operation.from.expect("a write has a payload");
                 self.cache[start..end].fill(value);
+                self.forgotten[start..end].fill(false);
+                if durable && self.flush_failed {
+                    return Err(BlockError::FlushFailed.into());
+                }
                 if durable {
                     self.stable[start..end].fill(value);
                 }
             }
             Kind::Read => operation.into = Some(self.cache[start..end].to_vec()),
-            Kind::Flush => self.stable = self.cache,
+            Kind::Flush if fails => {
+                if !std::mem::replace(&mut self.flush_failed, true) {
+                    let dirty = |sector: usize| self.cache[sector] != self.stable[sector];
+                    self.forgotten = std::array::from_fn(|sector| self.forgotten[sector] || dirty(sector));
+                }
+                return Err(BlockError::FlushFailed.into());
+            }
+            Kind::Flush => {
+                for sector in (0..SECTORS).filter(|sector| !self.forgotten[*sector]) {
+                    self.stable[sector] = self.cache[sector];
+                }
+            }
             _ => {}
         }
+        Ok(Answer::Unit)
     }
 
     /// The connection breaks; whatever was under way happens or does not.
     fn disconnect(&mut self) {
         for id in std::mem::take(&mut self.sent) {
             if self.below(2) == 0 {
-                self.execute(id);
+                let _ = self.execute(id);
             }
         }
         self.executed.clear();
@@ -133,11 +159,20 @@ impl Run {
             }
             self.stable[sector] = self.cache[sector];
         }
+        (self.flush_failed, self.forgotten) = (false, [false; SECTORS]);
         // The server's process ended, or it opened another store under the name.
         match self.below(2) {
             0 => self.place.instance += 1,
             _ => self.place.store += 1,
         }
+    }
+
+    /// An operator has the files opened anew: the server forgets that a flush failed, and the kernel has them as before.
+    fn reopen(&mut self) {
+        self.disconnect();
+        self.reopened += usize::from(self.flush_failed);
+        self.flush_failed = false;
+        self.place.store += 1;
     }
 
     fn send(&mut self) {
@@ -150,8 +185,8 @@ impl Run {
     fn serve_one(&mut self) {
         if !self.executed.is_empty() && (self.sent.is_empty() || self.below(2) == 0) {
             let at = self.below(self.executed.len());
-            let id = self.executed.swap_remove(at);
-            return self.machine.complete(id, Ok(Answer::Unit), self.time());
+            let (id, result) = self.executed.swap_remove(at);
+            return self.machine.complete(id, result, self.time());
         }
         if self.sent.is_empty() {
             return;
@@ -161,8 +196,8 @@ impl Run {
         if self.below(20) == 0 {
             return self.machine.complete(id, Err(CallError::Busy), self.time());
         }
-        self.execute(id);
-        self.executed.push(id);
+        let result = self.execute(id);
+        self.executed.push((id, result));
     }
 
     fn check(&mut self) {
@@ -179,6 +214,10 @@ impl Run {
                     self.user.never_sent.insert(done.tag);
                 }
                 assert_eq!(kind == Kind::Read, done.buffer.is_some(), "a read brings its memory back");
+                continue;
+            }
+            if matches!(kind, Kind::Flush | Kind::Write { durable: true }) && done.result.is_err() {
+                assert_eq!(done.result, Err(CallError::from(BlockError::FlushFailed).into()));
                 continue;
             }
             assert_eq!(done.result, Ok(Answer::Unit));
@@ -220,6 +259,7 @@ impl Run {
             42..88 => self.serve_one(),
             88..91 => self.disconnect(),
             91..93 => self.power_loss(),
+            93 => self.reopen(),
             _ if !self.connected => {
                 self.connected = true;
                 self.machine.connected(self.place, 1, false);
@@ -236,6 +276,9 @@ impl Run {
                 return;
             }
             self.now += 1;
+            if self.flush_failed {
+                self.reopen();
+            }
             if !std::mem::replace(&mut self.connected, true) {
                 self.machine.connected(self.place, 1, false);
             }
@@ -249,7 +292,7 @@ impl Run {
 
 #[test]
 fn acknowledged_writes_survive_whatever_the_server_does() {
-    let (mut ended, mut replayed, mut cancelled) = (0, 0, 0);
+    let (mut ended, mut replayed, mut cancelled, mut reopened) = (0, 0, 0, 0);
     for seed in 0..1500 {
         let mut run = Run::new(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -265,10 +308,14 @@ fn acknowledged_writes_survive_whatever_the_server_does() {
         ended += run.user.ended;
         replayed += run.machine.replayed();
         cancelled += run.user.cancelled;
+        reopened += run.reopened;
         assert!(run.machine.unflushed_bytes() <= BOUNDS.unflushed_bytes_max + 4 * 4096 * 64);
     }
-    let much = ended > 100_000 && replayed > 1_000 && cancelled > 1_000;
-    assert!(much, "too little happened: {ended} ended, {replayed} replayed, {cancelled} cancelled");
+    let much = ended > 100_000 && replayed > 1_000 && cancelled > 1_000 && reopened > 1_000;
+    assert!(
+        much,
+        "too little happened: {ended} ended, {replayed} replayed, {cancelled} cancelled, {reopened} opened anew"
+    );
 }
 
 #[test]

@@ -91,8 +91,11 @@ pub enum VolumeError {
     /// The server restarted, and writes that it had acknowledged could not be written again.
     #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
     ReplayFailed(CallError),
-    /// The server could not flush, so that no more writes can be kept.
-    #[error("the server cannot flush: {0}")]
+    /// The server could not flush, and a change waited at the client's bound for [`Bounds::lost_after`]. The client keeps what it has;
+    /// once the server has opened the volume's files anew, it sends that again and takes changes again.
+    #[error(
+        "the server cannot flush ({0}), so no more writes are kept; run `byway ctl reopen` there (docs/operations.md)"
+    )]
     FlushFailed(CallError),
     /// The volume was closed.
     #[error("the volume is closed")]
@@ -133,6 +136,7 @@ pub struct Bounds {
     /// Bytes of unflushed writes kept (each at least 4 KiB, what a frame takes). At half the machine flushes by itself; at
     /// the bound, changes wait.
     pub unflushed_bytes_max: usize,
-    /// How long without a server until everything fails.
+    /// How long without a server until everything fails; and how long, once the server could not flush, a change waits at the
+    /// bound until it fails, with those that come after it.
     pub lost_after: Duration,
 }

@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 
 use super::super::super::wire::CallError;
-use super::{Kind, Machine, OpId, Operation, Place, Purpose};
+use super::{Kind, Machine, OpId, Operation, Place, Purpose, Room};
 
 /// Names a kept change. The log is in the order of these names: what a cut leaves of a change keeps its place in the
 /// order of acknowledgements, and lies in the order of offsets.
@@ -182,6 +182,7 @@ impl<R, W: Clone> Machine<R, W> {
             self.flushing.iter().position(|(flush, _)| *flush == id).map(|at| self.flushing.swap_remove(at).1);
         let covered = if seeded::is(Bug::FlushCoversLater) { Some(self.next_sequence) } else { covered };
         result?;
+        self.room = Room::ByFlush;
         while let Some(entry) = self.log.front() {
             if covered.is_none_or(|covered| entry.sequence >= covered) {
                 break;
