@@ -125,6 +125,11 @@ impl OpenFile {
         Self { backing: Backing::Sim(file), len, block_bytes, options }
     }
 
+    /// Whether both are one file of a simulated disk.
+    pub fn is_same_simulated(&self, other: &Self) -> bool {
+        matches!((&self.backing, &other.backing), (Backing::Sim(one), Backing::Sim(other)) if one.is_same(other))
+    }
+
     /// Bytes, when it was opened.
     pub fn len(&self) -> u64 {
         self.len

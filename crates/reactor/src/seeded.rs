@@ -29,6 +29,8 @@ pub enum Bug {
     ReplayNotAwaited,
     /// It keeps an old write that a durable one has covered, and sends it again over that one.
     ReplayOverDurable,
+    /// It forgets, when a flush fails, the writes that it keeps.
+    LogForgottenAfterFailedFlush,
     /// It sends overlapping writes without waiting for the first.
     OverlappingWrites,
     /// It forgets the requests that were in flight when the connection broke.
@@ -59,7 +61,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
@@ -71,6 +73,7 @@ impl Bug {
         Self::ReplayBackwards,
         Self::ReplayNotAwaited,
         Self::ReplayOverDurable,
+        Self::LogForgottenAfterFailedFlush,
         Self::OverlappingWrites,
         Self::RequestNotResent,
         Self::AnsweredAndResent,

@@ -53,6 +53,7 @@ fn the_failure_rules_hold_whatever_happens() {
         assert!(total.replayed > count / 2 && total.client_deaths > count / 2, "{total:?}");
         assert!(total.server_crashes > count && total.disk_errors > count / 4, "{total:?}");
         assert!(total.lost_sectors > count && total.replacements > count, "{total:?}");
+        assert!(total.reopenings > count, "{total:?}");
     }
 }
 

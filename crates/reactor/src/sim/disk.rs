@@ -105,6 +105,10 @@ impl SimFile {
         self.lock().data.len() as u64
     }
 
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
     /// What direct transfers are multiples of.
     pub(crate) const BLOCK_BYTES: u32 = SECTOR as u32;
 

@@ -204,14 +204,15 @@ impl Store {
 
     /// Whether both lie in a file or device that is the same.
     pub fn overlaps(&self, other: &Self) -> bool {
-        let identities = |store: &Self| match &store.kind {
-            Kind::Files { files, .. } => {
-                files.iter().filter_map(|file| FileIdentity::of(file.descriptor()?).ok()).collect::<Vec<_>>()
-            }
-            Kind::Null => Vec::new(),
+        let (Kind::Files { files, .. }, Kind::Files { files: others, .. }) = (&self.kind, &other.kind) else {
+            return false;
         };
-        let theirs = identities(other);
-        identities(self).iter().any(|file| theirs.contains(file))
+        let identity = |file: &OpenFile| FileIdentity::of(file.descriptor()?).ok();
+        let theirs: Vec<_> = others.iter().map(|file| (file, identity(file))).collect();
+        files.iter().any(|file| {
+            let ours = identity(file);
+            theirs.iter().any(|(other, their)| (ours.is_some() && ours == *their) || file.is_same_simulated(other))
+        })
     }
 
     /// The same store in the size that its files have now; `None` if that has not changed.

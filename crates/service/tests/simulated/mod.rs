@@ -2,7 +2,7 @@
 //!
 //! Faults: partitions, resets and stalls of the network; the server's process or its power fails; a client's machine
 //! dies, now and then behind a partition, and a successor starts with nothing; the server replaces the volume by another
-//! that has what was flushed alone; disks answer errors, tear writes and lose what was not flushed. Rules, all checked in every run:
+//! that has what was flushed alone, or opens its files anew; disks answer errors, tear writes and lose what was not flushed. Rules, all checked in every run:
 //!
 //! - a read gives, of each sector, the last value that was acknowledged before it was asked, or one submitted later;
 //! - so does the store at the end; after a power loss with nobody left to write again, each sector holds its last flushed
@@ -81,6 +81,10 @@ pub struct Report {
     pub client_deaths: u64,
     /// Volumes that were replaced under their name.
     pub replacements: u64,
+    /// Volumes whose files were opened anew.
+    pub reopenings: u64,
+    /// Volumes that failed for their clients: they could not write again what the server had lost.
+    pub failed_volumes: u64,
     /// Sectors that a power loss took back.
     pub lost_sectors: u64,
     /// Writes that were sent again.
@@ -98,6 +102,8 @@ impl Report {
         self.server_crashes += other.server_crashes;
         self.client_deaths += other.client_deaths;
         self.replacements += other.replacements;
+        self.reopenings += other.reopenings;
+        self.failed_volumes += other.failed_volumes;
         self.lost_sectors += other.lost_sectors;
         self.replayed += other.replayed;
         self.sessions += other.sessions;
@@ -139,6 +145,7 @@ struct Run {
     deaths: usize,
     server_crashes: u64,
     replacements: u64,
+    reopenings: u64,
     /// Copies stores.
     copier: Reactor,
 }
@@ -163,6 +170,7 @@ impl Run {
             deaths: 0,
             server_crashes: 0,
             replacements: 0,
+            reopenings: 0,
             copier,
         };
         run.start_server();
@@ -328,6 +336,7 @@ impl Run {
             }
             4 => self.kill_client(),
             5 => self.replace_volume(),
+            6 => self.reopen_volume(),
             _ => {}
         }
     }
@@ -379,6 +388,10 @@ impl Run {
         self.users.iter_mut().for_each(|user| user.ask_more(CALM_REQUESTS));
         let until = self.world.now() + ENDS_WITHIN;
         while !self.users.iter().all(|user| user.is_done() && user.is_settled_at(self.place())) {
+            // Changes that no flush has covered wait for that at the client's bound.
+            if self.volume().is_some_and(|volume| volume.flush_failed()) {
+                self.reopen_volume();
+            }
             if self.world.now() >= until {
                 let left: Vec<_> = self.users.iter().map(User::unanswered).collect();
                 broken(format!(
@@ -405,6 +418,8 @@ impl Run {
             server_crashes: self.server_crashes,
             client_deaths: self.deaths as u64,
             replacements: self.replacements,
+            reopenings: self.reopenings,
+            failed_volumes: self.users.iter().map(User::failed_volumes).sum(),
             ..Report::default()
         };
         for user in &self.users {

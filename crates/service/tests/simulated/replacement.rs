@@ -1,10 +1,11 @@
-//! A reload that gives a volume's name to another store.
+//! A reload that gives a volume's name to another store, and an operator who has its files opened anew.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::sim::{FaultPlan, SimFile};
 use byway_reactor::{Completion, FileOptions, Op, OpenFile, Outcome, Token, Wait};
+use byway_service::block::Volume;
 
 use super::user::User;
 use super::{Run, SERVER_IP};
@@ -32,15 +33,34 @@ impl Run {
         }
         self.files = copies.into_iter().map(|(file, _)| file).collect();
         self.world.faults(self.plan());
-        let volume = Arc::new(self.open_volume());
+        let volume = self.open_volume();
+        self.serve_instead(volume);
+        self.users.iter_mut().for_each(User::server_lost_unflushed);
+    }
+
+    /// The same files, opened anew, as `byway ctl reopen` does: the server forgets that a flush failed. What that one covered no
+    /// later flush makes durable, unless its client sends it again.
+    pub(super) fn reopen_volume(&mut self) {
+        let store = self.open_volume().store().clone();
+        let Some(old) = self.volume() else { return };
+        let volume = old.reopened_by(store, old.options().clone());
+        self.reopenings += 1;
+        self.serve_instead(volume);
+    }
+
+    pub(super) fn volume(&self) -> Option<&Arc<Volume>> {
+        let serving = self.server.as_ref()?;
+        serving.engine.volume(serving.volume)
+    }
+
+    fn serve_instead(&mut self, volume: Volume) {
         let Some(serving) = &mut self.server else { return };
         let old = serving.volume;
         serving.server.withdraw(old);
         serving.server.dismiss_users(&mut serving.reactor, old);
         serving.engine.detach(&mut serving.reactor, old);
-        serving.volume = serving.engine.attach(&mut serving.reactor, volume);
+        serving.volume = serving.engine.attach(&mut serving.reactor, Arc::new(volume));
         serving.server.offer(serving.volume);
-        self.users.iter_mut().for_each(User::server_lost_unflushed);
     }
 
     fn fill_durably(&mut self, file: &SimFile, bytes: &[u8]) {

@@ -56,8 +56,15 @@ pub struct User {
     pub errors: u64,
     pub replayed: u64,
     pub sessions: u64,
-    /// A flush failed, or the volume did: what was acknowledged and not flushed may be gone.
-    lossy: bool,
+    failed: u64,
+    /// Where a flush failed: what was acknowledged and not flushed may be gone there, until the client has sent it again
+    /// elsewhere.
+    lossy_at: Option<(u64, u64)>,
+}
+
+/// The server process and the store that a client was at last.
+fn place_of(volume: &Client) -> Option<(u64, u64)> {
+    volume.info().map(|info| (info.instance, info.store))
 }
 
 impl User {
@@ -79,7 +86,8 @@ impl User {
             errors: 0,
             replayed: 0,
             sessions: 0,
-            lossy: false,
+            failed: 0,
+            lossy_at: None,
         }
     }
 
@@ -90,6 +98,8 @@ impl User {
     /// The client's machine is gone, and all that it kept. What it had flushed must stay; what was only acknowledged
     /// does too while the server that has it lives (`server_has_all`).
     pub fn die(&mut self, now: Instant, server_has_all: bool) {
+        let keeps = server_has_all && !self.is_lossy();
+        self.failed = self.failed_volumes();
         let Some(life) = self.life.take() else { return };
         self.replayed += life.volume.replayed();
         self.sessions += life.volume.sessions();
@@ -97,10 +107,10 @@ impl User {
         self.inherited = self.next;
         self.last = self.next + REQUESTS;
         self.asked.clear();
-        if !server_has_all || self.lossy {
+        if !keeps {
             self.acknowledged = self.durable.clone();
         }
-        self.lossy = false;
+        self.lossy_at = None;
     }
 
     /// The successor: it starts with nothing.
@@ -223,7 +233,7 @@ impl User {
         let Some(life) = &mut self.life else { return };
         let mut answers: Vec<Done<Frame>> = Vec::new();
         life.volume.reap(&mut answers);
-        let failed = life.volume.failed().is_some();
+        let place = place_of(&life.volume);
         for Done { tag, result, buffer } in answers {
             let Some(Asked { what, start, end, before }) = self.asked.remove(&tag) else {
                 broken(format!("request {tag} of client {} was answered twice", self.index));
@@ -234,7 +244,9 @@ impl User {
                     broken(format!("{what:?} {tag} of client {} failed without a cause: {error}", self.index));
                 }
                 self.errors += 1;
-                self.lossy |= what == What::Flush || failed;
+                if what == What::Flush {
+                    self.lossy_at = place;
+                }
                 continue;
             }
             let newest = |of: &mut [u64]| of[start..end].iter_mut().for_each(|newest| *newest = tag.max(*newest));
@@ -254,6 +266,11 @@ impl User {
                 }
             }
         }
+        // All that was acknowledged has been sent again there.
+        let elsewhere = self.volume().is_some_and(|volume| volume.is_settled() && place_of(volume) != self.lossy_at);
+        if elsewhere {
+            self.lossy_at = None;
+        }
     }
 
     fn check_read(&self, bytes: &[u8], start: usize, before: &[u64]) {
@@ -262,18 +279,17 @@ impl User {
         }
         for (at, sector) in bytes.chunks_exact(SECTOR).take(before.len()).enumerate() {
             let by = written_by(sector, self.index, self.index * PART + start + at);
-            let floor = if self.lossy { self.durable[start + at].min(before[at]) } else { before[at] };
+            let floor = if self.is_lossy() { self.durable[start + at].min(before[at]) } else { before[at] };
             self.check(start + at, by, floor, "a read");
         }
     }
 
     /// Checks what the volume holds. `durable`: the power has just failed, and nobody has written anything again.
     pub fn check_contents(&self, contents: &[u8], durable: bool) {
-        let lossy = self.lossy || self.has_failed();
         let (when, floor) = if durable {
             ("after the last power loss", &self.durable)
         } else {
-            ("at the end", if lossy { &self.durable } else { &self.acknowledged })
+            ("at the end", if self.is_lossy() { &self.durable } else { &self.acknowledged })
         };
         for sector in 0..PART {
             let number = self.index * PART + sector;
@@ -291,8 +307,18 @@ impl User {
         }
     }
 
+    /// What was acknowledged and not flushed may be gone.
+    fn is_lossy(&self) -> bool {
+        self.lossy_at.is_some() || self.has_failed()
+    }
+
     fn has_failed(&self) -> bool {
         self.volume().is_some_and(|volume| volume.failed().is_some())
+    }
+
+    /// Volumes that failed, of all its lives.
+    pub fn failed_volumes(&self) -> u64 {
+        self.failed + u64::from(self.has_failed())
     }
 
     /// The volume, unless its client is dead.
@@ -312,8 +338,7 @@ impl User {
 
     /// That server process has all that was acknowledged in that store, or the volume has failed.
     pub fn is_settled_at(&self, place: Option<(u64, u64)>) -> bool {
-        let at = |volume: &Client| volume.info().map(|info| (info.instance, info.store));
-        let settled = |volume: &Client| volume.is_settled() && place.is_some() && at(volume) == place;
+        let settled = |volume: &Client| volume.is_settled() && place.is_some() && place_of(volume) == place;
         self.volume().is_some_and(|volume| settled(volume) || volume.failed().is_some())
     }
 }

@@ -181,6 +181,10 @@ impl<R, W: Clone> Machine<R, W> {
         let covered =
             self.flushing.iter().position(|(flush, _)| *flush == id).map(|at| self.flushing.swap_remove(at).1);
         let covered = if seeded::is(Bug::FlushCoversLater) { Some(self.next_sequence) } else { covered };
+        if seeded::is(Bug::LogForgottenAfterFailedFlush) && result.is_err() {
+            self.log.clear();
+            (self.log_bytes, self.replay_from) = (0, 0);
+        }
         result?;
         self.room = Room::ByFlush;
         while let Some(entry) = self.log.front() {
