@@ -2,7 +2,7 @@
 //!
 //! The socket belongs to whoever started the node, and only they may connect (mode 0600).
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -202,6 +202,12 @@ pub enum ControlError {
         /// Why not.
         source: std::io::Error,
     },
+    /// It took the request and has not answered yet.
+    #[error("the node has not answered within {} s; it may still do as it was asked, see `byway ctl status`", .0.as_secs())]
+    Silent(Duration),
+    /// It took the request, and closed the connection.
+    #[error("the node ended before it answered; its log says why, and whether it did as it was asked")]
+    Ended,
     /// The node answers something else.
     #[error("the node's answer is not understood ({0}); is it the same version of byway?")]
     Answer(#[from] serde_json::Error),
@@ -218,7 +224,7 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
-    let answer = ask(&arguments.socket, &arguments.command)?;
+    let answer = ask(&arguments.socket, &arguments.command, ANSWER_TIME_MAX)?;
     let mut out = crate::output::stdout();
     let printed = match answer {
         Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
@@ -231,10 +237,10 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(path: &Path, command: &ControlCommand) -> Result<Answer, ControlError> {
+fn ask(path: &Path, command: &ControlCommand, time_max: Duration) -> Result<Answer, ControlError> {
     let failed = |source| ControlError::Connect { path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
-    stream.set_read_timeout(Some(ANSWER_TIME_MAX)).map_err(failed)?;
+    stream.set_read_timeout(Some(time_max)).map_err(failed)?;
     let request = match command {
         ControlCommand::Reload => Request::Reload,
         ControlCommand::Reopen { volume } => Request::Reopen { volume: volume.clone() },
@@ -244,7 +250,15 @@ fn ask(path: &Path, command: &ControlCommand) -> Result<Answer, ControlError> {
     line.push(b'\n');
     stream.write_all(&line).map_err(failed)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).map_err(failed)?;
+    let read = BufReader::new(stream).read_line(&mut answer);
+    read.map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::Silent(time_max),
+        ErrorKind::ConnectionReset => ControlError::Ended,
+        _ => failed(error),
+    })?;
+    if !answer.ends_with('\n') {
+        return Err(ControlError::Ended);
+    }
     Ok(serde_json::from_str(&answer)?)
 }
 
@@ -369,11 +383,11 @@ mod tests {
         let silent: Vec<_> = (0..CONTROL_THREADS - 2).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let waits = std::thread::spawn({
             let path = path.clone();
-            move || ask(&path, &ControlCommand::Reload)
+            move || ask(&path, &ControlCommand::Reload, ANSWER_TIME_MAX)
         });
         let reload = reloads.recv().unwrap();
         assert!(
-            matches!(ask(&path, &ControlCommand::Status), Ok(Answer::Status(status)) if status.uptime_seconds == 7)
+            matches!(ask(&path, &ControlCommand::Status, ANSWER_TIME_MAX), Ok(Answer::Status(status)) if status.uptime_seconds == 7)
         );
         // Nobody was dropped for it.
         let mut first = &silent[0];
@@ -383,5 +397,29 @@ mod tests {
         assert!(answer.contains("\"uptime_seconds\":7"), "{answer}");
         reload.send(Err("no".to_owned())).unwrap();
         assert!(matches!(waits.join().unwrap(), Ok(Answer::Failed(reason)) if reason == "no"));
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_not_said_to_be_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let listen = |name: &str| {
+            let path = folder.path().join(name);
+            (UnixListener::bind(&path).unwrap(), path)
+        };
+        let said = |path: &Path, time_max| ask(path, &ControlCommand::Reload, time_max).unwrap_err().to_string();
+        let (_busy, path) = listen("busy");
+        let silent = said(&path, Duration::from_millis(1));
+        assert!(silent.contains("has not answered within") && silent.contains("byway ctl status"), "{silent}");
+        for (name, begun) in [("nothing", ""), ("half", "{\"reloaded\"")] {
+            let (listener, path) = listen(name);
+            let ends = std::thread::spawn(move || {
+                let mut stream = listener.accept().unwrap().0;
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                stream.write_all(begun.as_bytes()).unwrap();
+            });
+            let ended = said(&path, ANSWER_TIME_MAX);
+            assert!(ended.contains("ended before it answered"), "{ended}");
+            ends.join().unwrap();
+        }
     }
 }
