@@ -207,16 +207,18 @@ impl Configuration {
     /// # Errors
     /// Names the flag, or the file and the key.
     pub fn load(arguments: &ServeArguments) -> Result<Self, ConfigError> {
-        Self::load_by(arguments, &|file| std::fs::File::open(file))
+        Self::load_by(arguments, &|file| std::fs::File::open(file), memory_bytes())
     }
 
-    /// As [`Configuration::load`], with the file opened by `open`: by somebody else, once root is given up.
+    /// As [`Configuration::load`], for a node that is confined: the file is opened by `open`, and `memory` is what
+    /// [`memory_bytes`] gave before.
     ///
     /// # Errors
     /// Names the flag, or the file and the key.
     pub fn load_by(
         arguments: &ServeArguments,
         open: &dyn Fn(&Path) -> std::io::Result<std::fs::File>,
+        memory: Option<u64>,
     ) -> Result<Self, ConfigError> {
         let (form, place) = match &arguments.config {
             Some(file) => (read_form(file, open)?, format!("{}: ", file.display())),
@@ -227,7 +229,7 @@ impl Configuration {
         merged.stage_volumes();
         merged.file.clone_from(&arguments.config);
         merged.check()?;
-        merged.check_memory(memory_bytes())?;
+        merged.check_memory(memory)?;
         Ok(merged)
     }
 

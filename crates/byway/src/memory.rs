@@ -7,7 +7,7 @@ use crate::limits::MAPPED_BYTES_MIN;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The memory that this process may have, in bytes; `None` if the system does not say.
+/// The memory that this process may have, in bytes; `None` if the system does not say, or the process is confined.
 pub fn memory_bytes() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| total_bytes(&text));
@@ -15,10 +15,10 @@ pub fn memory_bytes() -> Option<u64> {
     machine.into_iter().chain(cgroup).min()
 }
 
-/// The default limit on the bytes of mapped files: half of the memory that there is, the other half being for whoever
-/// else needs some. `None` if the system does not say.
-pub fn default_mapped_bytes() -> Option<u64> {
-    Some((memory_bytes()? / 2).max(MAPPED_BYTES_MIN))
+/// The default limit on the bytes of mapped files: half of the memory that [`memory_bytes`] gave, the other half being for
+/// whoever else needs some.
+pub fn default_mapped_bytes(memory: u64) -> u64 {
+    (memory / 2).max(MAPPED_BYTES_MIN)
 }
 
 /// `MemTotal` of `/proc/meminfo`.
@@ -62,6 +62,6 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_default() {
-        assert!(default_mapped_bytes().is_some_and(|bytes| bytes >= MAPPED_BYTES_MIN));
+        assert!(memory_bytes().map(default_mapped_bytes).is_some_and(|bytes| bytes >= MAPPED_BYTES_MIN));
     }
 }

@@ -25,7 +25,7 @@ use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, Asker, Order};
 use crate::listening::{self, Endpoint, SocketFiles};
-use crate::memory::default_mapped_bytes;
+use crate::memory::{default_mapped_bytes, memory_bytes};
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::parent;
@@ -116,8 +116,9 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
-    // Read before the node is confined, set before its loops start, which ask for it then.
-    let mapped_bytes = configuration.mapped_bytes.or_else(default_mapped_bytes);
+    // Read before the node is confined. The limit is set before its loops start, which ask for it then.
+    let memory = memory_bytes();
+    let mapped_bytes = configuration.mapped_bytes.or_else(|| memory.map(default_mapped_bytes));
     let mut sockets = Sockets::default();
     let native = listening::open_all(&listeners.native, &mut sockets.files)?;
     let mut nbd = listening::open_all(&listeners.nbd, &mut sockets.files)?;
@@ -142,13 +143,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
     let http = http.map(|at| open_http(at, &report, &allow)).transpose()?;
-    if let Some(Endpoint { socket: Some(listener), .. }) = ctl {
-        let order = move |order| {
-            // Nobody listens only when the node is ending, and then the asker is told so.
-            let _ = events.send(Event::Order(order));
-        };
-        control::open(listener, report, order).map_err(StartError::Loop)?;
-    }
+    ctl.map_or(Ok(()), |ctl| open_control(ctl, report, events))?;
     if let Some(user) = user {
         let name = configuration.user.clone().unwrap_or_default();
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
@@ -157,6 +152,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let mut serving = Serving {
         arguments,
         configuration,
+        memory,
         files: opener,
         served: plan.served,
         listeners: guarded,
@@ -181,6 +177,16 @@ fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Ci
     let admits =
         move |peer: SocketAddr| peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner));
     HttpDoor::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
+}
+
+/// Opens the control socket; what it orders becomes events.
+fn open_control(ctl: Endpoint, report: Arc<dyn Report>, events: Sender<Event>) -> Result<(), StartError> {
+    let Some(listener) = ctl.socket else { return Ok(()) };
+    let order = move |order| {
+        // Nobody listens only when the node is ending, and then the asker is told so.
+        let _ = events.send(Event::Order(order));
+    };
+    control::open(listener, report, order).map_err(StartError::Loop)
 }
 
 /// The arguments with which this program is the opener of the node that it is now.
@@ -249,6 +255,8 @@ fn watch_signals(events: Sender<Event>, ending: Arc<AtomicBool>) -> Result<(), S
 struct Serving<'a> {
     arguments: &'a ServeArguments,
     configuration: Configuration,
+    /// Bytes that the node may have: the confined process cannot read that.
+    memory: Option<u64>,
     files: Arc<PrivilegedOpener>,
     served: Vec<Served>,
     /// As they were opened at start.
@@ -330,7 +338,7 @@ impl Serving<'_> {
     }
 
     fn try_reload(&mut self) -> Result<Summary, ReloadError> {
-        let configuration = Configuration::load_by(self.arguments, &|file| self.files.read(file))?;
+        let configuration = Configuration::load_by(self.arguments, &|file| self.files.read(file), self.memory)?;
         reload::check_fixed(&self.configuration, &configuration)?;
         if configuration.volumes.is_empty() {
             return Err(ReloadError::Nothing);

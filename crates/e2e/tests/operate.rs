@@ -79,6 +79,7 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=/nowhere\"", "create it first");
     refused("\"keep=mem:2M\", \"new=mem:1M\", \"new=mem:2M\"", "rename one");
     refused("\"keep=mem:2M\", \"new=mem:1M", "byway.toml");
+    refused("\"keep=mem:2M\", \"new=mem:100T\"", "more than the memory of this machine");
     refused("", "names no volume");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmapped = \"1G\"\nallow = [", "mapped cannot change");
