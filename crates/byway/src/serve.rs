@@ -63,7 +63,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// The group of a socket.
-    #[error("group={name}: {why}; name a group of this machine", why = user_error(source))]
+    #[error("group={name}: {why}; name a group of this machine", why = group_error(source))]
     Group {
         /// Which.
         name: String,
@@ -437,6 +437,13 @@ fn user_error(source: &std::io::Error) -> String {
     match source.kind() {
         std::io::ErrorKind::NotFound => "there is no such user".to_owned(),
         std::io::ErrorKind::InvalidInput => "a node that becomes root gives up nothing".to_owned(),
+        _ => source.to_string(),
+    }
+}
+
+fn group_error(source: &std::io::Error) -> String {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => "there is no such group".to_owned(),
         _ => source.to_string(),
     }
 }

@@ -293,7 +293,7 @@ fn a_configuration_is_checked_without_serving_it() {
     for (more, reason) in [
         (["--volume", "gone=/no/such/file"], "volume `gone`: /no/such/file"),
         (["--user", "no-such-user"], "--user no-such-user"),
-        (["--nbd", &group], "group=no-such-group"),
+        (["--nbd", &group], "group=no-such-group: there is no such group; name a group"),
         (["--listen", "tcp://0.0.0.0"], "can be reached by other machines"),
     ] {
         let (code, out, said) = check(&more);

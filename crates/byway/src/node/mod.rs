@@ -90,10 +90,15 @@ pub enum StartError {
 }
 
 fn listen_hint(address: &Address, source: &std::io::Error) -> &'static str {
+    let is_file = !matches!(address, Address::Tcp(_));
+    // `EACCES` is of binding the socket, `EPERM` of giving it to its group.
+    let not_given = source.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error());
     match source.kind() {
-        std::io::ErrorKind::PermissionDenied if !matches!(address, Address::Tcp(_)) => {
-            ": the node's user may make no socket in that folder"
+        std::io::ErrorKind::PermissionDenied if is_file && not_given => {
+            ": the node's user may not give the socket to its group; name a group that the user is in, or start the node as root"
         }
+        std::io::ErrorKind::PermissionDenied if is_file => ": the node's user may make no socket in that folder",
+        std::io::ErrorKind::AddrInUse if is_file => ": another program listens there; choose another path or stop it",
         std::io::ErrorKind::AddrInUse => ": another program listens there; choose another port or stop it",
         std::io::ErrorKind::PermissionDenied => ": ports under 1024 need CAP_NET_BIND_SERVICE; choose another",
         std::io::ErrorKind::NotFound => ": make the folder that it is to be in first",

@@ -136,3 +136,21 @@ fn a_session_that_has_lost_its_access_by_a_reload_ends_and_others_go_on() {
     drop(clients);
     assert!(node.stop(Duration::from_secs(60)));
 }
+
+#[test]
+fn an_address_that_cannot_be_listened_on_is_told_with_what_to_do() {
+    use rustix::io::Errno;
+    let unix = || Address::Unix("/run/byway/nbd".into());
+    let tcp = || Address::Tcp("127.0.0.1:80".parse().unwrap());
+    for (address, error, remedy) in [
+        (unix(), Errno::ACCESS, "may make no socket in that folder"),
+        (unix(), Errno::PERM, "name a group that the user is in"),
+        (unix(), Errno::ADDRINUSE, "choose another path"),
+        (Address::Shared("/run/byway/shm".into()), Errno::ADDRINUSE, "choose another path"),
+        (tcp(), Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
+        (tcp(), Errno::ADDRINUSE, "choose another port"),
+    ] {
+        let said = StartError::Listen { address, source: error.into() }.to_string();
+        assert!(said.contains(remedy), "should say {remedy}: {said}");
+    }
+}
