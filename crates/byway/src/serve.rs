@@ -380,6 +380,12 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     }
     // Passed sockets are all there is: the manager decides where this node listens.
     let here = inherited.is_empty();
+    if !here && !(configuration.nbd.is_empty() && configuration.listen.is_empty()) {
+        tracing::warn!(
+            "the service manager passed sockets, so `listen` and `nbd` are ignored: the node serves NBD at those sockets alone; \
+             for the listeners of the configuration, disable the socket unit"
+        );
+    }
     let nbd = if here { resolve(&configuration.nbd)? } else { Vec::new() };
     let native = if here { resolve(&configuration.listen)? } else { Vec::new() };
     let inherited_at: std::io::Result<Vec<_>> = inherited.iter().map(Guarded::inherited).collect();

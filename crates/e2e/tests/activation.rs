@@ -90,6 +90,7 @@ fn a_passed_socket_is_served_and_reloads_ask_nothing_of_listeners_that_were_not_
     let ignored = "nbd = ['tcp://0.0.0.0:1', 'tcp://no-such-host.invalid:1']\n";
     let mut node = Activated::start(listener.into(), &format!("{ignored}volumes = ['a=mem:1M']"), &[]);
     node.wait_until_ready();
+    assert!(node.log().contains("`listen` and `nbd` are ignored"), "{}", node.log());
     assert_eq!(node.reload(&format!("{ignored}volumes = ['a=mem:1M', 'b=mem:2M']")).unwrap(), "added: b\n");
     let body =
         format!("h.set_export_name('b')\nh.connect_tcp('127.0.0.1', '{port}')\nassert h.get_size() == 2 << 20\n");
@@ -113,6 +114,7 @@ fn a_reload_may_not_take_the_guard_of_a_passed_socket_away() {
     let guarded = "volumes = ['a=mem:1M']\nallow = ['192.0.2.0/24']";
     let mut node = Activated::start(wide_socket(), guarded, &["--insecure"]);
     node.wait_until_ready();
+    assert!(!node.log().contains("are ignored"), "{}", node.log());
     let refused = node.reload("volumes = ['a=mem:1M', 'b=mem:1M']").unwrap_err();
     assert!(refused.contains("systemd socket unit") && refused.contains("--allow"), "{refused}");
     assert_eq!(node.reload(&format!("{guarded}\n[volume.b]\nstore = 'mem:1M'")).unwrap(), "added: b\n");
