@@ -54,14 +54,28 @@ fn a_loop_that_does_not_confirm_is_counted() {
     // One whose messages nobody takes.
     let (sender, untaken) = channel();
     let (_end, ended) = channel();
+    let real: Vec<_> = node.loops.iter().map(|one| (one.sender.clone(), one.waker.clone())).collect();
     let waker = node.loops[0].waker.clone();
     node.loops.push(Loop { sender, waker, thread: std::thread::spawn(|| ()), ended });
-    assert_eq!(node.replace(&[Arc::clone(&volume)], &[], &patience(1)), 1);
-    // Nor is it waited for once the node is told to end.
+    // Once the others have confirmed, the node is told to end: that one is waited for no longer.
     let hour = patience(3600);
-    hour.ending.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(node.replace(&[volume], &[], &hour) >= 1);
-    drop(untaken);
+    let ending = Arc::clone(&hour.ending);
+    let ends = std::thread::spawn(move || {
+        // It is the last to be told.
+        let messages: Vec<_> = untaken.iter().take(2).collect();
+        let (confirm, confirmed) = channel();
+        for (sender, waker) in &real {
+            sender.send(Message::Allow(Vec::new(), confirm.clone())).unwrap();
+            waker.wake();
+        }
+        for _ in &real {
+            confirmed.recv().unwrap();
+        }
+        ending.store(true, std::sync::atomic::Ordering::Relaxed);
+        (messages, untaken)
+    });
+    assert_eq!(node.replace(&[volume], &[], &hour), 1);
+    drop(ends.join().unwrap());
     node.loops.pop();
     assert!(node.stop(Duration::from_secs(60)));
 }
