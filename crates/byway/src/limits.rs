@@ -104,7 +104,8 @@ pub const NAIVE_PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause of a client whose block was dropped.
 pub const NAIVE_PAUSE_MAX: Duration = Duration::from_millis(128);
 
-/// Lines of the log that one place in the code may write in a second; further ones are left out, and counted.
+/// Lines of the log that one place in the code may write in a second, for each volume that they name; further ones are left
+/// out, and counted.
 pub const LOG_LINES_PER_SECOND_MAX: u32 = 20;
 
 /// Threads that answer on the control socket, each one connection at a time; further ones wait in the kernel's queue.

@@ -1,11 +1,14 @@
-//! The program's log, on standard error: so many lines a second from one place in the code, however fast clients fail.
+//! The program's log, on standard error: so many lines a second from one place in the code, and about one volume, however fast
+//! clients fail.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
@@ -28,12 +31,34 @@ pub fn to_stderr(level: Option<&str>) {
         .init();
 }
 
-/// Leaves out lines beyond [`LOG_LINES_PER_SECOND_MAX`] of one place in the code, and says so. Lines for debugging are
-/// asked for, and all written.
+/// Leaves out lines beyond [`LOG_LINES_PER_SECOND_MAX`] of one place in the code, and says so. Lines about one volume are counted apart
+/// from those about others: where many volumes fail at once, the log names each. Lines for debugging are asked for, and all
+/// written.
 struct Limited<F> {
     format: F,
-    /// By place: there are as many as the code has.
-    places: Mutex<HashMap<Identifier, Place>>,
+    /// By place and volume: there are as many as the code has, and the configuration. No client chooses such a name.
+    places: Mutex<HashMap<(Identifier, VolumeName), Place>>,
+}
+
+/// What a line says is its volume; empty if it says none.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+struct VolumeName(String);
+
+impl VolumeName {
+    fn of(event: &Event<'_>) -> Self {
+        let mut name = Self::default();
+        event.record(&mut name);
+        name
+    }
+}
+
+impl Visit for VolumeName {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "volume" {
+            // Writing into a text does not fail.
+            let _ = write!(self.0, "{value:?}");
+        }
+    }
 }
 
 /// The lines of one place.
@@ -95,7 +120,8 @@ where
         let now = Instant::now();
         let verdict = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            places.entry(event.metadata().callsite()).or_insert_with(|| Place::new(now)).judge(now)
+            let place = (event.metadata().callsite(), VolumeName::of(event));
+            places.entry(place).or_insert_with(|| Place::new(now)).judge(now)
         };
         match verdict {
             Verdict::LeaveOut => return Ok(()),
@@ -143,21 +169,41 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_flood_from_one_place_hides_no_line_of_another() {
+    /// What is written of what `log` logs.
+    fn written(log: impl FnOnce()) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Level::DEBUG)
             .with_writer(move || writer.clone())
+            .with_ansi(false)
             .event_format(Limited::new(tracing_subscriber::fmt::format()))
             .finish();
-        tracing::subscriber::with_default(subscriber, || {
+        tracing::subscriber::with_default(subscriber, log);
+        let text = lines.0.lock().unwrap().clone();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_flood_about_one_volume_hides_no_line_about_another() {
+        let text = written(|| {
+            for volume in (0..1000).map(|number| format!("v{}", number.min(500))) {
+                tracing::error!(volume, "a flush failed");
+            }
+        });
+        let count = |volume: usize| text.matches(&format!("volume=\"v{volume}\"")).count();
+        (0..500).for_each(|volume| assert_eq!(count(volume), 1, "{volume}: {text}"));
+        // More than one second may have passed.
+        assert!(count(500) < 400, "{text}");
+    }
+
+    #[test]
+    fn a_flood_from_one_place_hides_no_line_of_another() {
+        let text = written(|| {
             (0..1000).for_each(|number| tracing::info!(number, "a client failed"));
             tracing::error!("the disk failed");
             (0..100).for_each(|number| tracing::debug!(number, "asked for"));
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let count = |what: &str| text.matches(what).count();
         // More than one second may have passed.
         assert!(count("a client failed") < 500, "{text}");
