@@ -10,7 +10,7 @@ pub const CALLS_MAX: usize = 1 << 15;
 /// [`Status::Busy`](crate::message::Status::Busy).
 pub const REQUESTS_MAX: usize = 1 << 14;
 
-/// Calls of a node that wait for credit of one session; a further one is refused with `Busy`.
+/// Calls of a node that wait for credit of one session in one protocol; a further one is refused with `Busy`.
 pub const CALLS_WAITING_MAX: usize = 64;
 
 /// Calls that each peer may have in flight at a node that serves programs' protocol, [`PROGRAM`](crate::node::PROGRAM).

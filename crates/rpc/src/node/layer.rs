@@ -8,6 +8,7 @@ use byway_fabric::{CloseReason, Slot};
 use byway_reactor::Instant;
 use zerocopy::IntoBytes;
 
+use super::waiting::Line;
 use super::{Arrived, Tables, lock};
 use crate::limits::REQUESTS_MAX;
 use crate::message::{Inline, Status, Token};
@@ -26,18 +27,20 @@ impl RpcLayer {
         lock(&self.tables)
     }
 
-    /// Sends what the call protocol has to say.
-    fn send_outbox(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>) {
-        let outbox = std::mem::take(tables.calls.outbox());
-        drop(tables);
-        for out in outbox {
+    /// Sends what the call protocol has to say, and behind it the calls that have credit by now. Credit comes back in more
+    /// ways than by the message at hand: with a third node's answer over another session, or with the end of one.
+    fn send(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>) {
+        for out in std::mem::take(tables.calls.outbox()) {
             turn.send(out.session.into(), out.header, &out.payload);
+        }
+        for line in tables.waiting.lines() {
+            send_waiting(&mut tables, turn, line);
         }
     }
 
     fn came(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>, over: Session, event: Event<'_, OpId>) {
         match event {
-            Event::None => {}
+            Event::None | Event::Ready(_) => {}
             Event::Called(call, incomer) => called(&mut tables, turn, call, &incomer),
             // No program takes notices of a node yet: it grants none.
             Event::Notified(incomer) => tables.calls.notice_taken(incomer.session, incomer.protocol),
@@ -54,11 +57,9 @@ impl RpcLayer {
             Event::Ended(op, answer, payload) => {
                 tables.in_flight -= 1;
                 turn.complete(op, outcome(over, &answer, payload));
-                send_waiting(&mut tables, turn, over.into());
             }
-            Event::Ready(session) => send_waiting(&mut tables, turn, session),
         }
-        Self::send_outbox(tables, turn);
+        Self::send(tables, turn);
     }
 }
 
@@ -88,13 +89,14 @@ fn called(tables: &mut Tables, turn: &mut Turn<'_>, call: CallRef, incomer: &Inc
     }
 }
 
-/// Sends calls that waited for credit of a session.
-fn send_waiting(tables: &mut Tables, turn: &mut Turn<'_>, session: Slot) {
-    while let Some(call) = tables.waiting.front(session) {
+/// Sends calls that waited for credit of a session in a protocol.
+fn send_waiting(tables: &mut Tables, turn: &mut Turn<'_>, line: Line) {
+    let session = line.0;
+    while let Some(call) = tables.waiting.front(line) {
         let (Some(op), deadline) = (call.op, call.deadline) else { return };
         let Ok((_, header)) = tables.calls.call(session, &call.ask(), op, turn.now(), deadline) else { return };
         tables.in_flight += 1;
-        if let Some(call) = tables.waiting.pop(session) {
+        if let Some(call) = tables.waiting.pop(line) {
             turn.send(session.into(), header, &call.payload);
         }
     }
@@ -104,7 +106,7 @@ impl Layer for RpcLayer {
     fn began(&mut self, turn: &mut Turn<'_>, session: Session, nonce: [u8; 16], begins: bool) {
         let mut tables = self.tables();
         tables.calls.up(session.into(), nonce, begins);
-        Self::send_outbox(tables, turn);
+        Self::send(tables, turn);
     }
 
     fn message(
@@ -137,7 +139,7 @@ impl Layer for RpcLayer {
         for op in ended {
             turn.complete(op, Err(OpError::Ended(reason)));
         }
-        Self::send_outbox(tables, turn);
+        Self::send(tables, turn);
     }
 
     fn cancelled(&mut self, turn: &mut Turn<'_>, op: OpId) {
@@ -149,7 +151,7 @@ impl Layer for RpcLayer {
         if was_taker || waited || sent {
             turn.complete(op, Err(OpError::Cancelled));
         }
-        Self::send_outbox(tables, turn);
+        Self::send(tables, turn);
     }
 
     fn alarm(&mut self, turn: &mut Turn<'_>, now: Instant) {
@@ -166,6 +168,6 @@ impl Layer for RpcLayer {
         if let Some(at) = next {
             turn.set_alarm(at);
         }
-        Self::send_outbox(tables, turn);
+        Self::send(tables, turn);
     }
 }

@@ -235,7 +235,7 @@ impl Rpc {
         let op = self.node.layer_op()?;
         call.op = Some(op.id());
         let ask = call.ask();
-        let began = if tables.waiting.has(session.into()) {
+        let began = if tables.waiting.has((session.into(), call.protocol)) {
             Err(CannotSend::NoCredit)
         } else {
             let now = self.node.now();

@@ -21,17 +21,25 @@ pub(super) struct WaitingCall {
     pub(super) deadline: Instant,
 }
 
-/// Such calls by session, in order. One protocol's calls wait behind another's of the same session.
+/// A session and a protocol: credit is counted for each by itself.
+pub(super) type Line = (Slot, u8);
+
+/// Such calls by session and protocol, in order: those of one protocol do not wait behind another's.
 #[derive(Debug, Default)]
 pub(super) struct WaitingCalls {
-    by_session: HashMap<Slot, VecDeque<WaitingCall>>,
+    lines: HashMap<Line, VecDeque<WaitingCall>>,
     len: usize,
 }
 
 impl WaitingCalls {
-    /// Whether calls wait for credit of a session.
-    pub(super) fn has(&self, session: Slot) -> bool {
-        self.by_session.contains_key(&session)
+    /// Whether calls wait for credit of a session in a protocol.
+    pub(super) fn has(&self, line: Line) -> bool {
+        self.lines.contains_key(&line)
+    }
+
+    /// Where calls wait.
+    pub(super) fn lines(&self) -> Vec<Line> {
+        self.lines.keys().copied().collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -40,7 +48,7 @@ impl WaitingCalls {
 
     /// Has a call wait; gives it back if too many do.
     pub(super) fn push(&mut self, session: Slot, call: WaitingCall) -> Result<(), WaitingCall> {
-        let queue = self.by_session.entry(session).or_default();
+        let queue = self.lines.entry((session, call.protocol)).or_default();
         if queue.len() >= CALLS_WAITING_MAX {
             return Err(call);
         }
@@ -49,17 +57,17 @@ impl WaitingCalls {
         Ok(())
     }
 
-    /// The first call of a session.
-    pub(super) fn front(&self, session: Slot) -> Option<&WaitingCall> {
-        self.by_session.get(&session)?.front()
+    /// The first call of a line.
+    pub(super) fn front(&self, line: Line) -> Option<&WaitingCall> {
+        self.lines.get(&line)?.front()
     }
 
-    /// Takes the first call of a session out.
-    pub(super) fn pop(&mut self, session: Slot) -> Option<WaitingCall> {
-        let queue = self.by_session.get_mut(&session)?;
+    /// Takes the first call of a line out.
+    pub(super) fn pop(&mut self, line: Line) -> Option<WaitingCall> {
+        let queue = self.lines.get_mut(&line)?;
         let call = queue.pop_front();
         if queue.is_empty() {
-            self.by_session.remove(&session);
+            self.lines.remove(&line);
         }
         self.len -= usize::from(call.is_some());
         call
@@ -68,7 +76,7 @@ impl WaitingCalls {
     /// Takes out the calls that are to end, of any session.
     pub(super) fn extract(&mut self, ends: impl Fn(Slot, &WaitingCall) -> bool) -> Vec<OpId> {
         let mut ended = Vec::new();
-        self.by_session.retain(|session, queue| {
+        self.lines.retain(|(session, _), queue| {
             queue.retain(|call| {
                 let ends = ends(*session, call);
                 if ends {
@@ -84,7 +92,7 @@ impl WaitingCalls {
 
     /// The next deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = self.by_session.values().flatten().map(|call| call.deadline);
+        let deadlines = self.lines.values().flatten().map(|call| call.deadline);
         deadlines.filter(|at| *at < Instant::FAR).min()
     }
 }
