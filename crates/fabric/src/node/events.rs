@@ -76,6 +76,11 @@ impl Handler for Core {
 
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, (kind, header): (Kind, &Header)) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
+        let window = WindowKey(header.window.get());
+        if fabric.windows().context(window) == Some(ONCE) {
+            // The frame goes: nothing more is put there, be it by a put or as a part of an answer.
+            let _ = fabric.windows().close(window);
+        }
         let body: PutBody = header.body();
         // Of an answer: the target of a put is no call.
         if body.target.get() != 0 && self.is_ready(session) && self.layer.is_some() {
@@ -89,11 +94,6 @@ impl Handler for Core {
         let (Kind::Data, Ok(message), true) = (kind, body.message(), self.is_ready(session)) else {
             return fabric.close(reactor, slot, CloseReason::Unexpected(kind));
         };
-        let window = WindowKey(header.window.get());
-        if fabric.windows().context(window) == Some(ONCE) {
-            // The frame goes: nothing more is put there.
-            let _ = fabric.windows().close(window);
-        }
         let mut placed = PlacedBody::new_zeroed();
         placed.put = body.put;
         fabric.send(slot, Header::with_body(Kind::Placed, &placed));

@@ -7,9 +7,9 @@ use byway_reactor::{Address, Instant, IoChoice, Wait};
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Turn};
+use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Rights, Turn};
 use crate::session::{ClientId, Identity};
-use crate::{Options, Registry};
+use crate::{Announced, Options, Registry, Remote};
 
 /// A fabric that says these when its session is up, and nothing else.
 struct Peer {
@@ -49,9 +49,9 @@ impl Peer {
         Self { reactor, fabric: Fabric::new(Options::new(7)), says: Says { words, down: false } }
     }
 
-    fn connect(&mut self, to: &Address) {
+    fn connect(&mut self, to: &Address) -> Slot {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
-        self.fabric.connect(&mut self.reactor, to.clone(), identity);
+        self.fabric.connect(&mut self.reactor, to.clone(), identity)
     }
 
     fn listen(&mut self, at: &Address) {
@@ -241,4 +241,36 @@ fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_
     assert_eq!(of, session);
     let heard = listener.heard.lock().unwrap();
     assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(false)]);
+}
+
+/// The program may use its memory for other things once the one use was made.
+#[test]
+fn a_window_for_one_use_is_closed_by_a_part_of_an_answer_too() {
+    let (node, _listener, at, _folder) = layered();
+    node.listen(&at).unwrap();
+    let mut peer = Peer::new(vec![credit()]);
+    let slot = peer.connect(&at);
+    let session = peer.until(|_| node.accept(Deadline::now()).ok());
+    let memory = node.register(4096).unwrap();
+    let window = node.open_window_once(session, &memory, 0..4096, Rights::PUT).unwrap();
+    let to = Remote { window: window.descriptor().put_key(), offset: 0 };
+    for byte in [1, 2] {
+        // A call's number is where a put has zeroes.
+        let mut header = Header::new(Kind::Data);
+        header.body[..8].fill(1);
+        let route = peer.fabric.route_to(slot, to.window);
+        let announced = Announced { len: 8, checksum: None };
+        let push = |gather: &mut byway_reactor::Gather| gather.push_head(&[byte; 8]);
+        peer.fabric.put(&mut peer.reactor, (slot, route), (to, header), announced, push).unwrap();
+    }
+    peer.until(|_| {
+        node.progress().unwrap();
+        let mut bytes = [0; 8];
+        memory.read(0, &mut bytes).unwrap();
+        let counters = node.counters().unwrap();
+        (bytes[0] == 2 || counters.windows_refused == 1).then_some(())
+    });
+    let mut bytes = [0; 8];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!((bytes, node.counters().unwrap().windows), ([1; 8], 0));
 }
