@@ -31,7 +31,10 @@ impl Handler for Core {
         let Some(link) = self.links.get_mut(&session) else { return };
         link.up = true;
         let (begins, greeted) = (link.begins, link.greeted);
-        if begins {
+        if begins && self.layer.is_none() {
+            // It speaks no protocol: a server that waits to call it must hear that.
+            fabric.send(slot, Header::new(Kind::Protocols));
+        } else if begins {
             let nonce = fabric.nonce(slot).unwrap_or_default();
             self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, true));
         }

@@ -12,7 +12,7 @@ use super::waiting::Line;
 use super::{Arrived, Tables, lock};
 use crate::limits::REQUESTS_MAX;
 use crate::message::{Inline, Status, Token};
-use crate::session::{Answer, CallRef, Event, Incomer};
+use crate::session::{Answer, CallRef, CannotSend, Event, Incomer};
 
 pub(super) struct RpcLayer {
     tables: Arc<Mutex<Tables>>,
@@ -89,16 +89,32 @@ fn called(tables: &mut Tables, turn: &mut Turn<'_>, call: CallRef, incomer: &Inc
     }
 }
 
-/// Sends calls that waited for credit of a session in a protocol.
+/// Sends calls that waited for credit of a session in a protocol, and ends those that the peer turns out not to serve.
 fn send_waiting(tables: &mut Tables, turn: &mut Turn<'_>, line: Line) {
     let session = line.0;
     while let Some(call) = tables.waiting.front(line) {
         let (Some(op), deadline) = (call.op, call.deadline) else { return };
-        let Ok((_, header)) = tables.calls.call(session, &call.ask(), op, turn.now(), deadline) else { return };
-        tables.in_flight += 1;
-        if let Some(call) = tables.waiting.pop(line) {
-            turn.send(session.into(), header, &call.payload);
+        let begun = tables.calls.call(session, &call.ask(), op, turn.now(), deadline);
+        if matches!(begun, Err((_, CannotSend::NoCredit))) {
+            return;
         }
+        let Some(call) = tables.waiting.pop(line) else { return };
+        match begun {
+            Ok((_, header)) => {
+                tables.in_flight += 1;
+                turn.send(session.into(), header, &call.payload);
+            }
+            Err((op, error)) => turn.complete(op, Err(refusal(error))),
+        }
+    }
+}
+
+/// Why a call that waited is not sent.
+fn refusal(error: CannotSend) -> OpError {
+    match error {
+        CannotSend::NotServed(status) => OpError::Status(status as u16),
+        // Waiting calls end with their session, so this is for one that ends now.
+        CannotSend::NoCredit | CannotSend::Ended => OpError::Ended(CloseReason::Closed),
     }
 }
 

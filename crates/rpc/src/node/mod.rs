@@ -213,7 +213,8 @@ impl Rpc {
     /// [`Op::cancel`] ends it at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many calls wait for credit; `Unsupported` if the peer does not serve the protocol; the session is gone.
+    /// `TooLong`; `Busy` if too many calls wait for credit; `Unsupported` if the peer does not serve the protocol, which is the operation's
+    /// [`Status`](crate::message::Status) where the peer has not said yet what it serves; the session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
         let payload = pack(call.windows, call.payload, 0)?;
