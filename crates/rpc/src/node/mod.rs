@@ -49,7 +49,7 @@ pub use self::server::{Request, Token};
 use self::waiting::{WaitingCall, WaitingCalls};
 use crate::limits::{CALLS_MAX, PROGRAM_CALLS, WINDOWS_PER_CALL_MAX};
 use crate::message::{Inline, NodeId};
-use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Spoken};
+use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Outbound, Spoken};
 
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;
@@ -270,9 +270,7 @@ impl Rpc {
     }
 
     /// Sends what the call protocol has to say.
-    fn send_outbox(&self, mut tables: MutexGuard<'_, Tables>) {
-        let outbox = std::mem::take(tables.calls.outbox());
-        drop(tables);
+    fn send_all(&self, outbox: Vec<Outbound>) {
         for out in outbox {
             // What a session's peer was to hear it needs no more.
             let _ = self.node.layer_send(out.session.into(), out.header, out.payload);

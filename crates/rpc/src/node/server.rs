@@ -137,12 +137,16 @@ impl Token {
         let mut tables = self.rpc.tables();
         let route = tables.calls.reply(self.call, status, payload.len() as u32, &result);
         let Some(route) = route else { return Err(self.rpc.node.session_error(self.call.session.into())) };
-        self.rpc.send_outbox(tables);
+        let outbox = std::mem::take(tables.calls.outbox());
+        drop(tables);
         let payload = match &route.token {
             Some(token) => [token.as_bytes(), &payload].concat(),
             None => payload,
         };
-        self.rpc.node.layer_send(route.session.into(), route.header, payload)
+        let sent = self.rpc.node.layer_send(route.session.into(), route.header, payload);
+        // Behind the answer: a caller that hears first that it was answered takes an answer over its own session for lost.
+        self.rpc.send_all(outbox);
+        sent
     }
 
     /// Delegates the call: the node at the other end of `third` answers the caller, over their own session if they have one. It gets

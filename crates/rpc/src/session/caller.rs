@@ -55,7 +55,7 @@ impl<C> Calls<C> {
     }
 
     /// Stops waiting for a call: gives its context back, tells the callee. The callee may go on using the call's windows until
-    /// it has answered, so they stay open.
+    /// it has answered, so they stay open. If it has, and a third node's answer was waited for, the call's credit is back.
     pub fn cancel(&mut self, call: CallId) -> Option<C> {
         if seeded::is(Bug::CancelEndsCall) {
             let state = self.session(call.session)?;
@@ -64,9 +64,17 @@ impl<C> Calls<C> {
             self.push_cancel(call);
             return context.and_then(Context::own);
         }
-        let context = self.session(call.session)?.outgoing.cancel(call.call)?;
-        self.push_cancel(call);
+        let (context, released) = self.session(call.session)?.outgoing.cancel(call.call)?;
+        self.given_up(call, released);
         context.own()
+    }
+
+    /// Tells the callee that no one waits for its answer, or if it has replied gives the credit back.
+    fn given_up(&mut self, at: CallId, released: Option<u8>) {
+        match (released, self.session(at.session)) {
+            (Some(protocol), Some(state)) => state.protocols.end_call(protocol),
+            _ => self.push_cancel(at),
+        }
     }
 
     pub(super) fn push_cancel(&mut self, at: CallId) {
@@ -77,16 +85,16 @@ impl<C> Calls<C> {
 
     /// Cancels a call that this node has delegated, and whose caller is gone.
     pub(super) fn forget(&mut self, at: CallId) {
-        if self.session(at.session).is_some_and(|session| session.outgoing.cancel(at.call).is_some()) {
-            self.push_cancel(at);
+        if let Some((_, released)) = self.session(at.session).and_then(|session| session.outgoing.cancel(at.call)) {
+            self.given_up(at, released);
         }
     }
 
-    /// The context of a call that is past its deadline; it is cancelled. To be asked until there is none.
+    /// The context of a call that is past its deadline; it is [cancelled](Calls::cancel). To be asked until there is none.
     pub fn overdue(&mut self, now: Instant) -> Option<C> {
         let overdue = |session: &mut super::Session<C>| Some((session.name, session.outgoing.overdue(now)?));
-        let (session, (call, context)) = self.sessions.iter_mut().flatten().find_map(overdue)?;
-        self.push_cancel(CallId { session, call });
+        let (session, (call, context, released)) = self.sessions.iter_mut().flatten().find_map(overdue)?;
+        self.given_up(CallId { session, call }, released);
         context.own()
     }
 
@@ -129,12 +137,12 @@ impl<C> Calls<C> {
         let Some(at) = self.answered_call(slot, body.call.get(), token) else { return Ok(Event::None) };
         let told = body.result.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let told = Slot::from_u64(told);
-        let is_lost = self.session_ref(told).is_none();
+        let is_over = self.session_ref(told).is_none();
         let is_direct = body.status.get() == Status::AnsweredDirectly as u16;
         let progress = self.session(at.session).and_then(|state| match token {
             Some(_) => state.outgoing.answered(&body, payload.len()),
             None if is_direct && !state.outgoing.is_on_behalf(at.call) => {
-                state.outgoing.replied_directly(at.call, told, is_lost)
+                state.outgoing.replied_directly(at.call, (told, is_over), slot)
             }
             None => state.outgoing.replied(&body, payload.len()),
         });

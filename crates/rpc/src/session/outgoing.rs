@@ -25,7 +25,7 @@ struct Pending<C> {
     answer: Option<Answer>,
     /// The callee has replied: it uses neither the call's windows nor its memory any more.
     released: bool,
-    /// A third node has answered over this session; the answer is on its way.
+    /// The callee has said that a third node has answered over this session; the answer is on its way.
     direct: Option<Slot>,
 }
 
@@ -109,11 +109,18 @@ impl<C> Outgoing<C> {
         self.calls.get(Slot::from_u64(call)).is_some_and(|call| call.on_behalf)
     }
 
-    /// The callee says that a third node has answered over `session`, which has ended if `is_lost`.
-    pub(super) fn replied_directly(&mut self, call: u64, session: Slot, is_lost: bool) -> Option<Progress<C>> {
+    /// The callee says that a third node has answered over `session`, which has ended if `is_over`; `to_callee` is the session
+    /// with the callee. An answer over that one comes before this, but for parts of it.
+    pub(super) fn replied_directly(
+        &mut self,
+        call: u64,
+        (session, is_over): (Slot, bool),
+        to_callee: Slot,
+    ) -> Option<Progress<C>> {
         let slot = Slot::from_u64(call);
         let call = self.calls.get_mut(slot).filter(|call| !call.released)?;
         call.released = true;
+        let is_lost = is_over || (session == to_callee && call.answer.is_none());
         if call.is_answered() {
         } else if is_lost && !seeded::is(Bug::DirectAnswerLost) {
             call.answer = Some(LOST);
@@ -159,18 +166,26 @@ impl<C> Outgoing<C> {
 
     fn progress(&mut self, slot: Slot) -> Progress<C> {
         let mut progress = Progress { ended: None, released: None };
-        let Some(call) = self.calls.get_mut(slot).filter(|call| call.is_answered()) else { return progress };
-        progress.ended = call.context.take().zip(call.answer);
-        if call.released {
-            progress.released = self.calls.remove(slot).map(|call| call.protocol);
+        let Some(call) = self.calls.get_mut(slot) else { return progress };
+        if call.is_answered() {
+            progress.ended = call.context.take().zip(call.answer);
+            progress.released = call.released.then_some(call.protocol);
+        } else if call.context.is_none() && call.direct.is_some() {
+            // The callee is done with it, and no one waits for what a third node sends, which may never come.
+            progress.released = Some(call.protocol);
+        }
+        if progress.released.is_some() {
+            self.calls.remove(slot);
         }
         progress
     }
 
-    /// Gives a call's context back. The call stays in flight until the callee has answered: until then its windows may be
-    /// used, and its credit is not free.
-    pub(super) fn cancel(&mut self, call: u64) -> Option<C> {
-        self.calls.get_mut(Slot::from_u64(call))?.context.take()
+    /// Gives a call's context back, and its credit if the callee has replied and a third node's answer was waited for. Else the
+    /// call stays in flight until the callee has answered: until then its windows may be used, and its credit is not free.
+    pub(super) fn cancel(&mut self, call: u64) -> Option<(C, Option<u8>)> {
+        let slot = Slot::from_u64(call);
+        let context = self.calls.get_mut(slot)?.context.take()?;
+        Some((context, self.progress(slot).released))
     }
 
     /// The call with such a context.
@@ -184,15 +199,15 @@ impl<C> Outgoing<C> {
         self.calls.remove(Slot::from_u64(call)).map(|call| (call.protocol, call.context))
     }
 
-    /// A call that is past its deadline, and its context; as [`Outgoing::cancel`].
-    pub(super) fn overdue(&mut self, now: Instant) -> Option<(u64, C)> {
+    /// A call that is past its deadline, with its context and credit as from [`Outgoing::cancel`].
+    pub(super) fn overdue(&mut self, now: Instant) -> Option<(u64, C, Option<u8>)> {
         while let Some(&Reverse((deadline, slot))) = self.deadlines.peek() {
             if deadline > now {
                 return None;
             }
             self.deadlines.pop();
-            if let Some(context) = self.calls.get_mut(slot).and_then(|call| call.context.take()) {
-                return Some((slot.to_u64(), context));
+            if let Some((context, released)) = self.cancel(slot.to_u64()) {
+                return Some((slot.to_u64(), context, released));
             }
         }
         None

@@ -13,6 +13,8 @@ use zerocopy::IntoBytes;
 use super::seeded::{Bug, seed};
 use super::*;
 
+mod hostile;
+
 const NODES: usize = 4;
 const PROTOCOL: u8 = 7;
 const GRANT: Grant = Grant { calls: 4, notices: 6 };

@@ -1,0 +1,97 @@
+//! What a node that breaks the rules cannot do to others: steps that no honest node of the simulation takes.
+
+use super::*;
+use crate::message::DataBody;
+
+const ASK: Ask<'_> = Ask { protocol: PROTOCOL, method: 1, arguments: &Inline::EMPTY, windows: 0 };
+const NONCE: [u8; 16] = [3; 16];
+/// What each peer calls its session, by the node's name.
+const PEERS_NAME: u64 = 70;
+
+type Node = Calls<&'static str>;
+
+/// A node that serves one call at a time.
+fn node() -> Node {
+    Calls::new([9; 16], spoken())
+}
+
+fn spoken() -> Vec<Spoken> {
+    vec![Spoken { protocol: PROTOCOL, versions: (1, 1), grant: Some(Grant { calls: 1, notices: 0 }) }]
+}
+
+/// A session with the node of that name.
+fn meet(calls: &mut Node, name: u8) -> Slot {
+    let session = Slot { index: u32::from(name), generation: 1 };
+    calls.up(session, NONCE, true);
+    let mut body = ProtocolsBody::new_zeroed();
+    (body.node, body.session, body.count) = ([name; 16], (PEERS_NAME + u64::from(name)).into(), 1.into());
+    let hello = Header::with_body(Kind::Protocols, &body);
+    assert!(matches!(calls.message(session, Kind::Protocols, &hello, &entries(&spoken())), Ok(Event::Ready(_))));
+    calls.outbox().clear();
+    session
+}
+
+/// A callee's word that a third node has answered over that session of the caller's.
+fn answered_over(call: u64, session: Slot) -> Header {
+    reply_header(call, Status::AnsweredDirectly as u16, 0, &inline(session.to_u64()))
+}
+
+fn call(calls: &mut Node, session: Slot, deadline: Instant) -> CallId {
+    calls.call(session, &ASK, "its call", Instant::ZERO, deadline).expect("there is credit").0
+}
+
+/// Such an answer would have come before, on the same lane. The third node's end would never be noticed.
+#[test]
+fn an_answer_that_is_said_to_have_come_over_the_callees_own_session_is_lost() {
+    let mut caller = node();
+    let to_callee = meet(&mut caller, 1);
+    let at = call(&mut caller, to_callee, Instant::FAR);
+    let event = caller.message(to_callee, Kind::Reply, &answered_over(at.call, to_callee), &[]);
+    assert!(matches!(event, Ok(Event::Ended("its call", LOST, _))), "{event:?}");
+    assert_eq!((caller.calls_out(to_callee), caller.may_call(to_callee, PROTOCOL)), (0, Ok(())));
+}
+
+/// A call that came back to the node that was called first is answered there, as if by a third node.
+#[test]
+fn an_answer_that_did_come_over_the_callees_own_session_may_have_parts_on_their_way() {
+    let mut caller = node();
+    let to_callee = meet(&mut caller, 1);
+    let at = call(&mut caller, to_callee, Instant::FAR);
+    let token = Token {
+        caller: [9; 16],
+        session: to_callee.to_u64().into(),
+        call: at.call.into(),
+        secret: secret(&NONCE, at.call).into(),
+    };
+    let mut answer = reply_header(at.call, 0, 100, &Inline::EMPTY);
+    answer.flags |= FLAG_TOKEN;
+    assert!(matches!(caller.message(to_callee, Kind::Reply, &answer, token.as_bytes()), Ok(Event::None)));
+    let told = answered_over(at.call, to_callee);
+    assert!(matches!(caller.message(to_callee, Kind::Reply, &told, &[]), Ok(Event::None)));
+    let mut part = Header::with_body(Kind::Data, &DataBody { call: at.call.into(), token, reserved: [0; 32] });
+    part.flags |= FLAG_TOKEN;
+    part.payload_len.set(100);
+    let event = caller.placed(to_callee, Kind::Data, &part);
+    assert!(matches!(event, Event::Ended("its call", Answer { status: 0, total: 100, .. }, _)), "{event:?}");
+    assert_eq!(caller.calls_out(to_callee), 0);
+}
+
+/// The session that it names may live long, and bring nothing.
+#[test]
+fn a_third_nodes_answer_is_not_waited_for_when_the_caller_has_given_up() {
+    let give_up: [fn(&mut Node, CallId) -> Option<&'static str>; 2] =
+        [|caller, at| caller.cancel(at), |caller, _| caller.overdue(Instant::from_nanos(10))];
+    for (give_up, before) in give_up.into_iter().flat_map(|how| [(how, true), (how, false)]) {
+        let mut caller = node();
+        let (to_callee, other) = (meet(&mut caller, 1), meet(&mut caller, 2));
+        let at = call(&mut caller, to_callee, Instant::from_nanos(10));
+        if before {
+            assert_eq!(give_up(&mut caller, at), Some("its call"));
+        }
+        assert!(caller.message(to_callee, Kind::Reply, &answered_over(at.call, other), &[]).is_ok());
+        if !before {
+            assert_eq!((give_up(&mut caller, at), caller.outbox().len()), (Some("its call"), 0));
+        }
+        assert_eq!((caller.calls_out(to_callee), caller.may_call(to_callee, PROTOCOL)), (0, Ok(())));
+    }
+}
