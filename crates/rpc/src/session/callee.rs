@@ -50,7 +50,10 @@ impl<C> Calls<C> {
         let from = CallRef { session: slot, call };
         // It may be answered meanwhile.
         let Some(owed) = self.session(slot).and_then(|state| state.incoming.get_mut(call)) else { return Event::None };
-        owed.cancelled = true;
+        if std::mem::replace(&mut owed.cancelled, true) {
+            // Nor is it passed on: no credit bounds what a caller can say so often.
+            return Event::None;
+        }
         let Some(at) = owed.delegated else { return Event::Cancelled(from) };
         self.push_cancel(at);
         Event::None

@@ -95,3 +95,38 @@ fn a_third_nodes_answer_is_not_waited_for_when_the_caller_has_given_up() {
         assert_eq!((caller.calls_out(to_callee), caller.may_call(to_callee, PROTOCOL)), (0, Ok(())));
     }
 }
+
+/// A call from the peer of a session: what it came with, behind its header.
+fn called(calls: &mut Node, session: Slot, token: Option<Token>) -> CallRef {
+    let number = Slot { index: 0, generation: 1 }.to_u64();
+    let mut header = call_header(Kind::Call, number, &ASK, None);
+    header.flags |= if token.is_some() { FLAG_TOKEN } else { 0 };
+    let event = calls.message(session, Kind::Call, &header, token.as_ref().map_or(&[], IntoBytes::as_bytes));
+    let Ok(Event::Called(call, _)) = event else { panic!("{event:?}") };
+    call
+}
+
+fn cancelled<'a>(calls: &mut Node, call: CallRef) -> Event<'a, &'static str> {
+    let mut body = CancelBody::new_zeroed();
+    body.call.set(call.call);
+    calls.message(call.session, Kind::Cancel, &Header::with_body(Kind::Cancel, &body), &[]).expect("no breach")
+}
+
+/// Each would wait in the queue of a third node's session, which no credit of the caller's bounds.
+#[test]
+fn a_call_is_cancelled_once() {
+    let mut server = node();
+    let (to_caller, to_third) = (meet(&mut server, 1), meet(&mut server, 2));
+    let call = called(&mut server, to_caller, None);
+    assert!(matches!(cancelled(&mut server, call), Event::Cancelled(same) if same == call));
+    assert!(matches!(cancelled(&mut server, call), Event::None));
+    assert!(server.reply(call, 0, 0, &Inline::EMPTY).is_some());
+
+    let call = called(&mut server, to_caller, None);
+    server.delegate(call, to_third, &ASK, None).expect("there is credit");
+    for _ in 0..3 {
+        assert!(matches!(cancelled(&mut server, call), Event::None));
+    }
+    let told: Vec<_> = server.outbox().iter().map(|out| (out.session, out.header.kind)).collect();
+    assert_eq!(told, [(to_third, Kind::Cancel as u8)]);
+}
