@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use byway_fabric::Slot;
+use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_reactor::Instant;
 use zerocopy::{FromZeros, IntoBytes};
@@ -10,8 +11,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::incoming::{Owed, Way};
 use super::seeded::{self, Bug};
 use super::{
-    Answer, Ask, Breach, CallId, CallRef, Calls, CannotSend, Context, Event, Incomer, LOST, Route, call_header,
-    incomer, reply_header, secret, split_token, split_windows,
+    Answer, Ask, Breach, CallId, CallRef, Calls, CannotSend, Context, Event, Incomer, LOST, MALFORMED, Route,
+    call_header, incomer, reply_header, secret, split_token, split_windows,
 };
 use crate::message::{CallBody, DataBody, Inline, Status, TOKEN_BYTES, Token, call_number};
 
@@ -149,6 +150,9 @@ impl<C> Calls<C> {
             return self.push(from.session, header, Vec::new());
         }
         self.counters.relayed += 1;
+        // An honest node leaves room for the token that may go before it.
+        let room = SMALL_BYTES_MAX - if owed.token.is_some() { TOKEN_BYTES } else { 0 };
+        let (answer, payload) = if payload.len() > room { (MALFORMED, &[][..]) } else { (answer, payload) };
         let route = self.route_reply(from, &owed, answer.status, answer.total, &answer.result);
         let mut bytes = Vec::with_capacity(payload.len() + TOKEN_BYTES);
         if let Some(token) = &route.token {

@@ -191,6 +191,9 @@ impl<C> Context<C> {
 /// The answer to a call that was delegated to a node that is gone.
 const LOST: Answer = Answer { status: Status::DelegateLost as u16, total: 0, result: Inline::EMPTY };
 
+/// The answer that is passed on for one of a third node that is too long.
+const MALFORMED: Answer = Answer { status: Status::Malformed as u16, ..LOST };
+
 #[derive(Debug)]
 struct Session<C> {
     name: Slot,

@@ -1,7 +1,9 @@
 //! What a node that breaks the rules cannot do to others: steps that no honest node of the simulation takes.
 
+use byway_fabric::limits::SMALL_BYTES_MAX;
+
 use super::*;
-use crate::message::DataBody;
+use crate::message::{DataBody, TOKEN_BYTES, call_number};
 
 const ASK: Ask<'_> = Ask { protocol: PROTOCOL, method: 1, arguments: &Inline::EMPTY, windows: 0 };
 const NONCE: [u8; 16] = [3; 16];
@@ -129,4 +131,25 @@ fn a_call_is_cancelled_once() {
     }
     let told: Vec<_> = server.outbox().iter().map(|out| (out.session, out.header.kind)).collect();
     assert_eq!(told, [(to_third, Kind::Cancel as u8)]);
+}
+
+/// The message to the caller would be longer than any may be, and its session would end.
+#[test]
+fn an_answer_that_leaves_no_room_for_a_token_is_passed_on_as_malformed() {
+    for (len, status) in [(SMALL_BYTES_MAX - TOKEN_BYTES, 0), (SMALL_BYTES_MAX, Status::Malformed as u16)] {
+        let mut server = node();
+        let (to_first, to_caller, to_third) = (meet(&mut server, 1), meet(&mut server, 2), meet(&mut server, 3));
+        // The first node had the call from the caller, and delegates it.
+        let token = Token { caller: [2; 16], session: 5.into(), call: 6.into(), secret: 7.into() };
+        let from = called(&mut server, to_first, Some(token));
+        let (header, _) = server.delegate(from, to_third, &ASK, None).expect("there is credit");
+        let number = call_number(header.body::<CallBody>().call);
+        let answer = reply_header(number, 0, len as u32, &Inline::EMPTY);
+        assert!(matches!(server.message(to_third, Kind::Reply, &answer, &vec![1; len]), Ok(Event::Ready(_))));
+        let passed_on = server.outbox().iter().find(|out| out.session == to_caller).expect("it is answered directly");
+        let reply: ReplyBody = passed_on.header.body();
+        assert_eq!(reply.status.get(), status);
+        let expected = if status == 0 { SMALL_BYTES_MAX } else { TOKEN_BYTES };
+        assert_eq!((passed_on.payload.len(), reply.total.get() as usize), (expected, expected - TOKEN_BYTES));
+    }
 }
