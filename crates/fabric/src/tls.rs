@@ -211,14 +211,21 @@ impl TlsServer {
         Arc::clone(&self.setup.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether the revocation lists that are in force now name the certificate that a peer has shown.
+    /// Whether the revocation lists that are in force now name the certificate that a peer has shown, or one between; also if the
+    /// certificate is not valid now by its dates, which are looked at first. Never without lists. A certificate whose authority is
+    /// not configured any more (rustls's `UnknownIssuer`), or of whose authority there is no list, is not revoked: what was accepted with
+    /// it goes on, and is refused when it connects again.
     pub fn has_revoked(&self, peer: &PeerIdentity) -> bool {
+        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext, Revoked};
         let PeerIdentity::Certified(chain) = peer else { return false };
         let (Some((own, between)), Some(verifier)) = (chain.split_first(), &self.current().verifier) else {
             return false;
         };
-        let judged = verifier.verify_client_cert(own, between, UnixTime::now());
-        matches!(judged, Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)))
+        let Err(rustls::Error::InvalidCertificate(error)) = verifier.verify_client_cert(own, between, UnixTime::now())
+        else {
+            return false;
+        };
+        matches!(error, Revoked | Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
     }
 
     /// The server's end of a new connection.

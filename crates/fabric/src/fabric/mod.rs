@@ -329,7 +329,8 @@ impl Fabric {
         Some(state.tls_peer.identity(origin))
     }
 
-    /// Whether a revocation list that is in force by now names what a session's client has shown by TLS.
+    /// Whether a revocation list that is in force by now names what a session's client has shown by TLS: see
+    /// [`TlsServer::has_revoked`](crate::tls::TlsServer::has_revoked).
     pub fn is_revoked(&self, session: Slot) -> bool {
         let state = self.sessions.get(session).filter(|state| state.role == Role::Server);
         let (Some(state), Some(server)) = (state, self.tls_server.server()) else { return false };

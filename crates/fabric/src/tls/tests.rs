@@ -251,6 +251,21 @@ fn a_revoked_certificate_is_refused_and_found_among_those_that_were_let_in() {
     assert!(!server.has_revoked(&client));
 }
 
+/// The dates are looked at first, so nothing is known of whether a list names it.
+#[test]
+fn a_certificate_that_has_expired_since_counts_as_revoked_where_there_are_lists() {
+    let files = Files::new();
+    let path = |name: &str| files.path(name);
+    let (certificate, key, authority) = (path("server.pem"), path("server.key"), path("ca.pem"));
+    let without = TlsServer::new(&certificate, &key, ClientCertificates::Required, Some(&authority)).unwrap();
+    let with = files.server_with_list("crl-crl.pem");
+    for (name, revoked) in [("past", true), ("future", true), ("client", false), ("stranger", false)] {
+        let chain = certificates(&path(&format!("{name}.pem")), &|path| File::open(path)).unwrap();
+        let peer = PeerIdentity::Certified(chain);
+        assert_eq!((with.has_revoked(&peer), without.has_revoked(&peer)), (revoked, false), "{name}");
+    }
+}
+
 #[test]
 fn both_names_are_told_where_a_server_has_another_one() {
     let files = Files::new();
