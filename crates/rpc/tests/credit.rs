@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_fabric::node::{Address, Deadline, NodeOptions, Op, Session};
+use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, Session};
 use byway_fabric::wire::{Header, Kind};
 use byway_rpc::message::{ReplyBody, Status};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
@@ -120,7 +120,7 @@ fn a_call_goes_out_when_the_end_of_a_third_nodes_session_brings_the_credit_back(
     let Delegated { caller, server, third, direct, first, second, request, .. } = delegated();
     let _turners = [Turner::of(&caller), Turner::of(&third)];
     third.node().close(direct).unwrap();
-    assert!(first.wait(soon()).unwrap().is_err(), "its answer is lost");
+    assert_eq!(first.wait(soon()), Ok(Err(OpError::Status(Status::DelegateLost as u16))));
     server.next_call(soon()).unwrap().token.reply(0, b"by the server", &[]).unwrap();
     let _server = Turner::of(&server);
     assert_eq!(result_of(&second), b"by the server");

@@ -12,7 +12,7 @@ use super::waiting::Line;
 use super::{Arrived, Tables, lock};
 use crate::limits::REQUESTS_MAX;
 use crate::message::{Inline, Status, Token};
-use crate::session::{Answer, CallRef, CannotSend, Event, Incomer};
+use crate::session::{Answer, CallRef, CannotSend, EndedCalls, Event, Incomer};
 
 pub(super) struct RpcLayer {
     tables: Arc<Mutex<Tables>>,
@@ -149,11 +149,14 @@ impl Layer for RpcLayer {
         let name = Slot::from(session);
         let mut tables = self.tables();
         tables.queue.retain(|arrived| arrived.call.session != name);
-        let mut ended = tables.calls.down(name);
-        tables.in_flight -= ended.len();
-        ended.extend(tables.waiting.extract(|session, _| session == name));
-        for op in ended {
+        let EndedCalls { mut with_session, answer_lost } = tables.calls.session_ended(name);
+        tables.in_flight -= with_session.len() + answer_lost.len();
+        with_session.extend(tables.waiting.extract(|session, _| session == name));
+        for op in with_session {
             turn.complete(op, Err(OpError::Ended(reason)));
+        }
+        for op in answer_lost {
+            turn.complete(op, Err(OpError::Status(Status::DelegateLost as u16)));
         }
         Self::send(tables, turn);
     }

@@ -118,6 +118,16 @@ pub enum Event<'a, C> {
     Ready(Slot),
 }
 
+/// The contexts of calls that ended because a session did.
+#[derive(Debug)]
+pub struct EndedCalls<C> {
+    /// Of calls that went over it.
+    pub with_session: Vec<C>,
+    /// Of calls that went over another session, and whose answer was to come over this one from a third node: they end with
+    /// [`Status::DelegateLost`].
+    pub answer_lost: Vec<C>,
+}
+
 /// A breach of protocol by the peer: the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -294,13 +304,21 @@ impl<C> Calls<C> {
         self.push(name, header, payload);
     }
 
+    /// As [`Calls::session_ended`]: the contexts of all calls that ended.
+    pub fn down(&mut self, name: Slot) -> Vec<C> {
+        let EndedCalls { mut with_session, answer_lost } = self.session_ended(name);
+        with_session.extend(answer_lost);
+        with_session
+    }
+
     /// A session has ended: gives the contexts of this node's calls that ended with it. Calls of its peer need no answer any
     /// more, and every reference to them is stale.
-    pub fn down(&mut self, name: Slot) -> Vec<C> {
+    pub fn session_ended(&mut self, name: Slot) -> EndedCalls<C> {
+        let mut calls = EndedCalls { with_session: Vec::new(), answer_lost: Vec::new() };
         if self.session(name).is_none() {
-            return Vec::new();
+            return calls;
         }
-        let Some(mut ended) = self.sessions[name.index as usize].take() else { return Vec::new() };
+        let Some(mut ended) = self.sessions[name.index as usize].take() else { return calls };
         if let Some((node, _)) = ended.peer
             && self.by_node.get(&node) == Some(&name)
         {
@@ -314,16 +332,15 @@ impl<C> Calls<C> {
         for at in ended.incoming.delegated() {
             self.forget(at);
         }
-        let mut own = Vec::new();
         for context in ended.outgoing.drain() {
             match context {
-                Context::Own(context) => own.push(context),
+                Context::Own(context) => calls.with_session.push(context),
                 Context::OnBehalf(_) if seeded::is(Bug::DelegateDeathUntold) => {}
                 Context::OnBehalf(from) => self.pass_on(from, LOST, &[]),
             }
         }
-        own.extend(self.lost_over(name));
-        own
+        calls.answer_lost = self.lost_over(name);
+        calls
     }
 
     /// The header of a notice.
