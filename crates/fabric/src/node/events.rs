@@ -218,13 +218,13 @@ impl Core {
         let slot = self.links.get(&session).map(|link| link.fabric);
         let capabilities = slot.and_then(|slot| fabric.capabilities(slot));
         let peer = slot.and_then(|slot| fabric.identity(slot));
-        let taken = self.shared().session_up(session, capabilities, peer);
-        if taken {
+        // Before the program, of which another thread may use the session at once.
+        if self.links.get(&session).is_some_and(|link| !link.begins) {
             let nonce = slot.and_then(|slot| fabric.nonce(slot)).unwrap_or_default();
-            if self.links.get(&session).is_some_and(|link| !link.begins) {
-                self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
-            }
-        } else {
+            self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
+        }
+        let taken = self.shared().session_up(session, capabilities, peer);
+        if !taken {
             self.close(fabric, reactor, session, RefuseCode::Busy);
         }
     }

@@ -81,7 +81,8 @@ impl Peer {
 /// What a layer heard, and could do then.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
-    Began,
+    /// With whether an acceptor had been told.
+    Began(bool),
     Message,
     /// With the result of a message begun there, and whether a receiver of anything had been told.
     Ended(bool),
@@ -91,6 +92,13 @@ enum Heard {
 struct Listener {
     heard: Arc<Mutex<Vec<Heard>>>,
     receiver: Arc<Mutex<Option<Arc<Op>>>>,
+    acceptor: Arc<Mutex<Option<Arc<Op>>>>,
+}
+
+/// Whether an operation was there and has ended.
+fn has_ended(op: &Mutex<Option<Arc<Op>>>) -> bool {
+    let op = op.lock().unwrap().take();
+    op.is_some_and(|op| !op.node.inner.lock().unwrap().is_under_way(op.slot))
 }
 
 impl Listener {
@@ -101,7 +109,7 @@ impl Listener {
 
 impl Layer for Listener {
     fn began(&mut self, _: &mut Turn<'_>, _: Session, _: [u8; 16], _: bool) {
-        self.note(Heard::Began);
+        self.note(Heard::Began(has_ended(&self.acceptor)));
     }
 
     fn message(&mut self, _: &mut Turn<'_>, _: Session, _: (Kind, &Header), _: &[u8]) -> bool {
@@ -116,9 +124,7 @@ impl Layer for Listener {
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, _: CloseReason) {
         // As another thread may at this time: nothing of it is sent.
         turn.send(session, Header::new(Kind::Notice), &[]);
-        let receiver = self.receiver.lock().unwrap().take();
-        let told = receiver.is_some_and(|op| !op.node.inner.lock().unwrap().is_under_way(op.slot));
-        self.note(Heard::Ended(told));
+        self.note(Heard::Ended(has_ended(&self.receiver)));
     }
 
     fn cancelled(&mut self, _: &mut Turn<'_>, _: OpId) {}
@@ -240,7 +246,21 @@ fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_
     let Ok(Outcome::Ended(of, _)) = ended else { panic!("{ended:?}") };
     assert_eq!(of, session);
     let heard = listener.heard.lock().unwrap();
-    assert_eq!(heard[..], [Heard::Began, Heard::Message, Heard::Ended(false)]);
+    assert_eq!(heard[..], [Heard::Began(false), Heard::Message, Heard::Ended(false)]);
+}
+
+/// Else another thread that calls at once is told that there is no such session.
+#[test]
+fn a_layer_hears_of_a_session_before_the_program_does() {
+    let (node, listener, at, _folder) = layered();
+    node.listen(&at).unwrap();
+    let accept = Arc::new(node.start_accept().unwrap());
+    *listener.acceptor.lock().unwrap() = Some(Arc::clone(&accept));
+    let mut peer = Peer::new(vec![credit()]);
+    peer.connect(&at);
+    let accepted = peer.until(|_| accept.test().ok());
+    assert!(matches!(accepted, Ok(Outcome::Session(_))), "{accepted:?}");
+    assert_eq!(*listener.heard.lock().unwrap(), [Heard::Began(false)]);
 }
 
 /// The program may use its memory for other things once the one use was made.
