@@ -59,7 +59,7 @@
 // Operations or windows of another node use the memory, or an operation is another's.
 #define BYWAY_E_OTHER_NODE -17
 
-// The peer does not serve the protocol of a call, or not in a version that this library speaks.
+// The peer does not serve the protocol of a call, or not in a version that this library speaks; or the node does not speak it.
 #define BYWAY_E_UNSUPPORTED -18
 
 // The peer may write.

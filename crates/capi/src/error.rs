@@ -41,7 +41,7 @@ pub const BYWAY_E_EXPIRED: c_int = -15;
 pub const BYWAY_E_STATUS: c_int = -16;
 /// Operations or windows of another node use the memory, or an operation is another's.
 pub const BYWAY_E_OTHER_NODE: c_int = -17;
-/// The peer does not serve the protocol of a call, or not in a version that this library speaks.
+/// The peer does not serve the protocol of a call, or not in a version that this library speaks; or the node does not speak it.
 pub const BYWAY_E_UNSUPPORTED: c_int = -18;
 
 /// What a code says, in English; never null, and never freed.
@@ -66,7 +66,7 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_EXPIRED => c"no answer to the call came in time",
         BYWAY_E_STATUS => c"the server did not do what it was called for",
         BYWAY_E_OTHER_NODE => c"another node uses the memory, or has the operation",
-        BYWAY_E_UNSUPPORTED => c"the peer does not serve that protocol, or not in a version that this library speaks",
+        BYWAY_E_UNSUPPORTED => c"the peer does not serve that protocol, or not in a version that this library speaks; or the node does not speak it",
         _ => c"no code of byway's",
     };
     text.as_ptr()
@@ -93,12 +93,12 @@ impl From<SubmitError> for Code {
             SubmitError::Forked => BYWAY_E_FORKED,
             SubmitError::Busy | SubmitError::Borrowed => BYWAY_E_BUSY,
             SubmitError::NoSession => BYWAY_E_NO_SESSION,
-            SubmitError::Ended(_) => BYWAY_E_ENDED,
+            SubmitError::Ended(_) | SubmitError::CallerGone => BYWAY_E_ENDED,
             SubmitError::OutOfRange => BYWAY_E_RANGE,
             SubmitError::TooLong => BYWAY_E_TOO_LONG,
             SubmitError::Rights => BYWAY_E_RIGHTS,
             SubmitError::OtherNode => BYWAY_E_OTHER_NODE,
-            SubmitError::Unsupported => BYWAY_E_UNSUPPORTED,
+            SubmitError::Unsupported | SubmitError::NotSpoken => BYWAY_E_UNSUPPORTED,
             _ => UNKNOWN,
         })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Op, OpError, Session, SubmitError};
+use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Op, OpError, Outcome, Session, SubmitError};
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
 use byway_reactor::{IoChoice, Reactor, Wait};
@@ -90,6 +90,33 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
         op.cancel().unwrap();
         thread.join().unwrap();
     }
+}
+
+/// The peer may well serve it.
+#[test]
+fn a_protocol_that_the_node_was_not_opened_for_is_not_the_peers_fault() {
+    let (server, client) = (open(), open());
+    let to_server = connect(&server, &client);
+    let unknown = Call { protocol: 99, ..Call::default() };
+    assert_eq!(client.call(to_server, &unknown, soon()).unwrap_err(), SubmitError::NotSpoken);
+    let _call = client.call(to_server, &Call::default(), soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    assert_eq!(request.token.hand_on(request.session, &unknown), Err(SubmitError::NotSpoken));
+    assert_eq!(client.node().counters().unwrap().ops, 1);
+}
+
+/// And not that of the third node, whose session is well.
+#[test]
+fn a_call_whose_caller_has_gone_is_not_delegated() {
+    let (caller, server, third) = (open(), open(), open());
+    let to_server = connect(&server, &caller);
+    let to_third = connect(&third, &server);
+    let lost = caller.call(to_server, &Call::default(), soon()).unwrap();
+    let request = server.next_call(soon()).unwrap();
+    drop((lost, caller));
+    let ended = server.node().start_receive(None).unwrap().wait(soon()).unwrap();
+    assert!(matches!(ended, Ok(Outcome::Ended(session, _)) if session == request.session), "{ended:?}");
+    assert_eq!(request.token.hand_on(to_third, &Call::default()), Err(SubmitError::CallerGone));
 }
 
 /// A client that grants messages at once, and says what it speaks when it is told to: nothing.

@@ -40,6 +40,12 @@ pub enum SubmitError {
     /// The peer does not serve the protocol of a call, or not in a version that this node speaks.
     #[error("the peer does not serve that protocol, or not in a version that this node speaks")]
     Unsupported,
+    /// This node was not opened for the protocol of a call; the caller's fault.
+    #[error("this node does not speak that protocol; open it for the protocol")]
+    NotSpoken,
+    /// The call that is to be delegated needs no answer any more: its caller's session has ended.
+    #[error("the call needs no answer any more: its caller's session has ended")]
+    CallerGone,
 }
 
 /// Why an operation did not do what it was to do.

@@ -213,7 +213,7 @@ impl Rpc {
     /// [`Op::cancel`] ends it at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many calls wait for credit; `Unsupported` if the peer does not serve the protocol, which is the operation's
+    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol, which is the operation's
     /// [`Status`](crate::message::Status) where the peer has not said yet what it serves; the session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
@@ -232,6 +232,9 @@ impl Rpc {
         let mut tables = self.tables();
         if tables.in_flight + tables.waiting.len() >= CALLS_MAX {
             return Err(SubmitError::Busy);
+        }
+        if !tables.calls.speaks(call.protocol) {
+            return Err(SubmitError::NotSpoken);
         }
         let op = self.node.layer_op()?;
         call.op = Some(op.id());

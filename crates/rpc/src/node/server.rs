@@ -158,8 +158,8 @@ impl Token {
     /// (docs/decisions/0023). If the third's session ends first, the caller gets [`Status::DelegateLost`].
     ///
     /// # Errors
-    /// The token and why not: `TooLong`; `Busy` if the third has given no more credit; `Unsupported` if it does not serve the
-    /// protocol; a session is gone.
+    /// The token and why not: `TooLong`; `Busy` if the third has given no more credit; `NotSpoken`; `Unsupported` if it does not serve
+    /// the protocol; `CallerGone`; the third's session is gone.
     pub fn delegate(self, third: Session, call: &Call<'_>) -> Result<(), Box<(Self, SubmitError)>> {
         self.hand_on(third, call).map_err(|error| Box::new((self, error)))
     }
@@ -177,7 +177,10 @@ impl Token {
         let windows = call.windows.len() as u8;
         let ask = Ask { protocol: call.protocol, method: call.method, arguments: &arguments, windows };
         let left = (self.deadline < Instant::FAR).then(|| self.deadline.since(self.rpc.node.now()));
-        let delegated = self.rpc.tables().calls.delegate(self.call, third.into(), &ask, left);
+        let mut tables = self.rpc.tables();
+        let delegated = tables.calls.delegate(self.call, third.into(), &ask, left);
+        let (speaks, is_owed) = (tables.calls.speaks(call.protocol), tables.calls.is_owed(self.call));
+        drop(tables);
         match delegated {
             // If the third's session ends before it is sent, the caller is told by the end of that session.
             Ok((header, token)) => {
@@ -187,6 +190,8 @@ impl Token {
             Err(error) => {
                 self.used.store(false, Ordering::Release);
                 Err(match error {
+                    _ if !speaks => SubmitError::NotSpoken,
+                    _ if !is_owed => SubmitError::CallerGone,
                     CannotSend::NoCredit => SubmitError::Busy,
                     CannotSend::NotServed(_) => SubmitError::Unsupported,
                     CannotSend::Ended => self.rpc.node.session_error(third),

@@ -206,6 +206,12 @@ impl<C> Calls<C> {
         })
     }
 
+    /// Whether a call is to be answered here.
+    pub fn is_owed(&mut self, call: CallRef) -> bool {
+        let owed = self.session(call.session).and_then(|state| state.incoming.get_mut(call.call));
+        owed.is_some_and(|owed| owed.delegated.is_none())
+    }
+
     /// Whether a call's caller has cancelled it, or its session has ended.
     pub fn is_cancelled(&mut self, call: CallRef) -> bool {
         let owed = self.session(call.session).and_then(|state| state.incoming.get_mut(call.call));

@@ -33,7 +33,7 @@ use self::outgoing::Outgoing;
 pub use self::protocols::{CannotSend, Grant, Spoken};
 use self::protocols::{Protocols, entries};
 use self::seeded::Bug;
-use crate::limits::WINDOWS_PER_CALL_MAX;
+use crate::limits::{PROTOCOLS_MAX, WINDOWS_PER_CALL_MAX};
 use crate::message::{CallBody, CancelBody, CreditBody, Inline, NodeId, ProtocolsBody, ReplyBody, Status, Token};
 
 /// Names a call at its callee.
@@ -242,6 +242,11 @@ impl<C> Calls<C> {
             outbox: Vec::new(),
             counters: CallCounters::default(),
         }
+    }
+
+    /// Whether this node speaks a protocol.
+    pub fn speaks(&self, protocol: u8) -> bool {
+        self.spoken.iter().take(PROTOCOLS_MAX).any(|one| one.protocol == protocol)
     }
 
     /// What the machine counts.

@@ -73,7 +73,8 @@ pub enum CannotSend {
     /// The peer has not said yet what it speaks, or its credit is used up: wait for [`Event::Ready`](super::Event::Ready).
     #[error("no credit")]
     NoCredit,
-    /// The peer does not serve the protocol, or no version that this node speaks.
+    /// The peer does not serve the protocol, or no version that this node speaks; or this node does not
+    /// [speak](super::Calls::speaks) it.
     #[error("{0}")]
     NotServed(Status),
     /// The session has ended.
