@@ -8,7 +8,8 @@ use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
 use byway_reactor::{IoChoice, Reactor, Wait};
 use byway_rpc::message::{ReplyBody, Status};
-use byway_rpc::node::{Call, Rpc};
+use byway_rpc::node::{Call, PROGRAM, Rpc};
+use byway_rpc::session::{Grant, Spoken};
 use zerocopy::FromZeros;
 
 fn soon() -> Deadline {
@@ -90,6 +91,17 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
         op.cancel().unwrap();
         thread.join().unwrap();
     }
+}
+
+/// No program can take them yet: they would be dropped.
+#[test]
+fn a_node_that_would_grant_notices_is_not_opened() {
+    let open = |notices| {
+        let grant = Some(Grant { calls: 1, notices });
+        Rpc::open_for(&NodeOptions::default(), vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant }])
+    };
+    assert_eq!(open(1).map(|_| ()).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert!(open(0).is_ok());
 }
 
 /// The peer may well serve it.

@@ -42,7 +42,7 @@ impl RpcLayer {
         match event {
             Event::None | Event::Ready(_) => {}
             Event::Called(call, incomer) => called(&mut tables, turn, call, &incomer),
-            // No program takes notices of a node yet: it grants none.
+            // A node grants none (`Rpc::open_for`).
             Event::Notified(incomer) => tables.calls.notice_taken(incomer.session, incomer.protocol),
             Event::Cancelled(call) => {
                 let place = tables.queue.iter().position(|arrived| arrived.call == call);

@@ -155,11 +155,15 @@ impl Rpc {
         Self::open_for(options, vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) }])
     }
 
-    /// Opens a node that speaks these protocols.
+    /// Opens a node that speaks these protocols. It grants calls alone: programs cannot take notices yet.
     ///
     /// # Errors
-    /// As for [`Node::open`].
+    /// As for [`Node::open`]; `InvalidInput` if notices are granted.
     pub fn open_for(options: &NodeOptions, spoken: Vec<Spoken>) -> std::io::Result<Self> {
+        if spoken.iter().filter_map(|one| one.grant).any(|grant| grant.notices > 0) {
+            let why = "a program's node takes no notices: grant 0 of them";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+        }
         let id = Random::from_kernel().bytes16();
         let tables = Arc::new(Mutex::new(Tables {
             calls: Calls::new(id, spoken),
@@ -213,8 +217,9 @@ impl Rpc {
     /// [`Op::cancel`] ends it at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol, which is the operation's
-    /// [`Status`](crate::message::Status) where the peer has not said yet what it serves; the session is gone.
+    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol, which
+    /// the operation says by its [`Status`](crate::message::Status) where the peer has not named its protocols yet; the session is
+    /// gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
         let payload = pack(call.windows, call.payload, 0)?;

@@ -7,8 +7,8 @@
 //! that takes no notices does not hold up another protocol's calls.
 //!
 //! The machine does no I/O and knows no clock. Its driver passes messages in ([`Calls::message`], [`Calls::placed`]),
-//! sends the headers that it gets back, and after every call sends what lies in [`Calls::outbox`]. Three drivers use it: a
-//! loop of `byway serve`, a node in a program, and the tests' simulation.
+//! sends the headers that it gets back, and after every call sends what lies in [`Calls::outbox`]. Its drivers are a program's
+//! [node](crate::node), the server and the client of volumes, and the tests' simulation.
 
 mod callee;
 mod caller;

@@ -70,7 +70,8 @@ pub(super) struct Protocols {
 /// Why a call or notice cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotSend {
-    /// The peer has not said yet what it speaks, or its credit is used up: wait for [`Event::Ready`](super::Event::Ready).
+    /// The peer has not said yet what it speaks, or its credit is used up: wait for [`Event::Ready`](super::Event::Ready)
+    /// or [`Event::Ended`](super::Event::Ended). A call that is given up and the end of another session bring credit back too.
     #[error("no credit")]
     NoCredit,
     /// The peer does not serve the protocol, or no version that this node speaks; or this node does not
