@@ -133,7 +133,8 @@ impl<C> Outgoing<C> {
     /// A third node has answered. `None`: the call is not in flight, or answered.
     pub(super) fn answered(&mut self, reply: &ReplyBody, len: usize) -> Option<Progress<C>> {
         let slot = self.slot_of(reply.call.get());
-        let call = self.calls.get_mut(slot).filter(|call| call.answer.is_none())?;
+        // As in `replied`: an answer of which parts are missing gives way to the word that the node which sent it is lost.
+        let call = self.calls.get_mut(slot).filter(|call| !call.is_answered())?;
         call.placed += len as u64;
         call.answer = Some(answer_of(reply));
         Some(self.progress(slot))

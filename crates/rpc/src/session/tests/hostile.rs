@@ -42,6 +42,14 @@ fn call(calls: &mut Node, session: Slot, deadline: Instant) -> CallId {
     calls.call(session, &ASK, "its call", Instant::ZERO, deadline).expect("there is credit").0
 }
 
+/// A third node's answer, with `total` bytes of payload in other messages, and what precedes its own.
+fn answered_by_token(at: CallId, status: u16, total: u32) -> (Header, Token) {
+    let (session, secret) = (at.session.to_u64().into(), secret(&NONCE, at.call).into());
+    let mut header = reply_header(at.call, status, total, &Inline::EMPTY);
+    header.flags |= FLAG_TOKEN;
+    (header, Token { caller: [9; 16], session, call: at.call.into(), secret })
+}
+
 /// Such an answer would have come before, on the same lane. The third node's end would never be noticed.
 #[test]
 fn an_answer_that_is_said_to_have_come_over_the_callees_own_session_is_lost() {
@@ -59,14 +67,7 @@ fn an_answer_that_did_come_over_the_callees_own_session_may_have_parts_on_their_
     let mut caller = node();
     let to_callee = meet(&mut caller, 1);
     let at = call(&mut caller, to_callee, Instant::FAR);
-    let token = Token {
-        caller: [9; 16],
-        session: to_callee.to_u64().into(),
-        call: at.call.into(),
-        secret: secret(&NONCE, at.call).into(),
-    };
-    let mut answer = reply_header(at.call, 0, 100, &Inline::EMPTY);
-    answer.flags |= FLAG_TOKEN;
+    let (answer, token) = answered_by_token(at, 0, 100);
     assert!(matches!(caller.message(to_callee, Kind::Reply, &answer, token.as_bytes()), Ok(Event::None)));
     let told = answered_over(at.call, to_callee);
     assert!(matches!(caller.message(to_callee, Kind::Reply, &told, &[]), Ok(Event::None)));
@@ -96,6 +97,20 @@ fn a_third_nodes_answer_is_not_waited_for_when_the_caller_has_given_up() {
         }
         assert_eq!((caller.calls_out(to_callee), caller.may_call(to_callee, PROTOCOL)), (0, Ok(())));
     }
+}
+
+/// A chain of nodes has the call. The last answers and goes, with a part of its answer; the one before says so by the token.
+#[test]
+fn an_answer_of_which_a_part_is_lost_gives_way_to_the_word_of_that() {
+    let mut caller = node();
+    let [to_callee, to_last, to_one_before] = [1, 2, 3].map(|name| meet(&mut caller, name));
+    let at = call(&mut caller, to_callee, Instant::FAR);
+    let (answer, token) = answered_by_token(at, 0, 100);
+    assert!(matches!(caller.message(to_last, Kind::Reply, &answer, token.as_bytes()), Ok(Event::None)));
+    assert!(caller.down(to_last).is_empty());
+    let (lost, token) = answered_by_token(at, LOST.status, 0);
+    let event = caller.message(to_one_before, Kind::Reply, &lost, token.as_bytes());
+    assert!(matches!(event, Ok(Event::Ended("its call", LOST, _))), "{event:?}");
 }
 
 /// A call from the peer of a session: what it came with, behind its header.
