@@ -71,6 +71,9 @@
 // The window can be used once, and has at most 1 MiB.
 #define BYWAY_ONCE 4
 
+// The protocol of block volumes: of `byway serve`.
+#define BYWAY_PROTOCOL_VOLUMES 1
+
 // The wire is TCP.
 #define BYWAY_WIRE_TCP 1
 
@@ -137,7 +140,7 @@ struct byway_completion {
 struct byway_call {
   // The method: the protocol's number.
   uint16_t method;
-  // The protocol: 0 for that of programs, or a `BYWAY_PROTOCOL_*`.
+  // The protocol: 0 for that of programs, or `BYWAY_PROTOCOL_VOLUMES`, whose methods, arguments and results docs/wire.md has.
   uint8_t protocol;
   // At most 64 bytes.
   const uint8_t *arguments;

@@ -9,13 +9,17 @@ use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
 use crate::node::{byway_node, deadline, fits};
 use crate::operation::{byway_op, start};
 
+/// The protocol of block volumes: of `byway serve`.
+pub const BYWAY_PROTOCOL_VOLUMES: u8 = 1;
+const _: () = assert!(BYWAY_PROTOCOL_VOLUMES == byway_rpc::node::VOLUMES);
+
 /// What a caller asks. What it has none of may be null with a length of 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct byway_call {
     /// The method: the protocol's number.
     pub method: u16,
-    /// The protocol: 0 for that of programs, or a `BYWAY_PROTOCOL_*`.
+    /// The protocol: 0 for that of programs, or `BYWAY_PROTOCOL_VOLUMES`, whose methods, arguments and results docs/wire.md has.
     pub protocol: u8,
     /// At most 64 bytes.
     pub arguments: *const u8,

@@ -56,4 +56,5 @@
 pub mod limits;
 pub mod message;
 pub mod node;
+pub mod protocol;
 pub mod session;

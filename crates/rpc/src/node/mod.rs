@@ -49,15 +49,14 @@ pub use self::server::{Request, Token};
 use self::waiting::{WaitingCall, WaitingCalls};
 use crate::limits::{CALLS_MAX, PROGRAM_CALLS, WINDOWS_PER_CALL_MAX};
 use crate::message::{Inline, NodeId};
+use crate::protocol::CALLS_VOLUMES;
+pub use crate::protocol::{PROGRAM, VOLUMES};
 use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Outbound, Spoken};
-
-/// The protocol of programs that need only one of their own.
-pub const PROGRAM: u8 = 16;
 
 /// What a caller asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The protocol: [`PROGRAM`], unless the node was opened for others ([`Rpc::open_for`]).
+    /// The protocol: [`PROGRAM`], [`VOLUMES`], or another that the node was opened for ([`Rpc::open_for`]).
     pub protocol: u8,
     /// The method.
     pub method: u16,
@@ -146,13 +145,14 @@ pub struct Rpc {
 }
 
 impl Rpc {
-    /// Opens a node that calls and serves [`PROGRAM`].
+    /// Opens a node that calls and serves [`PROGRAM`], and calls servers of [`VOLUMES`].
     ///
     /// # Errors
     /// As for [`Node::open`].
     pub fn open(options: &NodeOptions) -> std::io::Result<Self> {
         let grant = Grant { calls: PROGRAM_CALLS, notices: 0 };
-        Self::open_for(options, vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) }])
+        let program = Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) };
+        Self::open_for(options, vec![program, CALLS_VOLUMES])
     }
 
     /// Opens a node that speaks these protocols. It grants calls alone: programs cannot take notices yet.

@@ -7,10 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::error::BlockError;
 
-/// The number of the protocol of block volumes.
-pub const PROTOCOL: u8 = 1;
-/// The versions of it that are spoken here, oldest and newest.
-pub const VERSIONS: (u16, u16) = (1, 1);
+pub use byway_rpc::protocol::{VOLUMES as PROTOCOL, VOLUMES_VERSIONS as VERSIONS};
 
 /// What a call asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -411,6 +411,8 @@ impl Handler for Serving<'_> {
     ) {
         match kind {
             Message::Call if self.core.begins_none(session) => return,
+            // A program's node lets its peer send messages of a program's own; a server has none.
+            Message::Credit => return,
             Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
             _ => return fabric.close(reactor, session, CloseReason::Unexpected(kind)),
         }

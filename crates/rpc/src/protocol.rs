@@ -1,0 +1,14 @@
+//! The numbers of protocols. docs/wire.md has the list.
+
+use crate::session::Spoken;
+
+/// Block volumes, as `byway serve` serves them.
+pub const VOLUMES: u8 = 1;
+/// The version of [`VOLUMES`] that is spoken here, oldest and newest.
+pub const VOLUMES_VERSIONS: (u16, u16) = (1, 1);
+
+/// The protocol of programs that need only one of their own.
+pub const PROGRAM: u8 = 16;
+
+/// What a program speaks that calls servers of volumes.
+pub const CALLS_VOLUMES: Spoken = Spoken { protocol: VOLUMES, versions: VOLUMES_VERSIONS, grant: None };
