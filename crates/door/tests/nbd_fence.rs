@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use byway_door::limits::CONNECTION_IN_FLIGHT_MAX;
 use byway_reactor::IoChoice;
-use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRange, FaultRule, FaultRules};
 use byway_service::block::{Store, Volume, VolumeOptions};
 use nbd_loop::{Loop, backends, request};
 
@@ -87,6 +87,14 @@ impl Node {
         self.read(client, 16 + BLOCK).split_off(16)
     }
 
+    /// Until the server has seen that a client has left requests at the store.
+    fn see_departure(&mut self) {
+        let id = self.loops[0].catalog.ids().next().unwrap();
+        while self.loops[0].engine.departures(id) == 0 {
+            self.turn();
+        }
+    }
+
     fn at_store(&self) -> usize {
         self.loops.iter().map(|one| one.engine.in_flight()).sum()
     }
@@ -98,7 +106,11 @@ fn write(cookie: u64, offset: u64, fill: u8) -> Vec<u8> {
 
 /// Of an old connection on loop 0 that broke, what is left must not be seen behind what a new one has written.
 fn write_anew_on(number: usize, node: &mut Node) {
-    let mut new = node.connect(number);
+    let new = node.connect(number);
+    write_on(new, node);
+}
+
+fn write_on(mut new: UnixStream, node: &mut Node) {
     node.write(&mut new, 2);
     assert_eq!(node.first_block(&mut new), [2; BLOCK]);
     while node.at_store() > 0 {
@@ -138,6 +150,63 @@ fn what_an_old_connection_had_not_begun_is_not_begun_any_more() {
         }
         drop(old);
         write_anew_on(number, &mut node);
+    }
+}
+
+/// As the kernel's client does that has several connections: it gives one up, and sends again on another that it has.
+#[test]
+fn a_write_of_a_connection_that_was_given_up_does_not_land_over_one_of_another_that_was_there() {
+    for io in backends() {
+        for number in [0, 1] {
+            let mut node = Node::new(io, &slow_at_first(2, Duration::from_millis(300)));
+            let (mut one, mut other) = (node.connect(0), node.connect(number));
+            node.write(&mut other, 3);
+            node.send(&mut one, &write(1, 0, 1));
+            while node.at_store() == 0 {
+                node.turn();
+            }
+            drop(one);
+            node.see_departure();
+            node.write(&mut other, 2);
+            while node.at_store() > 0 {
+                node.turn();
+            }
+            assert_eq!(node.first_block(&mut other), [2; BLOCK], "the write of the other connection landed later");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_still_there_when_another_comes_is_asked_again_before_each_change() {
+    for number in [0, 1] {
+        let many = CONNECTION_IN_FLIGHT_MAX as u64;
+        let rule = |offset, len, count_max| FaultRule {
+            operation: FaultOperation::Write,
+            effect: FaultEffect::Delay(Duration::from_secs(1)),
+            range: Some(FaultRange { offset, len }),
+            count_max: Some(count_max),
+        };
+        // The old connection's writes, but not that of the new one behind its own.
+        let (first, others) = (rule(0, BLOCK as u64, 1), rule(BLOCK as u64, many * BLOCK as u64, many));
+        let options = VolumeOptions { faults: FaultRules(vec![first, others]), ..VolumeOptions::default() };
+        let volume = Arc::new(Volume::new("v", Store::memory("v", 4 << 20).unwrap(), options));
+        let mut node = Node::new(IoChoice::Epoll, &volume);
+        let mut old = node.connect(0);
+        let fill = |cookies: std::ops::RangeInclusive<u64>| {
+            cookies.flat_map(|cookie| write(cookie, cookie * BLOCK as u64, 1)).collect::<Vec<u8>>()
+        };
+        node.send(&mut old, &fill(1..=many - 2));
+        while node.at_store() < CONNECTION_IN_FLIGHT_MAX - 2 {
+            node.turn();
+        }
+        let new = node.connect(number);
+        // It is asked before the first two of these, which are as many as may be in flight. The third waits.
+        node.send(&mut old, &[fill(many - 1..=many), write(many + 1, 0, 1)].concat());
+        while node.at_store() < CONNECTION_IN_FLIGHT_MAX {
+            node.turn();
+        }
+        drop(old);
+        write_on(new, &mut node);
     }
 }
 

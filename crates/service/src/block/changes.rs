@@ -1,5 +1,5 @@
-//! Which changes of a volume are at its store, on any loop: so that a new client can wait for those that began before it
-//! came (docs/decisions/0033).
+//! Which changes of a volume are at its store, on any loop: so that a client can wait for those of a connection that was its
+//! own before (docs/decisions/0033).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +11,10 @@ pub(super) struct Changes {
     loops: Mutex<Vec<Weak<Progress>>>,
     /// Clients that have come.
     arrivals: AtomicU64,
+    /// Held once more for each client that is there.
+    clients: Arc<()>,
+    /// Clients that have left while requests of theirs were at the store.
+    departures: AtomicU64,
 }
 
 /// How far one loop is. Only that loop writes it.
@@ -19,6 +23,8 @@ struct Progress {
     begun: AtomicU64,
     /// Every change up to this number has ended.
     ended: AtomicU64,
+    /// Odd while the loop begins changes of a connection: see [`LoopChanges::begin_batch`].
+    batch: AtomicU64,
 }
 
 /// The changes of a volume on one loop, numbered as they begin.
@@ -28,12 +34,31 @@ pub(super) struct LoopChanges {
     in_flight: BTreeSet<u64>,
 }
 
-/// The changes of a volume that were at the store when a client came.
+/// A client of a volume that has come, until it has gone.
+#[derive(Debug)]
+pub struct Presence {
+    /// How many had come with it.
+    number: u64,
+    /// Clients that were there when that was last looked at.
+    clients: usize,
+    _client: Arc<()>,
+}
+
+/// The changes of a volume that were at the store, or about to begin, at a certain time.
 #[derive(Debug)]
 pub struct EarlierChanges {
-    /// Loops with such changes, and the number of the last.
-    left: Vec<(Weak<Progress>, u64)>,
-    arrivals: u64,
+    left: Vec<Earlier>,
+    departures: u64,
+}
+
+/// Those of one loop.
+#[derive(Debug)]
+struct Earlier {
+    progress: Weak<Progress>,
+    /// The batch that the loop was in. Until it ends, more of the earlier changes may begin.
+    batch: Option<u64>,
+    /// The number of the last.
+    last: u64,
 }
 
 impl Changes {
@@ -46,23 +71,59 @@ impl Changes {
         LoopChanges { progress, in_flight: BTreeSet::new() }
     }
 
-    /// A client has come: gives the changes that began before.
-    pub(super) fn arrive(&self) -> EarlierChanges {
-        let arrivals = self.arrivals.fetch_add(1, Ordering::SeqCst) + 1;
-        let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        let mark = |one: &Weak<Progress>| {
-            let begun = one.upgrade()?.begun.load(Ordering::SeqCst);
-            Some((Weak::clone(one), begun))
-        };
-        EarlierChanges { left: loops.iter().filter_map(mark).collect(), arrivals }
+    /// A client has come.
+    pub(super) fn arrive(&self) -> Presence {
+        let client = Arc::clone(&self.clients);
+        Presence { number: self.arrivals.fetch_add(1, Ordering::SeqCst) + 1, clients: 1, _client: client }
     }
 
-    pub(super) fn arrivals(&self) -> u64 {
-        self.arrivals.load(Ordering::Acquire)
+    /// Whether another client is there, has come since, or has left since this was last asked.
+    pub(super) fn has_others(&self, client: &mut Presence) -> bool {
+        let has_come = self.arrivals.load(Ordering::SeqCst) != client.number;
+        let clients = Arc::strong_count(&self.clients) - 1;
+        let before = std::mem::replace(&mut client.clients, clients);
+        has_come || clients > 1 || before > 1
+    }
+
+    /// A client has left while requests of it were at the store.
+    pub(super) fn depart(&self) {
+        self.departures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn departures(&self) -> u64 {
+        self.departures.load(Ordering::SeqCst)
+    }
+
+    /// The changes that began before now. Not to be called within a batch of the same loop, which would wait for itself.
+    pub(super) fn earlier(&self) -> EarlierChanges {
+        // First: a departure in the meantime is then seen as a new one.
+        let departures = self.departures();
+        let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mark = |one: &Weak<Progress>| {
+            let progress = one.upgrade()?;
+            let batch = progress.batch.load(Ordering::SeqCst);
+            let last = progress.begun.load(Ordering::SeqCst);
+            Some(Earlier { progress: Weak::clone(one), batch: (batch % 2 == 1).then_some(batch), last })
+        };
+        EarlierChanges { left: loops.iter().filter_map(mark).collect(), departures }
     }
 }
 
 impl LoopChanges {
+    /// The loop is about to begin changes of one connection, and looks afterwards whether clients have come or left. The order
+    /// matters: either the loop sees a client that has come, or that client sees the batch, and waits for its end.
+    pub(super) fn begin_batch(&self) {
+        let batch = self.progress.batch.load(Ordering::Relaxed);
+        debug_assert!(batch.is_multiple_of(2), "a loop has one batch at a time");
+        self.progress.batch.store(batch + 1, Ordering::SeqCst);
+    }
+
+    /// All changes of the batch have begun. Those that the page cache took have ended, too.
+    pub(super) fn end_batch(&self) {
+        let batch = self.progress.batch.load(Ordering::Relaxed);
+        self.progress.batch.store(batch + 1, Ordering::Release);
+    }
+
     /// A change is about to be submitted; gives its number.
     pub(super) fn begin(&mut self) -> u64 {
         let number = self.progress.begun.load(Ordering::Relaxed) + 1;
@@ -83,14 +144,24 @@ impl LoopChanges {
 impl EarlierChanges {
     /// Whether all of them have ended.
     pub fn have_ended(&mut self) -> bool {
-        self.left
-            .retain(|(one, mark)| one.upgrade().is_some_and(|progress| progress.ended.load(Ordering::Acquire) < *mark));
+        self.left.retain_mut(|earlier| {
+            // A loop that is gone has no operation in flight.
+            let Some(progress) = earlier.progress.upgrade() else { return false };
+            if let Some(batch) = earlier.batch {
+                if progress.batch.load(Ordering::Acquire) == batch {
+                    return true;
+                }
+                earlier.batch = None;
+                earlier.last = progress.begun.load(Ordering::SeqCst);
+            }
+            progress.ended.load(Ordering::Acquire) < earlier.last
+        });
         self.left.is_empty()
     }
 
-    /// How many clients of the volume had come, with the one that this was made for.
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals
+    /// How many clients of the volume had left while requests of theirs were at the store.
+    pub fn departures(&self) -> u64 {
+        self.departures
     }
 }
 
@@ -103,7 +174,7 @@ mod tests {
         let changes = Changes::default();
         let (mut one, mut other) = (changes.join(), changes.join());
         let (first, second, third) = (one.begin(), one.begin(), other.begin());
-        let mut earlier = changes.arrive();
+        let mut earlier = changes.earlier();
         let later = one.begin();
         one.end(second);
         other.end(third);
@@ -111,7 +182,7 @@ mod tests {
         one.end(first);
         assert!(earlier.have_ended(), "what began later does not count");
         one.end(later);
-        assert!(changes.arrive().have_ended());
+        assert!(changes.earlier().have_ended());
     }
 
     #[test]
@@ -119,9 +190,98 @@ mod tests {
         let changes = Changes::default();
         let mut gone = changes.join();
         gone.begin();
-        let mut earlier = changes.arrive();
+        let mut earlier = changes.earlier();
         assert!(!earlier.have_ended());
         drop(gone);
         assert!(earlier.have_ended());
+    }
+
+    #[test]
+    fn a_client_has_others_while_they_are_there_once_they_have_left_and_for_good_if_they_came_later() {
+        let changes = Changes::default();
+        let mut first = changes.arrive();
+        assert!(!changes.has_others(&mut first));
+        let mut second = changes.arrive();
+        assert!(changes.has_others(&mut first) && changes.has_others(&mut second));
+        drop(first);
+        assert!(changes.has_others(&mut second), "it may have sent again before it left");
+        assert!(!changes.has_others(&mut second));
+        drop(changes.arrive());
+        assert!(changes.has_others(&mut second) && changes.has_others(&mut second));
+    }
+
+    /// What a loop does with a change of an old connection, step by step.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Old {
+        BeginBatch,
+        /// Whether another client has come: then the change is not begun.
+        Look,
+        /// Not for a change that the page cache takes.
+        Number,
+        Land,
+        EndBatch,
+        /// Of one that has a number; it lands late.
+        LandLate,
+    }
+
+    /// What another loop does for a new connection and its change.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum New {
+        Arrive,
+        Mark,
+        Ask,
+    }
+
+    const AT_ONCE: &[Old] = &[Old::BeginBatch, Old::Look, Old::Land, Old::EndBatch];
+    const AT_STORE: &[Old] = &[Old::BeginBatch, Old::Look, Old::Number, Old::EndBatch, Old::LandLate];
+    const NEW: &[New] = &[New::Arrive, New::Mark, New::Ask, New::Ask];
+
+    /// Plays one order of the steps: `turns` has true where the old connection's loop is next.
+    fn play(old: &[Old], turns: &[bool]) {
+        let changes = Changes::default();
+        let mut on_loop = changes.join();
+        let (mut old_left, mut new_left) = (old.iter(), NEW.iter());
+        let (mut refused, mut landed, mut number, mut earlier, mut done) = (false, false, 0, None, false);
+        let mut land = |done: bool| {
+            landed = true;
+            assert!(!done, "the old change lands over the new one: {old:?} {turns:?}");
+        };
+        for turn in turns {
+            if *turn {
+                match old_left.next().unwrap() {
+                    Old::BeginBatch => on_loop.begin_batch(),
+                    Old::Look => refused = changes.arrivals.load(Ordering::SeqCst) > 0,
+                    Old::Number if !refused => number = on_loop.begin(),
+                    Old::Land if !refused => land(done),
+                    Old::LandLate if !refused => {
+                        land(done);
+                        on_loop.end(number);
+                    }
+                    Old::EndBatch => on_loop.end_batch(),
+                    _ => {}
+                }
+            } else {
+                match new_left.next().unwrap() {
+                    New::Arrive => drop(changes.arrive()),
+                    New::Mark => earlier = Some(changes.earlier()),
+                    New::Ask => done |= earlier.as_mut().is_some_and(EarlierChanges::have_ended),
+                }
+            }
+        }
+        assert!(landed || refused);
+        assert!(earlier.unwrap().have_ended(), "the new change waits for ever: {old:?} {turns:?}");
+    }
+
+    #[test]
+    fn in_no_order_of_the_loops_steps_does_an_old_change_land_over_a_new_one() {
+        for old in [AT_ONCE, AT_STORE] {
+            let steps = old.len() + NEW.len();
+            for order in 0u32..1 << steps {
+                if order.count_ones() as usize == old.len() {
+                    let turns: Vec<bool> = (0..steps).map(|step| order >> step & 1 == 1).collect();
+                    play(old, &turns);
+                }
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ mod volume;
 pub mod wire;
 
 pub use catalog::{Catalog, Changes};
-pub use changes::EarlierChanges;
+pub use changes::{EarlierChanges, Presence};
 pub use engine::{
     Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, StoreTimes, Tag,
     TimeHistogram, VolumeCounters, VolumeId, WriteFlags, ZeroFlags,

@@ -220,8 +220,7 @@ impl Greeting {
         self.guest.right = Some(told);
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
-        let earlier = floor.engine.arrive(volume);
-        let volume = (volume, earlier);
+        let volume = (volume, floor.engine.arrive(volume));
         Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
     }
 

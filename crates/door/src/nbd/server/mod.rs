@@ -391,6 +391,7 @@ impl NbdDoor {
                 payload_bytes: self.payload_bytes,
             };
             connection.advance(&mut context);
+            connection.note_departure(floor.engine);
             self.queued_heap = connection.count_heap(self.queued_heap);
             self.payload_bytes = connection.count_payload(self.payload_bytes);
             client.operations += u32::from(connection.receiving && !before.0);

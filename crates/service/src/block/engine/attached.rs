@@ -10,7 +10,7 @@ use super::slicing::Slicing;
 use super::stage::Stage;
 use super::times::StoreTimes;
 use super::{Engine, VolumeId};
-use crate::block::changes::{EarlierChanges, LoopChanges};
+use crate::block::changes::{EarlierChanges, LoopChanges, Presence};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 use crate::block::volume::{ServingLoop, Volume};
@@ -118,13 +118,49 @@ impl Engine {
 
     /// A client of a volume has come: gives the changes that are at the store, on any loop, and that its own must not
     /// overtake.
-    pub fn arrive(&self, id: VolumeId) -> Option<EarlierChanges> {
-        self.attached(id).ok().map(|attached| attached.volume.changes().arrive())
+    pub fn arrive(&self, id: VolumeId) -> Option<(Presence, EarlierChanges)> {
+        let changes = self.attached(id).ok()?.volume.changes();
+        // In this order: changes that begin in between see the client.
+        let presence = changes.arrive();
+        Some((presence, changes.earlier()))
     }
 
-    /// How many clients of a volume have come ([`Engine::arrive`]), on any loop.
-    pub fn arrivals(&self, id: VolumeId) -> u64 {
-        self.attached(id).map_or(0, |attached| attached.volume.changes().arrivals())
+    /// A client of a volume has left while requests of it were in flight.
+    pub fn depart(&self, id: VolumeId) {
+        if let Ok(attached) = self.attached(id) {
+            attached.volume.changes().depart();
+        }
+    }
+
+    /// The changes of a volume that are at the store now, on any loop. Not within a batch ([`Engine::begin_batch`]).
+    pub fn earlier_changes(&self, id: VolumeId) -> Option<EarlierChanges> {
+        self.attached(id).ok().map(|attached| attached.volume.changes().earlier())
+    }
+
+    /// Whether a volume has other clients than this, on any loop, or had some since it came, or since this was last asked.
+    pub fn has_other_clients(&self, id: VolumeId, client: &mut Presence) -> bool {
+        self.attached(id).is_ok_and(|attached| attached.volume.changes().has_others(client))
+    }
+
+    /// How many clients of a volume have left ([`Engine::depart`]), on any loop.
+    pub fn departures(&self, id: VolumeId) -> u64 {
+        self.attached(id).map_or(0, |attached| attached.volume.changes().departures())
+    }
+
+    /// Changes of one connection to a volume are about to begin: whoever asks for [`Engine::earlier_changes`] on another loop
+    /// waits for the end of the batch, and for those changes. To be called before
+    /// [`Engine::has_other_clients`] and [`Engine::departures`] are asked.
+    pub fn begin_batch(&self, id: VolumeId) {
+        if let Some(attached) = self.volumes.get(id.index as usize).filter(|a| a.generation == id.generation) {
+            attached.changes.begin_batch();
+        }
+    }
+
+    /// The changes of the batch have begun. The volume must be that of the last [`Engine::begin_batch`].
+    pub fn end_batch(&self, id: VolumeId) {
+        if let Some(attached) = self.volumes.get(id.index as usize).filter(|a| a.generation == id.generation) {
+            attached.changes.end_batch();
+        }
     }
 
     /// The volume behind an id; `None` once it is let go of.

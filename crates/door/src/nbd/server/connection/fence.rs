@@ -1,30 +1,89 @@
-//! Changes of a new connection wait for those that came before it (docs/decisions/0033).
+//! Changes of a connection wait for those that its client may have left behind on another (docs/decisions/0033).
 //!
-//! A client whose connection broke sends again what was not answered, and goes on. What its old connection left at the
-//! store must not land over that. NBD does not say which connections are of one client, so each new connection waits, with
-//! its first change, for all changes of the volume that were at the store when it came. And a connection begins no change
-//! any more if its client has hung up and another connection has come since.
+//! A client whose connection broke sends again what was not answered, on a new connection or on another that it has, and
+//! goes on. What it left at the store must not land over that. NBD does not say which connections are of one client. So
+//! the first change of a new connection, and the first of each connection after any client has left with requests at the
+//! store, waits for all changes of the volume that are at the store then. And a connection begins no change any more if its
+//! client has hung up while the volume has, or had, another.
+
+use byway_service::block::{EarlierChanges, Engine, Presence};
 
 use super::{Connection, Context, End};
+
+/// Where a connection stands with the changes of others.
+#[derive(Debug, Default)]
+pub(super) struct Fence {
+    presence: Option<Presence>,
+    /// Changes that the next one waits for.
+    earlier: Option<EarlierChanges>,
+    /// The next change waits for `earlier`. It was sent before anything that other connections begin from now on.
+    waits: bool,
+    /// Clients of the volume that had left requests at the store when that was last looked at.
+    departures: u64,
+    /// Changes are begun: see [`Engine::begin_batch`].
+    in_batch: bool,
+    /// This connection's client has left requests at the store, and that was told.
+    departed: bool,
+}
+
+impl Fence {
+    pub(super) fn new(arrived: Option<(Presence, EarlierChanges)>) -> Self {
+        let (presence, earlier) = arrived.unzip();
+        let departures = earlier.as_ref().map_or(0, EarlierChanges::departures);
+        Self { presence, earlier, departures, ..Self::default() }
+    }
+}
 
 impl Connection {
     /// Whether a change may begin now; if not, the connection is over, or [`Connection::fenced`].
     pub(super) fn may_change(&mut self, context: &Context<'_>) -> bool {
-        if let Some(earlier) = &mut self.earlier {
-            if !earlier.have_ended() {
-                self.fenced = true;
+        if !self.fence.waits {
+            if !self.begin_batch(context) {
                 return false;
             }
-            self.earlier = None;
-        }
-        let arrivals = context.engine.arrivals(self.volume);
-        if arrivals != self.arrivals {
-            self.arrivals = arrivals;
-            if context.reactor.has_hung_up(self.socket) {
-                self.over = Some(End::Superseded);
-                return false;
+            if context.engine.departures(self.volume) != self.fence.departures {
+                self.end_batch(context.engine);
+                self.fence.earlier = context.engine.earlier_changes(self.volume);
+                self.fence.departures = self.fence.earlier.as_ref().map_or(0, EarlierChanges::departures);
             }
         }
-        true
+        if let Some(earlier) = &mut self.fence.earlier
+            && !earlier.have_ended()
+        {
+            self.end_batch(context.engine);
+            (self.fence.waits, self.fenced) = (true, true);
+            return false;
+        }
+        (self.fence.earlier, self.fence.waits) = (None, false);
+        self.begin_batch(context)
+    }
+
+    /// Begins a batch, unless it has begun. If the volume has, or had, other clients, the kernel is asked whether this one is
+    /// still there; if not the connection is over.
+    fn begin_batch(&mut self, context: &Context<'_>) -> bool {
+        if std::mem::replace(&mut self.fence.in_batch, true) {
+            return true;
+        }
+        context.engine.begin_batch(self.volume);
+        let has_others = |client| context.engine.has_other_clients(self.volume, client);
+        if self.fence.presence.as_mut().is_some_and(has_others) && context.reactor.has_hung_up(self.socket) {
+            self.over = Some(End::Superseded);
+        }
+        self.over.is_none()
+    }
+
+    /// Ends the batch, if one has begun.
+    pub(super) fn end_batch(&mut self, engine: &Engine) {
+        if std::mem::take(&mut self.fence.in_batch) {
+            engine.end_batch(self.volume);
+        }
+    }
+
+    /// If the connection reads nothing more while requests of it are at the store, says so to the other connections, once.
+    pub(in crate::nbd::server) fn note_departure(&mut self, engine: &Engine) {
+        let is_leaving = self.end.is_some() || self.over.is_some();
+        if is_leaving && self.has_requests() && !std::mem::replace(&mut self.fence.departed, true) {
+            engine.depart(self.volume);
+        }
     }
 }

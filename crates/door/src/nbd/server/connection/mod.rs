@@ -12,9 +12,10 @@ mod write;
 
 use byway_fabric::tls::TlsError;
 use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{BlockError, EarlierChanges, Engine, Outcome, Step, Tag, VolumeId, ZeroFlags};
+use byway_service::block::{BlockError, EarlierChanges, Engine, Outcome, Presence, Step, Tag, VolumeId, ZeroFlags};
 use slab::Slab;
 
+use self::fence::Fence;
 use self::long_read::PartedRead;
 use super::NBD_CLASS;
 use super::input::Input;
@@ -194,10 +195,7 @@ pub(super) struct Connection {
     in_flight_bytes: u64,
     /// Requests, and the bytes that they name, of this round.
     batch: (u32, u64),
-    /// Changes that were at the store when this connection came, while its own wait for them.
-    earlier: Option<EarlierChanges>,
-    /// Clients of the volume that had come when this was last looked at.
-    arrivals: u64,
+    fence: Fence,
     /// A change waits for those of others: look again soon.
     pub(super) fenced: bool,
     /// No frame was free: ask again.
@@ -211,7 +209,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         (socket, token, index): (Socket, Token, usize),
-        (volume, earlier): (VolumeId, Option<EarlierChanges>),
+        (volume, arrived): (VolumeId, Option<(Presence, EarlierChanges)>),
         transmission: Transmission,
         (input, secure): (Input, Option<Box<Secure>>),
     ) -> Self {
@@ -235,8 +233,7 @@ impl Connection {
             in_flight: 0,
             in_flight_bytes: 0,
             batch: (0, 0),
-            arrivals: earlier.as_ref().map_or(0, EarlierChanges::arrivals),
-            earlier,
+            fence: Fence::new(arrived),
             fenced: false,
             stalled: false,
             end: None,
@@ -316,6 +313,7 @@ impl Connection {
         }
         self.batch = (0, 0);
         let needs_input = self.walk(context);
+        self.end_batch(context.engine);
         context.reactor.note_requests(self.batch.0, self.batch.1);
         if self.over.is_some() {
             return;
