@@ -211,6 +211,31 @@ fn a_client_that_is_still_there_when_another_comes_is_asked_again_before_each_ch
 }
 
 #[test]
+fn a_client_that_leaves_while_its_change_waits_is_let_go_of() {
+    for io in backends() {
+        let mut node = Node::new(io, &slow_at_first(1, Duration::from_secs(20)));
+        let mut old = node.connect(0);
+        node.send(&mut old, &write(1, 0, 1));
+        while node.at_store() == 0 {
+            node.turn();
+        }
+        let mut new: Vec<UnixStream> = (0..8).map(|_| node.connect(1)).collect();
+        for client in &mut new {
+            node.send(client, &write(1, 0, 2));
+        }
+        for _ in 0..100 {
+            node.turn();
+        }
+        assert_eq!((node.loops[1].door.connection_count(), node.at_store()), (8, 1), "their changes wait");
+        drop(new);
+        while node.loops[1].door.connection_count() > 0 {
+            node.turn();
+        }
+        assert_eq!(node.at_store(), 1, "none of them was begun");
+    }
+}
+
+#[test]
 fn a_change_of_another_client_that_begins_later_is_not_waited_for() {
     let mut node = Node::new(IoChoice::Epoll, &slow_at_first(u64::MAX, Duration::from_millis(300)));
     let mut busy = node.connect(0);

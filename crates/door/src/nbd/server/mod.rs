@@ -4,6 +4,7 @@
 //! [`Done`]s with tags of that class.
 
 mod connection;
+mod fenced;
 mod greeting;
 mod input;
 mod secure;
@@ -21,6 +22,7 @@ use slab::Slab;
 
 pub use self::connection::End;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
+use self::fenced::{Fenced, TAG_FENCE};
 use self::greeting::{Greeting, Guest};
 use super::handshake::{HandshakeConfig, TlsMode};
 use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS_MAX};
@@ -29,10 +31,6 @@ use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS
 pub const NBD_CLASS: u8 = 0x40;
 
 const TAG_TIMEOUT: u8 = 3;
-/// A connection whose change waits for those of others looks again.
-const TAG_FENCE: u8 = 4;
-/// How soon: others' changes may end on another loop, which does not tell.
-const FENCE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How a door serves.
 #[derive(Debug, Clone)]
@@ -80,6 +78,7 @@ pub struct NbdDoor {
     pending: Slab<Pending>,
     /// Connections that wait for a frame, in order.
     stalled: VecDeque<usize>,
+    fenced: Fenced,
     draining: bool,
     /// Heap memory of the replies that wait.
     queued_heap: usize,
@@ -101,8 +100,7 @@ struct Client {
     operations: u32,
     closed: bool,
     in_stalled: bool,
-    /// The timer of [`TAG_FENCE`] is set.
-    looks: bool,
+    in_fenced: bool,
     sent: Flow,
     received: Flow,
 }
@@ -145,6 +143,7 @@ impl NbdDoor {
             generation: 0,
             pending: Slab::new(),
             stalled: VecDeque::new(),
+            fenced: Fenced::default(),
             draining: false,
             queued_heap: 0,
             greetings_heap: 0,
@@ -199,7 +198,7 @@ impl NbdDoor {
             operations: 1,
             closed: false,
             in_stalled: false,
-            looks: false,
+            in_fenced: false,
             sent: Flow::default(),
             received: Flow::default(),
         });
@@ -210,6 +209,9 @@ impl NbdDoor {
 
     /// Takes a completion of [`NBD_CLASS`].
     pub fn handle(&mut self, floor: &mut Floor<'_>, completion: Completion) {
+        if completion.token.tag() == TAG_FENCE {
+            return self.look_at_fenced(floor);
+        }
         let index = completion.token.index() as usize;
         let Some(client) = self.clients.get_mut(index) else { return };
         if client.generation & 0x00ff_ffff != completion.token.generation() {
@@ -245,7 +247,6 @@ impl NbdDoor {
             {
                 client.fail(End::Slow);
             }
-            (TAG_FENCE, _) => client.looks = false,
             _ => {}
         }
         self.advance(floor, index);
@@ -400,11 +401,8 @@ impl NbdDoor {
                 client.in_stalled = true;
                 self.stalled.push_back(index);
             }
-            if connection.fenced && !std::mem::replace(&mut client.looks, true) {
-                client.operations += 1;
-                let at = floor.reactor.now() + FENCE_PAUSE;
-                let token = Token::new(NBD_CLASS, TAG_FENCE, index as u32, client.generation);
-                floor.reactor.submit(Op::Timer { at }, token);
+            if connection.fenced && !std::mem::replace(&mut client.in_fenced, true) {
+                self.fenced.add(floor.reactor, (index, client.generation));
             }
             if let Some(end) = connection.end
                 && connection.is_idle(&self.pending)

@@ -1,10 +1,11 @@
-//! Clients that ask in their handshake and read nothing.
+//! Clients that ask in their handshake and read nothing; the timer of connections that wait for others.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use byway_reactor::{IoChoice, Wait};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{Store, Volume, VolumeOptions};
 
 use super::*;
@@ -28,22 +29,34 @@ impl Rig {
             let options = VolumeOptions { description: "d".repeat(DESCRIPTION), ..VolumeOptions::default() };
             Arc::new(Volume::new(format!("v{number}"), Store::null(512), options))
         };
-        catalog.replace(&mut engine, &mut reactor, &(0..VOLUMES).map(volume).collect::<Vec<_>>());
+        let effect = FaultEffect::Delay(Duration::from_secs(60));
+        let slow = FaultRule { operation: FaultOperation::Write, effect, range: None, count_max: None };
+        let options = VolumeOptions { faults: FaultRules(vec![slow]), ..VolumeOptions::default() };
+        let slow = Arc::new(Volume::new("slow", Store::memory("slow", 1 << 20).unwrap(), options));
+        catalog.replace(&mut engine, &mut reactor, &(0..VOLUMES).map(volume).chain([slow]).collect::<Vec<_>>());
         Self { reactor, engine, catalog, door: NbdDoor::new(NbdOptions::default()) }
     }
 
-    fn turn(&mut self) {
+    /// Gives the timers of [`TAG_FENCE`] that have ended.
+    fn turn(&mut self) -> usize {
         let Self { reactor, engine, catalog, door } = self;
         let mut completions = Vec::new();
         let until = reactor.now() + Duration::from_millis(1);
         reactor.reap(&mut completions, Wait::Until(until)).unwrap();
+        let is_fence = |completion: &&Completion| completion.token.tag() == TAG_FENCE;
+        let fences = completions.iter().filter(is_fence).count();
         for completion in completions {
             door.handle(&mut Floor { reactor, engine, catalog }, completion);
         }
+        fences
     }
 
     /// A client that asks for the list.
     fn ask(&mut self) -> UnixStream {
+        self.connect(LIST)
+    }
+
+    fn connect(&mut self, said: &[u8]) -> UnixStream {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let same = ours.try_clone().unwrap();
         theirs.set_nonblocking(true).unwrap();
@@ -51,7 +64,7 @@ impl Rig {
         let socket = reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
         door.open(&mut Floor { reactor, engine, catalog }, socket);
-        theirs.write_all(LIST).unwrap();
+        theirs.write_all(said).unwrap();
         theirs
     }
 
@@ -101,4 +114,30 @@ fn lists_that_nobody_reads_are_bounded_together() {
     }
     let mut next = rig.ask();
     assert_eq!(kind(&rig.read(&mut next, list)), SERVER);
+}
+
+#[test]
+fn connections_that_wait_for_others_share_a_timer_which_comes_less_and_less_often() {
+    const WRITE: &[u8] = b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\x02\0";
+    let said = [&b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04slow"[..], WRITE, &[1; 512]].concat();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let mut rig = Rig::new();
+    let mut clients = vec![rig.connect(&said)];
+    while rig.engine.in_flight() == 0 {
+        assert!(std::time::Instant::now() < deadline);
+        rig.turn();
+    }
+    clients.extend((0..8).map(|_| rig.connect(&said)));
+    while rig.door.fenced.connections.len() < 8 || rig.door.fenced.pause < fenced::PAUSE_MAX {
+        assert!(std::time::Instant::now() < deadline, "{:?}", rig.door.fenced);
+        assert!(rig.turn() <= 1, "one timer for all");
+    }
+    let late = rig.connect(&said);
+    while rig.door.fenced.connections.len() < 9 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", rig.door.fenced);
+        assert!(rig.turn() <= 1, "one timer for all");
+    }
+    assert!(rig.door.fenced.pause < fenced::PAUSE_MAX, "who comes late does not wait the long pause of the others");
+    drop((clients, late));
+    assert_eq!(rig.engine.in_flight(), 1);
 }

@@ -77,7 +77,7 @@ pub enum End {
     #[error("the server is shutting down")]
     Shutdown,
     /// The client closed its end while requests of it waited, and may have sent them again on another connection.
-    #[error("the client left before all of its requests were begun, and another connection to the volume has come")]
+    #[error("the client left before all of its requests were begun; it may have sent them again on another connection")]
     Superseded,
     /// The stream broke.
     #[error("the stream failed: {0}")]
