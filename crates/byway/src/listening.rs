@@ -1,5 +1,6 @@
 //! The sockets that a node listens at: opened at start, before the node is confined, and put away at its end.
 
+use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -69,12 +70,13 @@ fn access_of(place: &SocketPlace) -> std::io::Result<SocketAccess> {
 }
 
 /// Listens, for a while also where another process still does: a node that was killed keeps its ports until the kernel has
-/// ended its I/O, and its successor starts at once.
+/// ended its I/O, and its successor starts at once. So too where another process makes or removes a socket just then.
 pub fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     let deadline = Instant::now() + LISTEN_WAIT;
+    let is_passing = |error: &Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::ResourceBusy);
     loop {
         match listen() {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+            Err(error) if is_passing(&error) && Instant::now() < deadline => {
                 let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
                 let _ = rustix::thread::nanosleep(&pause);
             }

@@ -1,8 +1,10 @@
 //! Files of unix sockets: made with the right owner, replaced when they are stale, removed by the process that made them.
 //!
-//! Two processes that want the same path agree by a lock on its folder: between the look whether a listener answers and the new
-//! socket, or between the look whose socket it is and its removal, no other process of ours does anything there.
+//! Two processes that want the same path agree by a lock on a file beside it, which only its owner may open: between the look
+//! whether a listener answers and the new socket, or between the look whose socket it is and its removal, no other process of
+//! the same user does anything there.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -53,9 +55,9 @@ impl SocketFile {
     /// its [`BoundFile`] until then.
     ///
     /// # Errors
-    /// The kernel's; `ResourceBusy` while another process makes or removes a socket in that folder.
+    /// The kernel's; `ResourceBusy` while another process makes or removes a socket at that path.
     pub fn remove(&self) -> io::Result<bool> {
-        let _lock = lock_folder(&self.path)?;
+        let _lock = PathLock::take(&self.path)?;
         match rustix::fs::lstat(&self.path) {
             Ok(stat) if Self::of(&self.path, &stat) == *self => std::fs::remove_file(&self.path).map(|()| true),
             Ok(_) | Err(Errno::NOENT) => Ok(false),
@@ -65,12 +67,11 @@ impl SocketFile {
 }
 
 /// Binds a unix socket and listens. A file of a socket that nobody listens at is replaced.
+///
+/// # Errors
+/// The kernel's; `ResourceBusy` while another process makes or removes a socket at that path.
 pub(crate) fn listen(path: &Path, access: SocketAccess, backlog: i32) -> io::Result<(OwnedFd, BoundFile)> {
-    let lock = lock_folder(path).map_err(|error| match error.kind() {
-        // Soon over: callers that wait for an address in use wait for this too.
-        io::ErrorKind::ResourceBusy => Errno::ADDRINUSE.into(),
-        _ => error,
-    })?;
+    let lock = PathLock::take(path)?;
     remove_stale(path)?;
     let socket = stream_socket(AddressFamily::UNIX)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -80,7 +81,7 @@ pub(crate) fn listen(path: &Path, access: SocketAccess, backlog: i32) -> io::Res
         Ok(file)
     });
     let file = prepared.inspect_err(|_| {
-        // Ours: the folder is still locked. An error here would hide the first.
+        // Ours: the path is still locked. An error here would hide the first.
         let _ = std::fs::remove_file(path);
     })?;
     drop(lock);
@@ -105,16 +106,58 @@ fn give(path: &Path, access: SocketAccess) -> io::Result<BoundFile> {
     Ok(BoundFile { file: SocketFile::of(path, &stat), _pin: file })
 }
 
-/// Locks the folder of a path until what is returned is dropped; `None` where the folder may not be read.
-fn lock_folder(path: &Path) -> io::Result<Option<OwnedFd>> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = match rustix::fs::open(folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-        Err(Errno::ACCESS) => return Ok(None),
-        opened => opened?,
-    };
-    match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(io::ErrorKind::ResourceBusy.into()),
-        locked => locked.map(|()| Some(folder)).map_err(Into::into),
+/// The lock on a socket's path: a file beside it, removed with the lock.
+#[derive(Debug)]
+struct PathLock {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _file: OwnedFd,
+}
+
+/// Why a path was not locked.
+#[derive(Debug, thiserror::Error)]
+#[error("another process holds the lock {}; it is held only while a socket is made or removed there", .0.display())]
+struct Locked(PathBuf);
+
+impl PathLock {
+    /// Locks a path; `None` where no lock can be had: without it only a second process of ours at the same moment is not seen.
+    fn take(path: &Path) -> io::Result<Option<Self>> {
+        let Some(name) = path.file_name() else { return Ok(None) };
+        let mut lock_name = OsString::from(".");
+        lock_name.push(name);
+        lock_name.push(".lock");
+        let path = path.with_file_name(lock_name);
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            // The folder is not ours to write, or what lies there is another user's, or no file.
+            Err(Errno::ACCESS | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(None),
+            opened => opened?,
+        };
+        let opened = rustix::fs::fstat(&file)?;
+        // A lock that another user can take would keep us from starting.
+        let is_file = FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile;
+        if !is_file || opened.st_uid != rustix::process::geteuid().as_raw() || opened.st_mode & 0o077 != 0 {
+            return Ok(None);
+        }
+        let busy = |path| io::Error::new(io::ErrorKind::ResourceBusy, Locked(path));
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(busy(path)),
+            locked => locked?,
+        }
+        // The process that had the lock before has removed the file, if it is another by now.
+        match rustix::fs::lstat(&path) {
+            Ok(now) if (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino) => {
+                Ok(Some(Self { path, _file: file }))
+            }
+            _ => Err(busy(path)),
+        }
+    }
+}
+
+impl Drop for PathLock {
+    fn drop(&mut self) {
+        // While it is still locked: so it is ours. If it stays, the next one locks it.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -137,7 +180,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -209,6 +252,51 @@ mod tests {
         let group = if rustix::process::geteuid().is_root() { 6 } else { own };
         assert_eq!(mode(SocketAccess { mode: None, group: Some(group) }), (0o660, group));
         assert_eq!(mode(SocketAccess { mode: Some(0o770), group: Some(group) }), (0o770, group));
+    }
+
+    /// Any user may lock a folder that he may read.
+    #[test]
+    fn a_folder_that_another_process_has_locked_is_no_obstacle() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let held = std::fs::File::open(folder.path()).unwrap();
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
+        let (_listener, ours) = plain(&path).unwrap();
+        assert!(ours.file.remove().unwrap());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no lock stays");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_named_and_one_that_was_left_behind_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, lock) = (folder.path().join("socket"), folder.path().join(".socket.lock"));
+        let held = PathLock::take(&path).unwrap().expect("a lock");
+        let error = plain(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(error.to_string().contains(&lock.display().to_string()), "{error}");
+        assert_eq!(std::fs::metadata(&lock).unwrap().permissions().mode() & 0o7777, 0o600);
+        drop(held);
+        // As after a crash.
+        drop(std::fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&lock).unwrap());
+        let (_listener, ours) = plain(&path).unwrap();
+        assert!(ours.file.remove().unwrap() && !lock.exists());
+    }
+
+    #[test]
+    fn what_is_no_lock_of_ours_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, lock) = (folder.path().join("socket"), folder.path().join(".socket.lock"));
+        let other = folder.path().join("other");
+        std::os::unix::fs::symlink(&other, &lock).unwrap();
+        let (_listener, ours) = plain(&path).unwrap();
+        assert!(ours.file.remove().unwrap() && lock.is_symlink() && !other.exists());
+        std::fs::remove_file(&lock).unwrap();
+        // One that others may open, and have locked.
+        let open = std::fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&lock).unwrap();
+        open.set_permissions(std::fs::Permissions::from_mode(0o666)).unwrap();
+        rustix::fs::flock(&open, FlockOperation::LockExclusive).unwrap();
+        let (_listener, ours) = plain(&path).unwrap();
+        assert!(ours.file.remove().unwrap() && lock.exists());
     }
 
     #[test]
