@@ -99,6 +99,27 @@ fn byway_lists_describes_measures_and_copies_over_tls() {
     }
 }
 
+/// Of two ends one lends its memory to the other's node, so what TLS decrypts cannot be placed there directly.
+#[test]
+fn a_copy_between_tls_and_shared_memory_is_made_both_ways() {
+    for io in BACKENDS {
+        let (rig, other) = (Rig::new(), tempfile::tempdir_in("/dev/shm").expect("a folder in memory"));
+        let server = rig.serve(io, &noise(SIZE, 5), true);
+        let path = |name: &str| other.path().join(name).display().to_string();
+        std::fs::write(path("other"), vec![0; SIZE]).expect("room in memory");
+        let (volume, socket) = (format!("other={}", path("other")), format!("shm://{}", path("socket")));
+        let _near = Server::start(other.path(), 1, &["--io", io, "--volume", &volume, "--listen", &socket]);
+        let far = format!("nbds://localhost:{}/disk", server.port("nbd"));
+        let near = format!("byway+shm:///other?socket={}", path("socket"));
+        let copy = |from: &str, to: &str| rig.run_as("client", &["copy", from, to, "--verify", "--overwrite"]);
+        copy(&far, &near);
+        assert!(std::fs::read(path("other")).unwrap() == noise(SIZE, 5), "{io}: what was read over TLS");
+        std::fs::write(path("other"), noise(SIZE, 6)).unwrap();
+        copy(&near, &far);
+        assert!(std::fs::read(rig.path("disk")).unwrap() == noise(SIZE, 6), "{io}: what was written over TLS");
+    }
+}
+
 #[test]
 fn nbdkit_gives_and_takes_over_tls() {
     let Some(nbdkit) = find_tool("nbdkit") else {

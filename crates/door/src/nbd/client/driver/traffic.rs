@@ -44,6 +44,9 @@ struct Placing {
 /// A write's payload: what it is of, where it starts, how long it is.
 pub(super) type Sent<'a> = Option<(Payload<'a>, usize, usize)>;
 
+/// Bytes that are decrypted at a time where they cannot be decrypted in place: a record of TLS.
+const PLAINTEXT_BYTES: usize = 16 << 10;
+
 const NO_FRAME: ReplyError = ReplyError("data for a request that has no memory");
 
 impl Traffic {
@@ -171,7 +174,18 @@ impl Traffic {
     pub(super) fn fill<E>(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Option<Result<usize, E>> {
         let placing = self.placing.as_mut().filter(|placing| placing.left > 0)?;
         let frame = self.jobs.get_mut(placing.job)?.into.as_mut()?;
-        let went = fill(frame.bytes_mut().get_mut(placing.at..placing.at + placing.left)?);
+        let went = if frame.is_private() {
+            fill(frame.bytes_mut().get_mut(placing.at..placing.at + placing.left)?)
+        } else {
+            // Of the memory that a copy's other end has lent: its bytes are copied in, never referred to.
+            if placing.at + placing.left > frame.len() {
+                return None;
+            }
+            let mut plain = [0; PLAINTEXT_BYTES];
+            let went = fill(&mut plain[..placing.left.min(PLAINTEXT_BYTES)]);
+            frame.write(placing.at, &plain[..went.as_ref().copied().unwrap_or(0)]);
+            went
+        };
         let count = went.as_ref().copied().unwrap_or(0);
         placing.at += count;
         placing.left -= count;
