@@ -227,6 +227,7 @@ impl NbdDoor {
                     Phase::Serving(connection, _) => connection.received(&mut into, n),
                 }
                 match result {
+                    _ if client.closed => {}
                     Ok(0) => client.at_end_of_stream(),
                     Ok(_) => {}
                     Err(error) => client.fail(End::Stream(error)),

@@ -1,14 +1,19 @@
-//! Clients that ask in their handshake and read nothing; the timer of connections that wait for others.
+//! Clients that ask in their handshake and read nothing; the timer of connections that wait for others; payloads that come
+//! when all is over.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use byway_reactor::{IoChoice, Wait};
+use byway_reactor::{FramePool, IoChoice, Scatter, Wait};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{Store, Volume, VolumeOptions};
 
+use super::input::Input;
 use super::*;
+use crate::nbd::flags::TransmissionFlags;
+use crate::nbd::request::{BlockSizes, Headers, Rules};
+use crate::nbd::transmission::Transmission;
 
 const LIST: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x03\0\0\0\0";
 const VOLUMES: usize = 64;
@@ -140,4 +145,36 @@ fn connections_that_wait_for_others_share_a_timer_which_comes_less_and_less_ofte
     assert!(rig.door.fenced.pause < fenced::PAUSE_MAX, "who comes late does not wait the long pause of the others");
     drop((clients, late));
     assert_eq!(rig.engine.in_flight(), 1);
+}
+
+/// As with `stage=device`: the payload's frame lies where its bytes are not for us to look at.
+#[test]
+fn a_payload_that_comes_when_the_connection_is_over_is_dropped_unseen() {
+    let mut rig = Rig::new();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let socket = rig.reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
+    let token = Token::new(NBD_CLASS, 0, 0, 1);
+    let flags = TransmissionFlags::default();
+    let (headers, block, size_bytes) = (Headers::Simple, BlockSizes::default(), 1 << 20);
+    let rules = Rules { headers, size_bytes, block, flags, allocation_context: None };
+    let (id, input) = (rig.catalog.find("slow").unwrap().1, (Input::default(), None));
+    let mut connection = Connection::new((socket, token, 0), (id, None), Transmission::new(rules), input);
+    connection.over = Some(End::AccessLost);
+    connection.abandon(&mut rig.door.pending);
+    let phase = Phase::Serving(Box::new(connection), Box::new(Guest::new(Origin::Unix)));
+    let (sent, received) = (Flow::default(), Flow::default());
+    let (generation, peer, operations, closed, in_stalled, in_fenced) = (1, None, 2, true, false, false);
+    let client = Client { generation, socket, peer, phase, operations, closed, in_stalled, in_fenced, sent, received };
+    rig.door.clients.insert(client);
+    let Rig { reactor, engine, catalog, door } = &mut rig;
+    let mut floor = Floor { reactor, engine, catalog };
+    let lent = FramePool::shared(1 << 20).unwrap();
+    let received = |n| {
+        let into = Scatter::one(lent.alloc(4096).unwrap(), 0, 4096);
+        Completion { token: token.with_tag(TAG_RECEIVE), outcome: Outcome::Received { into, result: Ok(n) } }
+    };
+    door.handle(&mut floor, received(100));
+    assert_eq!((door.connection_count(), lent.free_bytes()), (1, lent.bytes()));
+    door.handle(&mut floor, received(0));
+    assert_eq!(door.connection_count(), 0);
 }
