@@ -17,10 +17,10 @@ use crate::limits::{
 /// The receive buffers of one loop. See the module.
 #[derive(Debug)]
 pub struct ReceiveBuffers {
-    /// Of [`RECEIVE_BYTES_MIN`]: an idle connection's. Mapped when the first connection comes; `None` if there is no memory.
-    small: OnceCell<Option<FramePool>>,
+    /// Of [`RECEIVE_BYTES_MIN`]: an idle connection's. Mapped when the first connection comes for which there is memory.
+    small: OnceCell<FramePool>,
     /// Of [`RECEIVE_MESSAGE_BYTES`].
-    messages: OnceCell<Option<FramePool>>,
+    messages: OnceCell<FramePool>,
     frames: FramePool,
 }
 
@@ -43,11 +43,11 @@ impl ReceiveBuffers {
     }
 
     fn small(&self) -> Option<&FramePool> {
-        self.small.get_or_init(|| FramePool::new(RECEIVERS_MAX * RECEIVE_BYTES_MIN).ok()).as_ref()
+        mapped(&self.small, RECEIVERS_MAX * RECEIVE_BYTES_MIN)
     }
 
     fn messages(&self) -> Option<&FramePool> {
-        self.messages.get_or_init(|| FramePool::new(RECEIVE_MESSAGES_MAX * RECEIVE_MESSAGE_BYTES).ok()).as_ref()
+        mapped(&self.messages, RECEIVE_MESSAGES_MAX * RECEIVE_MESSAGE_BYTES)
     }
 
     /// The length that a connection's next buffer should have. As long as buffers are plentiful a connection keeps a large
@@ -80,15 +80,13 @@ impl ReceiveBuffers {
 
     /// How many buffers have ever come back: a connection that waits for one, and sees another number, may try again.
     pub fn given_back(&self) -> u64 {
-        let given_back = |pool: &OnceCell<Option<FramePool>>| pool.get()?.as_ref().map(FramePool::given_back);
-        given_back(&self.small).unwrap_or(0) + given_back(&self.messages).unwrap_or(0) + self.frames.given_back()
+        let given_back = |pool: &OnceCell<FramePool>| pool.get().map_or(0, FramePool::given_back);
+        given_back(&self.small) + given_back(&self.messages) + self.frames.given_back()
     }
 
     /// Bytes that connections hold, without what they have of the frames.
     pub fn held_bytes(&self) -> usize {
-        let held = |pool: &OnceCell<Option<FramePool>>| {
-            pool.get().and_then(Option::as_ref).map_or(0, |pool| pool.bytes() - pool.free_bytes())
-        };
+        let held = |pool: &OnceCell<FramePool>| pool.get().map_or(0, |pool| pool.bytes() - pool.free_bytes());
         held(&self.small) + held(&self.messages)
     }
 
@@ -109,6 +107,14 @@ impl ReceiveBuffers {
         let taken = self.frames.bytes() - self.frames.free_bytes();
         taken < self.frames.bytes() / RECEIVE_BATCH_SHARE
     }
+}
+
+/// A pool, mapped at the first use. A mapping that failed is tried again: the memory may be there by then.
+fn mapped(pool: &OnceCell<FramePool>, bytes: usize) -> Option<&FramePool> {
+    if pool.get().is_none() {
+        let _ = pool.set(FramePool::new(bytes).ok()?);
+    }
+    pool.get()
 }
 
 impl Reactor {

@@ -61,8 +61,11 @@ pub enum End {
     /// The client took too long for its handshake.
     #[error("the client did not finish its handshake in 10 s")]
     Slow,
-    /// The server has no frame for a new connection: raise `--frames`.
-    #[error("no memory for another connection (raise --frames)")]
+    /// The server has no buffer for a new connection to receive into.
+    #[error(
+        "no receive buffer for another connection: the loop has too many (raise --threads), or the machine refused it the \
+         memory (192 MiB a loop, beside --frames)"
+    )]
     NoMemory,
     /// The store failed in the middle of a reply that leaves no place for an error.
     #[error("the store failed after part of a read had been answered: {0}")]
