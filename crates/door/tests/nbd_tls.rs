@@ -156,6 +156,11 @@ impl Client {
         }
     }
 
+    fn feed(&mut self, bytes: &[u8]) {
+        self.tls.as_mut().unwrap().feed(bytes, &mut self.plaintext).unwrap();
+        self.push(&[]);
+    }
+
     /// The next bytes; `None` at the end of the stream or when TLS fails.
     fn take(&mut self, n: usize) -> Option<Vec<u8>> {
         while self.plaintext.len() < n {
@@ -269,6 +274,30 @@ fn what_is_written_over_tls_is_read_at_every_size_and_both_sides_say_the_end() {
         assert_eq!(client.rest(), b"");
         assert_eq!(client.tls.as_ref().unwrap().end(), Ok(()), "the server says the end");
         assert_eq!(server.end(), End::Disconnected);
+    });
+}
+
+#[test]
+fn a_certificate_that_is_revoked_during_its_handshake_is_not_let_in() {
+    let files = Files::new();
+    each_io(|io| {
+        let tls = files.server_with_list("none");
+        let server = Running::start(io, ServerTls::Required(tls.clone()));
+        let mut client = server.connect_over(&files.client(Some("client")));
+        client.push(&[]);
+        // The server's part of the handshake has come, so it has begun with the list of then.
+        let mut hello = [0];
+        client.socket.read_exact(&mut hello).unwrap();
+        tls.replace(&files.server_with_list("client"));
+        client.feed(&hello);
+        while client.tls.as_ref().unwrap().is_handshaking() {
+            let mut bytes = vec![0; 64 << 10];
+            let got = client.socket.read(&mut bytes).unwrap();
+            client.feed(&bytes[..got]);
+        }
+        client.push(EXPORT_NAME);
+        assert_eq!(server.end(), End::AccessLost);
+        assert_eq!(client.take(10), None, "it is told nothing of the disk");
     });
 }
 

@@ -1,8 +1,10 @@
 //! Certificates for tests of TLS.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::path::PathBuf;
 
-use byway_fabric::tls::{ClientCertificates, TlsClient, TlsServer};
+use byway_fabric::tls::{ClientCertificates, ServerFiles, TlsClient, TlsServer};
 
 /// Certificates of one authority: `server`, `client`; `stranger` is of another.
 pub struct Files(tempfile::TempDir);
@@ -18,9 +20,29 @@ impl Files {
             let certificate = params.self_signed(&key).unwrap();
             std::fs::write(this.path(&format!("{authority}.pem")), certificate.pem()).unwrap();
             let issuer = rcgen::Issuer::new(params, key);
+            let serial = |number| rcgen::SerialNumber::from(vec![number]);
+            for (name, revoked) in [("none", None), ("client", Some(7))] {
+                let revoked = revoked.map(|number| rcgen::RevokedCertParams {
+                    serial_number: serial(number),
+                    revocation_time: rcgen::date_time_ymd(2020, 1, 1),
+                    reason_code: None,
+                    invalidity_date: None,
+                });
+                let list = rcgen::CertificateRevocationListParams {
+                    this_update: rcgen::date_time_ymd(2020, 1, 1),
+                    next_update: rcgen::date_time_ymd(2020, 2, 1),
+                    crl_number: serial(1),
+                    issuing_distribution_point: None,
+                    revoked_certs: revoked.into_iter().collect(),
+                    key_identifier_method: rcgen::KeyIdMethod::Sha256,
+                };
+                let list = list.signed_by(&issuer).unwrap().pem().unwrap();
+                std::fs::write(this.path(&format!("{authority}-{name}.crl")), list).unwrap();
+            }
             for name in names {
                 let key = rcgen::KeyPair::generate().unwrap();
-                let params = rcgen::CertificateParams::new(vec![(*name).to_owned()]).unwrap();
+                let mut params = rcgen::CertificateParams::new(vec![(*name).to_owned()]).unwrap();
+                params.serial_number = Some(serial(if *name == "client" { 7 } else { 8 }));
                 let certificate = params.signed_by(&key, &issuer).unwrap();
                 std::fs::write(this.path(&format!("{name}.pem")), certificate.pem()).unwrap();
                 std::fs::write(this.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
@@ -36,6 +58,15 @@ impl Files {
     pub fn server(&self, clients: ClientCertificates) -> TlsServer {
         let ca = self.path("ca.pem");
         TlsServer::new(&self.path("server.pem"), &self.path("server.key"), clients, Some(&ca)).unwrap()
+    }
+
+    /// A server with a revocation list: `none` names no certificate, `client` that of the client.
+    pub fn server_with_list(&self, list: &str) -> TlsServer {
+        let [certificate, key, ca] = ["server.pem", "server.key", "ca.pem"].map(|name| self.path(name));
+        let list = self.path(&format!("ca-{list}.crl"));
+        let (client_authority, revoked) = (Some(ca.as_path()), Some(list.as_path()));
+        let files = ServerFiles { certificate: &certificate, key: &key, client_authority, revoked };
+        TlsServer::new_by(&files, ClientCertificates::Required, &|path| std::fs::File::open(path)).unwrap()
     }
 
     pub fn client(&self, own: Option<&str>) -> TlsClient {

@@ -263,6 +263,11 @@ impl Greeting {
             Ok(n) => {
                 if was_handshaking && !secure.is_handshaking() {
                     self.guest.show(secure.peer());
+                    // The lists may be newer than the handshake, which knows those of its beginning.
+                    if self.guest.has_lost(None, self.tls.as_ref()) {
+                        self.over = Some(End::AccessLost);
+                        return None;
+                    }
                     self.machine.tls_established();
                 }
                 return Some(n);
