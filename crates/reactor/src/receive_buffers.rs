@@ -4,9 +4,10 @@
 //!
 //! There are two sizes, each in a pool of its own. All pieces of a pool have the same size, so a pool cannot be
 //! fragmented: a free byte is a free buffer. Only a third size, which saves system calls on a busy connection and which
-//! no message needs, is a frame like any other, and is taken while most frames are free.
+//! no message needs, is a frame like any other, and is taken while most frames are free. Where more connections want one than
+//! there are, they take turns: one that has it takes several requests at a time, and would have several times the others' rate.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 use crate::Reactor;
 use crate::frame::{Frame, FramePool};
@@ -22,6 +23,8 @@ pub struct ReceiveBuffers {
     /// Of [`RECEIVE_MESSAGE_BYTES`].
     messages: OnceCell<FramePool>,
     frames: FramePool,
+    /// A connection had none of the frames, though it would suit it: the next that has one gives it back.
+    is_wanted: Cell<bool>,
 }
 
 /// What a connection needs of its next buffer, in bytes.
@@ -39,7 +42,7 @@ pub struct Need {
 
 impl ReceiveBuffers {
     pub(crate) fn new(frames: FramePool) -> Self {
-        Self { small: OnceCell::new(), messages: OnceCell::new(), frames }
+        Self { small: OnceCell::new(), messages: OnceCell::new(), frames, is_wanted: Cell::new(false) }
     }
 
     fn small(&self) -> Option<&FramePool> {
@@ -55,9 +58,12 @@ impl ReceiveBuffers {
     pub fn len_for(&self, need: Need) -> usize {
         let must = need.message.max(need.used + 1);
         let wanted = need.wanted.max(must).next_power_of_two();
-        if need.held >= wanted && (need.used > 0 || need.held == wanted) && !self.is_short(need.held) {
+        let keeps = need.held >= wanted && (need.used > 0 || need.held == wanted) && !self.is_short(need.held);
+        let gives_back = need.held > RECEIVE_MESSAGE_BYTES && need.used == 0 && keeps && self.is_wanted.take();
+        if keeps && !gives_back {
             return need.held;
         }
+        self.is_wanted.set(self.is_wanted.get() || (wanted > RECEIVE_MESSAGE_BYTES && !self.may_batch()));
         if must > RECEIVE_MESSAGE_BYTES {
             must.next_power_of_two()
         } else if wanted > RECEIVE_MESSAGE_BYTES && self.may_batch() {
@@ -154,11 +160,46 @@ mod tests {
             held.push(buffers.alloc(256 << 10).unwrap());
         }
         assert_eq!(held.len(), 4);
-        let keeps = Need { held: 256 << 10, ..batch };
+        let keeps = Need { held: 256 << 10, used: 1, ..batch };
         assert_eq!(buffers.len_for(keeps), 256 << 10);
         let _data: Vec<_> = (0..2).map(|_| buffers.alloc(1 << 20).unwrap()).collect();
         assert_eq!(buffers.len_for(keeps), RECEIVE_MESSAGE_BYTES, "a shorter one does");
         assert_eq!(buffers.len_for(Need { used: 100_000, ..keeps }), 128 << 10, "it holds so much");
+    }
+
+    #[test]
+    fn connections_that_want_more_batches_than_there_are_take_turns() {
+        const ROUNDS: usize = 100;
+        let buffers = buffers(4 << 20);
+        let wanted = 256 << 10;
+        let mut connections: Vec<(Option<Frame>, usize)> = (0..16).map(|_| (None, 0)).collect();
+        let receive = |(frame, batches): &mut (Option<Frame>, usize)| {
+            let held = frame.as_ref().map_or(0, Frame::len);
+            let len = buffers.len_for(Need { held, wanted, ..Need::default() });
+            if len != held {
+                *frame = Some(buffers.alloc(len).unwrap());
+            }
+            *batches += usize::from(len == wanted);
+        };
+        for _ in 0..ROUNDS {
+            connections.iter_mut().for_each(receive);
+        }
+        let batches: Vec<usize> = connections.iter().map(|(_, batches)| *batches).collect();
+        let (least, most) = (batches.iter().min().unwrap(), batches.iter().max().unwrap());
+        assert!(*least * 2 > *most, "four at a time have one: {batches:?}");
+        assert!(batches.iter().sum::<usize>() > 3 * ROUNDS, "and nearly four always: {batches:?}");
+        // Once no more want one than there are, those keep theirs.
+        connections.truncate(3);
+        for _ in 0..2 {
+            connections.iter_mut().for_each(receive);
+        }
+        for (_, batches) in &mut connections {
+            *batches = 0;
+        }
+        for _ in 0..ROUNDS {
+            connections.iter_mut().for_each(receive);
+        }
+        assert!(connections.iter().all(|(_, batches)| *batches == ROUNDS));
     }
 
     #[test]
