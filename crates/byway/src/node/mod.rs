@@ -3,13 +3,13 @@
 //! The first loop accepts; a new stream goes to the loop with the fewest connections and stays there. Loops share
 //! nothing but the volumes; the node talks to them by messages.
 
+mod load;
 mod report;
 mod worker;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 
+use self::load::Loads;
 pub use self::report::NodeReport;
 use self::report::SlowOperations;
 use self::worker::{Message, Worker};
@@ -147,7 +148,7 @@ struct Assignment {
     /// Listeners of the native wire: every loop accepts from all of them.
     native: Vec<(OwnedFd, Address)>,
     registry: Arc<Registry>,
-    loads: Arc<Vec<AtomicUsize>>,
+    loads: Arc<Loads>,
     slow: Arc<SlowOperations>,
     receiver: Receiver<Message>,
 }
@@ -179,7 +180,7 @@ impl Node {
         let threads = options.threads.max(1);
         let options = Arc::new(options);
         let registry = Arc::new(Registry::new(instance_id()?));
-        let loads: Arc<Vec<AtomicUsize>> = Arc::new((0..threads).map(|_| AtomicUsize::new(0)).collect());
+        let loads = Arc::new(Loads::new(threads));
         let slow = Arc::new(SlowOperations::default());
         // The accepting loop starts last: it must know the others.
         let mut peers = Vec::new();

@@ -1,7 +1,6 @@
 //! One loop of a node: hands each completion to the floor that it belongs to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use byway_reactor::{
 use byway_service::block::server::Server;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 
+use super::load::Loads;
 use super::report::{LoopReport, SlowOperations, VolumeReport, nbd_client};
 use super::{Assignment, Ready, StartError, Started};
 use crate::address::Cidr;
@@ -61,7 +61,7 @@ pub(super) struct Worker {
     native: Server,
     listeners: Vec<(Listener, Address)>,
     peers: Vec<(Sender<Message>, Waker)>,
-    loads: Arc<Vec<AtomicUsize>>,
+    loads: Arc<Loads>,
     receiver: Receiver<Message>,
     allow: Vec<Cidr>,
     slow: Arc<SlowOperations>,
@@ -243,7 +243,7 @@ impl Worker {
         let (nbd, mut floor) = self.door();
         nbd.turn(&mut floor);
         let load = self.nbd.connection_count() + self.native.session_count();
-        self.loads[self.index].store(load, Ordering::Relaxed);
+        self.loads.note(self.index, load);
     }
 
     /// Hands on what took long, while its asker is still known.
@@ -265,16 +265,15 @@ impl Worker {
                 if !self.admits(socket) {
                     return;
                 }
-                let loads = self.loads.iter().map(|load| load.load(Ordering::Relaxed));
-                let least = loads.enumerate().min_by_key(|(_, load)| *load).map_or(0, |(index, _)| index);
-                if least != self.index
-                    && let Some((sender, waker)) = self.peers.get(least.wrapping_sub(1))
+                let place = self.loads.place();
+                if place != self.index
+                    && let Some((sender, waker)) = self.peers.get(place.wrapping_sub(1))
                     && let Some(fd) = self.reactor.release(socket)
                 {
-                    self.loads[least].fetch_add(1, Ordering::Relaxed);
                     let _ = sender.send(Message::Stream(fd));
                     return waker.wake();
                 }
+                self.loads.take(place);
                 let (nbd, mut floor) = self.door();
                 nbd.open(&mut floor, socket);
             }
@@ -305,15 +304,18 @@ impl Worker {
     fn take_messages(&mut self) {
         while let Ok(message) = self.receiver.try_recv() {
             match message {
-                Message::Stream(fd) => match self.reactor.adopt(fd) {
-                    // Asked once more: whoever accepted it may not have had the newest rules.
-                    Ok(socket) if self.admits(socket) => {
-                        let (nbd, mut floor) = self.door();
-                        nbd.open(&mut floor, socket);
+                Message::Stream(fd) => {
+                    self.loads.take(self.index);
+                    match self.reactor.adopt(fd) {
+                        // Asked once more: whoever accepted it may not have had the newest rules.
+                        Ok(socket) if self.admits(socket) => {
+                            let (nbd, mut floor) = self.door();
+                            nbd.open(&mut floor, socket);
+                        }
+                        Ok(_) => {}
+                        Err(error) => tracing::error!(%error, "cannot take over a connection"),
                     }
-                    Ok(_) => {}
-                    Err(error) => tracing::error!(%error, "cannot take over a connection"),
-                },
+                }
                 Message::Volumes(volumes, applied) => {
                     self.take_volumes(&volumes);
                     // Before the answer: whoever waits for it may want to be the last to know of a volume.
