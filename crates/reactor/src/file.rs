@@ -17,6 +17,9 @@ pub struct FileOptions {
     pub direct: bool,
     /// Mapped for sending; not together with `direct`.
     pub map: bool,
+    /// Writes to a file in memory are a worker's, which allocates the pages while the loop goes on. Worth it for large writes
+    /// where a CPU is idle. Without it the loop writes at once.
+    pub write_by_worker: bool,
 }
 
 /// An open file or block device, or a simulated one.
@@ -39,6 +42,8 @@ pub(crate) struct OsFile {
     fd: OwnedFd,
     /// Reads and writes of it never wait for a device (tmpfs, memfd): done at once, in the loop.
     pub(crate) in_memory: bool,
+    /// But a worker writes to it ([`FileOptions::write_by_worker`]).
+    pub(crate) write_by_worker: bool,
     /// A block device: zeroes and discards whole blocks, and cannot tell its holes.
     pub(crate) device: bool,
     pub(crate) map: Option<Mapping>,
@@ -93,7 +98,9 @@ impl OpenFile {
         let writable = in_memory && !options.read_only;
         let map = options.map && !options.direct && len > 0;
         let map = map.then(|| Mapping::new(fd.as_fd(), len, writable)).transpose()?;
-        Ok(Self { backing: Backing::Os(OsFile { fd, in_memory, device, map }), len, block_bytes, options })
+        let write_by_worker = in_memory && options.write_by_worker;
+        let backing = Backing::Os(OsFile { fd, in_memory, write_by_worker, device, map });
+        Ok(Self { backing, len, block_bytes, options })
     }
 
     /// The same file again, in the size that it has now, over the same open file description: its locks stay.

@@ -317,7 +317,7 @@ impl Os {
             return Err(op);
         };
         let Ok(os) = self.os_file(file) else { return Ok(failed(op, Errno::BADF)) };
-        if !os.in_memory {
+        if !os.in_memory || matches!(op, Op::Write { .. }) && os.write_by_worker {
             return Err(op);
         }
         Ok(match op {

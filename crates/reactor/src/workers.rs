@@ -103,7 +103,12 @@ impl Workers {
     /// The memory of `call` stays valid and untouched until [`Workers::collect`] has given its `Done`.
     pub(crate) unsafe fn run(&mut self, slot: u64, file: Arc<OpenFile>, call: Call) -> Result<(), Errno> {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.idle <= state.queue.len() && self.threads.len() < WORKERS_MAX {
+        // A file's lock lets one write in at a time: more threads would contend for it.
+        let threads_max = match call {
+            Call::Write { .. } if matches!(&file.backing, Backing::Os(os) if os.write_by_worker) => 1,
+            _ => WORKERS_MAX,
+        };
+        if state.idle <= state.queue.len() && self.threads.len() < threads_max {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("byway-file".into()).spawn(move || work(&shared));
             match thread {

@@ -78,8 +78,10 @@ impl FileEndpoint {
 
     fn adopt(reactor: &mut Reactor, file: StdFile, class: u8, claim: Option<Claim>, blank: bool) -> io::Result<Self> {
         let handle = file.try_clone()?;
-        let open =
-            OpenFile::from_fd(file.into(), FileOptions { read_only: claim.is_none(), ..FileOptions::default() })?;
+        // A write into memory allocates its pages, which takes longer than all else that the loop does for a piece.
+        let options =
+            FileOptions { read_only: claim.is_none(), write_by_worker: claim.is_some(), ..FileOptions::default() };
+        let open = OpenFile::from_fd(file.into(), options)?;
         let (bytes, device) = (open.len(), open.is_device());
         Ok(Self { class, file: reactor.add_file(Arc::new(open)), bytes, blank, device, handle, claim })
     }

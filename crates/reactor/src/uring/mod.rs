@@ -216,20 +216,21 @@ impl Uring {
         else {
             return self.os.fail(op, token, Errno::INVAL);
         };
-        let (fd, device) = match self.os.os_file(file) {
-            Ok(os) => (Fd(os.raw()), os.device),
+        let (fd, device, by_worker) = match self.os.os_file(file) {
+            Ok(os) => (Fd(os.raw()), os.device, os.write_by_worker && matches!(op, Op::Write { .. })),
             Err(error) => return self.os.fail(op, token, error),
         };
         self.os.in_use(file);
         let data = self.occupy(token, Kind::from_file_op(op));
         let fixed = self.fixed;
         let Some(slot) = self.slot_mut(data) else { return };
-        if let Some(entry) = slot.file_entry(fd, device, fixed) {
+        if !by_worker && let Some(entry) = slot.file_entry(fd, device, fixed) {
             return self.push(entry, data);
         }
         let Some(call) = slot.call() else { return };
         let Ok(open) = self.os.file(file).cloned() else { return };
-        // SAFETY: such a call has no memory of a frame: it lists or changes extents.
+        // SAFETY: the frame of a write lies in its slot until the call's `Done` is collected, and nothing touches it there;
+        // other calls have no memory of a frame.
         if let Err(error) = unsafe { self.os.workers.run(data, open, call) } {
             self.finish(data, Err(error), Vec::new());
         }
@@ -568,6 +569,9 @@ fn frame_memory(frame: &Frame, start: usize, len: usize) -> Memory {
 
 fn call_for(kind: &Kind) -> Option<Call> {
     match *kind {
+        Kind::Write { offset, ref from, start, len, durable, .. } => {
+            Some(Call::Write { memory: frame_memory(from, start, len), offset, durable, staged: from.is_device() })
+        }
         Kind::Extents { offset, len, count_max, .. } => Some(Call::Extents { offset, len, count_max }),
         Kind::Allocate { mode, offset, len, .. } => Some(Call::Allocate { mode, offset, len }),
         _ => None,

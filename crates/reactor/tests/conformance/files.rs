@@ -1,11 +1,13 @@
 //! Files, and sending from their mappings.
 
-use byway_reactor::{Allocate, Errno, Extent, File, FileOptions, Gather, Op, Outcome};
+use std::sync::Arc;
+
+use byway_reactor::{Allocate, Errno, Extent, File, FileOptions, Gather, Op, OpenFile, Outcome};
 
 use crate::rig::{Rig, pattern};
 
 const LEN: u64 = 1 << 20;
-const MAPPED: FileOptions = FileOptions { read_only: false, direct: false, map: true };
+const MAPPED: FileOptions = FileOptions { read_only: false, direct: false, map: true, write_by_worker: false };
 
 pub fn what_was_written_is_read(rig: &mut Rig) {
     let file = rig.open("file", LEN, FileOptions::default());
@@ -39,6 +41,41 @@ pub fn what_was_written_is_read(rig: &mut Rig) {
         Err(error) => assert_eq!(error, Errno::AGAIN),
     }
     rig.assert_pools_full();
+}
+
+/// Whether this process has a thread for file calls.
+fn has_worker() -> bool {
+    let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    names
+        .into_iter()
+        .any(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "byway-file\n"))
+}
+
+pub fn a_worker_writes_to_a_file_in_memory(rig: &mut Rig) {
+    if !rig.is_real() {
+        return;
+    }
+    let unnamed = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+    unnamed.set_len(LEN).unwrap();
+    let options = FileOptions { write_by_worker: true, ..FileOptions::default() };
+    let file = rig.loops[0].add_file(Arc::new(OpenFile::from_fd(unnamed.into(), options).unwrap()));
+    let writes: Vec<_> = (0..16u8)
+        .map(|i| {
+            let from = rig.frame(0, &[i; 64 << 10]);
+            rig.submit(0, Op::Write { file, offset: u64::from(i) << 16, from, start: 0, len: 64 << 10, durable: false })
+        })
+        .collect();
+    for write in writes {
+        assert!(matches!(rig.wait(0, write), Outcome::Written { result: Ok(65_536), .. }));
+    }
+    assert!(has_worker());
+    assert!((0..16u8).all(|i| rig.read(file, u64::from(i) << 16, 64 << 10).unwrap() == [i; 64 << 10]));
+    // An error is the write's, and the loop can be dropped with writes in flight.
+    let from = rig.frame(0, &[1; 4096]);
+    let beyond = Op::Write { file, offset: u64::MAX >> 1, from, start: 0, len: 4096, durable: false };
+    assert!(matches!(rig.run(0, beyond), Outcome::Written { result: Err(_), .. }));
+    let from = rig.frame(0, &vec![9; 1 << 20]);
+    rig.submit(0, Op::Write { file, offset: 0, from, start: 0, len: 1 << 20, durable: false });
 }
 
 fn extents(rig: &mut Rig, file: File, offset: u64, len: u64, count_max: usize) -> Vec<Extent> {

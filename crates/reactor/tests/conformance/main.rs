@@ -60,6 +60,7 @@ suites! {
         descriptors::a_hang_up_ends_a_wait,
         pools::frames_of_any_pool_are_sent_received_read_and_written,
         files::what_was_written_is_read,
+        files::a_worker_writes_to_a_file_in_memory,
         files::ranges_become_holes_and_zeroes,
         files::what_lies_past_the_end_of_a_file_is_no_hole,
         files::a_removed_file_lives_as_long_as_a_send_of_it,

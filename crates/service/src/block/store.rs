@@ -346,7 +346,12 @@ fn open(
     held: &[Lock],
     locks: &mut Vec<Lock>,
 ) -> Result<Arc<OpenFile>, OpenError> {
-    let file_options = FileOptions { read_only: options.read_only, direct: options.direct, map: !options.direct };
+    let file_options = FileOptions {
+        read_only: options.read_only,
+        direct: options.direct,
+        map: !options.direct,
+        ..FileOptions::default()
+    };
     let fd = opener.open(path, options)?;
     let failed = |source| OpenError::Open { path: path.to_owned(), source };
     let file = OpenFile::from_fd(fd, file_options).map_err(failed)?;
