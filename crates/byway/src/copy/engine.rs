@@ -1,6 +1,7 @@
 //! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records. `resuming.rs`
-//! knows what an earlier run has done, `verification.rs` reads the destination back.
+//! knows what an earlier run has done, `verification.rs` reads the destination back, `ending.rs` says why a copy ended early.
 
+mod ending;
 mod resuming;
 mod verification;
 
@@ -171,6 +172,7 @@ pub fn copy(
         phase: Phase::Copying,
         done_bytes: 0,
         copied: Copied { bytes, ..Copied::default() },
+        stopped: false,
         failure: None,
         forgotten: 0..0,
         differing: Vec::new(),
@@ -276,6 +278,9 @@ struct Engine<'a> {
     /// Of this phase.
     done_bytes: u64,
     copied: Copied,
+    /// The caller wants no more.
+    stopped: bool,
+    /// Why nothing more is started; see [`Engine::fail`].
     failure: Option<CopyError>,
     /// Whose records in the file were dropped, since the source's contents are others.
     forgotten: Range<u64>,
@@ -286,22 +291,12 @@ struct Engine<'a> {
 impl Engine<'_> {
     fn copy(&mut self) -> Result<Copied, CopyError> {
         self.drain()?;
-        // A source that failed leaves much that is worth recording; a destination that failed does not.
-        if !matches!(self.failure, Some(CopyError::Destination { .. } | CopyError::Flush(_))) {
-            let failure = self.failure.take();
+        if self.may_flush() {
             self.work.clear();
             self.work.push_back(Work::Flush);
             self.drain()?;
-            let later = self.failure.take();
-            // What was flushed in the end counts, too.
-            self.failure = match (failure, later) {
-                (Some(CopyError::Stopped { .. }), Some(later)) => Some(later),
-                (failure, later) => failure.or(later),
-            };
         }
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
+        self.end_early()?;
         if self.options.verify {
             self.verify()?;
         }
@@ -334,10 +329,10 @@ impl Engine<'_> {
                 let slot = self.slots.get_mut(id as usize).and_then(Option::take).ok_or(CopyError::Confused)?;
                 self.free.push(id);
                 if let Err(failure) = self.finish(slot, answer) {
-                    self.failure.get_or_insert(failure);
+                    self.fail(failure);
                 }
                 // Also what ended well after a failure has asked for more work.
-                if self.failure.is_some() {
+                if self.failure.is_some() || self.stopped {
                     self.work.clear();
                 }
             }
@@ -354,11 +349,7 @@ impl Engine<'_> {
         if (self.progress)(progress).is_continue() {
             return ControlFlow::Continue(());
         }
-        let unflushed: u64 = self.unflushed.iter().map(|(_, record)| record.len).sum();
-        let recorded: u64 = self.records.values().map(|record| record.len).sum();
-        let stopped =
-            CopyError::Stopped { recorded_bytes: recorded.saturating_sub(unflushed), bytes: self.copied.bytes };
-        self.failure.get_or_insert(stopped);
+        self.stopped = true;
         self.work.clear();
         if lost_at.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -526,7 +517,7 @@ impl Engine<'_> {
         }
         let due = self.unflushed_bytes >= CHECKPOINT_BYTES
             || self.reactor.now().since(self.last_checkpoint) >= CHECKPOINT_TIME;
-        if self.resume.is_some() && due && !self.flushing && self.failure.is_none() {
+        if self.resume.is_some() && due && !self.flushing && self.failure.is_none() && !self.stopped {
             self.flushing = true;
             self.work.push_front(Work::Flush);
         }

@@ -95,19 +95,20 @@ impl ResumeLog {
             self.restart(&head)?;
             return Ok(BTreeMap::new());
         };
-        let mut records = BTreeMap::new();
-        let mut whole_bytes = head.len();
-        for line in body.split_inclusive('\n') {
-            match line.strip_suffix('\n').and_then(|line| parse_line(line, bytes)) {
-                Some(Line::Done(offset, record)) => supersede(&mut records, offset, record),
-                Some(Line::Drop(offset, len)) => remove_overlap(&mut records, offset, len),
-                None => break,
-            }
-            whole_bytes += line.len();
-        }
+        let (records, body_bytes) = parse_body(body, bytes);
         // Cut the torn end off, so that what is appended starts a line.
-        self.file.set_len(whole_bytes as u64)?;
+        self.file.set_len((head.len() + body_bytes) as u64)?;
         Ok(records)
+    }
+
+    /// Bytes of the pieces that the file tells of, which is of a copy of `bytes`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn recorded_bytes(&mut self, bytes: u64) -> io::Result<u64> {
+        let text = self.read()?;
+        let body = text.splitn(HEAD_LINES + 1, '\n').nth(HEAD_LINES).unwrap_or_default();
+        Ok(parse_body(body, bytes).0.values().map(|record| record.len).sum())
     }
 
     fn read(&mut self) -> io::Result<String> {
@@ -214,6 +215,9 @@ fn lock(file: &File) -> io::Result<()> {
     })
 }
 
+/// Lines of [`head_of`].
+const HEAD_LINES: usize = 4;
+
 fn head_of(source: &str, destination: &str, bytes: u64) -> String {
     format!("{MAGIC}1\nsource {source}\ndestination {destination}\nbytes {bytes}\n")
 }
@@ -229,6 +233,20 @@ fn remove_overlap(records: &mut BTreeMap<u64, Record>, offset: u64, len: u64) {
     while let Some((&at, _)) = records.range(..end).next_back().filter(|(at, old)| *at + old.len > offset) {
         records.remove(&at);
     }
+}
+
+/// The records of the lines after the head, and the length of the whole ones.
+fn parse_body(body: &str, bytes: u64) -> (BTreeMap<u64, Record>, usize) {
+    let (mut records, mut whole_bytes) = (BTreeMap::new(), 0);
+    for line in body.split_inclusive('\n') {
+        match line.strip_suffix('\n').and_then(|line| parse_line(line, bytes)) {
+            Some(Line::Done(offset, record)) => supersede(&mut records, offset, record),
+            Some(Line::Drop(offset, len)) => remove_overlap(&mut records, offset, len),
+            None => break,
+        }
+        whole_bytes += line.len();
+    }
+    (records, whole_bytes)
 }
 
 /// A line after the head.

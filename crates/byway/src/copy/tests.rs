@@ -8,6 +8,8 @@ use byway_reactor::{Completion, Errno, IoChoice, Reactor};
 
 use super::*;
 
+#[path = "ending_tests.rs"]
+mod ending_tests;
 #[path = "resume_tests.rs"]
 mod resume_tests;
 

@@ -19,9 +19,7 @@ impl Engine<'_> {
         (self.phase, self.done_bytes) = (Phase::Verifying, 0);
         self.destination.drop_cache();
         self.drain()?;
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
+        self.end_early()?;
         self.repent()?;
         self.copied.verified = true;
         Ok(())
