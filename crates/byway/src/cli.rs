@@ -46,7 +46,7 @@ pub enum Command {
     /// Serve volumes until SIGTERM
     #[command(after_long_help = help::SERVE)]
     Serve(Box<ServeArguments>),
-    /// Copy an image from and to files and volumes: in parallel, holes as holes; goes on where it stopped
+    /// Copy an image from and to files and volumes: in parallel, holes as holes; resumes an interrupted copy
     #[command(after_long_help = help::COPY)]
     Copy(CopyArguments),
     /// Ask a running node: reload, status
@@ -222,7 +222,8 @@ impl MeasuringArguments {
     }
 }
 
-/// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line.
+/// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line, 130 when a
+/// signal stopped a copy.
 pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
     let cli = Cli::parse();

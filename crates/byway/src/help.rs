@@ -14,7 +14,8 @@ Environment:
 Exit status:
   0   done
   1   it could not be done; standard error says why
-  2   the command line is wrong";
+  2   the command line is wrong
+  130 SIGINT or SIGTERM stopped byway copy";
 
 /// Of `byway demo`.
 pub(crate) const DEMO: &str = "\
@@ -51,7 +52,7 @@ Examples:
   byway copy image.raw nbd://store1/disk --overwrite
 
 Exit status:
-  0 once the destination is whole and flushed, 1 if not, 2 for a wrong command line.";
+  0 once the destination is whole and flushed, 1 if not, 2 for a wrong command line, 130 if SIGINT or SIGTERM stopped it.";
 
 /// Of `byway ctl`.
 pub(crate) const CTL: &str = "\
@@ -144,5 +145,8 @@ mod tests {
         }
         assert!(page("byway-serve").contains(".SH \"FILES\"") && page("byway-ctl").contains(".SH \"FILES\""));
         assert!(page("byway").contains(".SH \"ENVIRONMENT\""));
+        for name in ["byway", "byway-copy"] {
+            assert!(page(name).contains("130"), "{name}");
+        }
     }
 }
