@@ -77,8 +77,16 @@ pub struct CopyArguments {
 }
 
 fn next(resume: Option<&Path>) -> String {
-    let resumes = |path: &Path| format!("resume (what is done is in {})", path.display());
-    resume.map_or_else(|| "start over (--no-resume)".to_owned(), resumes)
+    let resumes = |path: &Path| format!("to resume (what is done is in {})", path.display());
+    resume.map_or_else(|| "with --overwrite to start over (--no-resume)".to_owned(), resumes)
+}
+
+fn next_after_difference(resumes: bool) -> &'static str {
+    if resumes {
+        "to copy those pieces again, with --verify"
+    } else {
+        "with --overwrite and --verify to copy all of it again"
+    }
 }
 
 fn resume_hint(source: &io::Error) -> &'static str {
@@ -135,13 +143,15 @@ pub enum CopyCommandError {
         error: CopyError,
     },
     /// The copy is wrong.
-    #[error("copy: {error}; run the same command again to copy those pieces again, with --verify")]
+    #[error("copy: {error}; run the same command again {}", next_after_difference(*resumes))]
     Differs {
         /// How.
         error: CopyError,
+        /// The next run knows which pieces are right.
+        resumes: bool,
     },
     /// The copy ended early.
-    #[error("copy: {error}; run the same command again to {}", next(resume.as_deref()))]
+    #[error("copy: {error}; run the same command again {}", next(resume.as_deref()))]
     Copy {
         /// How.
         error: CopyError,
@@ -238,7 +248,7 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
 fn failed(error: CopyError, resume: Option<PathBuf>) -> CopyCommandError {
     match error {
         CopyError::Changed => CopyCommandError::Changed { error },
-        CopyError::Differs { .. } => CopyCommandError::Differs { error },
+        CopyError::Differs { .. } => CopyCommandError::Differs { error, resumes: resume.is_some() },
         error => CopyCommandError::Copy { error, resume },
     }
 }
@@ -343,6 +353,17 @@ fn report(copied: &Copied, seconds: f64, json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_resume_file_the_advice_is_to_overwrite() {
+        let advice =
+            |error: fn() -> CopyError, resume: Option<&str>| failed(error(), resume.map(Into::into)).to_string();
+        let (differs, lost) = (|| CopyError::Differs { offset: 0, len: 4096 }, || CopyError::Confused);
+        for error in [differs, lost] {
+            assert!(advice(error, None).contains("; run the same command again with --overwrite"));
+            assert!(!advice(error, Some("file")).contains("--overwrite"));
+        }
+    }
 
     #[test]
     fn a_piece_is_a_power_of_two() {

@@ -39,7 +39,7 @@ pub trait Endpoint {
     /// flushed.
     fn drop_cache(&mut self) {}
 
-    /// Its server does not answer; until then it is tried to reach it again.
+    /// There is no session with its server; until then its client tries to have one again.
     fn lost_at(&self) -> Option<Instant> {
         None
     }

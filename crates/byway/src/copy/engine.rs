@@ -75,7 +75,7 @@ pub struct Progress {
     pub done_bytes: u64,
     /// When this is so.
     pub now: Instant,
-    /// A server does not answer; until then its client tries to reach it again.
+    /// There is no session with a server, which may be gone or refuse one; until then its client tries to have one again.
     pub lost_at: Option<Instant>,
 }
 

@@ -95,7 +95,7 @@ fn bar(bytes: u64) -> ProgressBar {
 /// What the copy does just now.
 fn label(progress: &Progress) -> String {
     match (progress.lost_at, progress.phase) {
-        (Some(at), _) => format!("node gone, retrying ({} s left)", at.since(progress.now).as_secs()),
+        (Some(at), _) => format!("no session with the server, retrying ({} s left)", at.since(progress.now).as_secs()),
         (None, Phase::Copying) => "copying".to_owned(),
         (None, Phase::Verifying) => "verifying".to_owned(),
     }
@@ -104,7 +104,7 @@ fn label(progress: &Progress) -> String {
 /// When there is something to say without a terminal.
 struct Lines {
     next: Instant,
-    /// It was said that a node does not answer.
+    /// It was said that there is no session with a server.
     gone: bool,
 }
 
@@ -118,7 +118,7 @@ impl Lines {
         (self.next, self.gone) = (progress.now + LINE_TIME, gone);
         let done = progress.done_bytes.min(bytes);
         let percent = done as f64 * 100.0 / bytes.max(1) as f64;
-        let back = if back { "node back; " } else { "" };
+        let back = if back { "session is back; " } else { "" };
         Some(format!("{back}{}: {} of {} ({percent:.0} %)", label(progress), show_size(done), show_size(bytes)))
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_terminal_there_is_a_line_now_and_then_and_one_when_a_node_goes() {
+    fn without_a_terminal_there_is_a_line_now_and_then_and_one_when_a_session_ends() {
         let start = Instant::ZERO + Duration::from_secs(100);
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut lines = Lines { next: at(10), gone: false };
@@ -146,12 +146,12 @@ mod tests {
         assert_eq!(line(10, 1 << 30, Phase::Copying, None).unwrap(), "copying: 1.0 GiB of 4.0 GiB (25 %)");
         assert_eq!(line(11, 1 << 30, Phase::Copying, None), None);
         let gone = line(12, 1 << 30, Phase::Copying, Some(72)).unwrap();
-        assert_eq!(gone, "node gone, retrying (60 s left): 1.0 GiB of 4.0 GiB (25 %)");
+        assert_eq!(gone, "no session with the server, retrying (60 s left): 1.0 GiB of 4.0 GiB (25 %)");
         assert_eq!(line(13, 1 << 30, Phase::Copying, Some(72)), None);
         let gone = line(22, 1 << 30, Phase::Copying, Some(72)).unwrap();
-        assert_eq!(gone, "node gone, retrying (50 s left): 1.0 GiB of 4.0 GiB (25 %)");
+        assert_eq!(gone, "no session with the server, retrying (50 s left): 1.0 GiB of 4.0 GiB (25 %)");
         let back = line(23, 2 << 30, Phase::Copying, None).unwrap();
-        assert_eq!(back, "node back; copying: 2.0 GiB of 4.0 GiB (50 %)");
+        assert_eq!(back, "session is back; copying: 2.0 GiB of 4.0 GiB (50 %)");
         assert_eq!(line(40, 1 << 30, Phase::Verifying, None).unwrap(), "verifying: 1.0 GiB of 4.0 GiB (25 %)");
     }
 }
