@@ -213,8 +213,9 @@ pub fn info(arguments: &InfoArguments) -> Result<(), InspectError> {
     let mut remote = Remote::connect(&mut reactor, &arguments.uri, options)?;
     remote::open(&mut reactor, &mut [&mut remote])?;
     let info = remote.info().ok_or_else(|| RemoteError::Silent(arguments.uri.to_string()))?;
-    let contents = if info.has_extents { Some(contents(&mut reactor, &mut remote, &info)?) } else { None };
-    remote::close(&mut reactor, &mut [&mut remote]);
+    let contents = info.has_extents.then(|| contents(&mut reactor, &mut remote, &info)).transpose();
+    remote::leave_after(&mut reactor, &mut [&mut remote], &contents);
+    let contents = contents?;
     let mut described = Description {
         uri: arguments.uri.to_string(),
         size_bytes: info.bytes,

@@ -325,6 +325,13 @@ fn nbdkit_gives_and_takes_whatever_it_can_and_cannot() {
         arguments.extend(["file", &file]);
         arguments.extend(parameters);
         let server = ForeignServer::nbdkit(&nbdkit, &rig.path(&format!("s{index}")), &arguments);
+        let refused = rig.fail(&rig.text("source"), &server.uri(""), &[]);
+        let bench = run(&binary(), &["bench", "volume", &server.uri(""), "--rw", "write", "--seconds", "1"]);
+        // Without structured replies there is no block status.
+        let doubt = if policy.contains(&"--no-sr") { ", or its server does not tell" } else { "" };
+        for said in [refused, String::from_utf8_lossy(&bench.stderr).into_owned()] {
+            assert!(said.contains(&format!(" has something in it{doubt}; name another")), "{policy:?}: {said}");
+        }
         rig.copy(&rig.text("source"), &server.uri(""), &["--overwrite", "--connections", "4"]);
         assert!(std::fs::read(&backing).unwrap() == image, "{policy:?}: into it");
         let out = format!("out{index}");

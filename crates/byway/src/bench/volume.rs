@@ -103,8 +103,8 @@ pub enum VolumeBenchError {
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
     /// Its contents would be lost.
-    #[error("{0} has something in it; name another volume, read with --rw randread, or add --overwrite to lose it")]
-    Occupied(String),
+    #[error("{0} has something in it{1}; name another volume, read with --rw randread, or add --overwrite to lose it")]
+    Occupied(String, &'static str),
     /// The volume is too small for one request.
     #[error("the volume is smaller than one request; give a smaller --bs")]
     Small,
@@ -167,26 +167,20 @@ pub fn run(arguments: &VolumeBenchArguments) -> Result<(), VolumeBenchError> {
         return Err(VolumeBenchError::Block(arguments.bs));
     }
     let mut bench = Bench::open(arguments)?;
-    let cost_before = arguments.metrics.map(server::ask).transpose()?;
-    let (cpu, counters, began) = (own_cpu(), bench.reactor.counters(), bench.reactor.now());
-    bench.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
-    let seconds = bench.reactor.now().since(began).as_secs_f64();
-    let mut report = bench.report(seconds, own_cpu().saturating_sub(cpu), &counters);
-    let cost_after = arguments.metrics.map(server::ask).transpose()?;
-    bench.leave();
-    if let (Some(before), Some(after)) = (cost_before, cost_after) {
-        report.add_server(&before, &after, arguments.bs);
-    }
+    let measured = bench.report_on(arguments);
+    bench.leave_after(&measured);
+    let report = measured?;
     if arguments.json {
         output::line(serde_json::json!(report));
     } else {
         let Latencies { p50, p99, p999, max } = report.latency_us;
         output::line(format_args!(
-            "{} requests of {} in {seconds:.2} s: {:.0}/s, {:.1} MB/s\n\
+            "{} requests of {} in {:.2} s: {:.0}/s, {:.1} MB/s\n\
              latency us: p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}\n\
              client: {:.2} us of CPU for each request, {:.2} bytes copied by its kernel for each byte moved",
             report.requests,
             show_size(arguments.bs),
+            report.seconds,
             report.requests_per_second,
             report.megabytes_per_second,
             report.client_cpu_us_per_request,
@@ -210,7 +204,7 @@ fn guard(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), Volum
     if info.read_only || remote::is_blank(reactor, remotes, &info)? {
         return Ok(());
     }
-    Err(VolumeBenchError::Occupied(uri))
+    Err(VolumeBenchError::Occupied(uri, info.contents_doubt()))
 }
 
 impl Report {
@@ -238,24 +232,45 @@ impl Bench {
             let begun = vec![Instant::ZERO; arguments.depth.into()];
             lanes.push(Lane { volume, begun, payload: None, next: 0 });
         }
+        let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
         let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
         remote::open(&mut reactor, &mut remotes)?;
+        let (pattern, block) = (arguments.rw, arguments.bs);
+        let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
+        Ok(Self { reactor, lanes, pattern, block, blocks: bytes / block, random: 1, latencies })
+    }
+
+    /// Measures and says what it found. The caller leaves the servers.
+    fn report_on(&mut self, arguments: &VolumeBenchArguments) -> Result<Report, VolumeBenchError> {
         if arguments.rw.writes() && !arguments.overwrite {
-            guard(&mut reactor, &mut remotes)?;
+            let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
+            guard(&mut self.reactor, &mut remotes)?;
         }
-        for lane in &mut lanes {
-            let len = arguments.bs as usize;
-            let own = lane.volume.shared_frame(len).or_else(|| reactor.frames().alloc(len));
-            let mut payload = own.ok_or_else(no_memory)?;
+        self.fill_payloads()?;
+        if self.blocks == 0 {
+            return Err(VolumeBenchError::Small);
+        }
+        let cost_before = arguments.metrics.map(server::ask).transpose()?;
+        let (cpu, counters, began) = (own_cpu(), self.reactor.counters(), self.reactor.now());
+        self.measure(began + Duration::from_secs(arguments.seconds.into()), usize::from(arguments.depth))?;
+        let seconds = self.reactor.now().since(began).as_secs_f64();
+        let mut report = self.report(seconds, own_cpu().saturating_sub(cpu), &counters);
+        let cost_after = arguments.metrics.map(server::ask).transpose()?;
+        if let (Some(before), Some(after)) = (cost_before, cost_after) {
+            report.add_server(&before, &after, arguments.bs);
+        }
+        Ok(report)
+    }
+
+    fn fill_payloads(&mut self) -> Result<(), VolumeBenchError> {
+        for lane in &mut self.lanes {
+            let len = self.block as usize;
+            let own = lane.volume.shared_frame(len).or_else(|| self.reactor.frames().alloc(len));
+            let mut payload = own.ok_or_else(|| VolumeBenchError::Loop(std::io::ErrorKind::OutOfMemory.into()))?;
             payload.fill(0x5a);
             lane.payload = Some(Rc::new(payload));
         }
-        let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
-        let (pattern, block) = (arguments.rw, arguments.bs);
-        let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
-        let blocks = bytes / block;
-        let bench = Self { reactor, lanes, pattern, block, blocks, random: 1, latencies };
-        if blocks == 0 { Err(VolumeBenchError::Small) } else { Ok(bench) }
+        Ok(())
     }
 
     fn frame(&self, lane: usize) -> Option<Frame> {
@@ -300,9 +315,9 @@ impl Bench {
     }
 
     /// Leaves as the protocol asks, so that the server does not take it for a failure.
-    fn leave(&mut self) {
+    fn leave_after<T, E>(&mut self, ended: &Result<T, E>) {
         let mut remotes: Vec<_> = self.lanes.iter_mut().map(|lane| &mut lane.volume).collect();
-        remote::close(&mut self.reactor, &mut remotes);
+        remote::leave_after(&mut self.reactor, &mut remotes, ended);
     }
 
     fn begin(&mut self, lane: usize, tag: u64, frame: Option<Frame>) -> Result<(), VolumeBenchError> {

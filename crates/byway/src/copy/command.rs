@@ -16,7 +16,7 @@ use super::resume::ResumeLog;
 use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
 use crate::output;
-use crate::remote::{self, RemoteError, RemoteUri};
+use crate::remote::{self, Remote, RemoteError, RemoteUri};
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
@@ -106,8 +106,8 @@ pub enum CopyCommandError {
     #[error("copy: {0}")]
     Place(#[from] PlaceError),
     /// It would be lost.
-    #[error("copy: {0} has something in it; name another destination, or add --overwrite to lose it")]
-    Exists(String),
+    #[error("copy: {0} has something in it{1}; name another destination, or add --overwrite to lose it")]
+    Exists(String, &'static str),
     /// Source and destination are one.
     #[error(
         "copy: {0} is both source and destination; name another destination (if it is a clone of the source on another machine, with \
@@ -192,57 +192,86 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
         frame_bytes += COPY_UNFLUSHED_BYTES_MAX * 2;
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
-    let mut source = place::open_source(&mut reactor, from, reach)?;
-    if !arguments.raw {
-        place::check_format(from, &mut source, to)?;
+    let source = place::open_source(&mut reactor, from, reach)?;
+    let mut ends = Ends { source, found: None, destination: None };
+    let ended = copy_between(&mut reactor, arguments, &mut ends, (reach, depth));
+    remote::leave_after(&mut reactor, &mut ends.remotes(), &ended);
+    match ended {
+        Err(stopped @ CopyCommandError::Copy { error: CopyError::Stopped { .. }, .. }) => {
+            output::note(stopped);
+            Ok(ExitCode::from(progress::STOPPED))
+        }
+        ended => {
+            let (copied, seconds) = ended?;
+            report(&copied, seconds, arguments.json);
+            Ok(ExitCode::SUCCESS)
+        }
     }
-    let found = place::find_destination(&mut reactor, to, (from, &mut source), reach)?;
-    let found = found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?;
+}
+
+/// The ends of a copy, as far as they were reached.
+struct Ends {
+    source: Opened,
+    found: Option<Found>,
+    destination: Option<Opened>,
+}
+
+impl Ends {
+    fn remotes(&mut self) -> Vec<&mut Remote> {
+        let found = self.found.as_mut().and_then(Found::remote);
+        let opened = self.destination.as_mut().and_then(Opened::remote);
+        self.source.remote().into_iter().chain(found).chain(opened).collect()
+    }
+}
+
+/// Finds and opens the destination, and copies; gives the seconds that it took, too. The caller leaves the servers.
+fn copy_between(
+    reactor: &mut Reactor,
+    arguments: &CopyArguments,
+    ends: &mut Ends,
+    (reach, depth): (Reach<'_>, usize),
+) -> Result<(Copied, f64), CopyCommandError> {
+    let (from, to) = (&arguments.source, &arguments.destination);
+    let source = &mut ends.source;
+    if !arguments.raw {
+        place::check_format(from, source, to)?;
+    }
+    let found = place::find_destination(reactor, to, (from, source), reach)?;
+    let found = &*ends.found.insert(found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?);
     let resume_path = resume_path(arguments);
-    let resume = |source| resume_failed(arguments, &found, &resume_path, source);
+    let resume = |source| resume_failed(arguments, found, &resume_path, source);
+    let exists = || CopyCommandError::Exists(to.to_string(), found.contents_doubt());
     let may_overwrite = arguments.overwrite || !found.is_occupied();
     if !may_overwrite && (arguments.no_resume || !resume_path.exists()) {
-        return Err(CopyCommandError::Exists(to.to_string()));
+        return Err(exists());
     }
     let mut log = open_log(arguments, &resume_path).map_err(resume)?;
     let bytes = source.endpoint().bytes();
     let goes_on = match &mut log {
-        Some(log) => goes_on(log, &mut source, &found, to).map_err(resume)?,
+        Some(log) => goes_on(log, source, found, to).map_err(resume)?,
         None => false,
     };
     if !may_overwrite && !goes_on {
-        return Err(CopyCommandError::Exists(to.to_string()));
+        return Err(exists());
     }
     if let Some(log) = log.as_mut().filter(|_| !goes_on) {
         log.clear().map_err(resume)?;
     }
-    let mut destination = place::open_destination(&mut reactor, to, found, (bytes, goes_on))?;
-    note_larger(to, &mut destination, bytes);
+    let Some(found) = ends.found.take() else { return Err(CopyCommandError::Same(to.to_string())) };
+    let destination = ends.destination.insert(place::open_destination(reactor, to, found, (bytes, goes_on))?);
+    note_larger(to, destination, bytes);
     let started = reactor.now();
     let mut teller = Teller::new(bytes, started).map_err(CopyCommandError::Signals)?;
-    let options = CopyOptions { depth, chunk_bytes, verify: arguments.verify };
+    let options = CopyOptions { depth, chunk_bytes: arguments.chunk as usize, verify: arguments.verify };
     let (one, other) = (source.endpoint(), destination.endpoint());
-    let copied = copy(&mut reactor, one, other, options, log.as_mut(), &mut |progress| teller.tell(progress));
+    let copied = copy(reactor, one, other, options, log.as_mut(), &mut |progress| teller.tell(progress));
     teller.finish();
     let seconds = reactor.now().since(started).as_secs_f64();
-    let mut remotes: Vec<_> = [source, destination].into_iter().filter_map(Opened::into_remote).collect();
-    if copied.is_err() {
-        remote::break_off(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
-    }
-    let resume_file = log.as_ref().map(|_| resume_path.clone());
-    let copied = match copied {
-        Err(error @ CopyError::Stopped { .. }) => {
-            output::note(CopyCommandError::Copy { error, resume: resume_file });
-            return Ok(ExitCode::from(progress::STOPPED));
-        }
-        copied => copied.map_err(|error| failed(error, resume_file))?,
-    };
+    let copied = copied.map_err(|error| failed(error, log.as_ref().map(|_| resume_path.clone())))?;
     if let Some(log) = log {
         log.remove().map_err(|source| CopyCommandError::Resume { path: resume_path, source })?;
     }
-    remote::close(&mut reactor, &mut remotes.iter_mut().collect::<Vec<_>>());
-    report(&copied, seconds, arguments.json);
-    Ok(ExitCode::SUCCESS)
+    Ok((copied, seconds))
 }
 
 fn failed(error: CopyError, resume: Option<PathBuf>) -> CopyCommandError {

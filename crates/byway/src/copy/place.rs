@@ -188,11 +188,11 @@ impl Opened {
         }
     }
 
-    /// The volume, once the copy is over.
-    pub(super) fn into_remote(self) -> Option<Remote> {
+    /// The volume.
+    pub(super) fn remote(&mut self) -> Option<&mut Remote> {
         match self {
             Self::File(_) => None,
-            Self::Remote(remote) => Some(remote.into_remote()),
+            Self::Remote(remote) => Some(remote.remote()),
         }
     }
 }
@@ -219,6 +219,22 @@ impl Found {
                 there.file_type().is_block_device() || there.len() > 0
             }),
             Self::Remote { occupied, .. } => *occupied,
+        }
+    }
+
+    /// What to add to the words that something would be lost.
+    pub(super) fn contents_doubt(&self) -> &'static str {
+        match self {
+            Self::Path { .. } => "",
+            Self::Remote { info, .. } => info.contents_doubt(),
+        }
+    }
+
+    /// The volume.
+    pub(super) fn remote(&mut self) -> Option<&mut Remote> {
+        match self {
+            Self::Path { .. } => None,
+            Self::Remote { remote, .. } => Some(remote),
         }
     }
 
@@ -295,17 +311,16 @@ pub(super) fn find_destination(
         Place::Path(path) => find_path((from, source), path).map_err(|error| unclaimed(path, error)),
         Place::Remote(_) if place == from => Ok(None),
         Place::Remote(uri) => {
-            let other = match source {
-                Opened::File(_) => None,
-                Opened::Remote(remote) => Some(remote.remote()),
-            };
-            let mut other = other;
+            let mut other = source.remote();
             let how = (DESTINATION_CLASS, false);
             let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
-            fits(place, &info, bytes)?;
             let mut all = vec![&mut remote];
             all.extend(other);
-            let occupied = !remote::is_blank(reactor, &mut all, &info)?;
+            let is_blank = fits(place, &info, bytes).and_then(|()| Ok(remote::is_blank(reactor, &mut all, &info)?));
+            if is_blank.is_err() {
+                remote::break_off(reactor, &mut all);
+            }
+            let occupied = !is_blank?;
             Ok(Some(Found::Remote { remote: Box::new(remote), info, occupied }))
         }
     }

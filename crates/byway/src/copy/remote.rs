@@ -45,11 +45,6 @@ impl RemoteEndpoint {
         &self.info
     }
 
-    /// Gives the volume back.
-    pub fn into_remote(self) -> Remote {
-        self.remote
-    }
-
     fn note(&mut self, id: u32, asked: Asked) {
         let index = id as usize;
         if self.asked.len() <= index {

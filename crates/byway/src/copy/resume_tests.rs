@@ -115,7 +115,7 @@ fn another_file_in_the_destinations_place_is_not_lost_nor_mixed_in() {
     std::fs::write(bench.path("other"), &other).unwrap();
     std::fs::rename(bench.path("other"), bench.path("destination")).unwrap();
     let refused = bench.command(&[]).unwrap_err();
-    assert!(matches!(refused, CopyCommandError::Exists(_)), "{refused}");
+    assert!(matches!(refused, CopyCommandError::Exists(..)), "{refused}");
     assert!(contents(&bench.path("destination")) == other, "nothing was touched");
     bench.command(&["--overwrite"]).unwrap();
     assert!(contents(&bench.path("destination")) == bytes, "holes too");
@@ -216,7 +216,7 @@ fn a_copy_of_a_source_that_changed_is_done_over_as_advised() {
     // Also with its old time of change, nobody goes on.
     touch.set_modified(modified).unwrap();
     File::options().write(true).open(&to).unwrap().write_all_at(b"not the source", 0).unwrap();
-    assert!(matches!(bench.command(&[]), Err(CopyCommandError::Exists(_))));
+    assert!(matches!(bench.command(&[]), Err(CopyCommandError::Exists(..))));
     bench.command(&["--overwrite"]).unwrap();
     assert!(contents(&to) == bytes);
 }

@@ -70,6 +70,13 @@ pub struct RemoteInfo {
     pub medium: Option<u64>,
 }
 
+impl RemoteInfo {
+    /// What to add to the words that such a volume has something in it.
+    pub fn contents_doubt(&self) -> &'static str {
+        if self.has_extents { "" } else { ", or its server does not tell" }
+    }
+}
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
@@ -392,6 +399,14 @@ pub fn open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), Re
 pub fn break_off(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
     let nbd = remotes.iter_mut().filter(|remote| matches!(remote.wire, Wire::Nbd(_)));
     close(reactor, &mut nbd.map(|remote| &mut **remote).collect::<Vec<_>>());
+}
+
+/// Leaves after a use that ended so: [`close`], or [`break_off`] after a failure.
+pub fn leave_after<T, E>(reactor: &mut Reactor, remotes: &mut [&mut Remote], ended: &Result<T, E>) {
+    match ended {
+        Ok(_) => close(reactor, remotes),
+        Err(_) => break_off(reactor, remotes),
+    }
 }
 
 fn wait_until_open(reactor: &mut Reactor, remotes: &mut [&mut Remote]) -> Result<(), RemoteError> {
