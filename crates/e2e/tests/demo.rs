@@ -86,6 +86,33 @@ fn the_demo_shares_a_file_without_touching_it() {
     }
 }
 
+#[test]
+fn the_demo_says_of_a_file_that_it_is_written_to() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let (path, temporary) = (folder.path().join("mine"), folder.path().join("temporary"));
+    std::fs::create_dir(&temporary).unwrap();
+    std::fs::write(&path, noise(8 << 20, 5)).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let running = std::sync::atomic::AtomicBool::new(true);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0u64.. {
+                file.write_all_at(&number.to_le_bytes(), number * 4096 % (8 << 20)).unwrap();
+                if !running.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let output = demo(&temporary, &[&path.display().to_string()]).output();
+        running.store(false, std::sync::atomic::Ordering::Relaxed);
+        output.expect("byway starts")
+    });
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("mine was written to while it was copied"), "{said}");
+    assert!(is_empty(&temporary));
+}
+
 /// Ends the child with the test.
 struct Running(Child);
 

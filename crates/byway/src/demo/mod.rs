@@ -25,7 +25,7 @@ use self::rounds::Row;
 pub(crate) use self::workplace::Workplace;
 use crate::config::parse_io;
 use crate::confinement::raise_limits;
-use crate::copy::{CopyError, RemoteEndpoint};
+use crate::copy::{CopyError, Endpoint, FileEndpoint, RemoteEndpoint};
 use crate::listening;
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::reload::open_volume;
@@ -105,7 +105,10 @@ pub enum DemoError {
         source: CopyError,
     },
     /// Bytes changed on the way.
-    #[error("demo: {path}: the checksum is {found:08x}, and the file's is {wanted:08x}; please report this")]
+    #[error(
+        "demo: {path}: the checksum is {found:08x}, and the file's is {wanted:08x}; if nothing has written to it meanwhile, please \
+         report this"
+    )]
     Differs {
         /// Over which path.
         path: &'static str,
@@ -113,6 +116,12 @@ pub enum DemoError {
         found: u32,
         /// What went.
         wanted: u32,
+    },
+    /// The copies are of different states of the file.
+    #[error("demo: {} was written to while it was copied; name a file or block device that nothing writes to", path.display())]
+    Written {
+        /// Which.
+        path: PathBuf,
     },
     /// Standard output.
     #[error("demo: standard output: {0}")]
@@ -137,15 +146,34 @@ pub fn run(arguments: &DemoArguments) -> Result<(), DemoError> {
         Some(path) => path.clone(),
         None => workplace.make_image("image", arguments.size).map_err(|source| DemoError::Make { source })?,
     };
-    let spec = volume(&path)?;
-    let node = start(&spec, &workplace, arguments.io)?;
+    let before = identity(&path, arguments.io)?;
+    match demonstrate(arguments, &path, &workplace) {
+        Err(DemoError::Differs { .. } | DemoError::Copy { source: CopyError::Changed, .. })
+            if identity(&path, arguments.io)? != before =>
+        {
+            Err(DemoError::Written { path })
+        }
+        shown => shown,
+    }
+}
+
+/// Names the file at a path and its state, as far as its metadata tell it.
+fn identity(path: &Path, io: IoChoice) -> Result<String, DemoError> {
+    let mut reactor = Reactor::open(io, 1).map_err(RemoteError::Loop)?;
+    let failed = |source| DemoError::Path { path: path.to_owned(), source };
+    Ok(FileEndpoint::source(&mut reactor, path, CLASS).map_err(failed)?.identity())
+}
+
+fn demonstrate(arguments: &DemoArguments, path: &Path, workplace: &Workplace) -> Result<(), DemoError> {
+    let spec = volume(path)?;
+    let node = start(&spec, workplace, arguments.io)?;
     let mut out = crate::output::stdout();
     if !arguments.json {
         let what = if arguments.path.is_some() { path.display().to_string() } else { "a new file".to_owned() };
         writeln!(out, "A node on this machine shares {what} (read-only) as the volume `demo`. Copied out of it:\n")?;
         out.flush()?;
     }
-    let rows = rounds::measure(&path, &node, arguments.io);
+    let rows = rounds::measure(path, &node, arguments.io);
     node.stop(STOP_LIMIT);
     let rows = rows?;
     if !arguments.json {
