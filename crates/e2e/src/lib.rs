@@ -23,6 +23,17 @@ pub use server::{
 
 use std::path::PathBuf;
 
+use byway_reactor::{IoChoice, Reactor};
+
+/// The event loops that this machine has, for `--io`: epoll, and io_uring unless the kernel refuses it, which is said aloud.
+pub fn backends() -> Vec<&'static str> {
+    if Reactor::open(IoChoice::Uring, 1).is_ok() {
+        return vec!["uring", "epoll"];
+    }
+    byway_skip::skip_part_of_this(byway_skip::NO_IO_URING);
+    vec!["epoll"]
+}
+
 /// Finds a program in `PATH` and in the administrators' folders, which a user's `PATH` may lack.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use byway_e2e::{
-    Certificates, LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, binary, find_tool, libnbd_python, run, run_well,
-    skip, until,
+    Certificates, LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, backends, binary, find_tool, libnbd_python, run,
+    run_well, skip, until,
 };
 
 /// A node with a configuration file, TLS for those who ask for it, and a listener of each kind.
@@ -113,7 +113,7 @@ const CERTIFIED: [&str; 5] = ["file", "memory", "null", "stripe", "fault"];
 
 #[test]
 fn each_client_sees_and_opens_what_is_for_it_over_every_wire() {
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let rig = Rig::new(io, &VOLUMES);
         for wire in
             ["nbds", "byways", "nbds+unix", "byways+unix", "nbd", "byway", "nbd+unix", "byway+unix", "byway+shm"]
@@ -155,7 +155,7 @@ fn each_client_sees_and_opens_what_is_for_it_over_every_wire() {
 #[test]
 fn a_client_that_may_read_cannot_write_whatever_it_sends() {
     let test = "a_client_that_may_read_cannot_write_whatever_it_sends";
-    let rig = Rig::new("uring", &VOLUMES);
+    let rig = Rig::new("auto", &VOLUMES);
     std::fs::write(rig.path("image"), vec![9; 1 << 20]).expect("room in memory");
     for wire in ["nbds", "byways", "nbds+unix", "byways+unix"] {
         let copy =
@@ -210,7 +210,7 @@ fn reader(rig: &Rig, python: &Path, client: &str) -> Script {
 fn a_reload_ends_the_connections_that_have_lost_by_it_and_no_other() {
     let test = "a_reload_ends_the_connections_that_have_lost_by_it_and_no_other";
     let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let rig = Rig::new(io, &["disk=DIR/disk,access=client.test,access=other.test"]);
         let (mut client, mut other) = (reader(&rig, &python, "client"), reader(&rig, &python, "other"));
         let step = |script: &mut Script, said: &str| {

@@ -1,10 +1,10 @@
 //! `byway bench volume`, from the built binary to the built binary, over each wire.
 
-use byway_e2e::{Server, binary, noise, run, run_well};
+use byway_e2e::{Server, backends, binary, noise, run, run_well};
 
 #[test]
 fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let socket = format!("unix://{}/sock", folder.path().display());
         let arguments = ["--io", io, "--volume", "m=mem:16M", "--volume", "r=null:16M,ro", "--nbd", &socket];

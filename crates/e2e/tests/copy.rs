@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use byway_e2e::{ForeignServer, Server, SkipReason, binary, find_tool, noise, run, run_well, skip};
+use byway_e2e::{ForeignServer, Server, SkipReason, backends, binary, find_tool, noise, run, run_well, skip};
 
 const SIZE: usize = 12 << 20;
 
@@ -94,7 +94,7 @@ fn holes(path: &Path) -> u64 {
 
 #[test]
 fn every_direction_keeps_every_byte_and_hole() {
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let rig = Rig::new();
         let image = rig.image("source", SIZE);
         let spec = |index: usize| format!("v{index}={}", rig.text(&format!("v{index}")));

@@ -87,7 +87,7 @@ fn shown(bytes: u64) -> String {
     if bytes < 1 << 20 {
         format!("{:.1} KiB", bytes as f64 / 1024.0)
     } else {
-        format!("{:.1} MiB", bytes as f64 / 1048576.0)
+        format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
     }
 }
 

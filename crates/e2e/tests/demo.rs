@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, binary, noise, until};
+use byway_e2e::{LIMIT, backends, binary, noise, until};
 
 /// `byway demo` with its temporary files in `folder`.
 fn demo(folder: &Path, arguments: &[&str]) -> Command {
@@ -33,7 +33,7 @@ fn processes_of(folder: &Path) -> Vec<u32> {
 #[test]
 fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let output = demo(folder.path(), &["--size", "24M", "--io", io]).output().expect("byway starts");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

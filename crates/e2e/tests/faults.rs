@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use byway_e2e::{
-    LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, libnbd_python, run, run_well, skip, until, wait_until_idle,
+    LIBNBD_PRELUDE, LIMIT, Server, SkipReason, backends, binary, libnbd_python, run, run_well, skip, until,
+    wait_until_idle,
 };
 
 fn folder() -> tempfile::TempDir {
@@ -188,7 +189,7 @@ fn a_client_that_never_reads_is_held_back() {
 fn a_truncated_file_is_an_error_and_other_volumes_go_on() {
     let test = "a_truncated_file_is_an_error_and_other_volumes_go_on";
     let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let folder = folder();
         let path = file(folder.path(), "cut", 8 << 20);
         let volume = format!("v={path}");
@@ -263,7 +264,7 @@ impl Drop for Unmount<'_> {
 fn every_acknowledged_write_survives_kill_9() {
     let test = "every_acknowledged_write_survives_kill_9";
     let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = file(disk.path(), "disk", 256 << 20);
         let volume = format!("v={path}");
@@ -355,10 +356,7 @@ fn nbd_request(kind: u8, offset: u64, len: u32) -> Vec<u8> {
 
 #[test]
 fn a_write_beyond_the_limit_on_file_sizes_is_an_error_and_no_signal() {
-    for io in ["epoll", "uring"] {
-        if io == "uring" && byway_reactor::Reactor::open(byway_reactor::IoChoice::Uring, 1).is_err() {
-            return byway_skip::skip_part_of_this(byway_skip::NO_IO_URING);
-        }
+    for io in backends() {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
         let volume = format!("v={}", file(folder.path(), "disk", 4 << 20));
         let arguments = ["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
@@ -410,7 +408,7 @@ fn writers_that_pause_hold_up_nobody() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
     let bytes = byway_e2e::noise(8 << 20, 10);
     std::fs::write(folder.path().join("disk"), &bytes).unwrap();
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let volume = format!("v={},direct", folder.path().join("disk").display());
         let arguments =
             ["--io", io, "--frames", "8M", "--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, libnbd_python, skip, until};
+use byway_e2e::{LIBNBD_PRELUDE, LIMIT, Script, Server, SkipReason, backends, libnbd_python, skip, until};
 
 const MAPPED_BYTES: u64 = 32 << 20;
 const DISK_BYTES: u64 = 256 << 20;
@@ -56,7 +56,7 @@ fn mapped_files_keep_to_their_limit() {
     let bytes: Vec<u8> =
         (0..DISK_BYTES / 8).flat_map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
     std::fs::write(at("disk"), bytes).unwrap();
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let (disk, memory) = (format!("disk={},ro", at("disk")), format!("m=mem:{DISK_BYTES}"));
         let nbd = format!("unix://{}", at("nbd"));
         let base = ["--volume", &disk, "--volume", &memory, "--nbd", &nbd, "--http", "127.0.0.1:0"];

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use byway_e2e::{LIMIT, Server, binary, run_well, until};
+use byway_e2e::{LIMIT, Server, backends, binary, run_well, until};
 
 /// Anonymous memory of a node with 64 MiB of frames stays below this.
 const BYTES_MAX: u64 = 100 << 20;
@@ -75,7 +75,7 @@ fn clients_that_ask_for_everything_and_take_nothing_cost_no_more_than_the_bound(
     const CONNECTIONS: usize = 200;
     const BYTES: u64 = 64 << 20;
     const REQUESTS: u64 = 4000;
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let volume = volume_in(folder.path(), BYTES);
         let arguments = ["--io", io, "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];

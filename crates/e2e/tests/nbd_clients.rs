@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, find_tool, libnbd_python, noise, run, run_well, skip};
-
-const BACKENDS: [&str; 2] = ["uring", "epoll"];
+use byway_e2e::{LIBNBD_PRELUDE, Server, SkipReason, backends, find_tool, libnbd_python, noise, run, run_well, skip};
 
 /// The tool, or a skip said aloud.
 macro_rules! tool {
@@ -51,7 +49,7 @@ impl Rig {
 #[test]
 fn nbdinfo_sees_the_volumes_as_they_are() {
     let nbdinfo = tool!("nbdinfo_sees_the_volumes_as_they_are", "nbdinfo");
-    let rig = rig("uring", &noise(1 << 20, 1));
+    let rig = rig("auto", &noise(1 << 20, 1));
     let listed = run_well(&nbdinfo, &["--list", "--json", &rig.tcp("")]);
     for want in ["\"disk\"", "\"mem\"", "\"a disk\"", "\"export-size\": 1048576", "\"export-size\": 67108864"] {
         assert!(listed.contains(want), "{want} in {listed}");
@@ -67,7 +65,7 @@ fn nbdinfo_sees_the_volumes_as_they_are() {
 #[test]
 fn nbdcopy_copies_both_ways() {
     let nbdcopy = tool!("nbdcopy_copies_both_ways", "nbdcopy");
-    for io in BACKENDS {
+    for io in backends() {
         let bytes = noise((40 << 20) + 512, 2);
         let rig = rig(io, &bytes);
         for (name, uri) in [("unix", rig.unix("disk")), ("tcp", rig.tcp("disk"))] {
@@ -134,7 +132,7 @@ fn libnbd_finds_what_it_wrote_with_every_kind_of_request() {
             SkipReason::MissingTool("python3-libnbd"),
         );
     };
-    for io in BACKENDS {
+    for io in backends() {
         let rig = rig(io, &noise((40 << 20) + 77, 4));
         libnbd(&python, &rig.unix("disk"), "", LIBNBD_SCRIPT);
         libnbd(&python, &rig.tcp("mem"), "h.set_request_structured_replies(False)", LIBNBD_SCRIPT);
@@ -145,7 +143,7 @@ fn libnbd_finds_what_it_wrote_with_every_kind_of_request() {
 #[test]
 fn qemu_has_many_of_the_longest_requests_in_flight() {
     let qemu_img = tool!("qemu_has_many_of_the_longest_requests_in_flight", "qemu-img");
-    for io in BACKENDS {
+    for io in backends() {
         let rig = rig(io, &noise(64 << 20, 6));
         for (depth, bytes, count) in [("8", "33554432", "16"), ("16", "16777216", "32"), ("32", "8388608", "64")] {
             let bench = ["bench", "-f", "raw", "-d", depth, "-s", bytes, "-c", count];
@@ -162,7 +160,7 @@ fn extents_of_a_sparse_volume_are_told() {
     let Some(python) = libnbd_python() else {
         return skip("extents_of_a_sparse_volume_are_told", SkipReason::MissingTool("python3-libnbd"));
     };
-    let rig = rig("uring", &noise(4096, 5));
+    let rig = rig("auto", &noise(4096, 5));
     let script = r#"
 h.pwrite(b"x" * 65536, 1 << 20)
 seen = []
@@ -206,7 +204,7 @@ assert [o for o, _ in chunks] == [1 << 20, (1 << 20) + (256 << 10)], [o for o, _
 assert all(d == right[o:o + len(d)] for o, d in chunks)
 assert h.pread(4096, 0) == right[:4096], "the connection goes on"
 "#;
-    for io in BACKENDS {
+    for io in backends() {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder on disk");
         let disk = folder.path().join("disk");
         std::fs::write(&disk, noise(4 << 20, 8)).expect("room on disk");
@@ -226,7 +224,7 @@ fn a_flush_on_one_connection_covers_the_others_and_many_requests_are_in_flight()
             SkipReason::MissingTool("python3-libnbd"),
         );
     };
-    for io in BACKENDS {
+    for io in backends() {
         let rig = rig(io, &noise(1 << 20, 6));
         let script = r"
 others = [nbd.NBD() for _ in range(4)]
@@ -251,7 +249,7 @@ for n in range(200):
 fn qemu_speaks_extended_headers_and_agrees() {
     let qemu_img = tool!("qemu_speaks_extended_headers_and_agrees", "qemu-img");
     let qemu_io = tool!("qemu_speaks_extended_headers_and_agrees", "qemu-io");
-    for io in BACKENDS {
+    for io in backends() {
         let rig = rig(io, &noise(8 << 20, 7));
         run_well(&qemu_img, &["convert", "-f", "raw", "-O", "raw", &rig.tcp("disk"), &rig.path("copy")]);
         run_well(&qemu_img, &["compare", "-f", "raw", "-F", "raw", &rig.path("copy"), &rig.unix("disk")]);
@@ -273,7 +271,7 @@ fn qemu_speaks_extended_headers_and_agrees() {
 fn nbdkit_as_a_client_sees_the_same_bytes() {
     let nbdkit = tool!("nbdkit_as_a_client_sees_the_same_bytes", "nbdkit");
     let bytes = noise(3 << 20, 8);
-    let rig = rig("uring", &bytes);
+    let rig = rig("auto", &bytes);
     let uri = format!("uri={}", rig.tcp("disk"));
     let copy = format!("nbdcopy \"$uri\" {}", rig.path("copy"));
     run_well(&nbdkit, &["-U", "-", "--filter=blocksize", "nbd", &uri, "minblock=4096", "--run", &copy]);
@@ -284,7 +282,7 @@ fn nbdkit_as_a_client_sees_the_same_bytes() {
 fn fio_verifies_what_it_wrote() {
     let fio = tool!("fio_verifies_what_it_wrote", "fio");
     let long = std::env::var_os("BYWAY_LONG").is_some();
-    for io in BACKENDS {
+    for io in backends() {
         let rig = rig(io, &noise(1 << 20, 9));
         let uri = format!("--uri={}", rig.tcp("mem"));
         let runtime = format!("--runtime={}", if long { 60 } else { 3 });
@@ -320,7 +318,7 @@ fn nbddump_shows_the_bytes() {
     let nbddump = tool!("nbddump_shows_the_bytes", "nbddump");
     let mut bytes = vec![0; 1 << 20];
     bytes[4096..4112].copy_from_slice(b"sixteen letters!");
-    let rig = rig("uring", &bytes);
+    let rig = rig("auto", &bytes);
     for uri in [rig.tcp("disk"), rig.unix("disk")] {
         let dump = run_well(&nbddump, &[&uri]);
         assert!(dump.lines().any(|line| line.starts_with("0000001000") && line.contains("sixteen letters!")), "{dump}");

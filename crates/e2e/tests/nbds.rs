@@ -1,8 +1,9 @@
 //! `nbds://` on the client's side: copies to and from servers over TLS, and who is not trusted.
 
-use byway_e2e::{Certificates, ForeignServer, Server, SkipReason, binary, find_tool, noise, run, run_well, skip};
+use byway_e2e::{
+    Certificates, ForeignServer, Server, SkipReason, backends, binary, find_tool, noise, run, run_well, skip,
+};
 
-const BACKENDS: [&str; 2] = ["uring", "epoll"];
 const SIZE: usize = (24 << 20) + 512;
 
 struct Rig {
@@ -72,7 +73,7 @@ impl Rig {
 
 #[test]
 fn byway_lists_describes_measures_and_copies_over_tls() {
-    for io in BACKENDS {
+    for io in backends() {
         let rig = Rig::new();
         let mut server = rig.serve(io, &noise(SIZE, 2), true);
         let port = server.port("nbd");
@@ -157,7 +158,7 @@ fn nbdkit_gives_and_takes_over_tls() {
 
 #[test]
 fn who_is_not_to_be_trusted_is_refused_by_name() {
-    for io in BACKENDS {
+    for io in backends() {
         let rig = Rig::new();
         let mut server = rig.serve(io, &noise(1 << 20, 4), true);
         let uri = format!("nbds://localhost:{}/disk", server.port("nbd"));

@@ -4,11 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use byway_e2e::{
-    Certificates, LIBNBD_PRELUDE, LIMIT, Server, SkipReason, binary, find_tool, libnbd_python, run, run_well, skip,
-    until,
+    Certificates, LIBNBD_PRELUDE, LIMIT, Server, SkipReason, backends, binary, find_tool, libnbd_python, run, run_well,
+    skip, until,
 };
-
-const BACKENDS: [&str; 2] = ["uring", "epoll"];
 
 /// The tool, or a skip said aloud.
 macro_rules! tool {
@@ -101,7 +99,7 @@ impl Rig {
 fn libnbd_copies_both_ways_and_sees_the_volumes() {
     let test = "libnbd_copies_both_ways_and_sees_the_volumes";
     let (nbdinfo, nbdcopy) = (tool!(test, "nbdinfo"), tool!(test, "nbdcopy"));
-    for io in BACKENDS {
+    for io in backends() {
         for clients in [Clients::Certified, Clients::Anonymous] {
             let bytes = noise((40 << 20) + 512, 2);
             let rig = Rig::new(io, &bytes, clients);
@@ -121,7 +119,7 @@ fn libnbd_copies_both_ways_and_sees_the_volumes() {
 #[test]
 fn qemu_copies_both_ways_over_tls() {
     let qemu_img = tool!("qemu_copies_both_ways_over_tls", "qemu-img");
-    for io in BACKENDS {
+    for io in backends() {
         let bytes = noise(24 << 20, 4);
         let rig = Rig::new(io, &bytes, Clients::Certified);
         let credentials = format!("tls-creds-x509,id=tls0,dir={},endpoint=client", rig.certificates.path("client"));
@@ -143,7 +141,7 @@ fn qemu_copies_both_ways_over_tls() {
 fn every_kind_of_request_over_tls_against_a_model() {
     let test = "every_kind_of_request_over_tls_against_a_model";
     let Some(python) = libnbd_python() else { return skip(test, SkipReason::MissingTool("python3-libnbd")) };
-    for io in BACKENDS {
+    for io in backends() {
         let rig = Rig::new(io, &noise((24 << 20) + 77, 6), Clients::Certified);
         for volume in ["disk", "mem"] {
             let script = format!(
@@ -199,7 +197,7 @@ g.shutdown(); h.shutdown()
 fn who_is_not_let_in_is_named_in_the_log() {
     let test = "who_is_not_let_in_is_named_in_the_log";
     let nbdinfo = tool!(test, "nbdinfo");
-    let mut rig = Rig::new("uring", &noise(1 << 20, 7), Clients::Certified);
+    let mut rig = Rig::new("auto", &noise(1 << 20, 7), Clients::Certified);
     for (client, logged) in [
         ("nobody", "the peer showed no certificate"),
         // GnuTLS does not even show a certificate that the server would not take.
@@ -245,7 +243,7 @@ fn where_tls_is_optional_only_the_volume_that_requires_it_is_refused() {
 
 #[test]
 fn the_native_wire_over_tls_moves_bytes_and_keeps_strangers_out() {
-    for io in BACKENDS {
+    for io in backends() {
         let rig = Rig::new(io, &noise(16 << 20, 9), Clients::Certified);
         let bench = |scheme: &str, client: &str, more: &[&str]| {
             let path = |name: &str| rig.certificates.path(&format!("{client}/{name}"));
@@ -318,7 +316,7 @@ fn a_client_over_tls_that_never_reads_is_held_back_and_others_go_on() {
     if !python.is_file() {
         return skip(test, SkipReason::MissingTool("python3"));
     }
-    let mut rig = Rig::new("uring", &noise(1 << 20, 10), Clients::Anonymous);
+    let mut rig = Rig::new("auto", &noise(1 << 20, 10), Clients::Anonymous);
     let mut greedy: Vec<_> = std::iter::repeat_with(|| {
         let port = rig.server.port("nbd").to_string();
         let mut child = Command::new(python)
@@ -399,7 +397,7 @@ fn a_key_that_only_root_may_read_serves_after_root_was_dropped() {
 
 #[test]
 fn errors_of_tls_name_both_names_and_the_flag() {
-    let rig = Rig::new("uring", &noise(1 << 20, 11), Clients::Certified);
+    let rig = Rig::new("auto", &noise(1 << 20, 11), Clients::Certified);
     let file = |client: &str, name: &str| rig.certificates.path(&format!("{client}/{name}"));
     for uri in [format!("nbds://localhost:{}/disk", rig.server.port("nbd")), rig.native("byways", "disk")] {
         for (client, more, parts) in [

@@ -65,6 +65,16 @@ pub fn rdma_device() -> Option<IpAddr> {
     std::env::var("BYWAY_RDMA_ADDRESS").ok()?.parse().ok()
 }
 
+/// Whether the kernel has no landlock, whatever the program under test believes.
+pub fn lacks_landlock() -> bool {
+    use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
+    let needed = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    needed.handle_access(AccessFs::Execute).is_err()
+}
+
+/// Of tests of confinement where [`lacks_landlock`].
+pub const NO_LANDLOCK: SkipReason<'static> = SkipReason::Machine("this kernel has no landlock");
+
 fn say(how: &str, test: &str, reason: SkipReason<'_>) {
     let line = format!("{how} {test}: {reason}\n");
     eprint!("{line}");
