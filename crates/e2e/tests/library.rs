@@ -5,7 +5,7 @@ use std::process::Command;
 
 // Has the library built.
 use byway as _;
-use byway_e2e::{Server, SkipReason, run, skip};
+use byway_e2e::{Server, SkipReason, backends, run, skip};
 
 /// The static library, which lies beside this test or above it.
 fn library() -> PathBuf {
@@ -27,7 +27,7 @@ fn the_c_example_writes_and_reads_a_volume_over_each_wire() {
     compile.arg(capi.join("examples/volume.c")).arg(library()).args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
     let compiled = compile.output().expect("cc runs");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    for io in ["uring", "epoll"] {
+    for io in backends() {
         let sockets = ["unix", "shm"].map(|kind| format!("{kind}://{}", folder.path().join(kind).display()));
         let mut arguments = vec!["--io", io, "--volume", "disk=mem:8M", "--listen", "tcp://127.0.0.1:0"];
         arguments.extend(["--listen", &sockets[0], "--listen", &sockets[1]]);

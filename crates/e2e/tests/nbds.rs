@@ -103,7 +103,7 @@ fn byway_lists_describes_measures_and_copies_over_tls() {
 /// Of two ends one lends its memory to the other's node, so what TLS decrypts cannot be placed there directly.
 #[test]
 fn a_copy_between_tls_and_shared_memory_is_made_both_ways() {
-    for io in BACKENDS {
+    for io in backends() {
         let (rig, other) = (Rig::new(), tempfile::tempdir_in("/dev/shm").expect("a folder in memory"));
         let server = rig.serve(io, &noise(SIZE, 5), true);
         let path = |name: &str| other.path().join(name).display().to_string();
