@@ -17,7 +17,7 @@ fuzz_target!(|bytes: [u8; HEADER_BYTES]| {
     let again: [u8; HEADER_BYTES] = zerocopy::transmute!(sealed);
     let Ok((header, kind)) = Header::open(&again, sequence) else { return };
     for checksum in [PayloadChecksum::Off, PayloadChecksum::Wanted, PayloadChecksum::Required] {
-        let terms = Terms { checksum, bulk_lanes: 2, credits: 64 };
+        let terms = Terms { checksum, bulk_lanes: 2 };
         if let Ok((hello, identity)) = read_hello(&header, kind) {
             let _ = negotiate(&hello, &terms);
             let _ = read_welcome(&header, kind, &identity, &terms);
