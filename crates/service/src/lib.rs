@@ -3,5 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
-mod calls;
+pub mod host;
 pub mod limits;

@@ -19,7 +19,7 @@ fn heard(seed: u64) -> Vec<Notice> {
     let mut pair = Pair::new(seed, 1 << 20, STORE_TIME, HANDSHAKE_TIME_MAX * 2);
     pair.write(0, 4096, 1);
     assert_eq!(pair.pass(Duration::from_secs(1)).len(), 0);
-    assert_eq!(pair.serving.server.calls_in_flight(), 1, "the write is at the store");
+    assert_eq!(pair.serving.server.sessions().calls_in_flight(), 1, "the write is at the store");
     assert!(pair.serving.world.reset_random_connection());
     let (mut notices, mut answers) = (Vec::new(), Vec::new());
     for _ in 0..STORE_TIME.as_secs() * 2 {

@@ -5,7 +5,6 @@ mod harness;
 use std::process::Command;
 
 use byway_fabric::Options;
-use byway_reactor::Address;
 use harness::{Running, SERVER, each_wire, memory};
 
 /// The example, as its first line says to run it.
@@ -17,12 +16,7 @@ fn the_example_writes_and_reads_a_volume_over_each_wire() {
     let program = path.join("examples/volume");
     each_wire(|wire| {
         let server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(4 << 20)]);
-        let address = match &server.address {
-            Address::Tcp(at) => format!("tcp://{at}"),
-            Address::Unix(path) => format!("unix://{}", path.display()),
-            Address::Shared(path) => format!("shm://{}", path.display()),
-            Address::Rdma(at) => format!("rdma://{at}"),
-        };
+        let address = server.address.to_string();
         for (name, bytes, says) in [
             ("disk", "1048576", "1048576 bytes came back as they were written"),
             ("disk", "20000", "20000 bytes came back as they were written"),

@@ -145,7 +145,7 @@ fn a_client_that_takes_nothing_is_given_up_after_a_minute() {
     assert_eq!(serving.server.last_closed(), None);
     pass(&mut serving, TAKE_TIME_MAX / 3, &mut []);
     assert_eq!(serving.server.last_closed(), Some(CloseReason::TakesNothing));
-    assert_eq!(serving.server.session_count(), 1);
+    assert_eq!(serving.server.sessions().count(), 1);
     pass(&mut serving, SECOND, &mut clients);
     assert_eq!((clients[0].answers.count, clients[0].answers.down), (250, None), "who takes is served");
     assert_eq!(serving.server.queued_heap_bytes(), 0);

@@ -129,7 +129,7 @@ fn a_client_without_credit_for_notices_hears_of_the_last_size_when_it_gives_some
     let mut world = World::new();
     let sizes = 1..=u64::from(NOTICES) + 3;
     for size in sizes.clone() {
-        world.serving.server.resized(world.volume, size * 512);
+        world.serving.server.resized(&mut world.serving.reactor, world.volume, size * 512);
     }
     world.pass();
     let told: Vec<u64> = sizes.clone().take(usize::from(NOTICES)).map(|size| size * 512).collect();
@@ -148,7 +148,7 @@ fn what_a_client_sends_before_it_hears_that_its_session_ends_is_not_begun() {
     world.call(Method::Flush);
     world.pass();
     assert_eq!(world.client.answers, 2, "it is served");
-    let served = world.serving.server.served();
+    let served = world.serving.server.sessions().answered();
     // It has come when the session is ended, and was not looked at yet.
     world.call(Method::Flush);
     world.fabric.flush(&mut world.reactor, &mut world.client);
@@ -157,5 +157,5 @@ fn what_a_client_sends_before_it_hears_that_its_session_ends_is_not_begun() {
     world.serving.server.dismiss_users(&mut world.serving.reactor, world.volume);
     world.pass();
     assert!(world.client.ended.is_some());
-    assert_eq!((world.client.answers, world.serving.server.served()), (2, served));
+    assert_eq!((world.client.answers, world.serving.server.sessions().answered()), (2, served));
 }

@@ -15,8 +15,8 @@ use byway_door::nbd::server::NbdClient;
 use byway_fabric::Stall;
 use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
-use byway_service::block::server::{PeerFeedback, keep_busiest};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
+use byway_service::host::{PeerFeedback, keep_busiest};
 
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};

@@ -11,8 +11,10 @@ use byway_reactor::{
     Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
     Waker,
 };
-use byway_service::block::server::Server;
+use byway_service::block::server::Volumes;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
+use byway_service::host::Host;
+use byway_service::limits::CALLS_PER_SESSION;
 
 use super::load::Loads;
 use super::report::{LoopReport, SlowOperations, VolumeReport, nbd_client};
@@ -58,7 +60,8 @@ pub(super) struct Worker {
     engine: Engine,
     catalog: Catalog,
     nbd: NbdDoor,
-    native: Server,
+    host: Host,
+    volumes: Volumes,
     listeners: Vec<(Listener, Address)>,
     peers: Vec<(Sender<Message>, Waker)>,
     loads: Arc<Loads>,
@@ -92,17 +95,19 @@ impl Worker {
         }
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
-        let mut native = Server::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS));
-        native.set_tls(options.tls.clone());
+        let spoken = vec![Volumes::spoken(CALLS_PER_SESSION)];
+        let mut host = Host::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS), spoken);
+        let mut volumes = Volumes::new(NATIVE_CLASS);
+        host.set_tls(options.tls.clone());
         for (fd, address) in native_listeners {
             let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
             if matches!(address, Address::Shared(_)) {
                 reactor.share_memory(listener);
             }
-            native.accept_from(&mut reactor, listener);
+            host.accept_from(&mut reactor, listener);
         }
         for id in catalog.ids() {
-            native.offer(id);
+            volumes.offer(id);
         }
         let mut worker = Self {
             index,
@@ -110,7 +115,8 @@ impl Worker {
             engine,
             catalog,
             nbd: NbdDoor::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
-            native,
+            host,
+            volumes,
             listeners: Vec::new(),
             peers,
             loads,
@@ -143,7 +149,7 @@ impl Worker {
         for endpoint in endpoints {
             let Address::Rdma(address) = endpoint.address else { continue };
             let in_use = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            let bound = patiently(|| match self.native.listen_rdma(&mut self.reactor, address) {
+            let bound = patiently(|| match self.host.listen_rdma(&mut self.reactor, address) {
                 Err(error) if error.is(Errno::ADDRINUSE) => Err(in_use()),
                 bound => Ok(bound),
             });
@@ -164,11 +170,11 @@ impl Worker {
     pub(super) fn run(mut self) -> bool {
         let mut completions = Vec::new();
         let mut done = Vec::new();
-        while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.native.is_idle()) {
-            self.native.flush(&mut self.reactor, &mut self.engine);
+        while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.is_native_idle()) {
+            self.host.flush(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
             self.wait_for_rates();
             // The doors have one pool; the other one looks at it when this turn ends.
-            let wait = if self.native.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
+            let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
                 tracing::error!(%error, "the event loop failed; its connections end");
                 return false;
@@ -180,6 +186,11 @@ impl Worker {
         }
         self.close_listeners();
         true
+    }
+
+    /// Whether no client of byway's own wire is left, and nothing that one has asked for.
+    fn is_native_idle(&self) -> bool {
+        self.host.is_idle() && self.volumes.is_idle()
     }
 
     fn close_listeners(&mut self) {
@@ -204,7 +215,9 @@ impl Worker {
                 let (nbd, mut floor) = self.door();
                 nbd.handle(&mut floor, completion);
             }
-            NATIVE_CLASS => self.native.handle(&mut self.reactor, &mut self.engine, completion),
+            NATIVE_CLASS => {
+                self.host.handle(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)], completion);
+            }
             ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
             // A later one that is still set only wakes the loop in vain.
             NODE_CLASS if completion.token.tag() == TAG_THROTTLE => self.throttled = None,
@@ -217,7 +230,7 @@ impl Worker {
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
-                    self.native.woken(&mut self.reactor, &mut self.engine);
+                    self.host.woken(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
                     self.take_messages();
                 }
             }
@@ -234,7 +247,7 @@ impl Worker {
         self.note_slow();
         for one in done.drain(..) {
             if (one.tag.0 >> 56) as u8 == NATIVE_CLASS {
-                self.native.done(&mut self.reactor, &mut self.engine, one);
+                self.volumes.done(&mut self.host, &mut self.reactor, &mut self.engine, one);
                 continue;
             }
             let (nbd, mut floor) = self.door();
@@ -242,7 +255,7 @@ impl Worker {
         }
         let (nbd, mut floor) = self.door();
         nbd.turn(&mut floor);
-        let load = self.nbd.connection_count() + self.native.session_count();
+        let load = self.nbd.connection_count() + self.host.sessions().count();
         self.loads.note(self.index, load);
     }
 
@@ -250,7 +263,7 @@ impl Worker {
     fn note_slow(&mut self) {
         while let Some(slow) = self.engine.take_slow() {
             let peer = if (slow.tag.0 >> 56) as u8 == NATIVE_CLASS {
-                self.native.peer_of(slow.tag)
+                self.volumes.peer_of(&self.host, slow.tag)
             } else {
                 self.nbd.peer_of(slow.tag)
             };
@@ -334,7 +347,7 @@ impl Worker {
                     self.close_listeners();
                     let (nbd, mut floor) = self.door();
                     nbd.drain(&mut floor);
-                    self.native.shut_down(&mut self.reactor);
+                    self.host.shut_down(&mut self.reactor);
                 }
                 Message::Stop => self.stopped = true,
                 #[cfg(test)]
@@ -347,19 +360,20 @@ impl Worker {
         let names: Vec<_> = self.catalog.entries().map(|(volume, id)| (id, volume.name().to_owned())).collect();
         let changes = self.catalog.replace(&mut self.engine, &mut self.reactor, volumes);
         for id in &changes.gone {
-            self.native.withdraw(*id);
+            self.volumes.withdraw(*id);
             let name = names.iter().find(|(before, _)| before == id).map(|(_, name)| name);
             if name.is_some_and(|name| self.catalog.find(name).is_some()) {
-                self.native.dismiss_users(&mut self.reactor, *id);
+                self.volumes.dismiss_users(&mut self.host, &mut self.reactor, *id);
             }
         }
         for id in changes.new {
-            self.native.offer(id);
+            self.volumes.offer(id);
         }
         for (id, len) in changes.resized {
-            self.native.resized(id, len);
+            self.volumes.resized(&mut self.host, &mut self.reactor, id, len);
         }
-        self.native.enforce_access(&mut self.reactor, &self.engine);
+        self.host.end_revoked(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
+        self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
         let (nbd, mut floor) = self.door();
         nbd.drop_volumes(&mut floor, &changes.gone);
         nbd.enforce_access(&mut floor);
@@ -367,13 +381,13 @@ impl Worker {
 
     fn take_allowed(&mut self, allow: Vec<Cidr>) {
         let admitted = allow.clone();
-        self.native.admit(move |peer| peer_allowed(Some(peer.ip()), &admitted));
+        self.host.admit(move |peer| peer_allowed(Some(peer.ip()), &admitted));
         self.allow = allow;
     }
 
     fn report(&self) -> LoopReport {
         let nbd = self.nbd.counters();
-        let native = self.native.counters();
+        let native = self.host.counters();
         let door = |name: &str| DoorSnapshot { name: name.to_owned(), ..DoorSnapshot::default() };
         let nbd = DoorSnapshot {
             connections: self.nbd.connection_count() as u64,
@@ -383,7 +397,7 @@ impl Worker {
             ..door("nbd")
         };
         let native = DoorSnapshot {
-            connections: self.native.session_count() as u64,
+            connections: self.host.sessions().count() as u64,
             accepted: native.sessions,
             refused: native.refused,
             connection_errors: native.faults,
@@ -401,8 +415,8 @@ impl Worker {
             doors: vec![nbd, native],
             volumes: volumes.collect(),
             nbd_clients: clients.iter().map(|client| nbd_client(client, volume_of(client.volume))).collect(),
-            delays: self.native.delays(),
-            peers: self.native.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),
+            delays: self.host.delays(),
+            peers: self.host.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),
         }
     }
 }

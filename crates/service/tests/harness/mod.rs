@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod link;
+#[path = "../native_server/mod.rs"]
+mod native_server;
 pub mod session;
 pub mod stream;
 
@@ -13,12 +15,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use byway_fabric::tls::ServerTls;
-use byway_fabric::{CloseReason, Options, Registry};
+use byway_fabric::{CloseReason, Options};
 use byway_reactor::{Address, Counters, IoChoice, Reactor, Wait, Waker};
 use byway_service::block::client::{BlockingVolume, ConnectError, VolumeOptions};
-use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
 use byway_skip::rdma_device;
+use native_server::Server;
 
 pub const SERVER: u8 = 0x20;
 pub const FRAMES: usize = 32 << 20;
@@ -140,7 +142,7 @@ impl Running {
             move || {
                 let mut reactor = Reactor::open(wire.io, frame_bytes).unwrap();
                 let mut engine = Engine::default();
-                let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
+                let mut server = Server::new(&reactor, instance, options);
                 server.set_tls(tls);
                 let address = if let Address::Rdma(at) = at {
                     Address::Rdma(server.listen_rdma(&mut reactor, at).unwrap())
@@ -241,10 +243,10 @@ fn serve(
         queued_heap_bytes_max = server.queued_heap_bytes().max(queued_heap_bytes_max);
         *state.lock().unwrap() = State {
             last_closed: server.last_closed(),
-            sessions: server.session_count(),
+            sessions: server.sessions().count(),
             used_frame_bytes: reactor.frames().bytes() - reactor.frames().free_bytes(),
             open_windows: server.open_windows(),
-            calls: server.calls_in_flight(),
+            calls: server.sessions().calls_in_flight(),
             queued_heap_bytes_max,
             counters: reactor.counters(),
         };

@@ -1,14 +1,17 @@
 //! A server and its engine in a simulated world; the clients are the test's.
 
+#[path = "../native_server/mod.rs"]
+mod native_server;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_fabric::{Options, Registry};
+use byway_fabric::Options;
 use byway_reactor::sim::World;
 use byway_reactor::{Address, FileOptions, OpenFile, Reactor, Wait};
-use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions};
+use native_server::Server;
 
 pub const SERVER_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Where it listens.
@@ -32,7 +35,7 @@ impl Serving {
     pub fn new(seed: u64, frame_bytes: usize, options: Options) -> Self {
         let world = World::new(seed);
         let mut reactor = world.node(SERVER_IP, frame_bytes);
-        let mut server = Server::new(&reactor, Arc::new(Registry::new(1)), options);
+        let mut server = Server::new(&reactor, 1, options);
         server.listen(&mut reactor, &AT).unwrap();
         Self { world, server, reactor, engine: Engine::default() }
     }

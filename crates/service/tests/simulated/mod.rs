@@ -16,6 +16,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[path = "../native_server/mod.rs"]
+mod native_server;
 mod replacement;
 mod rules;
 mod user;
@@ -25,12 +27,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_fabric::random::Random;
-use byway_fabric::{Options, PayloadChecksum, Registry};
+use byway_fabric::{Options, PayloadChecksum};
 use byway_reactor::sim::{Crash, FaultPlan, LinkProfile, SimFile, World};
 use byway_reactor::{Address, FileOptions, Frame, OpenFile, Reactor, Wait};
 use byway_service::block::client::{Volume as Client, VolumeOptions};
-use byway_service::block::server::Server;
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
+use native_server::Server;
 
 pub use self::rules::Broken;
 use self::rules::{SECTOR, broken, check_end_of_session};
@@ -223,8 +225,8 @@ impl Run {
         let mut options = Options::new(SERVER_CLASS);
         options.seed = Some(instance);
         options.keep_alive = KEEP_ALIVE;
-        let mut server = Server::new(&reactor, Arc::new(Registry::new(instance)), options);
-        server.set_calls_per_session(if self.seed.is_multiple_of(5) { 3 } else { 64 });
+        let calls = if self.seed.is_multiple_of(5) { 3 } else { 64 };
+        let mut server = Server::with_calls(&reactor, instance, options, calls);
         server.listen(&mut reactor, &AT).unwrap();
         let volume = engine.attach(&mut reactor, Arc::new(self.open_volume()));
         server.offer(volume);
@@ -364,7 +366,7 @@ impl Run {
         let due = |user: &User| user.died_at.is_some_and(|at| now - at >= GONE_WITHIN);
         let Some(index) = self.users.iter().position(due) else { return };
         let alive = self.users.iter().filter(|user| user.life.is_some()).count();
-        let sessions = self.server.as_ref().map_or(0, |serving| serving.server.session_count());
+        let sessions = self.server.as_ref().map_or(0, |serving| serving.server.sessions().count());
         let dying = self.users.iter().filter(|user| user.life.is_none() && !due(user)).count();
         if sessions > alive + dying {
             broken(format!("{sessions} sessions of {alive} clients: the server keeps one of a client that died"));
@@ -441,7 +443,7 @@ impl Run {
         let Some(Serving { server, engine, reactor, free_bytes, .. }) = &self.server else { return };
         let kept = free_bytes - reactor.frames().free_bytes();
         if !server.is_idle() || engine.in_flight() > 0 || kept > 0 {
-            let sessions = server.session_count();
+            let sessions = server.sessions().count();
             broken(format!("the clients have gone, and {sessions} sessions and {kept} bytes of frames are left"));
         }
     }

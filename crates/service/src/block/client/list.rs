@@ -16,7 +16,7 @@ use super::super::wire::{
 };
 use super::blocking::ConnectError;
 use super::request::VolumeError;
-use crate::calls::send_outbox;
+use crate::host::sending::send_outbox;
 use crate::limits::{LIST_TIME_MAX, LISTED_VOLUMES_MAX};
 
 /// A volume of a list.

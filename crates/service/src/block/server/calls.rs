@@ -54,7 +54,7 @@ impl Serving<'_> {
     /// The volume that a call names, if the session may do so much with it.
     fn volume(&mut self, session: Slot, arguments: &Arguments, method: Method) -> Result<VolumeId, CallError> {
         let number = arguments.handle.get() as usize;
-        let handle = self.core.session(session).and_then(|session| session.handles.get(number).copied());
+        let handle = self.core.client(session).and_then(|client| client.handles.get(number).copied());
         let handle = handle.ok_or(CallError::Malformed)?;
         let export = &self.core.exports[handle.export];
         match handle.right {
@@ -201,7 +201,7 @@ impl Serving<'_> {
                 && self.engine.volume(export.volume).is_some_and(|volume| volume.name().as_bytes() == name)
         });
         let index = found.ok_or(CallError::NotFound)?;
-        let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
+        let client = self.sessions.get(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let volume = self.engine.volume(self.core.exports[index].volume).ok_or(CallError::NotFound)?;
         let Some(right) = volume.right(&client) else {
             tracing::debug!(volume = volume.name(), %client, "not in the volume's access list: told that there is none");
@@ -214,13 +214,13 @@ impl Serving<'_> {
         let flags = volume_flags(volume, right);
         let (len, block_bytes) = (volume.len(), volume.block_bytes());
         let (store, medium) = (volume.store_identity(), volume.store().medium());
-        let Some(session) = self.core.session(call.session) else { return Ok(()) };
-        if session.handles.len() >= HANDLES_MAX {
+        let handles = self.core.handles(call.session);
+        if handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
         }
-        session.handles.push(Handle { export: index, right: Some(right), untold: None });
+        handles.push(Handle { export: index, right: Some(right), untold: None });
         let result = OpenResult {
-            handle: U32::new(session.handles.len() as u32 - 1),
+            handle: U32::new(handles.len() as u32 - 1),
             flags: U32::new(flags),
             len: U64::new(len),
             block_bytes: U32::new(block_bytes),
@@ -236,7 +236,7 @@ impl Serving<'_> {
     /// Lists the volumes that the client may use over its wire from an index on, as many as fit; the result begins with
     /// how many there are.
     fn list(&mut self, fabric: &mut Fabric, call: CallRef, arguments: &Arguments) {
-        let client = self.core.session(call.session).map(|session| session.client.clone()).unwrap_or_default();
+        let client = self.sessions.get(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let offered = self.core.exports.iter().filter(|export| !export.withdrawn);
         let secure = is_secure(fabric, call.session);
         let volumes = offered.filter_map(|export| self.engine.volume(export.volume));

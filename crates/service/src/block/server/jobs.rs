@@ -5,16 +5,14 @@ use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Reactor};
-use byway_rpc::message::{Inline, ReplyBody};
-use byway_rpc::session::{self as rpc, CallRef};
-use zerocopy::IntoBytes;
+use byway_rpc::message::ReplyBody;
+use byway_rpc::session::CallRef;
 
 use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId};
 use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
 use super::{Serving, job_of};
-use crate::calls::send;
 
 /// A read, until it is answered.
 #[derive(Clone, Copy, Debug)]
@@ -70,25 +68,20 @@ pub(super) enum Job {
 
 impl Serving<'_> {
     pub(super) fn start_job(&mut self, session: Slot, job: Job) -> Slot {
-        if let Some(session) = self.core.session(session) {
-            session.jobs += 1;
-        }
+        self.sessions.begin_job(session);
         self.core.jobs.insert(job)
     }
 
     pub(super) fn end_job(&mut self, fabric: &mut Fabric, session: Slot, job: Slot) -> Option<Job> {
         let ended = self.core.jobs.remove(job)?;
-        if let Some(session) = self.core.session(session) {
-            session.jobs -= 1;
-        }
-        self.release_if_done(fabric, session);
+        self.sessions.end_job(fabric, session);
         Some(ended)
     }
 
     /// False if there are no frames.
     pub(super) fn try_read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) -> bool {
         let session = read.call.session;
-        let private = self.core.session(session).is_some_and(|session| session.private);
+        let private = self.sessions.get(session).is_some_and(|session| session.private);
         let job = self.start_job(session, Job::Read(read));
         let tag = self.core.tag(job);
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
@@ -97,7 +90,7 @@ impl Serving<'_> {
         let flags = ReadFlags { private, sliced, device, wire, part: false };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => {
-                self.note_held(session, read.len);
+                self.sessions.note_held(session, read.len);
                 return true;
             }
             Ok(Step::Busy) => {
@@ -154,8 +147,7 @@ impl Serving<'_> {
         let sliced = read.sliced.get_or_insert_with(|| Sliced { route: fabric.route(session), bytes: 0 });
         sliced.bytes += slice.payload.len();
         let (call, len, window, route) = (read.call, read.len, read.window, sliced.route);
-        let header =
-            if slice.last { self.reply(call, Ok(()), len) } else { self.core.calls.data(call).map(|part| part.header) };
+        let header = if slice.last { self.reply(call, Ok(()), len) } else { self.sessions.part(call) };
         let Some(header) = header else { return };
         let offset = if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start };
         // A slice lies in frames, so it is the client's memory that cannot be written.
@@ -180,27 +172,16 @@ impl Serving<'_> {
     }
 
     fn announce(&mut self, session: Slot, payload: &Payload) -> Announced {
-        let checked = self.core.session(session).is_some_and(|session| session.checksum);
+        let checked = self.sessions.get(session).is_some_and(|session| session.checksum);
         Announced { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
     }
 
     /// The header of the answer to a call without an inline result. `None`: its session has ended.
     fn reply(&mut self, call: CallRef, result: Result<(), CallError>, total: usize) -> Option<Header> {
-        Some(self.reply_with(call, result, (&[], total))?.header)
-    }
-
-    fn reply_with(
-        &mut self,
-        call: CallRef,
-        result: Result<(), CallError>,
-        (inline, total): (&[u8], usize),
-    ) -> Option<rpc::Route> {
         let (status, errno) = result.err().map_or((0, 0), status_of);
         let errno = errno.to_le_bytes();
-        let inline = Inline::new(if status == 0 { inline } else { &errno }).unwrap_or(Inline::EMPTY);
-        let route = self.core.calls.reply(call, status, total as u32, &inline)?;
-        self.core.served += 1;
-        Some(route)
+        let route = self.sessions.reply(call, status, total, if status == 0 { &[] } else { &errno })?;
+        Some(route.header)
     }
 
     /// Answers a call that has no payload.
@@ -216,9 +197,10 @@ impl Serving<'_> {
         result: Result<(), CallError>,
         (inline, payload): (&[u8], &[u8]),
     ) {
-        let Some(route) = self.reply_with(call, result, (inline, payload.len())) else { return };
-        let token = route.token.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-        send(fabric, route.session, route.header, &[token, payload]);
+        let (status, errno) = result.err().map_or((0, 0), status_of);
+        let errno = errno.to_le_bytes();
+        let inline = if status == 0 { inline } else { &errno };
+        self.sessions.answer(fabric, call, status, (inline, payload));
     }
 
     /// Takes the first step of a request that has no payload in its answer.
@@ -259,7 +241,7 @@ impl Serving<'_> {
         }
         let read_ended = !matches!(&done.outcome, Outcome::Slice(slice) if !slice.last);
         if let Some(&Job::Read(read)) = self.core.jobs.get(slot).filter(|_| read_ended) {
-            self.note_let_go(session, read.len);
+            self.sessions.note_let_go(session, read.len);
         }
         if let Outcome::Slice(slice) = done.outcome {
             let last = slice.last;

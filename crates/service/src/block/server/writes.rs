@@ -5,10 +5,11 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, Reactor};
 
 use super::super::engine::{Begun, WriteFlags, is_cut_up};
-use super::super::wire::CallError;
+use super::super::wire::{CallError, PROTOCOL};
 use super::Serving;
 use super::jobs::{Job, Write};
 use super::waiting::Queued;
+use crate::host::get;
 
 /// How far a pull has come.
 pub(super) enum Pulled {
@@ -26,7 +27,7 @@ impl Serving<'_> {
         let session = write.call.session;
         let slot = self.start_job(session, Job::Write(write));
         if self.core.pulls.is_empty() {
-            while !self.holds_too_much(fabric, reactor, session) {
+            while !self.sessions.holds_too_much(fabric, reactor, session) {
                 match self.pull_piece(fabric, reactor, slot) {
                     Pulled::Piece(_) => {}
                     Pulled::All => return,
@@ -60,7 +61,7 @@ impl Serving<'_> {
         let part = self.start_job(call.session, Job::Part { write: slot, session: call.session, at, len });
         let offset = if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 };
         let from = Remote { window: source, offset };
-        if fabric.get(reactor, call.session, from, frame, part.to_u64()).is_err() {
+        if get(fabric, reactor, call.session, from, frame, (PROTOCOL, part.to_u64())).is_err() {
             self.end_job(fabric, call.session, part);
             return Pulled::Nothing;
         }
@@ -68,7 +69,7 @@ impl Serving<'_> {
             write.asked += len;
         }
         self.core.pulled_bytes += len;
-        self.note_held(call.session, len);
+        self.sessions.note_held(call.session, len);
         Pulled::Piece(len)
     }
 
@@ -105,7 +106,7 @@ impl Serving<'_> {
     pub(super) fn part_ended(&mut self, fabric: &mut Fabric, write: Slot, len: usize, result: Result<(), CallError>) {
         self.core.pulled_bytes -= len;
         if let Some(Job::Write(state)) = self.core.jobs.get(write) {
-            self.note_let_go(state.call.session, len);
+            self.sessions.note_let_go(state.call.session, len);
         }
         let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
         state.left -= len;

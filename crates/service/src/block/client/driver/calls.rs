@@ -14,7 +14,7 @@ use super::super::super::wire::{
 use super::super::machine::{Kind, OpId};
 use super::super::request::Answer;
 use super::{Core, Pending};
-use crate::calls::send;
+use crate::host::sending::send;
 use crate::limits::{CALL_TIME_MAX, LONG_CALL_TIME_MAX};
 
 impl Core {

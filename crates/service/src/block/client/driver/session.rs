@@ -13,7 +13,7 @@ use super::super::super::wire::{
 };
 use super::super::machine::Place;
 use super::{Core, Notice, Pending, State, VolumeInfo};
-use crate::calls::send_outbox;
+use crate::host::sending::send_outbox;
 use crate::limits::{CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
 
 impl Core {
@@ -23,7 +23,7 @@ impl Core {
         arguments.flags.set(if self.options.read_only { FLAG_READ_ONLY } else { 0 });
         let deadline = reactor.now() + CALL_TIME_MAX;
         match self.call(session, (Method::Open, &arguments, 0), Pending::Open, (reactor.now(), deadline)) {
-            Ok(header) => crate::calls::send(fabric, session, header, &[self.name.as_bytes()]),
+            Ok(header) => crate::host::sending::send(fabric, session, header, &[self.name.as_bytes()]),
             Err(CannotSend::NotServed(status)) => {
                 self.not_opened(fabric, reactor, session, CallError::NotServed(status));
             }

@@ -7,7 +7,7 @@ use byway_fabric::feedback::Delays;
 use byway_fabric::{Feedback, Slot};
 use byway_reactor::{PathState, Reactor};
 
-use super::Server;
+use super::Host;
 
 /// All sessions of one machine; those without an address, of this one, are one peer.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub fn keep_busiest(peers: &mut Vec<PeerFeedback>, count: usize) {
     peers.truncate(count);
 }
 
-impl Server {
+impl Host {
     /// The `count` peers whose sessions move the most now. A walk over all sessions, and a system call for each of those.
     pub fn busiest_peers(&self, reactor: &Reactor, count: usize) -> Vec<PeerFeedback> {
         let mut peers: HashMap<Option<IpAddr>, PeerFeedback> = HashMap::new();

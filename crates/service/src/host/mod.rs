@@ -1,0 +1,317 @@
+//! What every service of a node shares on one loop: its clients' sessions.
+//!
+//! The host owns the loop's [`Fabric`], and with it listeners, TLS, who is admitted, and the clients' [`Sessions`]: which call is for
+//! which service, what is under way for whom, fair waiting for frames (`waiting.rs`), how sessions end. A [`Service`]
+//! has a protocol; it is told of that protocol's calls and answers each, now or later. `tests/echo.rs` is a whole service.
+//!
+//! The loop passes completions of the host's token class to [`Host::handle`], and calls [`Host::flush`] once a turn; each time with
+//! all of its services.
+
+mod peers;
+pub(crate) mod sending;
+mod sessions;
+mod waiting;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use byway_fabric::rdma::RdmaError;
+use byway_fabric::tls::ServerTls;
+use byway_fabric::wire::{Header, Kind as Message};
+use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Remote, Slot};
+use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
+use byway_rpc::session::{CallRef, Event, Incomer, Spoken};
+
+pub use self::peers::{PeerFeedback, keep_busiest};
+pub use self::sessions::{Session, Sessions};
+pub use self::waiting::{Feeds, Line, Tried, feed};
+
+/// What a service has to work with while it handles something.
+pub struct At<'a> {
+    /// The loop's sessions, as the fabric knows them: windows, puts and gets.
+    pub fabric: &'a mut Fabric,
+    /// The loop.
+    pub reactor: &'a mut Reactor,
+    /// The loop's sessions, as services share them.
+    pub sessions: &'a mut Sessions,
+}
+
+impl At<'_> {
+    /// Gets a piece of a window of a session's client: [`Service::got`] tells when it is here. `tag`, of 56 bits, comes back with it.
+    ///
+    /// # Errors
+    /// There is no room for it now.
+    pub fn get(&mut self, session: Slot, from: Remote, into: Frame, (protocol, tag): (u8, u64)) -> Result<(), Frame> {
+        get(self.fabric, self.reactor, session, from, into, (protocol, tag))
+    }
+}
+
+/// As [`At::get`].
+pub(crate) fn get(
+    fabric: &mut Fabric,
+    reactor: &mut Reactor,
+    session: Slot,
+    from: Remote,
+    into: Frame,
+    (protocol, tag): (u8, u64),
+) -> Result<(), Frame> {
+    debug_assert!(tag >> 56 == 0, "the protocol goes above it");
+    fabric.get(reactor, session, from, into, u64::from(protocol) << 56 | tag)
+}
+
+/// What a node does for its clients under one protocol, on one loop.
+pub trait Service {
+    /// The protocol's number.
+    fn protocol(&self) -> u8;
+
+    /// A call has come. It is answered once, by [`Sessions::answer`] or [`Sessions::reply`], now or later.
+    fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>);
+
+    /// What [`At::get`] has asked for is here, or will not come.
+    fn got(&mut self, at: &mut At<'_>, session: Slot, into: (Option<Frame>, u64), result: Result<(), GetError>) {
+        let _ = (at, session, into, result);
+    }
+
+    /// A session's client takes notices again.
+    fn may_notify(&mut self, at: &mut At<'_>, session: Slot) {
+        let _ = (at, session);
+    }
+
+    /// A session has ended, or was dismissed: what of it waits is not to be begun. What is under way ends by itself.
+    fn peer_gone(&mut self, at: &mut At<'_>, session: Slot) {
+        let _ = (at, session);
+    }
+
+    /// Once a turn: begins what waited for frames.
+    fn turn(&mut self, at: &mut At<'_>) {
+        let _ = at;
+    }
+
+    /// Whether something of the service waits that could be begun now.
+    fn can_go_on(&self, reactor: &Reactor) -> bool {
+        let _ = reactor;
+        false
+    }
+}
+
+/// The services of a loop.
+pub type Services<'a, 'b> = &'a mut [&'b mut dyn Service];
+
+/// See the module.
+pub struct Host {
+    fabric: Fabric,
+    sessions: Sessions,
+    /// Frames came back in the last flush.
+    has_let_go: bool,
+}
+
+/// The sessions with those who serve them, as the fabric's handler.
+struct Hosting<'a, 'b, 'c> {
+    sessions: &'a mut Sessions,
+    services: Services<'b, 'c>,
+}
+
+impl Host {
+    /// The host of a loop of `registry`'s process, whose services speak these protocols.
+    pub fn new(reactor: &Reactor, registry: Arc<Registry>, options: Options, spoken: Vec<Spoken>) -> Self {
+        let mut fabric = Fabric::new(options);
+        fabric.serve(reactor, registry);
+        let sessions = Sessions::new(&mut fabric, spoken);
+        Self { fabric, sessions, has_let_go: false }
+    }
+
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn listen(&mut self, reactor: &mut Reactor, address: &Address) -> std::io::Result<Listener> {
+        self.fabric.listen(reactor, address)
+    }
+
+    /// Listens at an address of an RDMA device; gives it, with the port that was chosen.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, no device at the address, or the system's.
+    pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
+        self.fabric.listen_rdma(reactor, address)
+    }
+
+    /// Accepts from a listener that was made elsewhere.
+    pub fn accept_from(&mut self, reactor: &mut Reactor, listener: Listener) {
+        self.fabric.accept_from(reactor, listener);
+    }
+
+    /// What connections that are accepted from now on must or may do about TLS.
+    pub fn set_tls(&mut self, tls: ServerTls) {
+        self.fabric.set_tls_server(tls);
+    }
+
+    /// Clients of addresses that `admits` says no to are turned away.
+    pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
+        self.fabric.admit(admits);
+    }
+
+    /// What a service has to work with.
+    pub fn at<'a>(&'a mut self, reactor: &'a mut Reactor) -> At<'a> {
+        At { fabric: &mut self.fabric, reactor, sessions: &mut self.sessions }
+    }
+
+    /// Ends the sessions of clients whose certificate is on a revocation list by now.
+    pub fn end_revoked(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) {
+        let ended = self.sessions.dismiss_those(&mut self.fabric, reactor, Fabric::is_revoked);
+        for session in ended {
+            let client = self.sessions.get(session).map(|session| &session.client);
+            tracing::info!(client = client.map(tracing::field::display), "session ended: its certificate was revoked");
+            for service in &mut *services {
+                service.peer_gone(&mut self.at(reactor), session);
+            }
+        }
+    }
+
+    /// Takes a completion of the host's token class.
+    pub fn handle(&mut self, reactor: &mut Reactor, services: Services<'_, '_>, completion: Completion) {
+        self.fabric.handle(reactor, completion, &mut Hosting { sessions: &mut self.sessions, services });
+    }
+
+    /// The loop was woken by another.
+    pub fn woken(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) {
+        self.fabric.woken(reactor, &mut Hosting { sessions: &mut self.sessions, services });
+    }
+
+    /// Has the services begin what waited, and sends what has gathered: once a turn.
+    pub fn flush(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) {
+        let hosting = &mut Hosting { sessions: &mut self.sessions, services };
+        self.fabric.feed_starved(reactor, hosting);
+        for service in &mut *hosting.services {
+            service.turn(&mut At { fabric: &mut self.fabric, reactor, sessions: hosting.sessions });
+        }
+        hosting.sessions.say_goodbyes(&mut self.fabric, reactor);
+        // After those who wait were given turns: what is tried in vain gives frames back too.
+        let given_back = reactor.frames().given_back();
+        self.fabric.flush(reactor, hosting);
+        self.has_let_go = reactor.frames().given_back() != given_back;
+    }
+
+    /// Whether frames came back while the last [`Host::flush`] sent what had gathered. Others who wait for frames of this loop hear
+    /// of it by nothing else, where it was sent over shared memory.
+    pub fn has_let_go(&self) -> bool {
+        self.has_let_go
+    }
+
+    /// Stops listening, begins no call any more, and says goodbye to each client when its calls have been answered. A call
+    /// that comes meanwhile is not begun: its client sends it again to the next server.
+    pub fn shut_down(&mut self, reactor: &mut Reactor) {
+        self.sessions.drain();
+        self.fabric.close_listeners(reactor);
+        self.sessions.say_goodbyes(&mut self.fabric, reactor);
+    }
+
+    /// Whether no session is left.
+    pub fn is_idle(&self) -> bool {
+        self.fabric.session_count() == 0 && self.fabric.lane_count() == 0
+    }
+
+    /// The clients' sessions.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// Where the client of a session is.
+    pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
+        self.fabric.peer(session)
+    }
+
+    /// What has come and gone.
+    pub fn counters(&self) -> FabricCounters {
+        self.fabric.counters()
+    }
+
+    /// Heap memory of answers that wait to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.fabric.queued_heap_bytes()
+    }
+
+    /// Pieces of clients' memory that are on their way.
+    pub fn open_windows(&mut self) -> usize {
+        self.fabric.windows().len()
+    }
+
+    /// Why the connection or session that ended last ended.
+    pub fn last_closed(&self) -> Option<CloseReason> {
+        self.fabric.last_closed()
+    }
+}
+
+impl Handler for Hosting<'_, '_, '_> {
+    fn can_go_on(&self, reactor: &Reactor) -> bool {
+        self.services.iter().any(|service| service.can_go_on(reactor))
+    }
+
+    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+        self.sessions.up(fabric, slot);
+    }
+
+    fn message(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        message: (Message, &Header),
+        payload: &[u8],
+    ) {
+        let event = match self.sessions.message(session, message, payload) {
+            Ok(event) => event,
+            Err(reason) => return fabric.close(reactor, session, reason),
+        };
+        match event {
+            Some(Event::Called(call, asked)) => {
+                let service = self.services.iter_mut().find(|service| service.protocol() == asked.protocol);
+                if let Some(service) = service {
+                    service.called(&mut At { fabric, reactor, sessions: self.sessions }, call, &asked);
+                }
+            }
+            Some(Event::Ready(slot)) => {
+                for service in &mut *self.services {
+                    service.may_notify(&mut At { fabric, reactor, sessions: self.sessions }, slot);
+                }
+            }
+            // What was cancelled is answered as ever.
+            None | Some(Event::None | Event::Cancelled(_) | Event::Notified(_)) => {}
+            Some(Event::Ended(never, ..)) => match never {},
+        }
+        self.sessions.send_outbox(fabric);
+    }
+
+    /// A host opens no windows: a put has nowhere to go.
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (kind, _): (Message, &Header)) {
+        fabric.close(reactor, session, CloseReason::Unexpected(kind));
+    }
+
+    fn got(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Slot,
+        (frame, context): (Option<Frame>, u64),
+        result: Result<(), GetError>,
+    ) {
+        let tag = context & (u64::MAX >> 8);
+        let service = self.services.iter_mut().find(|service| u64::from(service.protocol()) == context >> 56);
+        if let Some(service) = service {
+            service.got(&mut At { fabric, reactor, sessions: self.sessions }, session, (frame, tag), result);
+        }
+    }
+
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
+        if !self.sessions.down(slot) {
+            return;
+        }
+        for service in &mut *self.services {
+            service.peer_gone(&mut At { fabric, reactor, sessions: self.sessions }, slot);
+        }
+    }
+
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+        self.sessions.drained(fabric, slot);
+    }
+}

@@ -1,0 +1,280 @@
+//! The sessions of a loop's clients, and what services share of them: calls and answers, what is under way, frames that are held.
+
+use std::convert::Infallible;
+
+use byway_fabric::access::Identity;
+use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
+use byway_fabric::{CloseReason, Fabric, Slot};
+use byway_reactor::Reactor;
+use byway_rpc::message::Inline;
+use byway_rpc::session::{Ask, Breach, CallRef, Calls, CannotSend, Event, Route, Spoken};
+use zerocopy::IntoBytes;
+
+use super::sending::{send, send_outbox};
+
+/// A client's session.
+#[derive(Debug)]
+pub struct Session {
+    /// The fabric's name for it.
+    pub slot: Slot,
+    /// Whom TLS and the wire prove the client to be.
+    pub client: Identity,
+    /// Payloads must lie in memory that nobody else changes, and that we may read.
+    pub private: bool,
+    /// Payloads have checksums.
+    pub checksum: bool,
+    /// What services do for it and has not ended.
+    jobs: usize,
+    /// Frames that its requests hold at the stores, in bytes.
+    held_bytes: usize,
+    down: bool,
+    drained: bool,
+    /// It was told goodbye: none of its calls is begun any more.
+    dismissed: bool,
+}
+
+/// The sessions of a loop's clients.
+#[derive(Debug)]
+pub struct Sessions {
+    calls: Calls<Infallible>,
+    /// By the index of the fabric's slot.
+    table: Vec<Option<Session>>,
+    /// No call is begun any more; each session is told goodbye when its calls have been answered.
+    draining: bool,
+    answered: u64,
+}
+
+impl Sessions {
+    pub(super) fn new(fabric: &mut Fabric, spoken: Vec<Spoken>) -> Self {
+        let calls = Calls::new(fabric.random().bytes16(), spoken);
+        Self { calls, table: Vec::new(), draining: false, answered: 0 }
+    }
+
+    /// A session, until nothing of it is left.
+    pub fn get(&self, slot: Slot) -> Option<&Session> {
+        self.table.get(slot.index as usize)?.as_ref().filter(|session| session.slot == slot)
+    }
+
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut Session> {
+        self.table.get_mut(slot.index as usize)?.as_mut().filter(|session| session.slot == slot)
+    }
+
+    /// The session at an index of the fabric's.
+    pub(super) fn at(&self, index: usize) -> Option<Slot> {
+        Some(self.table.get(index)?.as_ref()?.slot)
+    }
+
+    /// Whether its client can be answered still.
+    pub fn is_up(&self, slot: Slot) -> bool {
+        self.get(slot).is_some_and(|session| !session.down)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.table.iter().flatten().count()
+    }
+
+    /// Calls that have begun and not been answered.
+    pub fn calls_in_flight(&self) -> usize {
+        self.table.iter().flatten().map(|session| self.calls.calls_in(session.slot)).sum()
+    }
+
+    /// Calls that were answered.
+    pub fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Something is done for a session: the fabric does not forget it before [`Sessions::end_job`].
+    pub fn begin_job(&mut self, slot: Slot) {
+        if let Some(session) = self.get_mut(slot) {
+            session.jobs += 1;
+        }
+    }
+
+    /// It has ended.
+    pub fn end_job(&mut self, fabric: &mut Fabric, slot: Slot) {
+        self.forget_job(slot);
+        self.release_if_done(fabric, slot);
+    }
+
+    /// It has ended, while its session has not.
+    pub fn forget_job(&mut self, slot: Slot) {
+        if let Some(session) = self.get_mut(slot) {
+            session.jobs -= 1;
+        }
+    }
+
+    /// A request of a session holds so many bytes of frames from now on.
+    pub fn note_held(&mut self, slot: Slot, bytes: usize) {
+        if let Some(session) = self.get_mut(slot) {
+            session.held_bytes += bytes;
+        }
+    }
+
+    /// It does not any more, or an answer does.
+    pub fn note_let_go(&mut self, slot: Slot, bytes: usize) {
+        if let Some(session) = self.get_mut(slot) {
+            session.held_bytes -= bytes;
+        }
+    }
+
+    /// Whether a session holds more frames than there are free ones (`waiting.rs`).
+    pub fn holds_too_much(&self, fabric: &Fabric, reactor: &Reactor, slot: Slot) -> bool {
+        let held = self.get(slot).map_or(0, |session| session.held_bytes) + fabric.queued_frame_bytes(slot);
+        held > 0 && held > reactor.frames().free_bytes()
+    }
+
+    /// The header of the answer to a call, which the caller sends with its payload of `total` bytes; and where it goes. `None`: its
+    /// session has ended.
+    pub fn reply(&mut self, call: CallRef, status: u16, total: usize, result: &[u8]) -> Option<Route> {
+        let result = Inline::new(result).unwrap_or(Inline::EMPTY);
+        let route = self.calls.reply(call, status, total as u32, &result)?;
+        self.answered += 1;
+        Some(route)
+    }
+
+    /// Answers a call with a small payload.
+    pub fn answer(&mut self, fabric: &mut Fabric, call: CallRef, status: u16, (result, payload): (&[u8], &[u8])) {
+        let Some(route) = self.reply(call, status, payload.len(), result) else { return };
+        let token = route.token.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        send(fabric, route.session, route.header, &[token, payload]);
+    }
+
+    /// The header of a part of an answer, for a window of the caller's. `None`: its session has ended.
+    pub fn part(&mut self, call: CallRef) -> Option<Header> {
+        self.calls.data(call).map(|route| route.header)
+    }
+
+    /// Sends a notice.
+    ///
+    /// # Errors
+    /// Why it cannot be sent. With [`CannotSend::NoCredit`] the service is told when it can.
+    pub fn notify(
+        &mut self,
+        fabric: &mut Fabric,
+        slot: Slot,
+        (protocol, method): (u8, u16),
+        arguments: &[u8],
+    ) -> Result<(), CannotSend> {
+        let arguments = Inline::new(arguments).unwrap_or(Inline::EMPTY);
+        let header = self.calls.notify(slot, &Ask { protocol, method, arguments: &arguments, windows: 0 })?;
+        fabric.send(slot, header);
+        Ok(())
+    }
+
+    /// Ends a session: what its client asks for from here on is not begun. True unless it was told so before.
+    pub fn dismiss(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) -> bool {
+        let Some(session) = self.get_mut(slot).filter(|session| !session.down && !session.dismissed) else {
+            return false;
+        };
+        session.dismissed = true;
+        fabric.say_goodbye(reactor, slot, RefuseCode::ShuttingDown);
+        true
+    }
+
+    /// The sessions that `is` says so of, dismissed.
+    pub(super) fn dismiss_those(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        is: impl Fn(&Fabric, Slot) -> bool,
+    ) -> Vec<Slot> {
+        let mut slots: Vec<Slot> = self.table.iter().flatten().map(|session| session.slot).collect();
+        slots.retain(|slot| is(fabric, *slot) && self.dismiss(fabric, reactor, *slot));
+        slots
+    }
+
+    pub(super) fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// While draining: lets go of sessions whose calls have all been answered.
+    pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+        if !self.draining {
+            return;
+        }
+        for index in 0..self.table.len() {
+            if let Some(slot) = self.at(index)
+                && self.calls.calls_in(slot) == 0
+            {
+                self.dismiss(fabric, reactor, slot);
+            }
+        }
+    }
+
+    pub(super) fn up(&mut self, fabric: &Fabric, slot: Slot) {
+        let (Some(agreed), Some(nonce)) = (fabric.agreed(slot), fabric.nonce(slot)) else { return };
+        self.calls.up(slot, nonce, false);
+        let index = slot.index as usize;
+        if self.table.len() <= index {
+            self.table.resize_with(index + 1, || None);
+        }
+        self.table[index] = Some(Session {
+            slot,
+            client: fabric.identity(slot).unwrap_or_default(),
+            private: agreed.payload_checksum() || fabric.capabilities(slot).is_none_or(|wire| wire.secure),
+            checksum: agreed.payload_checksum(),
+            jobs: 0,
+            held_bytes: 0,
+            down: false,
+            drained: false,
+            dismissed: false,
+        });
+    }
+
+    /// Takes a message. `Ok(None)`: there is nothing to do.
+    pub(super) fn message<'a>(
+        &mut self,
+        slot: Slot,
+        (kind, header): (Message, &Header),
+        payload: &'a [u8],
+    ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
+        match kind {
+            Message::Call if self.begins_none(slot) => return Ok(None),
+            // A program's node lets its peer send messages of a program's own; a server has none.
+            Message::Credit => return Ok(None),
+            Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
+            _ => return Err(CloseReason::Unexpected(kind)),
+        }
+        let event = self.calls.message(slot, kind, header, payload);
+        Ok(Some(event.map_err(|breach| match breach {
+            Breach::Form => CloseReason::Unexpected(kind),
+            _ => CloseReason::Credit,
+        })?))
+    }
+
+    /// Whether calls of a session are not begun: its client sends them again to the next server, or may not send them any more.
+    fn begins_none(&self, slot: Slot) -> bool {
+        self.draining || self.get(slot).is_none_or(|session| session.dismissed)
+    }
+
+    pub(super) fn send_outbox(&mut self, fabric: &mut Fabric) {
+        send_outbox(&mut self.calls, fabric);
+    }
+
+    /// A session has ended; whether it was up.
+    pub(super) fn down(&mut self, slot: Slot) -> bool {
+        let Some(session) = self.get_mut(slot) else { return false };
+        session.down = true;
+        self.calls.down(slot);
+        true
+    }
+
+    /// Nothing of a session is left at the fabric.
+    pub(super) fn drained(&mut self, fabric: &mut Fabric, slot: Slot) {
+        match self.get_mut(slot) {
+            Some(session) => session.drained = true,
+            // It ended before it was up.
+            None => return fabric.release(slot),
+        }
+        self.release_if_done(fabric, slot);
+    }
+
+    /// Lets the fabric forget a session, once nothing of it is left.
+    fn release_if_done(&mut self, fabric: &mut Fabric, slot: Slot) {
+        if self.get(slot).is_some_and(|session| session.drained && session.jobs == 0) {
+            self.table[slot.index as usize] = None;
+            fabric.release(slot);
+        }
+    }
+}
