@@ -30,9 +30,13 @@ pub const OPS_MAX: usize = 1 << 16;
 /// Pieces of one system call (the kernel's `IOV_MAX`); longer gathers go out in several.
 pub const SEGMENTS_PER_CALL_MAX: usize = 1024;
 
-/// The shortest send that is tried without a copy, in bytes: pinning pages and the second completion cost more than
+/// The shortest send that is tried without a copy, in bytes in frames: pinning pages and the second completion cost more than
 /// copying less (the kernel's msg_zerocopy.rst says about 10 KB for the pinning alone).
 pub const ZERO_COPY_BYTES_MIN: usize = 64 << 10;
+
+/// Bytes in frames of such a send for each byte of the heap that it keeps until the peer has taken it: the headers and notes of
+/// frames of 4 KiB are a twentieth of those.
+pub const ZERO_COPY_FRAMES_PER_HEAP_MIN: usize = 16;
 
 /// Worker threads of one loop for calls that block.
 pub const WORKERS_MAX: usize = 4;

@@ -14,7 +14,7 @@ use super::Uring;
 use super::slot::{Kind, Slot};
 use crate::Gather;
 use crate::gather::Segment;
-use crate::limits::{OPS_MAX, ZERO_COPY_BYTES_MIN};
+use crate::limits::{OPS_MAX, ZERO_COPY_BYTES_MIN, ZERO_COPY_FRAMES_PER_HEAP_MIN};
 use crate::op::{Completion, Outcome, Socket};
 
 /// `IORING_SEND_ZC_REPORT_USAGE` of io_uring.h: the second completion says whether a CPU copied.
@@ -31,10 +31,13 @@ pub(super) enum ZeroCopy {
     Useless,
 }
 
-/// Whether a gather is long and all of it lies in frames and heads: pages of files may be given back by others. Frames
-/// in a device are not for it: the kernel pins no such page for a socket.
+/// Whether a gather is long and nearly all of it lies in frames. Heads are memory of the heap that is kept beyond the end of the
+/// send, where no bound on what waits for a peer sees it; pages of files may be given back by others; and frames in a device
+/// are not for it: the kernel pins no such page for a socket.
 pub(super) fn is_worth_it(gather: &Gather) -> bool {
-    gather.len() >= ZERO_COPY_BYTES_MIN
+    let frame_bytes = gather.len() - gather.bytes_outside_frames();
+    frame_bytes >= ZERO_COPY_BYTES_MIN
+        && gather.heap_bytes() <= frame_bytes / ZERO_COPY_FRAMES_PER_HEAP_MIN
         && gather.segments.iter().all(|segment| match segment {
             Segment::Frame { frame, .. } => !frame.frame().is_device(),
             Segment::Head { .. } => true,
@@ -148,6 +151,25 @@ mod tests {
         }
         assert_eq!(uring.streams.get(socket.index, socket.generation).unwrap().pinned, 0);
         (uring.os.counters.sent_copied_bytes, uring.os.counters.sent_zero_copy_bytes)
+    }
+
+    #[test]
+    fn heads_are_not_kept_beyond_the_end_of_a_send_for_many_bytes() {
+        let frames = FramePool::new(1 << 20).unwrap();
+        // A list of volumes is all heads; a read of 4 KiB has a header of 128 bytes.
+        for (head_bytes, frame_bytes, count, expected) in [
+            (16 << 10, 0, 16, false),
+            (16 << 10, 64 << 10, 1, false),
+            (128, 4 << 10, 16, true),
+            (128, 4 << 10, 15, false),
+        ] {
+            let mut gather = Gather::new();
+            for _ in 0..count {
+                gather.push_head(&vec![1; head_bytes]);
+                gather.push_frame(frames.alloc(frame_bytes.max(1)).unwrap(), 0, frame_bytes);
+            }
+            assert_eq!(is_worth_it(&gather), expected, "{count} heads of {head_bytes}, frames of {frame_bytes}");
+        }
     }
 
     #[test]
