@@ -350,7 +350,10 @@ impl Gather {
     /// Forgets all pieces (frames go back to their pool) and keeps the memory of the lists, unless it is unusually much.
     pub fn clear(&mut self) {
         self.heads.clear();
-        self.heads.shrink_to(HEAD_BYTES_KEPT);
+        // A small rest of a large block would keep what the allocator has around it from ever being one piece again.
+        if self.heads.capacity() > HEAD_BYTES_KEPT {
+            self.heads = Vec::new();
+        }
         self.segments.clear();
         self.segments.shrink_to(SEGMENTS_KEPT);
         (self.len, self.frame_bytes) = (0, 0);
