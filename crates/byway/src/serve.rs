@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_reactor::privilege::{User, become_user, find_user};
 use byway_reactor::socket_file::BoundFile;
-use byway_reactor::{Address, limit_mapped};
+use byway_reactor::{Address, give_back_free_heap, limit_mapped};
 use byway_service::block::OpenHere;
 
 use crate::address::{Cidr, Listen};
@@ -38,6 +38,11 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a reload waits for the loops to confirm it, and for the last requests to volumes that it took out.
 const APPLY_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often the main thread looks how much of the heap is free, and above how much it is given back: after a burst of answers that
+/// clients did not take, it is hundreds of mebibytes (docs/status.md).
+const HEAP_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const HEAP_FREE_BYTES_MAX: usize = 32 << 20;
 
 /// Open files that a node asks for: a descriptor for each connection, and some for itself.
 const OPEN_FILES: u64 = 65_536;
@@ -276,9 +281,17 @@ impl Serving<'_> {
     }
 
     /// Does as signals and the control socket say, until the node is to end; gives why.
-    fn follow_orders(&mut self, supervisor: &Supervisor, happened: &Receiver<Event>) -> Result<Event, RecvError> {
+    fn follow_orders(
+        &mut self,
+        supervisor: &Supervisor,
+        happened: &Receiver<Event>,
+    ) -> Result<Event, RecvTimeoutError> {
         loop {
-            let asker = match happened.recv() {
+            let asker = match happened.recv_timeout(HEAP_LOOK_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) => {
+                    give_back_free_heap(HEAP_FREE_BYTES_MAX);
+                    continue;
+                }
                 Ok(Event::Order(Order::Reopen(volume, asker))) => {
                     self.reopen(&volume, &asker);
                     continue;
