@@ -48,6 +48,8 @@ struct GroupState {
     members: usize,
     capacity: usize,
     waiters: VecDeque<Arc<Parker>>,
+    /// The thread that turns the loop waits for the group: it looks after each turn, and needs nobody beside it for the first completion.
+    is_driven: bool,
     event: Arc<OnceLock<OwnedFd>>,
 }
 
@@ -65,8 +67,8 @@ impl Groups {
     ) -> Option<Completed> {
         let Some(state) = self.0.get_mut(group) else { return Some(result) };
         state.queue.push_back((origin, GroupCompletion { context, result }));
-        if let Some(waiter) = state.waiters.pop_front() {
-            waiter.wake();
+        if !state.is_driven || state.queue.len() > 1 {
+            state.wake_one();
         }
         state.signal();
         None
@@ -77,13 +79,20 @@ impl Groups {
         let (_, completion) = state.queue.pop_front()?;
         state.members -= 1;
         // Who was woken for this one may find none, and others may not have been woken for the next.
-        if !state.queue.is_empty()
-            && let Some(waiter) = state.waiters.pop_front()
-        {
-            waiter.wake();
+        if !state.queue.is_empty() {
+            state.wake_one();
         }
         state.signal();
         Some(completion)
+    }
+
+    /// Whether the thread that turns the loop waits for a group. Once it does not, another takes what is there.
+    pub(super) fn set_driven(&mut self, group: Slot, is_driven: bool) {
+        let Some(state) = self.0.get_mut(group) else { return };
+        state.is_driven = is_driven;
+        if !is_driven && !state.queue.is_empty() {
+            state.wake_one();
+        }
     }
 
     /// Takes a group out; gives what nobody has taken of it.
@@ -108,16 +117,18 @@ impl Groups {
                 state.waiters.remove(place);
             }
             None if state.queue.is_empty() => {}
-            None => {
-                if let Some(waiter) = state.waiters.pop_front() {
-                    waiter.wake();
-                }
-            }
+            None => state.wake_one(),
         }
     }
 }
 
 impl GroupState {
+    fn wake_one(&mut self) {
+        if let Some(waiter) = self.waiters.pop_front() {
+            waiter.wake();
+        }
+    }
+
     /// Makes the descriptor say whether something is there.
     fn signal(&self) {
         let Some(event) = self.event.get() else { return };
@@ -141,6 +152,7 @@ impl Group {
             members: 0,
             capacity,
             waiters: VecDeque::new(),
+            is_driven: false,
             event: Arc::clone(&event),
         };
         let slot = node.inner.lock()?.groups.0.insert(state);
@@ -236,5 +248,84 @@ impl Drop for Group {
         if must_look {
             self.node.inner.nudge();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{NodeOptions, Outcome};
+
+    /// A group with two sleepers, and whether each has been woken since it was asked last.
+    struct Sleepers {
+        node: Node,
+        group: Group,
+        parkers: [Arc<Parker>; 2],
+    }
+
+    impl Sleepers {
+        fn new() -> Self {
+            let node = Node::open(&NodeOptions::default()).unwrap();
+            let sleepers = Self { group: node.group(16).unwrap(), node, parkers: [Arc::default(), Arc::default()] };
+            sleepers.sleep();
+            sleepers
+        }
+
+        fn sleep(&self) {
+            let mut shared = self.node.inner.lock().unwrap();
+            for parker in &self.parkers {
+                shared.groups.add_waiter(self.group.slot, parker);
+            }
+        }
+
+        fn set_driven(&self, is_driven: bool) {
+            self.node.inner.lock().unwrap().groups.set_driven(self.group.slot, is_driven);
+        }
+
+        fn complete(&self) {
+            let op = self.group.add(self.node.layer_op().unwrap(), 1).unwrap();
+            self.node.inner.lock().unwrap().complete(op.0, Ok(Outcome::Done));
+        }
+
+        fn take(&self) -> bool {
+            self.node.inner.lock().unwrap().groups.take(self.group.slot).is_some()
+        }
+
+        fn woken(&self) -> [bool; 2] {
+            [0, 1].map(|at: usize| self.parkers[at].take_woken())
+        }
+    }
+
+    #[test]
+    fn a_completion_wakes_nobody_else_where_the_thread_that_turns_the_loop_takes_it() {
+        let sleepers = Sleepers::new();
+        sleepers.complete();
+        assert_eq!(sleepers.woken(), [true, false], "nobody else looks");
+        assert!(sleepers.take());
+        sleepers.sleep();
+        sleepers.set_driven(true);
+        sleepers.complete();
+        assert_eq!(sleepers.woken(), [false, false]);
+        assert!(sleepers.take());
+        sleepers.set_driven(false);
+        assert_eq!(sleepers.woken(), [false, false]);
+    }
+
+    #[test]
+    fn a_completion_that_the_thread_which_turns_the_loop_leaves_wakes_another() {
+        let sleepers = Sleepers::new();
+        sleepers.set_driven(true);
+        sleepers.complete();
+        sleepers.complete();
+        assert_eq!(sleepers.woken().iter().filter(|woken| **woken).count(), 1, "there is more than one thread takes");
+        assert!(sleepers.take());
+        assert!(sleepers.take());
+        sleepers.sleep();
+        sleepers.woken();
+        // It comes after the last look: with the deadline, say.
+        sleepers.complete();
+        assert_eq!(sleepers.woken(), [false, false]);
+        sleepers.set_driven(false);
+        assert_eq!(sleepers.woken().iter().filter(|woken| **woken).count(), 1);
     }
 }

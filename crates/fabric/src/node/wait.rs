@@ -77,6 +77,12 @@ impl Parker {
         self.changed.notify_one();
     }
 
+    /// Whether it was woken since the last call.
+    #[cfg(test)]
+    pub(super) fn take_woken(&self) -> bool {
+        std::mem::take(&mut self.woken.lock().unwrap())
+    }
+
     fn sleep(&self, deadline: Deadline) {
         let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         while !*woken && !deadline.has_passed() {
@@ -127,6 +133,15 @@ impl On<'_> {
             On::Group(group) => shared.groups.remove_waiter(group, parker),
         }
         shared.followers.retain(|other| !Arc::ptr_eq(other, parker));
+    }
+
+    /// The thread that waits turns the loop from now on, or does so no longer.
+    fn set_driven(self, shared: &mut Shared, is_driven: bool) {
+        match self {
+            // Whatever ends one of them is for this thread.
+            On::Ops(_) => {}
+            On::Group(group) => shared.groups.set_driven(group, is_driven),
+        }
     }
 }
 
@@ -246,8 +261,10 @@ impl Inner {
                 if let Some(parker) = parker.take() {
                     on.leave(&mut self.tables(), &parker);
                 }
+                on.set_driven(&mut self.tables(), true);
                 let found = self.drive(&mut engine, deadline, &mut look);
                 engine.leave();
+                on.set_driven(&mut self.tables(), false);
                 self.let_go(engine);
                 break found;
             }
