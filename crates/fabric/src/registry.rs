@@ -13,7 +13,7 @@ use byway_reactor::{Detached, Waker};
 use crate::limits::CLIENTS_REMEMBERED_MAX;
 use crate::session::{ClientId, Identity};
 use crate::tls::TlsStream;
-use crate::wire::Header;
+use crate::wire::{Header, Hello};
 
 /// A loop of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Claim {
     Stale,
 }
 
-/// A lane that arrived at another loop than its session's.
+/// A lane that arrived at another loop than its session's, or than the one that its session is to begin on.
 #[derive(Debug)]
 pub struct HandedLane {
     /// The connection, from which the `Hello` was read and nothing else.
@@ -70,6 +70,9 @@ struct Client {
 #[derive(Debug)]
 struct Loop {
     waker: Waker,
+    /// Sessions that live there.
+    sessions: usize,
+    /// Handed to it and not taken.
     lanes: Vec<HandedLane>,
 }
 
@@ -92,7 +95,7 @@ impl Registry {
     /// A loop starts to serve.
     pub fn join(&self, waker: Waker) -> LoopId {
         let mut inner = self.lock();
-        inner.loops.push(Loop { waker, lanes: Vec::new() });
+        inner.loops.push(Loop { waker, sessions: 0, lanes: Vec::new() });
         LoopId(inner.loops.len() - 1)
     }
 
@@ -114,7 +117,9 @@ impl Registry {
         }
         client.active = Some((identity.number, home));
         client.waiting = None;
-        inner.homes.insert(identity.nonce, home);
+        if inner.homes.insert(identity.nonce, home).is_none() {
+            inner.loops[home.0].sessions += 1;
+        }
         Claim::Granted
     }
 
@@ -127,7 +132,9 @@ impl Registry {
     /// All I/O of a session has ended.
     pub fn ended(&self, identity: &Identity) {
         let mut inner = self.lock();
-        inner.homes.remove(&identity.nonce);
+        if let Some(home) = inner.homes.remove(&identity.nonce) {
+            inner.loops[home.0].sessions -= 1;
+        }
         let Some(client) = inner.clients.get_mut(&identity.client) else { return };
         if client.active.is_some_and(|(number, _)| number == identity.number) {
             client.active = None;
@@ -150,6 +157,17 @@ impl Registry {
     /// The loop on which the session of that nonce lives.
     pub fn home(&self, nonce: &[u8; 16]) -> Option<LoopId> {
         self.lock().homes.get(nonce).copied()
+    }
+
+    /// The loop with the fewest sessions, those on their way to it included; `here` if no other has fewer.
+    pub fn least_loaded(&self, here: LoopId) -> LoopId {
+        let inner = self.lock();
+        let load = |at: usize| {
+            let begins = |lane: &&HandedLane| lane.hello.body::<Hello>().lane.get() == 0;
+            inner.loops[at].sessions + inner.loops[at].lanes.iter().filter(begins).count()
+        };
+        let least = (0..inner.loops.len()).min_by_key(|at| (load(*at), *at != here.0));
+        LoopId(least.unwrap_or(here.0))
     }
 
     /// Passes a lane to its session's loop.
@@ -214,6 +232,24 @@ mod tests {
             }
         }
         assert_eq!(registry.lock().clients.len(), CLIENTS_REMEMBERED_MAX);
+    }
+
+    #[test]
+    fn the_loop_with_the_fewest_sessions_is_named_and_the_one_that_asks_among_equals() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let registry = Registry::new(5);
+        let loops = [0; 3].map(|_| registry.join(reactor.waker()));
+        let of = |client: u8| Identity { client: ClientId([client; 16]), number: 1, nonce: [client; 16] };
+        assert_eq!(registry.least_loaded(loops[1]), loops[1]);
+        registry.claim(&of(1), loops[1]);
+        assert_eq!(registry.least_loaded(loops[1]), loops[0]);
+        assert_eq!(registry.least_loaded(loops[2]), loops[2]);
+        registry.claim(&of(2), loops[0]);
+        registry.claim(&of(3), loops[2]);
+        assert_eq!(registry.least_loaded(loops[2]), loops[2], "all have one");
+        registry.ended(&of(2));
+        registry.ended(&of(2));
+        assert_eq!(registry.least_loaded(loops[2]), loops[0]);
     }
 
     #[test]

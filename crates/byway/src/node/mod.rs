@@ -186,8 +186,10 @@ impl Node {
         let mut peers = Vec::new();
         for index in (0..threads).rev() {
             let (sender, receiver) = channel();
-            // What RDMA listens on cannot be taken over by other loops: the first one opens all of it.
-            let sockets = options.native.iter().filter_map(|one| Some((one.socket.as_ref()?, &one.address)));
+            // One loop accepts, and is woken for it; the sessions are spread over all. What RDMA listens on cannot be taken over by other
+            // loops: the first one opens all of it.
+            let sockets = options.native.iter().filter(|_| index == 0);
+            let sockets = sockets.filter_map(|one| Some((one.socket.as_ref()?, &one.address)));
             let native: std::io::Result<Vec<_>> = sockets.map(|(fd, at)| Ok((fd.try_clone()?, at.clone()))).collect();
             let assignment = Assignment {
                 index,

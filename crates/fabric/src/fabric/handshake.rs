@@ -14,7 +14,7 @@ use crate::capabilities::{Capabilities, WireKind};
 use crate::limits::{
     ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX,
 };
-use crate::registry::{Claim, HandedLane, Registry};
+use crate::registry::{Claim, HandedLane, LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::Slot;
 use crate::tls::{ServerTls, TlsClient};
@@ -328,6 +328,9 @@ impl Fabric {
         identity: &Identity,
         features: u32,
     ) {
+        if self.moves_elsewhere(reactor, slot, header) {
+            return;
+        }
         let Some((registry, home)) = &self.server else { return };
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let tls_peer = lane.peer();
@@ -395,27 +398,38 @@ impl Fabric {
             self.lane_up(reactor, slot, session, number);
             return self.welcome(slot, hello, &agreed);
         }
-        let Some((registry, here)) = self.server.clone() else { return };
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let socket = lane.socket;
+        let Some((registry, here)) = &self.server else { return };
+        let home = registry.home(&identity.nonce).filter(|home| home != here);
+        if home.is_none_or(|home| !self.hand_over(reactor, slot, header, home)) {
+            self.refuse(slot, RefuseCode::UnknownSession);
+        }
+    }
+
+    /// Hands the lane that begins a session to the loop that has the fewest, if that is another one.
+    fn moves_elsewhere(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header) -> bool {
+        let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get(slot)) else { return false };
+        if lane.was_handed || lane.link.is_some() {
+            return false;
+        }
+        let to = registry.least_loaded(*here);
+        to != *here && self.hand_over(reactor, slot, header, to)
+    }
+
+    /// Hands a lane to another loop, now or, while TLS's own last words are on their way, once they have gone. False if it
+    /// cannot be.
+    fn hand_over(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header, to: LoopId) -> bool {
+        let (Some((registry, _)), Some(lane)) = (&self.server, self.lanes.get_mut(slot)) else { return false };
         if lane.is_busy() {
-            // TLS's own last words are on their way; the lane moves once they have gone.
             lane.phase = Phase::Fenced;
             lane.hello = Some(*header);
-            return;
+            return true;
         }
-        match (registry.home(&identity.nonce).filter(|home| *home != here), socket) {
-            (Some(home), Some(socket)) => match reactor.release(socket) {
-                Some(connection) => {
-                    self.handshakes -= 1;
-                    let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
-                    let tls = secure.map(|secure| secure.into_stream());
-                    registry.hand_over(home, HandedLane { connection, hello: *header, tls });
-                }
-                None => self.refuse(slot, RefuseCode::UnknownSession),
-            },
-            _ => self.refuse(slot, RefuseCode::UnknownSession),
-        }
+        let Some(connection) = lane.socket.and_then(|socket| reactor.release(socket)) else { return false };
+        self.handshakes -= 1;
+        let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
+        let tls = secure.map(|secure| secure.into_stream());
+        registry.hand_over(to, HandedLane { connection, hello: *header, tls });
+        true
     }
 
     pub(super) fn take_handed_lanes(&mut self, reactor: &mut Reactor) {
@@ -426,6 +440,7 @@ impl Fabric {
             lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
             lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
             lane.sequence_in = 1;
+            lane.was_handed = true;
             let has_frame = lane.frame.is_some();
             let slot = self.lanes.insert(lane);
             self.handshakes += 1;

@@ -90,6 +90,8 @@ pub(super) struct Lane {
     pub(super) held_at: Instant,
     /// It waits for a longer buffer.
     pub(super) starved: bool,
+    /// Another loop has handed it over.
+    pub(super) was_handed: bool,
     /// Set at accept: there is no room for this connection, which its `Hello` is answered with.
     pub(super) turned_away: bool,
 
@@ -143,6 +145,7 @@ impl Lane {
             backlog: VecDeque::new(),
             held_at: opened_at,
             starved: false,
+            was_handed: false,
             turned_away: false,
             pending: Gather::new(),
             spare: Some(Gather::new()),

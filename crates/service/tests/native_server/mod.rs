@@ -23,7 +23,12 @@ impl Server {
 
     /// Each session may have so many calls in flight.
     pub fn with_calls(reactor: &Reactor, instance: u64, options: Options, calls: u16) -> Self {
-        let host = Host::new(reactor, Arc::new(Registry::new(instance)), options, vec![Volumes::spoken(calls)]);
+        Self::of(reactor, Arc::new(Registry::new(instance)), options, calls)
+    }
+
+    /// One of several loops of a process.
+    pub fn of(reactor: &Reactor, process: Arc<Registry>, options: Options, calls: u16) -> Self {
+        let host = Host::new(reactor, process, options, vec![Volumes::spoken(calls)]);
         Self { host, volumes: Volumes::new(options.class) }
     }
 
