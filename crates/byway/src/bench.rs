@@ -12,15 +12,18 @@ use self::volume::{VolumeBenchArguments, VolumeBenchError};
 use crate::figures::{
     self, FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError,
 };
+use crate::help;
 use crate::serve::ServeError;
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
     /// Read or write a volume of a node or an NBD server and print rate, latencies and cost
+    #[command(after_long_help = help::BENCH_VOLUME)]
     Volume(VolumeBenchArguments),
     /// Many clients that write to a server with few receive frames: throughput by clients, with and without server-driven
     /// transfer
+    #[command(after_long_help = help::BENCH_FABRIC)]
     Fabric(FabricBenchArguments),
     /// A process of `byway bench fabric`; started by it
     #[command(hide = true)]
@@ -29,6 +32,7 @@ pub enum BenchCommand {
         part: String,
     },
     /// Do the figures of the papers on this machine, and write a report: whether their shape holds here, and why
+    #[command(after_long_help = help::BENCH_FIGURES)]
     Figures(FiguresArguments),
     /// The memory-bound program beside a node; started by `byway bench figures`
     #[command(hide = true)]

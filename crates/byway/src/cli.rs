@@ -49,7 +49,7 @@ pub enum Command {
     /// Copy an image from and to files and volumes: in parallel, holes as holes; resumes an interrupted copy
     #[command(after_long_help = help::COPY)]
     Copy(CopyArguments),
-    /// Ask a running node: reload, status
+    /// Ask a running node: reload, reopen, status
     #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
     /// List the volumes of a server
@@ -88,14 +88,19 @@ pub struct ServeArguments {
     /// A volume to serve; may be repeated.
     ///
     /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,access=CLIENT[:ro]]...
-    /// [,description=TEXT], where STORE is PATH, mem:SIZE, null:SIZE or stripe:chunk=SIZE:PATH:PATH... Sizes have the suffixes
-    /// K, M, G, T (binary). A comma or colon inside a path needs a backslash before it, or double quotes around the path. A file
+    /// [,description=TEXT], where STORE is PATH, mem:SIZE, null:SIZE, stripe:chunk=SIZE:PATH:PATH...
+    /// or fault:RULE[:RULE]...:STORE. Sizes have the suffixes K, M, G, T (binary). A comma or colon inside a path needs a backslash before it, or double quotes around the path. A file
     /// that looks like an image of a virtual machine (qcow2, vmdk, ...) is refused unless its bytes are to be served as they are:
     /// format=raw.
     ///
     /// With access=CLIENT the volume is for that client alone, and with :ro behind it to be read; repeat it for several. CLIENT is
     /// a subject alternative name of the client's certificate (DNS or URI), a range of addresses (10.0.0.0/8), or unix for clients
     /// of unix sockets and shared memory. For other clients the volume does not exist.
+    ///
+    /// fault: is another store with faults put in, to test clients: fault:flush=eio#1:PATH fails the first flush. RULE is
+    /// OPERATION=EFFECT[@OFFSET+LENGTH][#COUNT]. OPERATION is any, read, write, flush, trim, zero or extents. EFFECT is a time
+    /// to wait (10ms), short (half of what was asked for), or the error eio, enospc, enomem, eperm or etimedout. @OFFSET+LENGTH limits
+    /// a rule to these bytes, #COUNT to so many operations. null: takes no faults.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
     /// Refused, with what to write.

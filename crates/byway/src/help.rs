@@ -30,7 +30,7 @@ Exit status:
 pub(crate) const SERVE: &str = "\
 Examples:
   byway serve --volume disk=/srv/disk.img --nbd tcp://127.0.0.1 --listen tcp://127.0.0.1
-  byway serve --volume disk=/dev/nvme0n1,direct --nbd unix:///run/byway/nbd.sock,group=disk --user byway
+  byway serve --volume disk=/dev/nvme0n1,direct --nbd unix:///run/nbd.sock --user byway
   byway serve --config /etc/byway/byway.toml --check
 
 Files:
@@ -59,12 +59,41 @@ pub(crate) const CTL: &str = "\
 Examples:
   byway ctl status
   byway ctl reload
+  byway ctl reopen disk      after a flush failed and the disk was checked
 
 Files:
   /run/byway/ctl.sock   the socket of a node that runs as byway.service
 
 Exit status:
   0 if the node did as it was asked, 1 if it refused or does not answer, 2 for a wrong command line.";
+
+/// Of `byway bench volume`.
+pub(crate) const BENCH_VOLUME: &str = "\
+Examples:
+  byway bench volume byway://store1/disk
+  byway bench volume nbd://store1/disk --rw read --bs 1M --depth 8
+  byway bench volume byway://127.0.0.1/scratch --rw randwrite --overwrite --metrics 127.0.0.1:4712
+
+Exit status:
+  0 once it was measured, 1 if not, 2 for a wrong command line.";
+
+/// Of `byway bench fabric`.
+pub(crate) const BENCH_FABRIC: &str = "\
+Examples:
+  byway bench fabric
+  byway bench fabric --clients 64,256 --mode driven --rounds 3
+
+Exit status:
+  0 once it was measured, 1 if not, 2 for a wrong command line.";
+
+/// Of `byway bench figures`.
+pub(crate) const BENCH_FIGURES: &str = "\
+Examples:
+  byway bench figures --out figures       about 12 minutes; the report is figures/report.html
+  byway bench figures --quick
+
+Exit status:
+  0 once the report is written, whatever its verdicts, 1 if it is not, 2 for a wrong command line.";
 
 /// Of `byway ls` and `byway info`.
 pub(crate) const INSPECT: &str = "\
@@ -137,13 +166,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         super::write_pages(Cli::command(), folder.path()).unwrap();
         let page = |name: &str| std::fs::read_to_string(folder.path().join(format!("{name}.1"))).unwrap();
-        for name in ["demo", "serve", "copy", "ctl", "ls", "info", "doctor"] {
+        for name in
+            ["demo", "serve", "copy", "ctl", "ls", "info", "doctor", "bench-volume", "bench-fabric", "bench-figures"]
+        {
             let page = page(&format!("byway-{name}"));
             for section in [".SH \"EXAMPLES\"", ".SH \"EXIT STATUS\"", "\\-\\-log"] {
                 assert!(page.contains(section), "{name}: {section}\n{page}");
             }
         }
         assert!(page("byway-serve").contains(".SH \"FILES\"") && page("byway-ctl").contains(".SH \"FILES\""));
+        for name in ["copy", "ls", "info", "bench-volume"] {
+            let page = page(&format!("byway-{name}"));
+            assert!(page.contains("byway+shm:") && page.contains("byway+rdma:"), "{name}\n{page}");
+        }
         assert!(page("byway").contains(".SH \"ENVIRONMENT\""));
         for name in ["byway", "byway-copy"] {
             assert!(page(name).contains("130"), "{name}");

@@ -25,7 +25,8 @@ const FRAME_BYTES: usize = 8 << 20;
 #[derive(Args, Debug)]
 pub struct LsArguments {
     /// The server: byway://HOST[:PORT], byway+unix:///?socket=PATH, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH, or
-    /// the same with an s, as byways://, for TLS
+    /// the same with an s, as byways://, for TLS; byway+shm:///?socket=PATH through shared memory, byway+rdma://HOST[:PORT] by
+    /// RDMA
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]
@@ -42,7 +43,8 @@ pub struct LsArguments {
 #[derive(Args, Debug)]
 pub struct InfoArguments {
     /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS
+    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS; byway+shm:///NAME?socket=PATH through
+    /// shared memory, byway+rdma://HOST[:PORT]/NAME by RDMA
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]

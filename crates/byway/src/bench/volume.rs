@@ -35,7 +35,8 @@ const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 #[derive(Args, Debug)]
 pub struct VolumeBenchArguments {
     /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS
+    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS; byway+shm:///NAME?socket=PATH through
+    /// shared memory, byway+rdma://HOST[:PORT]/NAME by RDMA
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]

@@ -27,7 +27,8 @@ const LANE_BYTES: usize = 8 << 20;
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
     /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, byway+unix:///NAME?socket=PATH,
-    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS). It is not locked:
+    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS;
+    /// byway+shm:///NAME?socket=PATH, byway+rdma://HOST/NAME). It is not locked:
     /// what is written to it meanwhile may be in the copy or not, and of a file is noticed at the end
     #[arg(value_parser = place_parser())]
     pub source: Place,
