@@ -22,6 +22,7 @@ mod room;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use byway_fabric::tls::{AlertDescription, TlsError};
 use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
@@ -131,7 +132,7 @@ pub(super) struct Machine<R, W> {
     /// What the volume's bytes lie in; 0 if that is not known.
     medium: u64,
     /// Why the server would not open the volume again, when it was asked last.
-    refusal: Option<CallError>,
+    refusal: Option<VolumeError>,
     connected: bool,
     replaying: bool,
     replays_in_flight: usize,
@@ -395,7 +396,7 @@ impl<R, W: Clone> Machine<R, W> {
             && self.failed.is_none()
         {
             let lost = VolumeError::Lost(self.bounds.lost_after);
-            self.fail(self.refusal.map_or(lost, VolumeError::Refused));
+            self.fail(self.refusal.unwrap_or(lost));
         }
     }
 
@@ -405,9 +406,23 @@ impl<R, W: Clone> Machine<R, W> {
         if self.place.is_none() || self.failed.is_some() {
             return;
         }
-        self.refusal = Some(error);
+        self.refusal = Some(VolumeError::Refused(error));
         if error == CallError::TlsRequired {
             self.fail(VolumeError::Refused(error));
+        }
+    }
+
+    /// TLS with the server has failed. A revoked certificate stays revoked; other reasons may be mended while the client waits, as
+    /// long as it would against silence.
+    pub(super) fn tls_failed(&mut self, error: TlsError) {
+        if self.place.is_none() || self.failed.is_some() {
+            return;
+        }
+        match error {
+            TlsError::Refused(AlertDescription::CertificateRevoked) => self.fail(VolumeError::Tls(error)),
+            // So ends a connection to a server that is killed.
+            TlsError::Cut | TlsError::Broken | TlsError::GaveUp => {}
+            _ => self.refusal = Some(VolumeError::Tls(error)),
         }
     }
 

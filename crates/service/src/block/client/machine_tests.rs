@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use byway_fabric::random::Random;
+use byway_fabric::tls::{AlertDescription, TlsError};
 use byway_reactor::Instant;
 
 use super::super::error::BlockError;
@@ -548,4 +549,23 @@ fn a_busy_server_is_asked_again_after_pauses_that_grow() {
     assert_eq!(machine.paused_until(until), None);
     machine.connected(FIRST, 1, false);
     assert!(machine.next(until).is_some());
+}
+
+#[test]
+fn tls_that_fails_after_a_session_is_the_reason_at_the_end_and_a_revoked_certificate_the_end_itself() {
+    let lost = VolumeError::Lost(BOUNDS.lost_after);
+    for (error, ends_at_once, at_last) in [
+        (TlsError::Refused(AlertDescription::CertificateRevoked), true, None),
+        (TlsError::Refused(AlertDescription::UnknownCA), false, None),
+        (TlsError::Expired, false, None),
+        (TlsError::Cut, false, Some(lost)),
+    ] {
+        let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
+        machine.connected(FIRST, 1, false);
+        machine.disconnected(Instant::from_nanos(0));
+        machine.tls_failed(error);
+        assert_eq!(machine.failed().is_some(), ends_at_once, "{error}");
+        machine.tick(Instant::from_nanos(0) + BOUNDS.lost_after);
+        assert_eq!(machine.failed(), Some(at_last.unwrap_or(VolumeError::Tls(error))), "{error}");
+    }
 }

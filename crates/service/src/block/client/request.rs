@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use byway_fabric::tls::TlsError;
 use byway_reactor::Extent;
 
 use super::super::engine::ZeroFlags;
@@ -88,6 +89,9 @@ pub enum VolumeError {
     /// The server is there, and would not open the volume again.
     #[error("the server opened the volume before, and refuses it now: {0}")]
     Refused(CallError),
+    /// The server is there, and TLS with it fails: it refuses the client's certificate now, or shows another of its own.
+    #[error("the server opened the volume before, and TLS with it fails now: {0}")]
+    Tls(TlsError),
     /// The server restarted, and writes that it had acknowledged could not be written again.
     #[error("the server restarted and refused writes that it had acknowledged before: {0}")]
     ReplayFailed(CallError),

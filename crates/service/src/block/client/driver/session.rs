@@ -155,6 +155,9 @@ impl Handler for Core {
         if reason == CloseReason::Refused(RefuseCode::Busy) {
             self.machine.heard_from_server(reactor.now());
         }
+        if let CloseReason::Tls(error) = reason {
+            self.machine.tls_failed(error);
+        }
         if reason != CloseReason::Closed {
             self.notice(Notice::Disconnected(reason));
         }
