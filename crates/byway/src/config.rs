@@ -326,6 +326,7 @@ impl Configuration {
         if let Some(twice) = self.volumes.iter().map(|volume| &volume.name).find(|name| !names.insert(name)) {
             return Err(value(format!("volume `{twice}`"), "this name is given to two volumes; rename one"));
         }
+        self.check_files()?;
         let bounds = [
             ("volumes", self.volumes.len(), limits::VOLUMES_MAX),
             ("listen", self.listen.len(), limits::LISTENERS_MAX),
@@ -357,6 +358,23 @@ impl Configuration {
             return Err(value("frames".to_owned(), message));
         }
         self.check_tls()
+    }
+
+    /// Refuses two volumes that would have to lock the same file.
+    fn check_files(&self) -> Result<(), ConfigError> {
+        let mut files: BTreeMap<&Path, &VolumeName> = BTreeMap::new();
+        for volume in self.volumes.iter().filter(|volume| !volume.read_only && !volume.shared) {
+            for path in volume.store.paths() {
+                if let Some(first) = files.insert(path, &volume.name).filter(|first| **first != volume.name) {
+                    let message = format!(
+                        "volume `{first}` writes to {} as well; name another file, or add ,ro to one of them",
+                        path.display()
+                    );
+                    return Err(value(format!("volume `{}`", volume.name), message));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a size above the machine's memory, in bytes; `None` if the system does not tell its memory.

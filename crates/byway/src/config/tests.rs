@@ -130,6 +130,10 @@ fn errors_name_the_key_and_the_file() {
     let in_file = |text| load(&[], Some(text)).unwrap_err();
     for (text, parts) in [
         ("volume = 3", ["FILE", "volume"]),
+        ("volume = ['a=mem:1M']", ["FILE", "write volumes = ["]),
+        ("volumes = ['a=/srv/f', 'b=/srv/f']", ["volume `b`", "volume `a` writes to /srv/f as well"]),
+        ("volumes = ['a=/srv/f', 'b=stripe:chunk=64K:/srv/e:/srv/f']", ["volume `b`", "/srv/f as well"]),
+        ("nbd = ['127.0.0.1']", ["FILE: nbd", "write tcp://HOST:PORT or unix:///PATH"]),
         ("colour = 1", ["FILE", "unknown field `colour`"]),
         ("[volume.a]\nstore = 'mem:1M'\nspeed = 1", ["FILE", "unknown field `speed`"]),
         ("[volume.a]\nstore = 'mem:1'", ["FILE: volume.a.store", "multiple of 512"]),
@@ -169,6 +173,11 @@ fn errors_name_the_key_and_the_file() {
     }
     let error = load(&["--volume", "a=mem:1"], None).unwrap_err();
     assert!(error.starts_with("--volume `a=mem:1`: character 7:"), "{error}");
+    // Those that lock nothing may share it.
+    assert!(load(&[], Some("volumes = ['a=/srv/f', 'b=/srv/f,ro']")).is_ok());
+    let http = |text| load(&["--http", text], None).map(|got| got.http.unwrap().port());
+    assert_eq!(http("http://127.0.0.1:4712"), Ok(4712));
+    assert!(http("http://127.0.0.1:4712/metrics").unwrap_err().contains("write ADDRESS:PORT"));
     let missing = load(&["--config", "/nonexistent/byway.toml"], None).unwrap_err();
     assert!(missing.contains("/nonexistent/byway.toml") && missing.contains("--config"), "{missing}");
 }
