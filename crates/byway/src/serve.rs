@@ -477,13 +477,15 @@ fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
     // The node's own memory, for its metrics.
     let (mut writable, mut readable) = (Vec::new(), vec!["/proc/self".into()]);
     let devices = Path::new("/dev/infiniband");
-    if configuration.listen.iter().any(|listener| matches!(listener, Listen::Rdma { .. })) && devices.exists() {
-        // The libraries load the devices' providers now, and open the devices when somebody connects.
+    if configuration.listen.iter().any(|listener| matches!(listener, Listen::Rdma { .. })) {
+        // A confined node can load no library. They load the devices' providers now, and open the devices when somebody connects.
         if let Err(error) = byway_fabric::rdma::Library::load().and_then(byway_fabric::rdma::Library::devices) {
             tracing::debug!(%error, "no RDMA devices");
         }
-        writable.push(devices.to_owned());
-        readable.push("/sys".into());
+        if devices.exists() {
+            writable.push(devices.to_owned());
+            readable.push("/sys".into());
+        }
     }
     let how = confine(&writable, &readable)?;
     tracing::info!(landlock = ?how, "confined: files are opened by the opener alone");

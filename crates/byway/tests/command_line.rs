@@ -108,6 +108,28 @@ fn copy_says_what_is_wrong_and_what_to_do() {
     assert_eq!(std::fs::read(&to).unwrap(), b"new");
 }
 
+#[test]
+fn metrics_are_taken_as_serve_prints_them() {
+    let bench = |metrics: &str| byway(&["bench", "volume", "byway://127.0.0.1:1/x", "--metrics", metrics]);
+    assert_eq!(bench("http://127.0.0.1:1").status.code(), Some(1), "read, and nothing listens there");
+    let refused = stderr(&bench("localhost"));
+    assert!(refused.contains("write ADDRESS:PORT"), "{refused}");
+}
+
+/// A confined node can load no library: it has loaded them before.
+#[test]
+fn a_node_says_of_rdma_what_a_client_says() {
+    if Path::new("/dev/infiniband").exists() {
+        byway_skip::skip("a_node_says_of_rdma_what_a_client_says", byway_skip::SkipReason::Machine("it has RDMA"));
+        return;
+    }
+    let missing = |output: &Output| stderr(output).contains("does not load");
+    let client = byway(&["ls", "byway+rdma://127.0.0.1"]);
+    let node = byway(&["serve", "--volume", "m=mem:1M", "--listen", "rdma://127.0.0.1"]);
+    assert!(!client.status.success() && !node.status.success());
+    assert_eq!(missing(&client), missing(&node), "{}{}", stderr(&client), stderr(&node));
+}
+
 /// A copy is killed after its first checkpoint; the same command goes on and the bytes are right.
 #[test]
 fn a_killed_copy_goes_on() {
