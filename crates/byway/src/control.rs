@@ -273,6 +273,9 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
     if parts.iter().all(|(_, names)| names.is_empty()) {
         writeln!(out, "no volume has changed")?;
     }
+    if summary.certificates {
+        writeln!(out, "read again: certificates and revocation lists; connections of certificates on a list end")?;
+    }
     for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
         writeln!(out, "{what}: {}", names.join(", "))?;
     }
@@ -366,6 +369,17 @@ mod tests {
         fn snapshot(&self) -> Snapshot {
             Snapshot { uptime_seconds: 7, ..Snapshot::default() }
         }
+    }
+
+    #[test]
+    fn a_reload_that_reads_certificates_again_says_so() {
+        let said = |certificates| {
+            let mut out = Vec::new();
+            print_summary(&mut out, &Summary { certificates, ..Summary::default() }).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(said(false), "no volume has changed\n");
+        assert!(said(true).contains("read again: certificates"), "{}", said(true));
     }
 
     #[test]

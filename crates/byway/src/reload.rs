@@ -37,6 +37,9 @@ pub struct Summary {
     /// their clients' connections ended.
     #[serde(default)]
     pub reopened: Vec<String>,
+    /// Certificates, and revocation lists where there are any, were read again: connections that have lost by it ended.
+    #[serde(default)]
+    pub certificates: bool,
     /// What had not happened yet when the reload was answered, in sentences; it will. Mostly nothing.
     #[serde(default)]
     pub pending: Vec<String>,

@@ -311,7 +311,7 @@ impl Serving<'_> {
         let outcome = self.try_reload();
         match &outcome {
             Ok(summary) => {
-                let Summary { added, dropped, resized, changed, reopened, pending } = summary;
+                let Summary { added, dropped, resized, changed, reopened, certificates: _, pending } = summary;
                 tracing::info!(?added, ?dropped, ?resized, ?changed, ?reopened, "reloaded");
                 for what in pending {
                     tracing::warn!("the reload has not come to its end: {what}");
@@ -365,7 +365,8 @@ impl Serving<'_> {
             old.replace(new);
         }
         self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
-        let summary = self.apply(plan, &configuration.allow);
+        let mut summary = self.apply(plan, &configuration.allow);
+        summary.certificates = configuration.tls.is_some();
         self.configuration = configuration;
         Ok(summary)
     }
