@@ -3,6 +3,7 @@
 use byway_door::nbd::client::ClientError;
 use byway_fabric::CloseReason;
 use byway_fabric::tls::{TlsClient, TlsError};
+use byway_reactor::Errno;
 use byway_service::block::client::ConnectError;
 
 use super::{OPEN_LIMIT, RemoteUri, RemoteUriError, TransferError};
@@ -56,6 +57,17 @@ pub enum RemoteError {
         /// What to do.
         advice: String,
     },
+    /// The server has reset the connection when TLS began.
+    #[error(
+        "{uri}: the server closed the connection when TLS began, so it offers no TLS there, or does not admit this address; \
+         write {plain}:// if the network may be trusted"
+    )]
+    NoTls {
+        /// As it was asked for.
+        uri: String,
+        /// The scheme without TLS.
+        plain: String,
+    },
     /// No volume of that name is there, or none that this client may use.
     #[error("{uri}: no volume has that name; {others}")]
     NoSuchVolume {
@@ -87,6 +99,7 @@ pub fn native_failed(
     secure: Option<&TlsClient>,
     source: ConnectError,
 ) -> RemoteError {
+    let is_tls = uri.wants_tls();
     let uri = uri.to_string();
     match source {
         ConnectError::Session(CloseReason::Tls(source)) => {
@@ -96,6 +109,10 @@ pub fn native_failed(
         ConnectError::Session(CloseReason::SpeaksNbd) => {
             let scheme = other_scheme(&uri, "byway", "nbd");
             RemoteError::OtherWire { uri, speaks: "NBD", scheme }
+        }
+        ConnectError::Session(CloseReason::Io(Errno::CONNRESET)) if is_tls => {
+            let plain = other_scheme(&uri, "byways", "byway");
+            RemoteError::NoTls { uri, plain }
         }
         source => RemoteError::Native { uri, source },
     }
@@ -126,4 +143,23 @@ pub fn nbd_failed(
 fn other_scheme(uri: &str, this: &str, other: &str) -> String {
     let scheme = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
     scheme.replacen(this, other, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_resets_tls_is_said_to_offer_none() {
+        let said = |uri: &str| {
+            let reset = ConnectError::Session(CloseReason::Io(Errno::CONNRESET));
+            native_failed(&uri.parse().unwrap(), &ClientTlsArguments::default(), None, reset).to_string()
+        };
+        for (uri, plain) in
+            [("byways://h/d", "write byway:// if"), ("byways+unix:///d?socket=/run/x", "write byway+unix:// if")]
+        {
+            assert!(said(uri).contains("offers no TLS") && said(uri).contains(plain), "{}", said(uri));
+        }
+        assert!(said("byway://h/d").contains("check the address"));
+    }
 }
