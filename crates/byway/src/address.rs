@@ -25,6 +25,9 @@ pub enum AddressError {
     /// None of `tcp://`, `unix://`, `shm://` and `rdma://`.
     #[error("`{0}` is no address; write tcp://HOST:PORT, unix:///PATH, shm:///PATH or rdma://ADDRESS:PORT")]
     Scheme(String),
+    /// Neither `tcp://` nor `unix://`, the two that NBD goes over.
+    #[error("`{0}` is no address for NBD; write tcp://HOST:PORT or unix:///PATH")]
+    NbdScheme(String),
     /// Not `HOST[:PORT]`.
     #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
     HostPort(String),

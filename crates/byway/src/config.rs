@@ -37,7 +37,7 @@ use byway_reactor::{Address, IoChoice};
 use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
 use serde::Deserialize;
 
-use crate::address::{BYWAY_PORT, Cidr, Listen, NBD_PORT};
+use crate::address::{AddressError, BYWAY_PORT, Cidr, Listen, NBD_PORT};
 use crate::admission::{ClientAuthentication, Guarded, Origin, admissible};
 use crate::cli::ServeArguments;
 use crate::memory::memory_bytes;
@@ -539,6 +539,7 @@ fn remedy(message: &str) -> &'static str {
         "a sequence" => "; write a list, for example [\"tcp://127.0.0.1\"]",
         "a boolean" => "; write true or false, without quotes",
         "u64" => "; write a whole number of at least 0, without quotes",
+        "a map" => "; write volumes = [\"NAME=STORE\"] for a list, or a table [volume.NAME] for each volume",
         _ if expected.starts_with("a map") || expected.starts_with("struct") => {
             "; write a table, for example [tls] with its keys below"
         }
@@ -566,7 +567,11 @@ fn listeners(texts: &[String], port: u16, at: &str) -> Result<Vec<Listen>, Confi
 
 /// NBD's clients share no memory, and speak TCP.
 fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError> {
-    let listeners = listeners(texts, NBD_PORT, at)?;
+    let read = |text: &String| match Listen::parse(text, NBD_PORT) {
+        Err(AddressError::Scheme(text)) => Err(value(at.to_owned(), AddressError::NbdScheme(text))),
+        other => other.map_err(|error| value(at.to_owned(), error)),
+    };
+    let listeners: Vec<_> = texts.iter().map(read).collect::<Result<_, _>>()?;
     match listeners.iter().find(|listen| matches!(listen, Listen::Shared(_) | Listen::Rdma { .. })) {
         None => Ok(listeners),
         Some(listen) => {
@@ -575,12 +580,14 @@ fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError>
     }
 }
 
-/// Reads `--http`: an address and a port.
+/// Reads `--http` and `--metrics`: an address and a port.
 ///
 /// # Errors
 /// In words.
 pub fn http_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
+    // As `byway serve` prints it.
+    let address = text.strip_prefix("http://").unwrap_or(text);
+    address.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
 }
 
 /// Reads `--stage`.

@@ -98,7 +98,8 @@ fn copy_says_what_is_wrong_and_what_to_do() {
         (vec![text(&from), text(&from), "--overwrite"], "both source and destination"),
         (vec![text(&from), "/nonexistent/y"], "/nonexistent: no file can be made there: No such file or directory"),
     ];
-    for (arguments, part) in cases {
+    let bare = (vec!["scratch-of-no-file", text(&to)], "or a volume: byway://HOST/scratch-of-no-file");
+    for (arguments, part) in cases.into_iter().chain([bare]) {
         let output = byway(&[&["copy"], &arguments[..]].concat());
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(stderr(&output).contains(part), "{}", stderr(&output));

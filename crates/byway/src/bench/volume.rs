@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use self::server::{CostError, ServerCost};
 use super::own_cpu;
-use crate::config::parse_io;
+use crate::config::{http_address, parse_io};
 use crate::output;
 use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
 use crate::tls::ClientTlsArguments;
@@ -63,7 +63,7 @@ pub struct VolumeBenchArguments {
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
     pub io: IoChoice,
     /// Also say what it costs the server: the address of its metrics, what it was given as --http
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
     pub metrics: Option<SocketAddr>,
     /// Print JSON
     #[arg(long)]

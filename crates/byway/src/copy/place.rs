@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use byway_reactor::Reactor;
+use byway_service::block::spec::VolumeName;
 
 use super::claim::{Claim, ClaimError};
 use super::endpoint::Endpoint;
@@ -98,7 +99,7 @@ pub enum PlaceNameError {
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// A path that cannot be read.
-    #[error("{}: {source}; name a file or block device that can be read", path.display())]
+    #[error("{}: {source}; name a file or block device that can be read{}", path.display(), volume_hint(path))]
     Source {
         /// Which.
         path: PathBuf,
@@ -140,7 +141,9 @@ pub enum PlaceError {
     #[error(transparent)]
     Remote(#[from] RemoteError),
     /// Writes would be refused.
-    #[error("{0} is read-only; name another destination, or serve it without `ro`")]
+    #[error(
+        "{0} is read-only; name another destination, or serve it without `ro`, and without `:ro` for this client in its access list"
+    )]
     ReadOnly(String),
     /// Too small.
     #[error("{place} has {bytes} bytes, and {wanted} are to be copied; make it larger, or name another")]
@@ -164,6 +167,14 @@ pub enum PlaceError {
         /// The source's size.
         bytes: u64,
     },
+}
+
+/// What to write if a bare name was meant to be a volume's.
+fn volume_hint(path: &Path) -> String {
+    match path.to_str().map(VolumeName::new) {
+        Some(Ok(name)) => format!(", or a volume: byway://HOST/{name}"),
+        _ => String::new(),
+    }
 }
 
 /// An opened end of a copy.

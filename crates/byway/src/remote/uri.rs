@@ -62,6 +62,12 @@ const SCHEMES: [&str; 10] =
 fn scheme_hint(text: &str) -> String {
     let socket = |path: &str| format!("write byway+unix:///NAME?socket={path} or nbd+unix:///EXPORT?socket={path}");
     let Some((scheme, rest)) = text.split_once("://") else {
+        if let Some((scheme, rest)) = text.split_once(':')
+            && SCHEMES.contains(&scheme)
+            && rest.split('/').next().is_some_and(|port| port.parse::<u16>().is_err())
+        {
+            return format!("write {scheme}://{rest}");
+        }
         let is_path = text.starts_with(['/', '.']);
         return if is_path { socket(text) } else { format!("write byway://{text}, or nbd://{text} for an NBD server") };
     };
@@ -242,6 +248,8 @@ mod tests {
                 "/run/byway.sock",
                 "byway+unix:///NAME?socket=/run/byway.sock or nbd+unix:///EXPORT?socket=/run/byway.sock",
             ),
+            ("byway:127.0.0.1", "write byway://127.0.0.1"),
+            ("byway:4711/disk", "write byway://byway:4711/disk, or "),
             ("tcp://127.0.0.1:1", "write byway://127.0.0.1:1, or nbd://127.0.0.1:1 "),
             ("unix:///run/x", "byway+unix:///NAME?socket=/run/x or "),
             ("shm:///run/x", "write byway+shm:///NAME?socket=/run/x"),
