@@ -1,6 +1,6 @@
 /* Writes a pattern over the start of a volume of `byway serve`, flushes, and reads it back: volume ADDRESS NAME, for example
  * volume tcp://127.0.0.1:4711 disk
- * cc volume.c $(pkg-config --cflags --libs byway) -lpthread */
+ * cc -o volume volume.c $(pkg-config --cflags --libs byway) -lpthread */
 #include <byway.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ static void transfer(struct byway_node *node, uint64_t session, uint32_t handle,
 
 int main(int count, char **words) {
     if (count != 3) {
-        fprintf(stderr, "usage: volume ADDRESS NAME\n");
+        fprintf(stderr, "usage: volume ADDRESS NAME, for example volume tcp://127.0.0.1:4711 disk\n");
         return 2;
     }
     struct byway_node *node;

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// A pointer is null that must not be, a text is not UTF-8, or a number is out of range.
+// A pointer is null that must not be, a text is not UTF-8 or no address, or a number is out of range.
 #define BYWAY_E_INVALID -1
 
 // The deadline has passed; the operation goes on.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use byway_fabric::node::{NodeError, OpError, SubmitError, WaitError};
 
-/// A pointer is null that must not be, a text is not UTF-8, or a number is out of range.
+/// A pointer is null that must not be, a text is not UTF-8 or no address, or a number is out of range.
 pub const BYWAY_E_INVALID: c_int = -1;
 /// The deadline has passed; the operation goes on.
 pub const BYWAY_E_DEADLINE: c_int = -2;
@@ -49,7 +49,7 @@ pub const BYWAY_E_UNSUPPORTED: c_int = -18;
 pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
     let text = match code {
         0.. => c"no error",
-        BYWAY_E_INVALID => c"a pointer is null, a text is not UTF-8, or a number is out of range",
+        BYWAY_E_INVALID => c"a pointer is null, a text is not UTF-8, an address is not tcp://HOST:PORT or the like, or a number is out of range",
         BYWAY_E_DEADLINE => c"the deadline has passed; the operation goes on",
         BYWAY_E_BUSY => c"too many operations are under way; wait for some to end",
         BYWAY_E_NO_SESSION => c"the session is gone",
