@@ -3,6 +3,7 @@
 use crate::process;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 /// Set in the program that runs inside.
@@ -45,6 +46,11 @@ fn run_again() -> Result<()> {
     command.args(["--net", "--"]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(INSIDE, "1");
     let status = command.status().context("cannot start unshare (package util-linux)")?;
+    if let Some(signal) = status.signal() {
+        bail!(
+            "the measurement was ended by signal {signal}; end the servers that it started, and remove what it left in /dev/shm"
+        );
+    }
     if !status.success() {
         bail!("the measurement in its network namespace failed: {status}; it needs root");
     }
