@@ -39,6 +39,8 @@ pub struct HandedLane {
     pub hello: Header,
     /// Its TLS, if it has it.
     pub tls: Option<TlsStream>,
+    /// Of one that begins a session: the loop that it goes back to, if there is no room for it.
+    pub from: Option<LoopId>,
 }
 
 /// The sessions of a server process.
@@ -53,7 +55,8 @@ struct Inner {
     clients: HashMap<ClientId, Client>,
     /// Clients without a session, longest first.
     gone: VecDeque<ClientId>,
-    homes: HashMap<[u8; 16], LoopId>,
+    /// By nonce: where a session lives, and whose it is.
+    homes: HashMap<[u8; 16], (LoopId, ClientId)>,
     loops: Vec<Loop>,
 }
 
@@ -102,6 +105,10 @@ impl Registry {
     /// Asks for `identity`'s session to start on a loop.
     pub fn claim(&self, identity: &Identity, home: LoopId) -> Claim {
         let mut inner = self.lock();
+        // Another client's session of that name lives: nobody draws it twice.
+        if inner.homes.get(&identity.nonce).is_some_and(|(_, client)| *client != identity.client) {
+            return Claim::Stale;
+        }
         let client = inner.clients.entry(identity.client).or_insert(Client { newest: 0, active: None, waiting: None });
         if identity.number < client.newest {
             return Claim::Stale;
@@ -117,9 +124,8 @@ impl Registry {
         }
         client.active = Some((identity.number, home));
         client.waiting = None;
-        if inner.homes.insert(identity.nonce, home).is_none() {
-            inner.loops[home.0].sessions += 1;
-        }
+        inner.homes.insert(identity.nonce, (home, identity.client));
+        inner.loops[home.0].sessions += 1;
         Claim::Granted
     }
 
@@ -132,7 +138,7 @@ impl Registry {
     /// All I/O of a session has ended.
     pub fn ended(&self, identity: &Identity) {
         let mut inner = self.lock();
-        if let Some(home) = inner.homes.remove(&identity.nonce) {
+        if let Some((home, _)) = inner.homes.remove(&identity.nonce) {
             inner.loops[home.0].sessions -= 1;
         }
         let Some(client) = inner.clients.get_mut(&identity.client) else { return };
@@ -156,7 +162,7 @@ impl Registry {
 
     /// The loop on which the session of that nonce lives.
     pub fn home(&self, nonce: &[u8; 16]) -> Option<LoopId> {
-        self.lock().homes.get(nonce).copied()
+        self.lock().homes.get(nonce).map(|(home, _)| *home)
     }
 
     /// The loop with the fewest sessions, those on their way to it included; `here` if no other has fewer.
@@ -232,6 +238,19 @@ mod tests {
             }
         }
         assert_eq!(registry.lock().clients.len(), CLIENTS_REMEMBERED_MAX);
+    }
+
+    #[test]
+    fn a_session_under_the_name_of_one_that_lives_is_refused_and_not_counted() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let registry = Registry::new(5);
+        let loops = [0; 2].map(|_| registry.join(reactor.waker()));
+        let of = |client: u8| Identity { client: ClientId([client; 16]), number: 1, nonce: [9; 16] };
+        assert_eq!(registry.claim(&of(1), loops[0]), Claim::Granted);
+        assert_eq!(registry.claim(&of(2), loops[1]), Claim::Stale);
+        registry.ended(&of(1));
+        assert_eq!(registry.lock().loops.iter().map(|one| one.sessions).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(registry.claim(&of(2), loops[1]), Claim::Granted);
     }
 
     #[test]

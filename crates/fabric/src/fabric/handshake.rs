@@ -229,7 +229,7 @@ impl Fabric {
                 handshakes,
                 handshakes_max = HANDSHAKES_MAX,
                 refused_since_last_line = since_last,
-                "connection refused: the event loop has no room for it; run more loops (--threads) or another node"
+                "connection refused: the event loop has no room for it; run another node, or, where connections are at their most, more loops (--threads)"
             );
         }
         true
@@ -418,7 +418,7 @@ impl Fabric {
     /// Hands a lane to another loop, now or, while TLS's own last words are on their way, once they have gone. False if it
     /// cannot be.
     fn hand_over(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header, to: LoopId) -> bool {
-        let (Some((registry, _)), Some(lane)) = (&self.server, self.lanes.get_mut(slot)) else { return false };
+        let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get_mut(slot)) else { return false };
         if lane.is_busy() {
             lane.phase = Phase::Fenced;
             lane.hello = Some(*header);
@@ -428,17 +428,31 @@ impl Fabric {
         self.handshakes -= 1;
         let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
         let tls = secure.map(|secure| secure.into_stream());
-        registry.hand_over(to, HandedLane { connection, hello: *header, tls });
+        let begins = header.body::<Hello>().lane.get() == 0;
+        registry.hand_over(to, HandedLane { connection, hello: *header, tls, from: Some(*here).filter(|_| begins) });
         true
     }
 
     pub(super) fn take_handed_lanes(&mut self, reactor: &mut Reactor) {
         let Some((registry, here)) = self.server.clone() else { return };
         for handed in registry.take_lanes(here) {
-            let Ok(socket) = reactor.adopt(handed.connection) else { continue };
+            let frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
+            let turned_away = self.no_room(reactor.now(), None);
+            if let Some(from) = handed.from.filter(|_| turned_away || frame.is_none()) {
+                registry.hand_over(from, HandedLane { from: None, ..handed });
+                continue;
+            }
+            let socket = match reactor.adopt(handed.connection) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take over a connection");
+                    continue;
+                }
+            };
             let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
             lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
-            lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
+            lane.frame = frame;
+            lane.turned_away = turned_away;
             lane.sequence_in = 1;
             lane.was_handed = true;
             let has_frame = lane.frame.is_some();
