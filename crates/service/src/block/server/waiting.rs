@@ -5,6 +5,7 @@ use byway_reactor::Reactor;
 use byway_rpc::session::CallRef;
 
 use super::super::engine::{Step, VolumeId, WriteFlags};
+use super::super::error::BlockError;
 use super::jobs::{Job, Read, Write};
 use super::writes::Pulled;
 use super::{Serving, Volumes};
@@ -53,6 +54,8 @@ impl Volumes {
                 // What was asked for will end; the rest never was.
                 state.left -= state.len - state.asked;
                 state.asked = state.len;
+                // What was asked for may still be written, and is no success.
+                state.error.get_or_insert(BlockError::Closed.into());
                 let (session, left) = (state.call.session, state.left);
                 if left == 0 {
                     self.jobs.remove(write);
