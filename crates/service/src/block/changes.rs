@@ -39,8 +39,8 @@ pub(super) struct LoopChanges {
 pub struct Presence {
     /// How many had come with it.
     number: u64,
-    /// Clients that were there when that was last looked at.
-    clients: usize,
+    /// Another was there when it came, or at any look since.
+    had_others: bool,
     _client: Arc<()>,
 }
 
@@ -74,15 +74,16 @@ impl Changes {
     /// A client has come.
     pub(super) fn arrive(&self) -> Presence {
         let client = Arc::clone(&self.clients);
-        Presence { number: self.arrivals.fetch_add(1, Ordering::SeqCst) + 1, clients: 1, _client: client }
+        let number = self.arrivals.fetch_add(1, Ordering::SeqCst) + 1;
+        Presence { number, had_others: Arc::strong_count(&self.clients) > 2, _client: client }
     }
 
-    /// Whether another client is there, has come since, or has left since this was last asked.
+    /// Whether another client is there, or was at any time since this one came: it may have sent again what this one has not begun.
     pub(super) fn has_others(&self, client: &mut Presence) -> bool {
-        let has_come = self.arrivals.load(Ordering::SeqCst) != client.number;
-        let clients = Arc::strong_count(&self.clients) - 1;
-        let before = std::mem::replace(&mut client.clients, clients);
-        has_come || clients > 1 || before > 1
+        // One for the volume, one for the client.
+        let is_alone = self.arrivals.load(Ordering::SeqCst) == client.number && Arc::strong_count(&self.clients) <= 2;
+        client.had_others |= !is_alone;
+        client.had_others
     }
 
     /// A client has left while requests of it were at the store.
@@ -197,17 +198,27 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_others_while_they_are_there_once_they_have_left_and_for_good_if_they_came_later() {
+    fn a_client_has_others_for_good_once_there_was_one() {
         let changes = Changes::default();
         let mut first = changes.arrive();
         assert!(!changes.has_others(&mut first));
         let mut second = changes.arrive();
         assert!(changes.has_others(&mut first) && changes.has_others(&mut second));
         drop(first);
-        assert!(changes.has_others(&mut second), "it may have sent again before it left");
-        assert!(!changes.has_others(&mut second));
+        assert!(
+            changes.has_others(&mut second) && changes.has_others(&mut second),
+            "it may have sent again before it left"
+        );
+        drop(second);
+        let mut third = changes.arrive();
+        assert!(!changes.has_others(&mut third));
         drop(changes.arrive());
-        assert!(changes.has_others(&mut second) && changes.has_others(&mut second));
+        assert!(changes.has_others(&mut third) && changes.has_others(&mut third));
+        let fourth = changes.arrive();
+        drop(third);
+        let mut fifth = changes.arrive();
+        drop(fourth);
+        assert!(changes.has_others(&mut fifth), "it was there when this one came, and left before the first look");
     }
 
     /// What a loop does with a change of an old connection, step by step.
