@@ -21,7 +21,7 @@ impl Bench {
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let mut destination =
             FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
-        let mut source = Faulty { inner, bad: BAD, lie: false, failing: None };
+        let mut source = Faulty { inner, bad: BAD, lie: false, failing: None, unreadable: None };
         let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
             ControlFlow::Continue(())
@@ -34,7 +34,7 @@ impl Bench {
         let (from, to, log) = (self.path("source"), self.path("destination"), self.path("log"));
         let inner = FileEndpoint::source(&mut self.reactor, &from, 1).unwrap();
         let mut destination = FileEndpoint::destination(&mut self.reactor, claim(&to), 2, inner.bytes(), keep).unwrap();
-        let mut source = Blind(Faulty { inner, bad, lie: false, failing: None });
+        let mut source = Blind(Faulty { inner, bad, lie: false, failing: None, unreadable: None });
         let mut log = ResumeLog::open(&log, &[]).unwrap();
         copy(&mut self.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
             ControlFlow::Continue(())
@@ -181,7 +181,9 @@ fn a_destination_that_differs_is_mended_by_the_same_command() {
     let mut bench = Bench::new();
     let bytes = bench.make_source();
     let bad = 5 * CHUNK as u64;
-    let wrong = bench.copy(false, |inner| Box::new(Faulty { inner, bad, lie: true, failing: None })).unwrap_err();
+    let wrong = bench
+        .copy(false, |inner| Box::new(Faulty { inner, bad, lie: true, failing: None, unreadable: None }))
+        .unwrap_err();
     assert!(matches!(wrong, CopyError::Differs { .. }), "{wrong}");
     // Somebody has damaged another two pieces: the command says how much there is, and mends all of it.
     let destination = File::options().write(true).open(bench.path("destination")).unwrap();
@@ -191,6 +193,18 @@ fn a_destination_that_differs_is_mended_by_the_same_command() {
     let said = bench.command(&["--verify"]).unwrap_err().to_string();
     assert!(said.contains("run the same command again") && !said.contains("go on from"), "{said}");
     bench.command(&["--verify"]).unwrap();
+    assert!(contents(&bench.path("destination")) == bytes);
+}
+
+#[test]
+fn what_differs_is_copied_again_also_if_the_check_could_not_go_on() {
+    let mut bench = Bench::new();
+    let bytes = bench.make_source();
+    let (bad, unreadable) = (5 * CHUNK as u64, Some(40 * CHUNK as u64));
+    let failed =
+        bench.copy(false, |inner| Box::new(Faulty { inner, bad, lie: true, failing: None, unreadable })).unwrap_err();
+    assert!(matches!(failed, CopyError::Destination { .. }), "{failed}");
+    bench.copy(true, |file| Box::new(file)).unwrap();
     assert!(contents(&bench.path("destination")) == bytes);
 }
 

@@ -75,6 +75,8 @@ struct Faulty {
     bad: u64,
     lie: bool,
     failing: Option<u32>,
+    /// Reads there fail.
+    unreadable: Option<u64>,
 }
 
 impl Endpoint for Faulty {
@@ -100,7 +102,7 @@ impl Endpoint for Faulty {
                 self.failing = (!self.lie).then_some(id);
                 Request::Write { offset, from }
             }
-            Request::Read { offset, into } if offset == self.bad && !self.lie => {
+            Request::Read { offset, into } if offset == self.bad && !self.lie || self.unreadable == Some(offset) => {
                 self.failing = Some(id);
                 Request::Read { offset, into }
             }
@@ -154,7 +156,9 @@ fn verification_catches_a_destination_that_lies() {
     let mut bench = Bench::new();
     bench.make_source();
     let bad = 5 * CHUNK as u64;
-    let error = bench.copy(false, |inner| Box::new(Faulty { inner, bad, lie: true, failing: None })).unwrap_err();
+    let error = bench
+        .copy(false, |inner| Box::new(Faulty { inner, bad, lie: true, failing: None, unreadable: None }))
+        .unwrap_err();
     assert!(matches!(error, CopyError::Differs { offset, len } if offset == bad && len == CHUNK as u64), "{error}");
 }
 
@@ -166,7 +170,7 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
     let inner = FileEndpoint::source(&mut bench.reactor, &from, 1).unwrap();
     let mut destination = FileEndpoint::destination(&mut bench.reactor, claim(&to), 2, inner.bytes(), false).unwrap();
     let bad = 45 * CHUNK as u64;
-    let mut source = Faulty { inner, bad, lie: false, failing: None };
+    let mut source = Faulty { inner, bad, lie: false, failing: None, unreadable: None };
     let mut log = ResumeLog::open(&bench.path("log"), &[]).unwrap();
     let failed = copy(&mut bench.reactor, &mut source, &mut destination, OPTIONS, Some(&mut log), &mut |_| {
         ControlFlow::Continue(())
@@ -185,7 +189,9 @@ fn what_was_flushed_before_an_error_is_not_copied_again() {
 fn a_full_destination_is_named_and_nothing_is_recorded_after_it() {
     let mut bench = Bench::new();
     bench.make_source();
-    let error = bench.copy(false, |inner| Box::new(Faulty { inner, bad: 0, lie: false, failing: None })).unwrap_err();
+    let error = bench
+        .copy(false, |inner| Box::new(Faulty { inner, bad: 0, lie: false, failing: None, unreadable: None }))
+        .unwrap_err();
     assert!(matches!(error, CopyError::Destination { offset: 0, error: FAULT }), "{error}");
     let log = std::fs::read_to_string(bench.path("log")).unwrap();
     assert!(!log.lines().any(|line| line.starts_with("data ")), "{log}");

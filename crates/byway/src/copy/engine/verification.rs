@@ -18,20 +18,18 @@ impl Engine<'_> {
         self.work.extend(checks);
         (self.phase, self.done_bytes) = (Phase::Verifying, 0);
         self.destination.drop_cache();
-        self.drain()?;
-        self.end_early()?;
-        self.repent()?;
-        self.copied.verified = true;
-        Ok(())
-    }
-
-    /// Ends the copy if anything differs, and sees to it that the next run copies that again.
-    fn repent(&mut self) -> Result<(), CopyError> {
-        let Some(&(offset, _)) = self.differing.iter().min() else { return Ok(()) };
-        if let Some(log) = &mut self.resume {
+        let drained = self.drain();
+        // Also if the check was stopped: the next run copies again what was found to differ.
+        if let Some(log) = self.resume.as_mut().filter(|_| !self.differing.is_empty()) {
             log.forget(&self.differing).map_err(CopyError::Resume)?;
         }
-        Err(CopyError::Differs { offset, len: self.differing.iter().map(|(_, len)| len).sum() })
+        drained?;
+        self.end_early()?;
+        if let Some(&(offset, _)) = self.differing.iter().min() {
+            return Err(CopyError::Differs { offset, len: self.differing.iter().map(|(_, len)| len).sum() });
+        }
+        self.copied.verified = true;
+        Ok(())
     }
 
     /// Compares what was read back with what was recorded of it.
