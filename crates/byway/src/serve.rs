@@ -15,7 +15,7 @@ use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_reactor::privilege::{User, become_user, find_user};
 use byway_reactor::socket_file::BoundFile;
-use byway_reactor::{Address, give_back_free_heap, limit_mapped};
+use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 
 use crate::address::{Cidr, Listen};
@@ -286,10 +286,11 @@ impl Serving<'_> {
         supervisor: &Supervisor,
         happened: &Receiver<Event>,
     ) -> Result<Event, RecvTimeoutError> {
+        let mut heap = Heap::default();
         loop {
             let asker = match happened.recv_timeout(HEAP_LOOK_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {
-                    give_back_free_heap(HEAP_FREE_BYTES_MAX);
+                    heap.give_back(HEAP_FREE_BYTES_MAX);
                     continue;
                 }
                 Ok(Event::Order(Order::Reopen(volume, asker))) => {

@@ -54,7 +54,7 @@ pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};
 pub use gather::{Gather, Part, Piece, Scatter};
-pub use heap::give_back_free_heap;
+pub use heap::Heap;
 pub use loan::{Loan, RestingLoan};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use mapping::{Mapping, Use};
