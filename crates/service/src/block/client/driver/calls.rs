@@ -59,10 +59,13 @@ impl Core {
             _ => CALL_TIME_MAX,
         };
         let (pending, until) = (Pending::Operation(id, window), (now, now + time_max));
-        // The caller has looked whether there is credit.
-        let Ok(mut header) = self.call(session, (method, &arguments, u8::from(window.is_some())), pending, until)
-        else {
-            return;
+        let windows = u8::from(window.is_some());
+        let Ok(mut header) = self.call(session, (method, &arguments, windows), pending, until) else {
+            debug_assert!(false, "the caller has looked whether there is credit");
+            if let Some(key) = window {
+                self.close_window(fabric, id, key);
+            }
+            return self.machine.complete(id, Err(CallError::Busy), now);
         };
         match (window, payload) {
             (Some(key), _) => {
