@@ -232,7 +232,7 @@ pub struct Calls<C> {
 
 impl<C> Calls<C> {
     /// The calls of the node by that name, which speaks these protocols, at most
-    /// [`PROTOCOLS_MAX`](crate::limits::PROTOCOLS_MAX).
+    /// [`PROTOCOLS_MAX`].
     pub fn new(node: NodeId, spoken: Vec<Spoken>) -> Self {
         Self {
             node,
