@@ -1,6 +1,7 @@
 //! Calls that wait for credit are sent when it is back, whatever brought it back.
 
-use std::sync::Arc;
+mod turner;
+
 use std::time::Duration;
 
 use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, Session};
@@ -8,6 +9,7 @@ use byway_fabric::wire::{Header, Kind};
 use byway_rpc::message::{ReplyBody, Status};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
 use byway_rpc::session::{Grant, Spoken};
+use turner::Turner;
 use zerocopy::FromZeros;
 
 const FIRST: u8 = 20;
@@ -32,24 +34,6 @@ fn connect(server: &Rpc, client: &Rpc) -> (Session, Session) {
         let connected = client.node().connect(&Address::Tcp(at), soon()).unwrap();
         (accepted.join().unwrap(), connected)
     })
-}
-
-/// Turns a node until dropped.
-struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
-
-impl Turner {
-    fn of(rpc: &Rpc) -> Self {
-        let op = Arc::new(rpc.node().start_accept().unwrap());
-        let waited = Arc::clone(&op);
-        Self(op, Some(std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100)))))))
-    }
-}
-
-impl Drop for Turner {
-    fn drop(&mut self) {
-        self.0.cancel().unwrap();
-        self.1.take().unwrap().join().unwrap();
-    }
 }
 
 fn ask(protocol: u8, arguments: &[u8]) -> Call<'_> {
@@ -106,11 +90,11 @@ fn delegated() -> Delegated {
 #[test]
 fn a_call_goes_out_when_a_third_nodes_answer_brings_the_credit_back() {
     let Delegated { caller, server, third, first, second, request, .. } = delegated();
-    let _turners = [Turner::of(&caller), Turner::of(&third)];
+    let _turners = [Turner::of(caller.node()), Turner::of(third.node())];
     request.token.reply(0, b"by the third", &[]).unwrap();
     assert_eq!(result_of(&first), b"by the third");
     server.next_call(soon()).unwrap().token.reply(0, b"by the server", &[]).unwrap();
-    let _server = Turner::of(&server);
+    let _server = Turner::of(server.node());
     assert_eq!(result_of(&second), b"by the server");
 }
 
@@ -118,11 +102,11 @@ fn a_call_goes_out_when_a_third_nodes_answer_brings_the_credit_back() {
 #[test]
 fn a_call_goes_out_when_the_end_of_a_third_nodes_session_brings_the_credit_back() {
     let Delegated { caller, server, third, direct, first, second, request, .. } = delegated();
-    let _turners = [Turner::of(&caller), Turner::of(&third)];
+    let _turners = [Turner::of(caller.node()), Turner::of(third.node())];
     third.node().close(direct).unwrap();
     assert_eq!(first.wait(soon()), Ok(Err(OpError::Status(Status::DelegateLost as u16))));
     server.next_call(soon()).unwrap().token.reply(0, b"by the server", &[]).unwrap();
-    let _server = Turner::of(&server);
+    let _server = Turner::of(server.node());
     assert_eq!(result_of(&second), b"by the server");
     drop(request);
 }
@@ -131,7 +115,7 @@ fn a_call_goes_out_when_the_end_of_a_third_nodes_session_brings_the_credit_back(
 fn a_call_does_not_wait_for_the_credit_of_another_protocol() {
     let (caller, server) = (open(), open());
     let (_, to_server) = connect(&server, &caller);
-    let _caller = Turner::of(&caller);
+    let _caller = Turner::of(caller.node());
     let call = |protocol| caller.call(to_server, &ask(protocol, &[protocol]), soon()).unwrap();
     let (under_way, waiting, other) = (call(FIRST), call(FIRST), call(SECOND));
     let requests = [(); 2].map(|()| server.next_call(soon()).unwrap());
@@ -139,10 +123,10 @@ fn a_call_does_not_wait_for_the_credit_of_another_protocol() {
     for request in requests {
         request.token.reply(0, &request.arguments, &[]).unwrap();
     }
-    let turner = Turner::of(&server);
+    let turner = Turner::of(server.node());
     assert_eq!((result_of(&under_way), result_of(&other)), (vec![FIRST], vec![SECOND]));
     drop(turner);
     server.next_call(soon()).unwrap().token.reply(0, b"last", &[]).unwrap();
-    let _server = Turner::of(&server);
+    let _server = Turner::of(server.node());
     assert_eq!(result_of(&waiting), b"last");
 }

@@ -1,14 +1,16 @@
 //! Sessions that end before they have begun, or while calls begin on them.
 
-use std::sync::Arc;
+mod turner;
+
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, SubmitError};
+use byway_fabric::node::{Address, Deadline, NodeOptions, OpError, SubmitError};
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
 use byway_reactor::{IoChoice, Reactor, Wait};
 use byway_rpc::message::{NodeId, ProtocolsBody};
 use byway_rpc::node::{Call, Rpc};
+use turner::Turner;
 use zerocopy::FromZeros;
 
 fn soon() -> Deadline {
@@ -17,24 +19,6 @@ fn soon() -> Deadline {
 
 fn open() -> Rpc {
     Rpc::open(&NodeOptions { frame_bytes: 16 << 20, ..NodeOptions::default() }).unwrap()
-}
-
-/// Turns a node until dropped.
-struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
-
-impl Turner {
-    fn of(rpc: &Rpc) -> Self {
-        let op = Arc::new(rpc.node().start_accept().unwrap());
-        let waited = Arc::clone(&op);
-        Self(op, Some(std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100)))))))
-    }
-}
-
-impl Drop for Turner {
-    fn drop(&mut self) {
-        self.0.cancel().unwrap();
-        self.1.take().unwrap().join().unwrap();
-    }
 }
 
 /// Claims a name that is not its own, and goes.
@@ -126,7 +110,7 @@ fn each_call_ends_that_began_while_its_session_ended() {
                 }
             };
             let callers: Vec<_> = (0..THREADS).map(|_| scope.spawn(call)).collect();
-            let _turners = [Turner::of(&server), Turner::of(&caller)];
+            let _turners = [Turner::of(server.node()), Turner::of(caller.node())];
             server.node().close(to_caller).unwrap();
             callers.into_iter().flat_map(|calling| calling.join().unwrap()).collect::<Vec<_>>()
         });

@@ -1,6 +1,7 @@
 //! Calls between three nodes over mixed wires: answered, handed on, cancelled, too late, forged.
 
-use std::sync::Arc;
+mod turner;
+
 use std::time::Duration;
 
 use byway_fabric::node::{
@@ -11,6 +12,7 @@ use byway_rpc::limits::PROGRAM_CALLS;
 use byway_rpc::message::{ReplyBody, Status, Token};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use turner::Turner;
 use zerocopy::{FromZeros, IntoBytes};
 
 fn soon() -> Deadline {
@@ -77,24 +79,6 @@ over_each_mix!(
 over_each_mix!(@ tcp_and_shm_for_one_of_two, Tcp, Shm, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
 over_each_mix!(@ shm_and_tcp_for_one_of_two, Shm, Tcp, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
 over_each_mix!(@ tcp_and_rdma_for_one_of_two, Tcp, Rdma, a_page_comes_from_whoever_is_the_first_and_from_nobody_else);
-
-/// Turns a node until dropped.
-struct Turner(Arc<Op>, Option<std::thread::JoinHandle<()>>);
-
-impl Turner {
-    fn of(node: &Node) -> Self {
-        let op = Arc::new(node.start_accept().unwrap());
-        let waited = Arc::clone(&op);
-        Self(op, Some(std::thread::spawn(move || drop(waited.wait(Deadline::after(Duration::from_secs(100)))))))
-    }
-}
-
-impl Drop for Turner {
-    fn drop(&mut self) {
-        self.0.cancel().unwrap();
-        self.1.take().unwrap().join().unwrap();
-    }
-}
 
 /// Caller, server and third node; the server's sessions with both, the caller's with the server.
 struct Three {
