@@ -23,7 +23,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
 }
 
 /// Reads the configuration, and looks at all that it names: files of volumes (opened read-only, so that a running node may serve them
-/// meanwhile), certificates, users, groups and addresses. Returns the line that says what was checked.
+/// meanwhile), certificates, users, groups and addresses. Returns the line for the operator that lists what was checked.
 ///
 /// # Errors
 /// The first thing that is wrong, as `byway serve` would say it.

@@ -39,7 +39,7 @@ pub trait Endpoint {
     /// flushed.
     fn drop_cache(&mut self) {}
 
-    /// There is no session with its server; until then its client tries to have one again.
+    /// When the client gives up, while it has no session with its server; `None` while it has one.
     fn lost_at(&self) -> Option<Instant> {
         None
     }

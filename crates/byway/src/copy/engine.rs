@@ -75,7 +75,7 @@ pub struct Progress {
     pub done_bytes: u64,
     /// When this is so.
     pub now: Instant,
-    /// There is no session with a server, which may be gone or refuse one; until then its client tries to have one again.
+    /// When the copy gives up, while an end has no session with its server; `None` while all have one.
     pub lost_at: Option<Instant>,
 }
 

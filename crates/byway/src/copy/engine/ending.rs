@@ -19,8 +19,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether a last flush may record what was written. A source that failed leaves much that is worth it; a destination
-    /// that failed does not. Nor does a flush that was not waited for, since its failure would be told to it alone.
+    /// Whether the copy may flush once more and record the pieces written since. Not if the destination failed, nor while an
+    /// earlier flush is under way: the kernel would tell only that one of its failure.
     pub(super) fn may_flush(&self) -> bool {
         let flushing = self.slots.iter().flatten().any(|slot| matches!(slot, Slot::Flushing { .. }));
         !flushing && !self.failure.as_ref().is_some_and(CopyError::is_of_destination)

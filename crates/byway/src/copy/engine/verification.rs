@@ -19,7 +19,7 @@ impl Engine<'_> {
         (self.phase, self.done_bytes) = (Phase::Verifying, 0);
         self.destination.drop_cache();
         let drained = self.drain();
-        // Also if the check was stopped: the next run copies again what was found to differ.
+        // Even if the check was stopped: the next run must copy again the pieces that differ.
         if let Some(log) = self.resume.as_mut().filter(|_| !self.differing.is_empty()) {
             log.forget(&self.differing).map_err(CopyError::Resume)?;
         }
