@@ -1,5 +1,5 @@
-//! What the peer of a session owes, while which the fabric watches that it lives: its first grant of messages, word of puts, credit for what waits, and bytes that
-//! are on their way into memory which the program wants back. (Of gets and of lent memory the fabric knows itself.)
+//! What the peer of a session owes, while which the fabric watches that it lives: its Protocols, word of puts, credit for what waits, and
+//! bytes that are on their way into memory which the program wants back. (Of gets and of lent memory the fabric knows itself.)
 
 use byway_reactor::Reactor;
 
@@ -24,8 +24,8 @@ impl Debts {
 
 impl Link {
     fn is_owed(&self) -> bool {
-        let owes_grant = self.up && !self.greeted;
-        owes_grant || !self.puts.is_empty() || !self.waiting.is_empty() || self.filling > 0
+        let owes_protocols = self.up && !self.greeted;
+        owes_protocols || !self.puts.is_empty() || !self.waiting.is_empty() || self.filling > 0
     }
 }
 

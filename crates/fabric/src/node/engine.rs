@@ -57,8 +57,8 @@ pub(super) struct Link {
     pub(super) up: bool,
     /// This end has connected.
     pub(super) begins: bool,
-    /// The peer has all lanes: a client that has granted messages or named its protocols, or a server, which has let in each
-    /// lane; and if there is a layer, the server has named its protocols.
+    /// The peer has all lanes: a client that has named its protocols, or a server, which has let in each lane; and if there is
+    /// a layer, the server has named its protocols.
     pub(super) greeted: bool,
     /// Messages that may be sent.
     pub(super) credits: u32,

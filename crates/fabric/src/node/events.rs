@@ -55,10 +55,7 @@ impl Handler for Core {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let taken = match kind {
             Kind::Credit => self.credit_came(fabric, reactor, session, header),
-            Kind::Protocols => {
-                self.greeted(fabric, reactor, session);
-                self.said(fabric, reactor, session, (kind, header), payload)
-            }
+            Kind::Protocols => self.protocols_came(fabric, reactor, session, (kind, header), payload),
             // Neither program nor layer knows of the session, nor would either be told that it has ended.
             other if !self.is_ready(session) => Err(CloseReason::Unexpected(other)),
             Kind::Message => self.message_came(fabric, session, header, payload),
@@ -160,7 +157,7 @@ impl Handler for Core {
 }
 
 impl Core {
-    /// Whether a session has begun: a peer that is a node says nothing but `Credit` before.
+    /// Whether a session has begun: a node sends nothing but `Credit` and `Protocols` before.
     fn is_ready(&self, session: Session) -> bool {
         self.links.get(&session).is_some_and(Link::is_ready)
     }
@@ -176,21 +173,32 @@ impl Core {
         let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
         link.credits =
             link.credits.checked_add(messages).filter(|all| *all <= CREDITS_MAX).ok_or(CloseReason::Credit)?;
-        if !link.begins {
-            self.greeted(fabric, reactor, session);
-        }
         self.send_waiting(fabric, reactor, session);
         Ok(())
     }
 
-    /// The peer has all lanes.
-    fn greeted(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
-        let Some(link) = self.links.get_mut(&session) else { return };
-        let first = !std::mem::replace(&mut link.greeted, true);
-        if first && link.up {
+    /// The peer has all lanes, and names its protocols. The layer learns them, and a server answers, before the program has the
+    /// session: the client waits for the answer, and the server's program may turn the loop no more once it has the session.
+    fn protocols_came(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: Session,
+        message: (Kind, &Header),
+        payload: &[u8],
+    ) -> Result<(), CloseReason> {
+        let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
+        let begins_now = !std::mem::replace(&mut link.greeted, true) && link.up;
+        if begins_now && !link.begins {
+            let nonce = fabric.nonce(link.fabric).unwrap_or_default();
+            self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
+        }
+        self.said(fabric, reactor, session, message, payload)?;
+        if begins_now {
             self.began(fabric, reactor, session);
         }
         self.note_debts(session);
+        Ok(())
     }
 
     /// A message for the layer came. A node without one answers only that it speaks no protocol.
@@ -218,11 +226,6 @@ impl Core {
         let slot = self.links.get(&session).map(|link| link.fabric);
         let capabilities = slot.and_then(|slot| fabric.capabilities(slot));
         let peer = slot.and_then(|slot| fabric.identity(slot));
-        // Before the program, of which another thread may use the session at once.
-        if self.links.get(&session).is_some_and(|link| !link.begins) {
-            let nonce = slot.and_then(|slot| fabric.nonce(slot)).unwrap_or_default();
-            self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
-        }
         let taken = self.shared().session_up(session, capabilities, peer);
         if !taken {
             self.close(fabric, reactor, session, RefuseCode::Busy);

@@ -57,7 +57,7 @@ pub(super) struct OpState {
 #[derive(Debug)]
 pub(super) enum Phase {
     Connecting(Slot),
-    /// A server's, before its client has granted messages.
+    /// A server's, before its client has named its protocols.
     Arriving,
     Up,
     /// Nothing more begins, and what is under way is told.
@@ -341,7 +341,7 @@ impl Shared {
         }
     }
 
-    /// A client's session can be used, or a server's: its peer has granted messages. False if it is one too many.
+    /// A client's session can be used, or a server's: its client has named its protocols. False if it is one too many.
     pub(super) fn session_up(
         &mut self,
         session: Session,

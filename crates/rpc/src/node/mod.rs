@@ -217,9 +217,8 @@ impl Rpc {
     /// [`Op::cancel`] ends it at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol, which
-    /// the operation says by its [`Status`](crate::message::Status) where the peer has not named its protocols yet; the session is
-    /// gone.
+    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol; the
+    /// session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
         let payload = pack(call.windows, call.payload, 0)?;

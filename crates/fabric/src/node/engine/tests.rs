@@ -30,6 +30,7 @@ impl Handler for Log {
     fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
         let body = CreditBody { messages: U32::new(64), reserved: [0; 76] };
         fabric.send(session, WireHeader::with_body(Kind::Credit, &body));
+        fabric.send(session, WireHeader::new(Kind::Protocols));
         self.is_up = true;
     }
 

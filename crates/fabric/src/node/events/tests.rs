@@ -20,6 +20,7 @@ struct Peer {
 
 struct Says {
     words: Vec<Header>,
+    heard: Vec<Kind>,
     down: bool,
 }
 
@@ -30,7 +31,9 @@ impl Handler for Says {
         }
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header), _: &[u8]) {
+        self.heard.push(kind);
+    }
 
     fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
 
@@ -46,7 +49,7 @@ impl Handler for Says {
 impl Peer {
     fn new(words: Vec<Header>) -> Self {
         let reactor = Reactor::open(IoChoice::Epoll, 4 << 20).unwrap();
-        Self { reactor, fabric: Fabric::new(Options::new(7)), says: Says { words, down: false } }
+        Self { reactor, fabric: Fabric::new(Options::new(7)), says: Says { words, heard: Vec::new(), down: false } }
     }
 
     fn connect(&mut self, to: &Address) -> Slot {
@@ -148,6 +151,11 @@ fn credit() -> Header {
     Header::with_body(Kind::Credit, &CreditBody { messages: U32::new(64), reserved: [0; 76] })
 }
 
+/// That it speaks none.
+fn protocols() -> Header {
+    Header::new(Kind::Protocols)
+}
+
 fn message() -> Header {
     Header::with_body(Kind::Message, &MessageBody::new(b"out of turn"))
 }
@@ -160,11 +168,11 @@ fn words() -> [(Kind, Header); 4] {
 
 /// Else what is kept of such a session is kept for ever, since nobody is told that it has ended.
 #[test]
-fn who_speaks_before_it_grants_is_cut_off_and_leaves_nothing() {
+fn who_speaks_before_it_names_its_protocols_is_cut_off_and_leaves_nothing() {
     let (node, listener, at, _folder) = layered();
     node.listen(&at).unwrap();
     for (_, word) in words() {
-        let mut peer = Peer::new(vec![word, credit()]);
+        let mut peer = Peer::new(vec![credit(), word, protocols()]);
         peer.connect(&at);
         peer.until(|says| {
             node.progress().unwrap();
@@ -212,6 +220,26 @@ fn a_server_that_speaks_before_all_lanes_are_there_is_cut_off() {
     assert_eq!(*listener.heard.lock().unwrap(), []);
 }
 
+/// The client waits for that answer, and the server's program need not turn its node again once it has the session.
+#[test]
+fn a_server_has_a_session_when_it_has_answered_the_clients_protocols() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    let at = Address::Unix(folder.path().join("s"));
+    node.listen(&at).unwrap();
+    let accept = node.start_accept().unwrap();
+    let mut peer = Peer::new(vec![credit()]);
+    let slot = peer.connect(&at);
+    peer.until(|_| {
+        node.progress().unwrap();
+        node.inner.try_engine()?.core.links.values().any(|link| link.credits > 0).then_some(())
+    });
+    assert!(accept.test().is_err(), "its protocols are not known");
+    peer.fabric.send(slot, protocols());
+    peer.until(|_| accept.test().ok()).unwrap();
+    peer.until(|says| says.heard.contains(&Kind::Protocols).then_some(()));
+}
+
 /// Its kernel goes on to answer for it.
 #[test]
 fn a_server_that_stops_before_it_names_its_protocols_is_given_up() {
@@ -236,7 +264,7 @@ fn a_server_that_stops_before_it_names_its_protocols_is_given_up() {
 fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_later() {
     let (node, listener, at, _folder) = layered();
     node.listen(&at).unwrap();
-    let mut peer = Peer::new(vec![credit(), Header::new(Kind::Notice)]);
+    let mut peer = Peer::new(vec![credit(), protocols(), Header::new(Kind::Notice)]);
     peer.connect(&at);
     let session = peer.until(|_| node.accept(Deadline::now()).ok());
     let receive = Arc::new(node.start_receive(None).unwrap());
@@ -246,7 +274,7 @@ fn when_a_layer_hears_of_an_end_nothing_begins_any_more_and_the_program_is_told_
     let Ok(Outcome::Ended(of, _)) = ended else { panic!("{ended:?}") };
     assert_eq!(of, session);
     let heard = listener.heard.lock().unwrap();
-    assert_eq!(heard[..], [Heard::Began(false), Heard::Message, Heard::Ended(false)]);
+    assert_eq!(heard[..], [Heard::Began(false), Heard::Message, Heard::Message, Heard::Ended(false)]);
 }
 
 /// Else another thread that calls at once is told that there is no such session.
@@ -256,11 +284,11 @@ fn a_layer_hears_of_a_session_before_the_program_does() {
     node.listen(&at).unwrap();
     let accept = Arc::new(node.start_accept().unwrap());
     *listener.acceptor.lock().unwrap() = Some(Arc::clone(&accept));
-    let mut peer = Peer::new(vec![credit()]);
+    let mut peer = Peer::new(vec![credit(), protocols()]);
     peer.connect(&at);
     let accepted = peer.until(|_| accept.test().ok());
     assert!(matches!(accepted, Ok(Outcome::Session(_))), "{accepted:?}");
-    assert_eq!(*listener.heard.lock().unwrap(), [Heard::Began(false)]);
+    assert_eq!(*listener.heard.lock().unwrap(), [Heard::Began(false), Heard::Message]);
 }
 
 /// The program may use its memory for other things once the one use was made.
@@ -268,7 +296,7 @@ fn a_layer_hears_of_a_session_before_the_program_does() {
 fn a_window_for_one_use_is_closed_by_a_part_of_an_answer_too() {
     let (node, _listener, at, _folder) = layered();
     node.listen(&at).unwrap();
-    let mut peer = Peer::new(vec![credit()]);
+    let mut peer = Peer::new(vec![credit(), protocols()]);
     let slot = peer.connect(&at);
     let session = peer.until(|_| node.accept(Deadline::now()).ok());
     let memory = node.register(4096).unwrap();
