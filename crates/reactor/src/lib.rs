@@ -46,6 +46,7 @@ mod splice;
 mod time;
 mod timers;
 mod uring;
+pub mod userfault;
 mod waker;
 mod workers;
 

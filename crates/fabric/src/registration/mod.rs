@@ -44,6 +44,8 @@ pub use pinned::{PinnedBuffer, PinnedBuffers};
 pub use range::PageRange;
 pub use registrar::{Refused, Registrar};
 
+use byway_reactor::userfault::OpenError;
+
 use crate::limits::{REGISTERED_BYTES_DEFAULT, REGISTERED_RANGES_DEFAULT};
 
 /// Whether memory stays registered after its use in this process.
@@ -99,11 +101,12 @@ pub enum Unavailable {
     ForkedChild,
 }
 
-impl Unavailable {
-    fn of_userfaultfd(error: rustix::io::Errno) -> Self {
+impl From<OpenError> for Unavailable {
+    fn from(error: OpenError) -> Self {
         match error {
-            rustix::io::Errno::NOSYS => Self::NoUserfaultfd,
-            rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM => Self::NoRoom,
+            OpenError::Missing => Self::NoUserfaultfd,
+            OpenError::NoRoom => Self::NoRoom,
+            OpenError::Features => Self::OldKernel,
             _ => Self::NotPermitted,
         }
     }
