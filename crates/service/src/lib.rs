@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod coherence;
 pub mod host;
 pub mod limits;

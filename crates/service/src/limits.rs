@@ -128,3 +128,6 @@ pub const FREE_SHARE_MIN: usize = 4;
 
 /// Bytes of frames that pulled writes of one loop may take, as a share of the pool: the rest is for reads and lanes.
 pub const PULL_SHARE_MAX: usize = 2;
+
+/// Asks for one object of [`coherence`](crate::coherence) that wait; a further one is refused with `Full`.
+pub const COHERENCE_ASKS_MAX: usize = 1024;
