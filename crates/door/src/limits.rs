@@ -157,3 +157,23 @@ pub const HTTP_IDLE_SECONDS_MAX: u64 = 10;
 
 /// How long an HTTP connection lives, in seconds, whatever it does: who sends a byte now and then keeps no place for ever.
 pub const HTTP_CONNECTION_SECONDS_MAX: u64 = 60;
+
+/// The longest WRITE and READ of a mount, in bytes: what the kernel sends at most by default (`fs.fuse.max_pages_limit`, 256 pages).
+pub const FUSE_WRITE_BYTES_MAX: u32 = 1 << 20;
+
+/// Requests of a mount that its file system has not answered; further ones wait in the kernel.
+pub const FUSE_REQUESTS_MAX: usize = 4096;
+
+/// Those of them that wait for locks; a further one is refused with `ENOLCK`, so that unlocks always find a place.
+pub const FUSE_LOCKS_WAITING_MAX: usize = FUSE_REQUESTS_MAX / 2;
+
+/// Buffers of a mount for long requests, each of [`FUSE_WRITE_BYTES_MAX`]; when all are in use, further requests wait in the kernel.
+pub const FUSE_BUFFERS_MAX: usize = 128;
+
+/// Threads of a mount; asked for more, it has so many.
+pub const FUSE_THREADS_MAX: usize = 64;
+
+/// The longest request, in bytes, that is copied out of the buffer that it was read into, so that buffers are kept by long ones alone.
+pub const FUSE_SMALL_REQUEST_BYTES: usize = 16 << 10;
+
+const _: () = assert!(FUSE_THREADS_MAX < FUSE_BUFFERS_MAX && FUSE_LOCKS_WAITING_MAX < FUSE_REQUESTS_MAX);

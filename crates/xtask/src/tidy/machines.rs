@@ -6,7 +6,10 @@ use super::{Finding, tokens};
 
 /// The machines. A path that ends with `/` means every Rust file right in that folder. One that is
 /// not there is a finding: a renamed machine would lose its check.
-const MACHINES: [&str; 9] = [
+const MACHINES: &[&str] = &[
+    "crates/door/src/fuse/request.rs",
+    "crates/door/src/fuse/reply.rs",
+    "crates/door/src/fuse/session.rs",
     "crates/door/src/nbd/handshake.rs",
     "crates/door/src/nbd/transmission.rs",
     "crates/door/src/nbd/client/",

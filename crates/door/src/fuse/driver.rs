@@ -1,0 +1,360 @@
+//! Threads that read the requests of a mount and hand them to a file system.
+
+mod buffer;
+
+use std::io::{self, IoSliceMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::abi::{Attr, FileLock, GetXattrOut, OpenOut, SeekOut, StatFsOut, WriteOut};
+use super::channel::{Channel, Received};
+use super::notify::{self, Notifier};
+use super::reply::{self, Directory, Entry};
+use super::request::{Operation, Parsed, RequestError, parse};
+use super::session::{Session, Step, Terms, Wishes};
+use crate::limits::FUSE_THREADS_MAX;
+use buffer::{Buffer, Pool};
+
+/// What serves a mount. Methods are called by several threads at once.
+pub trait Filesystem: Send + Sync + 'static {
+    /// Answers a request: by `reply`, now or later, from any thread. The thread that calls this reads no other request meanwhile.
+    /// `ENOSYS` says for some operations that they are never to be asked again.
+    fn request(&self, request: Request, reply: Reply);
+
+    /// The kernel has forgotten so many look-ups of a node; at 0 it does not know it any more.
+    fn forget(&self, node: u64, lookups: u64);
+
+    /// The caller of the request of that [`Parsed::unique`], which waits for a lock, was interrupted: its reply should come soon,
+    /// with `EINTR`. It may have come already.
+    fn interrupt(&self, unique: u64) {
+        let _ = unique;
+    }
+
+    /// The mount has ended; no request follows.
+    fn ended(&self) {}
+}
+
+/// A request and the memory that it lies in. Payloads of writes begin at a page.
+#[derive(Debug)]
+pub struct Request {
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Long ones keep the buffer that they were read into.
+    Whole(Buffer),
+    Copied(Vec<u8>),
+}
+
+impl Request {
+    /// Node, caller, operation.
+    pub fn parsed(&self) -> Parsed<'_> {
+        let bytes = match &self.memory {
+            Memory::Whole(buffer) => buffer.bytes(),
+            Memory::Copied(bytes) => bytes,
+        };
+        parse(bytes).expect("it was checked when it was read, and nobody has changed it")
+    }
+}
+
+/// Why a mount has no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A channel for a thread.
+    #[error("no further channel of the mount: {0}")]
+    Channel(io::Error),
+    /// A thread.
+    #[error("no thread for the mount: {0}; raise the limit of processes (ulimit -u)")]
+    Thread(io::Error),
+}
+
+/// The threads that serve a mount.
+#[derive(Debug)]
+pub struct Driver {
+    threads: Vec<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    channel: Arc<Channel>,
+}
+
+/// What the threads of a mount share with the replies.
+struct Shared {
+    filesystem: Arc<dyn Filesystem>,
+    session: Mutex<Session>,
+    /// A request was answered, or INIT was.
+    changed: Condvar,
+    pool: Arc<Pool>,
+    /// The file system was told that the mount has ended.
+    told_end: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver {
+    /// Serves a mount with so many threads, 1 to 64.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn start(
+        channel: Channel,
+        filesystem: Arc<dyn Filesystem>,
+        wishes: Wishes,
+        threads: usize,
+    ) -> Result<Self, DriverError> {
+        let threads = threads.clamp(1, FUSE_THREADS_MAX);
+        let mut channels = vec![Arc::new(channel)];
+        for _ in 1..threads {
+            channels.push(Arc::new(channels[0].another().map_err(DriverError::Channel)?));
+        }
+        let channel = Arc::clone(&channels[0]);
+        let session = Mutex::new(Session::new(wishes));
+        let pool = Arc::new(Pool::new(wishes.write_bytes_max as usize));
+        let shared =
+            Arc::new(Shared { filesystem, session, changed: Condvar::new(), pool, told_end: AtomicBool::new(false) });
+        let mut this = Self { threads: Vec::new(), shared, channel };
+        for (number, channel) in channels.into_iter().enumerate() {
+            let shared = Arc::clone(&this.shared);
+            let name = format!("fuse-{number}");
+            let spawned = std::thread::Builder::new().name(name).spawn(move || serve(&channel, &shared));
+            this.threads.push(spawned.map_err(DriverError::Thread)?);
+        }
+        Ok(this)
+    }
+
+    /// Sends invalidations to the mount's kernel.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(Arc::clone(&self.channel))
+    }
+
+    /// Waits until the mount works, and says what was agreed; `None` if it ended before, or `limit` passed.
+    pub fn wait_until_ready(&self, limit: Duration) -> Option<Terms> {
+        let waits = |session: &mut Session| session.terms().is_none() && !session.has_ended();
+        let waited = self.shared.changed.wait_timeout_while(self.shared.session(), limit, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.terms()
+    }
+
+    /// Requests that the file system has not answered.
+    pub fn under_way(&self) -> usize {
+        self.shared.session().under_way()
+    }
+
+    /// Waits until the mount has ended.
+    pub fn wait(self) {
+        for thread in self.threads {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Reads and hands out requests until the mount ends.
+fn serve(channel: &Arc<Channel>, shared: &Arc<Shared>) {
+    notify::note_serving();
+    let mut kept = None;
+    loop {
+        let full = shared.changed.wait_while(shared.session(), |session| session.is_full());
+        drop(full.unwrap_or_else(PoisonError::into_inner));
+        let mut buffer = kept.take().unwrap_or_else(|| shared.pool.take());
+        let received = channel.read(&mut [IoSliceMut::new(buffer.room())]);
+        match received {
+            Ok(Received::Request(bytes)) => kept = take(channel, shared, buffer, bytes),
+            Ok(Received::Nothing) => kept = Some(buffer),
+            Ok(Received::Ended) => break,
+            Err(error) => {
+                tracing::error!(%error, "a mount has ended: its requests cannot be read; unmount it");
+                break;
+            }
+        }
+    }
+    shared.session().end();
+    shared.changed.notify_all();
+    if !shared.told_end.swap(true, Ordering::Relaxed) {
+        shared.filesystem.ended();
+    }
+}
+
+/// Takes a request; gives its buffer back unless the file system keeps it.
+fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes: usize) -> Option<Buffer> {
+    buffer.set_len(bytes);
+    let parsed = match parse(buffer.bytes()) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let (unique, errno) = match error {
+                RequestError::Short { unique, .. } => (unique, Errno::IO),
+                RequestError::Unknown { unique, .. } => (unique, Errno::NOSYS),
+                RequestError::Length { .. } => {
+                    tracing::error!(%error, "a request cannot be answered");
+                    return Some(buffer);
+                }
+            };
+            tracing::debug!(%error, "refused");
+            answer(channel, unique, Err(errno.raw_os_error()));
+            return Some(buffer);
+        }
+    };
+    let (unique, step) = (parsed.unique, shared.session().receive(&parsed));
+    match step {
+        Step::Welcome(out) => {
+            answer(channel, unique, Ok(&[out.as_bytes()]));
+            shared.changed.notify_all();
+        }
+        Step::Refuse(errno) => answer(channel, unique, Err(errno)),
+        Step::Tell => match parsed.operation {
+            Operation::Forget { lookups } => shared.filesystem.forget(parsed.node, lookups),
+            Operation::BatchForget { nodes } => {
+                nodes.iter().for_each(|(node, lookups)| shared.filesystem.forget(node, lookups));
+            }
+            _ => {}
+        },
+        Step::Interrupt(unique) => shared.filesystem.interrupt(unique),
+        Step::End => answer(channel, unique, Ok(&[])),
+        Step::Nothing => {}
+        Step::Serve => {
+            let reply = Reply { shared: Arc::clone(shared), channel: Arc::clone(channel), unique, answered: false };
+            let (memory, rest) = match buffer.small_copy() {
+                Some(copy) => (Memory::Copied(copy), Some(buffer)),
+                None => (Memory::Whole(buffer), None),
+            };
+            shared.filesystem.request(Request { memory }, reply);
+            return rest;
+        }
+    }
+    Some(buffer)
+}
+
+fn answer(channel: &Channel, unique: u64, with: Result<&[&[u8]], i32>) {
+    if let Err(error) = channel.reply(unique, with) {
+        tracing::error!(%error, unique, "the kernel took no reply");
+        // It waits for one still, if it did not end the request with an error of its own.
+        let _ = channel.reply(unique, Err(Errno::IO.raw_os_error()));
+    }
+}
+
+/// The answer to a request, which is due. One that is dropped answers `EIO`.
+#[derive(Debug)]
+pub struct Reply {
+    shared: Arc<Shared>,
+    channel: Arc<Channel>,
+    unique: u64,
+    answered: bool,
+}
+
+impl Reply {
+    /// The request's number.
+    pub fn unique(&self) -> u64 {
+        self.unique
+    }
+
+    /// Done.
+    pub fn ok(self) {
+        self.send(Ok(&[]));
+    }
+
+    /// It failed.
+    pub fn error(self, errno: Errno) {
+        self.send(Err(errno.raw_os_error()));
+    }
+
+    /// A node under a name.
+    pub fn entry(self, entry: &Entry) {
+        self.send(Ok(&[entry.encode().as_bytes()]));
+    }
+
+    /// Attributes, and how long they hold.
+    pub fn attributes(self, attr: Attr, valid: Duration) {
+        self.send(Ok(&[reply::attributes(attr, valid).as_bytes()]));
+    }
+
+    /// A handle, with flags of [`open`](super::abi::open).
+    pub fn opened(self, handle: u64, open_flags: u32) {
+        self.send(Ok(&[OpenOut { handle, open_flags, backing_id: 0 }.as_bytes()]));
+    }
+
+    /// A new node and its handle.
+    pub fn created(self, entry: &Entry, handle: u64, open_flags: u32) {
+        let open = OpenOut { handle, open_flags, backing_id: 0 };
+        self.send(Ok(&[entry.encode().as_bytes(), open.as_bytes()]));
+    }
+
+    /// Bytes: of a file, a link's target, an attribute's value or their names. At most as many as were asked for.
+    pub fn data(self, bytes: &[u8]) {
+        self.send(Ok(&[bytes]));
+    }
+
+    /// The same from up to 64 places.
+    pub fn data_parts(self, parts: &[&[u8]]) {
+        self.send(Ok(parts));
+    }
+
+    /// Bytes that were written or copied.
+    pub fn written(self, bytes: u32) {
+        self.send(Ok(&[WriteOut { size: bytes, padding: 0 }.as_bytes()]));
+    }
+
+    /// A part of a listing.
+    pub fn directory(self, directory: &Directory) {
+        self.send(Ok(&[directory.as_bytes()]));
+    }
+
+    /// The file system's numbers.
+    pub fn numbers(self, numbers: &StatFsOut) {
+        self.send(Ok(&[numbers.as_bytes()]));
+    }
+
+    /// The size of an extended attribute or of their names.
+    pub fn xattr_size(self, bytes: u32) {
+        self.send(Ok(&[GetXattrOut { size: bytes, padding: 0 }.as_bytes()]));
+    }
+
+    /// A lock.
+    pub fn lock(self, lock: FileLock) {
+        self.send(Ok(&[lock.as_bytes()]));
+    }
+
+    /// Where data or a hole begins.
+    pub fn offset(self, offset: u64) {
+        self.send(Ok(&[SeekOut { offset }.as_bytes()]));
+    }
+
+    fn send(mut self, with: Result<&[&[u8]], i32>) {
+        self.finish(with);
+    }
+
+    fn finish(&mut self, with: Result<&[&[u8]], i32>) {
+        self.answered = true;
+        // The number may come again as soon as the kernel has the answer.
+        let was_full = {
+            let mut session = self.shared.session();
+            let was_full = session.is_full();
+            session.finish(self.unique);
+            was_full
+        };
+        answer(&self.channel, self.unique, with);
+        if was_full {
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.finish(Err(Errno::IO.raw_os_error()));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! File systems by the kernel's FUSE protocol: a codec, a session without I/O, and a driver with threads.
+//!
+//! [`request`] takes apart what the kernel asks, [`reply`] puts together what it is answered, [`session`] knows what was agreed and
+//! what is under way; none of them does I/O. [`channel`] is `/dev/fuse`, [`mount`] makes and removes mounts. [`Driver`] reads
+//! requests in threads of its own and hands them to a [`Filesystem`], which may answer later and from any thread. A file system
+//! that is driven by an event loop takes the parts without the driver.
+//!
+//! The kernel's write-back cache is off: with it, a write after an invalidation dirties a page of the page cache without asking
+//! the file system (docs/decisions/0040).
+
+pub mod abi;
+pub mod channel;
+mod driver;
+pub mod mount;
+mod notify;
+pub mod reply;
+pub mod request;
+pub mod session;
+
+pub use driver::{Driver, DriverError, Filesystem, Reply, Request};
+pub use notify::{Notifier, NotifyError};

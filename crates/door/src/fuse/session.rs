@@ -1,0 +1,305 @@
+//! A mount's side of the protocol without I/O: what was agreed at INIT, and which requests are under way.
+
+use std::collections::HashMap;
+
+use super::abi::{self, InitIn, InitOut, init};
+use super::request::{Operation, Parsed};
+use crate::limits::{FUSE_LOCKS_WAITING_MAX, FUSE_REQUESTS_MAX, FUSE_WRITE_BYTES_MAX};
+
+/// What a file system wants of the kernel. The kernel gives of it what it has ([`Terms`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// The longest WRITE and READ, in bytes: a multiple of 4 KiB, at most 1 MiB.
+    pub write_bytes_max: u32,
+    /// Requests of the page cache and of asynchronous direct I/O that the kernel sends at once; more wait there.
+    pub background_max: u16,
+    /// The file system keeps the locks of `fcntl` and `flock`, for other clients to meet; else the kernel does, for this host.
+    pub locks: bool,
+    /// Listings come with attributes where the kernel thinks that it pays.
+    pub read_directory_plus: bool,
+    /// The file system clears the set-uid and set-gid bits where [`Write::kill_suid_gid`](super::request::Write::kill_suid_gid)
+    /// and the like say so; else the kernel asks for that beforehand.
+    pub kills_suid_gid: bool,
+    /// The file system applies the umask, which requests carry; else the kernel has done so.
+    pub applies_umask: bool,
+    /// The kernel caches targets of symbolic links.
+    pub cache_symlinks: bool,
+    /// Cached pages go when a file's size or time was seen to change, asked for again when attributes are no longer valid.
+    pub auto_invalidate: bool,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Self {
+            write_bytes_max: FUSE_WRITE_BYTES_MAX,
+            background_max: 256,
+            locks: false,
+            read_directory_plus: true,
+            kills_suid_gid: false,
+            applies_umask: false,
+            cache_symlinks: false,
+            auto_invalidate: true,
+        }
+    }
+}
+
+/// What was agreed at INIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The protocol's minor version.
+    pub minor: u32,
+    /// The longest WRITE and READ, in bytes.
+    pub write_bytes_max: u32,
+    /// Flags of [`abi::init`] that hold.
+    pub flags: u64,
+}
+
+/// What is to be done with a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    /// Answer INIT with this.
+    Welcome(InitOut),
+    /// Answer with this errno (positive).
+    Refuse(i32),
+    /// The file system answers, and [`Session::finish`] is called with the request's number.
+    Serve,
+    /// The file system is told, and does not answer.
+    Tell,
+    /// The file system is told that the request of that number was interrupted. No answer.
+    Interrupt(u64),
+    /// Nothing.
+    Nothing,
+    /// The mount ends.
+    End,
+}
+
+const EIO: i32 = 5;
+const EAGAIN: i32 = 11;
+const ENOLCK: i32 = 37;
+const EPROTO: i32 = 71;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    wishes: Wishes,
+    terms: Option<Terms>,
+    ended: bool,
+    /// Requests that the file system has not answered, and whether they wait for a lock.
+    under_way: HashMap<u64, bool>,
+    locks_waiting: usize,
+}
+
+impl Session {
+    /// A session that waits for INIT.
+    pub fn new(wishes: Wishes) -> Self {
+        Self { wishes, terms: None, ended: false, under_way: HashMap::new(), locks_waiting: 0 }
+    }
+
+    /// What was agreed; `None` before INIT.
+    pub fn terms(&self) -> Option<Terms> {
+        self.terms
+    }
+
+    /// Requests that the file system has not answered.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Whether so many requests are under way that no further one should be read.
+    pub fn is_full(&self) -> bool {
+        self.under_way.len() >= FUSE_REQUESTS_MAX
+    }
+
+    /// Whether the kernel has said that the mount ends.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Notes that the mount has ended.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Takes a request.
+    pub fn receive(&mut self, request: &Parsed<'_>) -> Step {
+        match request.operation {
+            Operation::Init(init) => self.init(init),
+            Operation::Forget { .. } | Operation::BatchForget { .. } => Step::Tell,
+            Operation::Destroy => {
+                self.ended = true;
+                Step::End
+            }
+            Operation::Interrupt { unique } => match self.under_way.get(&unique) {
+                Some(true) => Step::Interrupt(unique),
+                Some(false) => Step::Nothing,
+                // Another thread has read the request and not brought it here yet; or it was answered, and then the
+                // kernel does not ask again.
+                None => Step::Refuse(EAGAIN),
+            },
+            _ if self.terms.is_none() || self.ended => Step::Refuse(EIO),
+            operation => {
+                let waits = matches!(operation, Operation::SetLock { wait: true, .. });
+                if waits && self.locks_waiting >= FUSE_LOCKS_WAITING_MAX {
+                    return Step::Refuse(ENOLCK);
+                }
+                self.locks_waiting += usize::from(waits);
+                self.under_way.insert(request.unique, waits);
+                Step::Serve
+            }
+        }
+    }
+
+    /// Notes that a request was answered.
+    pub fn finish(&mut self, unique: u64) {
+        if let Some(waited) = self.under_way.remove(&unique) {
+            self.locks_waiting -= usize::from(waited);
+        }
+    }
+
+    fn init(&mut self, asked: InitIn) -> Step {
+        if self.terms.is_some() {
+            return Step::Refuse(EIO);
+        }
+        if asked.major > abi::MAJOR {
+            // The kernel asks again in this version.
+            return Step::Welcome(InitOut { major: abi::MAJOR, minor: abi::MINOR, ..InitOut::default() });
+        }
+        if asked.major < abi::MAJOR || asked.minor < abi::MINOR_MIN {
+            return Step::Refuse(EPROTO);
+        }
+        let mut offered = u64::from(asked.flags);
+        if offered & init::INIT_EXT != 0 {
+            offered |= u64::from(asked.flags2) << 32;
+        }
+        let flags = offered & self.wanted();
+        let page = 4096;
+        let bytes_max = self.wishes.write_bytes_max.clamp(page, FUSE_WRITE_BYTES_MAX) / page * page;
+        // Without MAX_PAGES a request has 32 pages at most.
+        let write_bytes_max = if flags & init::MAX_PAGES != 0 { bytes_max } else { bytes_max.min(32 * page) };
+        let minor = asked.minor.min(abi::MINOR);
+        self.terms = Some(Terms { minor, write_bytes_max, flags });
+        Step::Welcome(InitOut {
+            major: abi::MAJOR,
+            minor,
+            max_readahead: write_bytes_max.max(asked.max_readahead),
+            flags: flags as u32,
+            flags2: (flags >> 32) as u32,
+            max_background: self.wishes.background_max,
+            congestion_threshold: self.wishes.background_max / 4 * 3,
+            max_write: write_bytes_max,
+            time_granularity_ns: 1,
+            max_pages: (write_bytes_max / page) as u16,
+            ..InitOut::default()
+        })
+    }
+
+    fn wanted(&self) -> u64 {
+        let wishes = &self.wishes;
+        let always = init::ASYNC_READ
+            | init::ATOMIC_O_TRUNC
+            | init::BIG_WRITES
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::MAX_PAGES
+            | init::INIT_EXT
+            | init::DIRECT_IO_ALLOW_MMAP;
+        let choices = [
+            (wishes.locks, init::POSIX_LOCKS | init::FLOCK_LOCKS),
+            (wishes.read_directory_plus, init::DO_READDIRPLUS | init::READDIRPLUS_AUTO),
+            (wishes.kills_suid_gid, init::HANDLE_KILLPRIV_V2),
+            (wishes.applies_umask, init::DONT_MASK),
+            (wishes.cache_symlinks, init::CACHE_SYMLINKS),
+            (wishes.auto_invalidate, init::AUTO_INVAL_DATA),
+            (!wishes.auto_invalidate, init::EXPLICIT_INVAL_DATA),
+        ];
+        choices.into_iter().filter_map(|(wish, flags)| wish.then_some(flags)).fold(always, |all, flags| all | flags)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse::request::Caller;
+
+    fn asked(unique: u64, operation: Operation<'_>) -> Parsed<'_> {
+        Parsed { unique, node: 1, caller: Caller { uid: 0, gid: 0, pid: 1 }, operation }
+    }
+
+    fn kernel() -> InitIn {
+        let flags2 = (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32;
+        InitIn { major: 7, minor: 45, max_readahead: 128 << 10, flags: u32::MAX, flags2, ..InitIn::default() }
+    }
+
+    fn running() -> Session {
+        let mut session = Session::new(Wishes::default());
+        assert!(matches!(session.receive(&asked(2, Operation::Init(kernel()))), Step::Welcome(_)));
+        session
+    }
+
+    #[test]
+    fn init_takes_what_both_have() {
+        let mut session = Session::new(Wishes { locks: true, ..Wishes::default() });
+        let Step::Welcome(out) = session.receive(&asked(2, Operation::Init(kernel()))) else { panic!("welcome") };
+        assert_eq!((out.major, out.minor, out.max_write, out.max_pages), (7, 40, 1 << 20, 256));
+        let terms = session.terms().unwrap();
+        assert_ne!(terms.flags & init::POSIX_LOCKS, 0);
+        assert_ne!(terms.flags & init::DIRECT_IO_ALLOW_MMAP, 0, "of the upper half");
+        assert_eq!(terms.flags & init::HANDLE_KILLPRIV_V2, 0, "not wished");
+        assert_eq!(terms.flags & 1 << 16, 0, "no write-back cache");
+        assert!(matches!(session.receive(&asked(4, Operation::Init(kernel()))), Step::Refuse(EIO)), "once");
+
+        let mut session = Session::new(Wishes::default());
+        let old = InitIn { minor: 31, flags: (init::INIT_EXT | init::ASYNC_READ) as u32, flags2: 0, ..kernel() };
+        let Step::Welcome(out) = session.receive(&asked(2, Operation::Init(old))) else { panic!("welcome") };
+        assert_eq!((out.minor, out.max_write), (31, 128 << 10));
+        assert_eq!(u64::from(out.flags), init::INIT_EXT | init::ASYNC_READ);
+    }
+
+    #[test]
+    fn other_versions_are_refused_or_asked_to_come_again() {
+        let mut session = Session::new(Wishes::default());
+        let Step::Welcome(again) = session.receive(&asked(2, Operation::Init(InitIn { major: 8, ..kernel() }))) else {
+            panic!("asked again")
+        };
+        assert_eq!((again.major, session.terms()), (7, None));
+        assert_eq!(session.receive(&asked(4, Operation::Init(InitIn { minor: 30, ..kernel() }))), Step::Refuse(EPROTO));
+        assert_eq!(session.receive(&asked(6, Operation::StatFs)), Step::Refuse(EIO), "before INIT");
+        assert!(matches!(session.receive(&asked(8, Operation::Init(kernel()))), Step::Welcome(_)));
+        assert_eq!(session.receive(&asked(10, Operation::StatFs)), Step::Serve);
+    }
+
+    #[test]
+    fn interrupts_reach_only_what_waits_for_a_lock() {
+        let mut session = running();
+        let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
+        assert_eq!(session.receive(&asked(4, lock)), Step::Serve);
+        assert_eq!(session.receive(&asked(6, Operation::StatFs)), Step::Serve);
+        let interrupt = |unique| asked(5, Operation::Interrupt { unique });
+        assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
+        assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
+        assert_eq!(session.receive(&interrupt(8)), Step::Refuse(EAGAIN), "the kernel brings it again");
+        session.finish(4);
+        assert_eq!(session.receive(&interrupt(4)), Step::Refuse(EAGAIN));
+        assert_eq!(session.under_way(), 1);
+    }
+
+    #[test]
+    fn what_is_under_way_is_bounded() {
+        let mut session = running();
+        let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
+        let waiting = (0..FUSE_LOCKS_WAITING_MAX as u64).map(|n| session.receive(&asked(2 * n + 100, lock)));
+        assert!(waiting.collect::<Vec<_>>().into_iter().all(|step| step == Step::Serve));
+        assert_eq!(session.receive(&asked(4, lock)), Step::Refuse(ENOLCK));
+        session.finish(100);
+        assert_eq!(session.receive(&asked(4, lock)), Step::Serve);
+        assert!(!session.is_full());
+        for unique in 0..FUSE_REQUESTS_MAX as u64 {
+            session.receive(&asked(1_000_000 + unique, Operation::StatFs));
+        }
+        assert!(session.is_full());
+        assert_eq!(session.receive(&asked(3, Operation::Forget { lookups: 1 })), Step::Tell, "and takes no place");
+        assert_eq!(session.receive(&asked(9, Operation::Destroy)), Step::End);
+        assert!(session.has_ended());
+        assert_eq!(session.receive(&asked(11, Operation::StatFs)), Step::Refuse(EIO));
+    }
+}
