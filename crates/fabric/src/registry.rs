@@ -5,12 +5,13 @@
 //! client has sent it again. Only handshakes come here, so a mutex is enough.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Detached, Waker};
 
 use crate::limits::CLIENTS_REMEMBERED_MAX;
+use crate::rdma::transport::Asked;
 use crate::session::{ClientId, Identity};
 use crate::tls::TlsStream;
 use crate::wire::{Header, Hello};
@@ -41,6 +42,26 @@ pub struct HandedLane {
     pub tls: Option<TlsStream>,
     /// Of one that begins a session: the loop that it goes back to, if there is no room for it.
     pub from: Option<LoopId>,
+}
+
+/// A session that has not begun, and is counted for its loop until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    registry: Arc<Registry>,
+    home: LoopId,
+}
+
+impl Place {
+    /// The loop.
+    pub fn home(&self) -> LoopId {
+        self.home
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.registry.lock().loops[self.home.0].places -= 1;
+    }
 }
 
 /// The sessions of a server process.
@@ -75,8 +96,13 @@ struct Loop {
     waker: Waker,
     /// Sessions that live there.
     sessions: usize,
+    /// Sessions that are to begin there.
+    places: usize,
     /// Handed to it and not taken.
     lanes: Vec<HandedLane>,
+    /// Connections over RDMA that were asked for at another loop's listener, handed to it and not taken; their sessions are among
+    /// those that are to begin.
+    links: Vec<Asked>,
 }
 
 impl Registry {
@@ -98,7 +124,7 @@ impl Registry {
     /// A loop starts to serve.
     pub fn join(&self, waker: Waker) -> LoopId {
         let mut inner = self.lock();
-        inner.loops.push(Loop { waker, sessions: 0, lanes: Vec::new() });
+        inner.loops.push(Loop { waker, sessions: 0, places: 0, lanes: Vec::new(), links: Vec::new() });
         LoopId(inner.loops.len() - 1)
     }
 
@@ -167,13 +193,15 @@ impl Registry {
 
     /// The loop with the fewest sessions, those on their way to it included; `here` if no other has fewer.
     pub fn least_loaded(&self, here: LoopId) -> LoopId {
-        let inner = self.lock();
-        let load = |at: usize| {
-            let begins = |lane: &&HandedLane| lane.hello.body::<Hello>().lane.get() == 0;
-            inner.loops[at].sessions + inner.loops[at].lanes.iter().filter(begins).count()
-        };
-        let least = (0..inner.loops.len()).min_by_key(|at| (load(*at), *at != here.0));
-        LoopId(least.unwrap_or(here.0))
+        self.lock().least_loaded(here)
+    }
+
+    /// Counts a session that is to begin, for the loop with the fewest.
+    pub fn reserve(self: &Arc<Self>, here: LoopId) -> Place {
+        let mut inner = self.lock();
+        let home = inner.least_loaded(here);
+        inner.loops[home.0].places += 1;
+        Place { registry: Arc::clone(self), home }
     }
 
     /// Passes a lane to its session's loop.
@@ -187,9 +215,33 @@ impl Registry {
     pub fn take_lanes(&self, home: LoopId) -> Vec<HandedLane> {
         std::mem::take(&mut self.lock().loops[home.0].lanes)
     }
+
+    /// Passes a connection over RDMA, which was asked for and not answered, to the loop where its session is to begin.
+    pub fn hand_over_link(&self, asked: Asked, place: &Place) {
+        let mut inner = self.lock();
+        let home = &mut inner.loops[place.home.0];
+        home.links.push(asked);
+        home.places += 1;
+        inner.wake(place.home);
+    }
+
+    /// The connections over RDMA that other loops have passed to this one.
+    pub fn take_links(self: &Arc<Self>, home: LoopId) -> Vec<(Asked, Place)> {
+        let links = std::mem::take(&mut self.lock().loops[home.0].links);
+        links.into_iter().map(|asked| (asked, Place { registry: Arc::clone(self), home })).collect()
+    }
 }
 
 impl Inner {
+    fn least_loaded(&self, here: LoopId) -> LoopId {
+        let load = |one: &Loop| {
+            let begins = |lane: &&HandedLane| lane.hello.body::<Hello>().lane.get() == 0;
+            one.sessions + one.places + one.lanes.iter().filter(begins).count()
+        };
+        let least = (0..self.loops.len()).min_by_key(|at| (load(&self.loops[*at]), *at != here.0));
+        LoopId(least.unwrap_or(here.0))
+    }
+
     fn wake(&self, home: LoopId) {
         self.loops[home.0].waker.wake();
     }
@@ -269,6 +321,21 @@ mod tests {
         registry.ended(&of(2));
         registry.ended(&of(2));
         assert_eq!(registry.least_loaded(loops[2]), loops[0]);
+    }
+
+    #[test]
+    fn a_session_that_is_to_begin_counts_until_it_has_begun_or_will_not() {
+        let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
+        let registry = Arc::new(Registry::new(5));
+        let loops = [0; 2].map(|_| registry.join(reactor.waker()));
+        let places = [0; 4].map(|_| registry.reserve(loops[0]));
+        assert_eq!(places.each_ref().map(Place::home), [loops[0], loops[1], loops[0], loops[1]]);
+        let [first, ..] = places;
+        assert_eq!(registry.claim(&identity(1), first.home()), Claim::Granted);
+        drop(first);
+        assert_eq!(registry.least_loaded(loops[1]), loops[1], "the others are dropped, the first has begun");
+        registry.ended(&identity(1));
+        assert_eq!(registry.reserve(loops[0]).home(), loops[0]);
     }
 
     #[test]

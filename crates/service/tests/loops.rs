@@ -30,8 +30,13 @@ fn turn(process: &Process, io: IoChoice, number: usize, at: Address, started: &m
     let mut engine = Engine::default();
     let mut server = Server::of(&reactor, Arc::clone(&process.registry), Options::new(SERVER), CALLS_PER_SESSION);
     server.offer(engine.attach(&mut reactor, Arc::clone(&process.volume)));
-    let listener = (number == 0).then(|| server.listen(&mut reactor, &at).unwrap());
-    let at = listener.and_then(|listener| reactor.local_address(listener)).map_or(at, Address::Tcp);
+    let at = match at {
+        Address::Rdma(rdma) if number == 0 => Address::Rdma(server.listen_rdma(&mut reactor, rdma).unwrap()),
+        at => {
+            let listener = (number == 0).then(|| server.listen(&mut reactor, &at).unwrap());
+            listener.and_then(|listener| reactor.local_address(listener)).map_or(at, Address::Tcp)
+        }
+    };
     started.send((at, reactor.waker())).unwrap();
     let (mut completions, mut done) = (Vec::new(), Vec::new());
     while !process.stop.load(Ordering::Acquire) {
@@ -102,6 +107,14 @@ fn is_spread(io: IoChoice, at: &Address) {
     wakers.iter().for_each(Waker::wake);
     for thread in loops {
         thread.join().unwrap();
+    }
+}
+
+#[test]
+fn sessions_over_rdma_go_to_the_loop_that_has_the_fewest() {
+    let Some(device) = byway_skip::rdma_device() else { return byway_skip::skip_this(byway_skip::NO_RDMA) };
+    for io in [IoChoice::Auto, IoChoice::Epoll] {
+        is_spread(io, &Address::Rdma((device, 0).into()));
     }
 }
 

@@ -467,8 +467,7 @@ impl Fabric {
 
     fn lane_up(&mut self, reactor: &mut Reactor, slot: Slot, session: Slot, number: u16) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        lane.phase = Phase::Up;
-        lane.number = number;
+        (lane.phase, lane.number, lane.place) = (Phase::Up, number, None);
         self.handshakes -= 1;
         if lane.session.is_none() {
             lane.session = Some(session);

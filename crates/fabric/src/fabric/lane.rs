@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use super::secure::Secure;
 use crate::limits::SEND_BYTES_MAX;
 use crate::rdma::transport::Received;
+use crate::registry::Place;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::tls::{PeerIdentity, TlsServer};
@@ -92,6 +93,8 @@ pub(super) struct Lane {
     pub(super) starved: bool,
     /// Another loop has handed it over.
     pub(super) was_handed: bool,
+    /// The session to be of a link, which its loop counts already.
+    pub(super) place: Option<Place>,
     /// Set at accept: there is no room for this connection, which its `Hello` is answered with.
     pub(super) turned_away: bool,
 
@@ -146,6 +149,7 @@ impl Lane {
             held_at: opened_at,
             starved: false,
             was_handed: false,
+            place: None,
             turned_away: false,
             pending: Gather::new(),
             spare: Some(Gather::new()),

@@ -22,6 +22,7 @@ use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
 use crate::rdma::transport::{Event as News, Received, Transport};
 use crate::registration::{Counters, Limits, Mode};
+use crate::registry::Place;
 use crate::session::{self, CloseReason};
 use crate::slots::Slot;
 use crate::tls::ServerTls;
@@ -206,8 +207,41 @@ impl Fabric {
         }
     }
 
-    /// Somebody asks at a listener.
+    /// A client asks at a listener. The loop with the fewest sessions answers it.
     fn link_asked(&mut self, reactor: &mut Reactor, link: Slot, peer: Option<SocketAddr>) {
+        let Some(links) = &mut self.links else { return };
+        let Some((registry, here)) = &self.server else { return links.transport.refuse(link, RefuseCode::Busy) };
+        let place = registry.reserve(*here);
+        if place.home() == *here {
+            return self.answer_link(reactor, (link, peer), place);
+        }
+        if let Some(asked) = links.transport.take_out(link) {
+            registry.hand_over_link(asked, &place);
+        }
+    }
+
+    /// Answers the clients that have asked at the listeners of other loops.
+    pub(super) fn take_handed_links<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        let Some((registry, here)) = &self.server else { return };
+        let handed = registry.take_links(*here);
+        if handed.is_empty() {
+            return;
+        }
+        for (asked, place) in handed {
+            let transport = &mut self.links().transport;
+            match transport.adopt(reactor, asked) {
+                Ok(link) => {
+                    let peer = transport.peer(link);
+                    self.answer_link(reactor, (link, peer), place);
+                }
+                Err(error) => tracing::warn!(%error, "a loop cannot take over an RDMA connection, which is refused"),
+            }
+        }
+        self.hear_links(reactor, handler);
+    }
+
+    /// Accepts or refuses who asks.
+    fn answer_link(&mut self, reactor: &mut Reactor, (link, peer): (Slot, Option<SocketAddr>), place: Place) {
         let stranger = match (&self.admits, peer) {
             (Some(admits), Some(peer)) => !admits(peer),
             (Some(_), None) => true,
@@ -231,7 +265,7 @@ impl Fabric {
             return links.transport.refuse(link, code);
         }
         let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
-        lane.link = Some(link);
+        (lane.link, lane.place) = (Some(link), Some(place));
         let slot = self.lanes.insert(lane);
         self.handshakes += 1;
         links.lanes.insert(link, slot);

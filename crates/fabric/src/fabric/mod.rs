@@ -396,6 +396,7 @@ impl Fabric {
     /// The loop was woken by another one: takes the lanes that it passed on, and looks at sessions that wait.
     pub fn woken<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.take_handed_lanes(reactor);
+        self.take_handed_links(reactor, handler);
         self.end_superseded(reactor);
         self.retry_fenced(reactor);
         self.deliver(reactor, handler);

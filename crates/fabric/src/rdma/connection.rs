@@ -5,20 +5,21 @@
 //! [`EventKind::ConnectRequest`] with an endpoint, and answers by `create_queue_pair` and [`Endpoint::accept`]. Both may
 //! post when [`EventKind::Established`] has come.
 
-use std::cell::{Cell, RefCell, RefMut};
-use std::ffi::c_void;
+use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use byway_reactor::Errno;
 
-use super::address::{from_storage, to_storage};
+use super::address::to_storage;
 use super::aside::Aside;
 use super::device::Device;
-use super::endpoint::{Endpoint, Listener};
+use super::endpoint::{AskedEndpoint, Endpoint, Listener};
 use super::error::{RdmaError, errno_of};
+use super::identifier::{Identifier, Known, RawChannel, RawIdentifier};
 use super::library::Library;
 use super::verbs::{self, CmEvent, CmId};
 use crate::limits::{RDMA_BACKLOG, RDMA_RESOLVE_TIME_MAX};
@@ -34,18 +35,11 @@ const REASON_NO_LISTENER: i32 = 8;
 pub struct EventChannel(Rc<Channel>);
 
 pub(super) struct Channel {
-    library: Library,
-    raw: NonNull<verbs::EventChannel>,
+    raw: Arc<RawChannel>,
     /// By the number that each identifier has as its context.
-    ids: RefCell<Slots<Known>>,
+    pub(super) ids: RefCell<Slots<Known>>,
     /// Of its devices; what is there holds the channel.
-    aside: RefCell<Aside>,
-}
-
-/// What an event's identifier is to its owner.
-struct Known {
-    token: u64,
-    is_established: Rc<Cell<bool>>,
+    pub(super) aside: RefCell<Aside>,
 }
 
 /// Something happened to a listener or endpoint.
@@ -95,109 +89,13 @@ pub enum EventKind {
 
 impl Channel {
     pub(super) fn open(library: Library) -> Result<Rc<Self>, RdmaError> {
-        // SAFETY: needs nothing but the library.
-        let raw = unsafe { (library.connection().rdma_create_event_channel)() };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            let error = RdmaError::last("rdma_create_event_channel");
-            let is_missing = error.is(Errno::NOENT) || error.is(Errno::NODEV) || error.is(Errno::NXIO);
-            let missing = RdmaError::KernelMissing { what: "an RDMA connection manager", module: "rdma_ucm" };
-            if is_missing { missing } else { error }
-        })?;
-        Ok(Rc::new(Self { library, raw, ids: RefCell::default(), aside: RefCell::default() }))
+        let raw = Arc::new(RawChannel::open(library)?);
+        Ok(Rc::new(Self { raw, ids: RefCell::default(), aside: RefCell::default() }))
     }
 
-    /// An identifier whose events carry `context`. The caller destroys it.
-    fn create_id(&self, context: *mut c_void) -> Result<NonNull<CmId>, RdmaError> {
-        let mut id = ptr::null_mut();
-        let create = self.library.connection().rdma_create_id;
-        // SAFETY: the channel is open, and the place for the result is valid for the call.
-        if unsafe { create(self.raw.as_ptr(), &raw mut id, context, verbs::RDMA_PS_TCP) } != 0 {
-            return Err(RdmaError::last("rdma_create_id"));
-        }
-        NonNull::new(id).ok_or(RdmaError::State("rdma_create_id"))
+    pub(super) fn raw(&self) -> &Arc<RawChannel> {
+        &self.raw
     }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: every identifier's owner holds an `Rc` of this, so none is left, and events are acknowledged as they are
-        // read.
-        unsafe { (self.library.connection().rdma_destroy_event_channel)(self.raw.as_ptr()) };
-    }
-}
-
-/// An identifier of the connection manager, destroyed when dropped.
-pub(super) struct Identifier {
-    pub(super) raw: NonNull<CmId>,
-    slot: Slot,
-    pub(super) is_established: Rc<Cell<bool>>,
-    channel: Rc<Channel>,
-}
-
-impl Identifier {
-    pub(super) fn new(channel: &Rc<Channel>, token: u64) -> Result<Self, RdmaError> {
-        let is_established = Rc::new(Cell::new(false));
-        let known = Known { token, is_established: Rc::clone(&is_established) };
-        let slot = channel.ids.borrow_mut().insert(known);
-        match channel.create_id(to_context(slot)) {
-            Ok(raw) => Ok(Self { raw, slot, is_established, channel: Rc::clone(channel) }),
-            Err(error) => {
-                channel.ids.borrow_mut().remove(slot);
-                Err(error)
-            }
-        }
-    }
-
-    /// Takes over the identifier of a connect request.
-    fn adopt(channel: &Rc<Channel>, raw: NonNull<CmId>) -> Self {
-        let is_established = Rc::new(Cell::new(false));
-        let known = Known { token: u64::MAX, is_established: Rc::clone(&is_established) };
-        let slot = channel.ids.borrow_mut().insert(known);
-        // SAFETY: the identifier came with the event and is this one's alone; its context is for the owner to set.
-        unsafe { (*raw.as_ptr()).context = to_context(slot) };
-        Self { raw, slot, is_established, channel: Rc::clone(channel) }
-    }
-
-    pub(super) fn manager(&self) -> &'static verbs::ConnectionManager {
-        self.channel.library.connection()
-    }
-
-    pub(super) fn aside(&self) -> RefMut<'_, Aside> {
-        self.channel.aside.borrow_mut()
-    }
-
-    pub(super) fn library(&self) -> Library {
-        self.channel.library
-    }
-
-    pub(super) fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is live.
-        from_storage(unsafe { &(*self.raw.as_ptr()).src_storage })
-    }
-
-    pub(super) fn set_token(&self, token: u64) {
-        if let Some(known) = self.channel.ids.borrow_mut().get_mut(self.slot) {
-            known.token = token;
-        }
-    }
-
-    pub(super) fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is live.
-        from_storage(unsafe { &(*self.raw.as_ptr()).dst_storage })
-    }
-}
-
-impl Drop for Identifier {
-    fn drop(&mut self) {
-        self.channel.ids.borrow_mut().remove(self.slot);
-        // SAFETY: the identifier is live, its queue pair, if any, was dropped before (`Endpoint`'s fields), and its events
-        // are acknowledged as they are read, so that this does not wait.
-        unsafe { (self.manager().rdma_destroy_id)(self.raw.as_ptr()) };
-    }
-}
-
-fn to_context(slot: Slot) -> *mut c_void {
-    ptr::without_provenance_mut(slot.to_u64() as usize)
 }
 
 impl EventChannel {
@@ -234,7 +132,7 @@ impl EventChannel {
 
     /// Lets go of devices that were removed and that nobody uses any more, without which the kernel may wait.
     pub fn forget_removed_devices(&self) {
-        self.0.library.forget_removed_devices();
+        self.0.raw.library().forget_removed_devices();
     }
 
     /// Whether memory of devices that the kernel has taken away is kept aside.
@@ -277,12 +175,21 @@ impl EventChannel {
         Ok(Endpoint::new(identifier))
     }
 
+    /// Takes over a connection that was asked for at a listener of another channel, whose thread need not be this one. The label of
+    /// its events is `u64::MAX`.
+    ///
+    /// # Errors
+    /// The system's; the connection is refused.
+    pub fn adopt(&self, asked: AskedEndpoint) -> Result<Endpoint, RdmaError> {
+        Ok(Endpoint::new(Identifier::adopt(&self.0, asked.0.migrate(self.0.raw())?)))
+    }
+
     /// The next event, if there is one.
     ///
     /// # Errors
     /// The system's.
     pub fn next_event(&self) -> Result<Option<Event>, RdmaError> {
-        let manager = self.0.library.connection();
+        let manager = self.0.raw.library().connection();
         loop {
             let mut raw = ptr::null_mut();
             // SAFETY: the channel is open, and the place for the result is valid for the call.
@@ -303,7 +210,9 @@ impl EventChannel {
     /// None for an event of an identifier that is gone.
     fn understand(&self, event: &CmEvent) -> Option<Event> {
         if event.event == verbs::RDMA_CM_EVENT_CONNECT_REQUEST {
-            let identifier = Identifier::adopt(&self.0, NonNull::new(event.id)?);
+            // SAFETY: the identifier came with the event on this channel, is live and nobody else's.
+            let raw = unsafe { RawIdentifier::of_request(NonNull::new(event.id)?, self.0.raw()) };
+            let identifier = Identifier::adopt(&self.0, raw);
             let endpoint = Endpoint::new(identifier);
             let listener = NonNull::new(event.listen_id)?;
             let kind = EventKind::ConnectRequest { endpoint, private_data: private_data(event) };

@@ -10,8 +10,9 @@ use byway_reactor::Errno;
 
 use super::address;
 use super::aside::Aside;
-use super::connection::{Channel, Identifier};
+use super::connection::Channel;
 use super::error::RdmaError;
+use super::identifier::Identifier;
 use super::library::Library;
 use super::verbs::{self, Context, ContextOps, DeviceAttr, PortAttr};
 

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 #[cfg(doc)]
 use super::connection::EventKind;
-use super::connection::Identifier;
 use super::error::{PostError, RdmaError, Refused};
+use super::identifier::{Identifier, RawIdentifier};
 use super::queue_pair::{QueuePair, QueuePairOptions, Report, Work};
 use super::receive::SharedReceiveQueue;
 use super::verbs::{self, CmId, ConnParam};
@@ -42,9 +42,27 @@ pub struct Endpoint {
     identifier: Identifier,
 }
 
+/// A connection that was asked for and not answered, on its way to the channel of another thread
+/// ([`EventChannel::adopt`](super::EventChannel::adopt)). Dropping it refuses.
+pub struct AskedEndpoint(pub(super) RawIdentifier);
+
+impl std::fmt::Debug for AskedEndpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AskedEndpoint")
+    }
+}
+
 impl Endpoint {
     pub(super) const fn new(identifier: Identifier) -> Self {
         Self { queue_pair: None, identifier }
+    }
+
+    /// Lets go of an endpoint of a connect request that was not answered, for another channel.
+    ///
+    /// # Errors
+    /// The endpoint, if it has a queue pair.
+    pub fn into_asked(self) -> Result<AskedEndpoint, Self> {
+        if self.queue_pair.is_some() { Err(self) } else { Ok(AskedEndpoint(self.identifier.into_raw())) }
     }
 
     /// Changes the label that its events carry; that of a connect request's endpoint is `u64::MAX`.
@@ -88,7 +106,7 @@ impl Endpoint {
             return Err(RdmaError::State("create_queue_pair"));
         }
         // SAFETY: the identifier is live, has no queue pair, and is dropped after it, by the order of the fields.
-        let queue_pair = unsafe { QueuePair::create(self.identifier.raw, receives, options) }?;
+        let queue_pair = unsafe { QueuePair::create(self.identifier.raw.pointer(), receives, options) }?;
         self.queue_pair = Some(queue_pair);
         Ok(())
     }

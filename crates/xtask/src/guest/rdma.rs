@@ -55,7 +55,7 @@ pub fn run(system: &System, only: Option<Part>) -> Result<()> {
         initramfs.add_program("three_nodes", &super::build_suite("byway-rpc", "three_nodes")?)?;
     }
     if runs(Part::Service) {
-        for suite in ["native", "tls", "hostile"] {
+        for suite in ["native", "loops", "tls", "hostile"] {
             initramfs.add_program(suite, &super::build_suite("byway-service", suite)?)?;
         }
     }

@@ -27,6 +27,7 @@ fi
 if runs 3; then
     # All wires: there is no shorter way to say which tests have RDMA among theirs.
     native --test-threads 1 2>&1 || fail "the service's suite native"
+    loops over_rdma --test-threads 1 2>&1 || fail "the service's suite loops"
     tls over_rdma --test-threads 1 2>&1 || fail "the service's suite tls"
     hostile over_rdma --test-threads 1 2>&1 || fail "the service's suite hostile"
 fi

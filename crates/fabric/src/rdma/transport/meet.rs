@@ -6,9 +6,10 @@ use byway_reactor::{Op, Reactor, Token};
 
 use super::super::connection::{Event as News, EventKind};
 use super::super::device::Device;
-use super::super::endpoint::Endpoint;
+use super::super::endpoint::{AskedEndpoint, Endpoint};
 use super::super::error::RdmaError;
 use super::connection::{Connection, Down, Phase};
+use super::credit::Credits;
 use super::greeting::{self, GreetingError};
 use super::{Adapter, Event, Transport};
 use crate::limits::{RDMA_DEVICES_MAX, RDMA_REMOVAL_PAUSE};
@@ -19,6 +20,13 @@ use crate::wire::RefuseCode;
 pub(super) const LISTENER: u64 = 1 << 63;
 /// What tells the tokens of devices from those of connections.
 const ADAPTER: u64 = 1 << 62;
+
+/// A connection that was asked for, on its way to the loop that answers it. Dropping it refuses.
+#[derive(Debug)]
+pub struct Asked {
+    endpoint: AskedEndpoint,
+    credits: Credits,
+}
 
 impl Transport {
     /// Takes the connection manager's news.
@@ -90,6 +98,29 @@ impl Transport {
             endpoint.set_token(connection.to_u64());
         }
         self.events.push_back(Event::Asked { connection, peer });
+    }
+
+    /// Takes out a connection that was asked for and not answered, for the transport of another loop. None if it has gone.
+    pub fn take_out(&mut self, connection: Slot) -> Option<Asked> {
+        self.connections.get(connection).filter(|state| state.phase == Phase::Asked)?;
+        let state = self.connections.remove(connection)?;
+        Some(Asked { endpoint: state.endpoint?.into_asked().ok()?, credits: state.credits })
+    }
+
+    /// Takes over what another loop's transport has taken out: to be answered as what was asked for here. If it cannot be, the peer is
+    /// refused.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: the system's.
+    pub fn adopt(&mut self, reactor: &mut Reactor, asked: Asked) -> Result<Slot, RdmaError> {
+        let endpoint = self.manager(reactor)?.channel.adopt(asked.endpoint)?;
+        let mut state = Connection::new(Phase::Asked, Some(endpoint), 0);
+        state.credits = asked.credits;
+        let connection = self.connections.insert(state);
+        if let Some(endpoint) = self.connections.get(connection).and_then(|state| state.endpoint.as_ref()) {
+            endpoint.set_token(connection.to_u64());
+        }
+        Ok(connection)
     }
 
     pub(super) fn try_accept(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {

@@ -38,6 +38,7 @@ use self::adapter::Adapter;
 use self::connection::{Connection, Phase};
 pub use self::connection::{Down, Received};
 pub use self::credit::CreditError;
+pub use self::meet::Asked;
 use self::outgoing::Outgoing;
 use self::turns::Turns;
 use super::connection::EventChannel;

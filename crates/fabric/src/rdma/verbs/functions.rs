@@ -69,6 +69,7 @@ functions! {
     fn rdma_destroy_event_channel(*mut EventChannel);
     fn rdma_create_id(*mut EventChannel, *mut *mut CmId, *mut c_void, c_uint) -> c_int;
     fn rdma_destroy_id(*mut CmId) -> c_int;
+    fn rdma_migrate_id(*mut CmId, *mut EventChannel) -> c_int;
     fn rdma_bind_addr(*mut CmId, *mut SockaddrStorage) -> c_int;
     fn rdma_listen(*mut CmId, c_int) -> c_int;
     fn rdma_resolve_addr(*mut CmId, *mut SockaddrStorage, *mut SockaddrStorage, c_int) -> c_int;
