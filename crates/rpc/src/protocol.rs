@@ -7,8 +7,16 @@ pub const VOLUMES: u8 = 1;
 /// The version of [`VOLUMES`] that is spoken here, oldest and newest.
 pub const VOLUMES_VERSIONS: (u16, u16) = (1, 1);
 
+/// Files, as `byway serve` shares them.
+pub const FILES: u8 = 2;
+/// The version of [`FILES`] that is spoken here, oldest and newest.
+pub const FILES_VERSIONS: (u16, u16) = (1, 1);
+
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;
 
 /// What a program speaks that calls servers of volumes.
 pub const CALLS_VOLUMES: Spoken = Spoken { protocol: VOLUMES, versions: VOLUMES_VERSIONS, grant: None };
+
+/// What a program speaks that calls servers of files.
+pub const CALLS_FILES: Spoken = Spoken { protocol: FILES, versions: FILES_VERSIONS, grant: None };

@@ -1,8 +1,9 @@
-//! What byway shares: block volumes over files, devices and memory.
+//! What byway shares: block volumes over files, devices and memory; and directories.
 
 #![forbid(unsafe_code)]
 
 pub mod block;
 pub mod coherence;
+pub mod file;
 pub mod host;
 pub mod limits;

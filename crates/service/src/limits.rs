@@ -131,3 +131,42 @@ pub const PULL_SHARE_MAX: usize = 2;
 
 /// Asks for one object of [`coherence`](crate::coherence) that wait; a further one is refused with `Full`.
 pub const COHERENCE_ASKS_MAX: usize = 1024;
+
+/// Files and directories that one session may hold nodes of; the look-up of a further one is refused. Each takes a descriptor.
+pub const FILE_NODES_MAX: usize = 1 << 18;
+
+/// Files and directories that one session may have open; a further one is refused.
+pub const FILE_HANDLES_MAX: usize = 1 << 14;
+
+/// Locks that one session may hold or wait for; a further one is refused.
+pub const FILE_LOCKS_MAX: usize = 4096;
+
+/// Calls of one loop that its file workers have not ended; a further one is answered `Busy`.
+pub const FILE_JOBS_MAX: usize = 4096;
+
+/// Threads of one loop for calls on files that may block.
+pub const FILE_WORKERS_MAX: usize = 8;
+
+/// The longest read, write or listing of one call, in bytes: a frame.
+pub const FILE_TRANSFER_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
+
+/// Bytes that one `CopyRange` copies at most, so that no worker is held for long; the client asks again.
+pub const FILE_COPY_MAX: u64 = 64 << 20;
+
+/// Bytes of the longest name of a file, as Linux has it.
+pub const FILE_NAME_MAX: usize = 255;
+
+/// Bytes of the longest target of a symbolic link.
+pub const LINK_TARGET_MAX: usize = 4095;
+
+/// Further groups of a user in one call; a client leaves the rest out.
+pub const CALL_GROUPS_MAX: usize = 64;
+
+/// How long a call on a file may take while the server is alive; then it fails.
+pub const FILE_CALL_TIME_MAX: Duration = Duration::from_mins(2);
+
+/// How long a client of files tries to reach its server before calls fail with `EIO`.
+pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
+
+/// Buffers of [`FILE_TRANSFER_MAX`] that a client of files keeps for its next large reads and writes.
+pub const FILE_BUFFERS_MAX: usize = 16;

@@ -1,0 +1,602 @@
+//! The calls of a client, one for each that a file system has.
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_reactor::Errno;
+use byway_rpc::node::Reply;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::wire::{
+    Attributes, CallError, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, FileSystem,
+    LockResult, Method, NewAttributes, read_directory,
+};
+use super::link::{Failure, Live};
+use super::table::{Opened, Remote};
+use super::{Ask, Caller, Client, Found, entry_of, handle_of, number_of};
+use crate::limits::FILE_TRANSFER_MAX;
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where the listing goes on behind it.
+    pub cookie: u64,
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its number, if nodes were asked for and it could be looked up: it counts as a look-up.
+    pub node: Option<u64>,
+    /// What is known of it: of `.` and `..`, and what could not be looked up, no more than inode number and type.
+    pub attributes: Attributes,
+}
+
+/// How a range is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// With others.
+    Shared,
+    /// Alone.
+    Exclusive,
+    /// Not any more.
+    Unlock,
+}
+
+/// Which lock is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRange {
+    /// `flock(2)` of the whole file; else a POSIX range.
+    pub whole: bool,
+    /// Who holds it, among the users of this client.
+    pub owner: u64,
+    /// The owner's process.
+    pub pid: u32,
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub last: u64,
+}
+
+/// A lock that is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// Alone; else with others.
+    pub exclusive: bool,
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub last: u64,
+    /// The process; 0 if it is another client's.
+    pub pid: u32,
+}
+
+impl Client {
+    fn on_node(caller: Caller<'_>, node: u64) -> Ask<'_> {
+        Ask { caller, node: Some(node), repeatable: true, ..Ask::default() }
+    }
+
+    fn in_directory<'a>(caller: Caller<'a>, directory: u64, name: &'a [u8]) -> Ask<'a> {
+        Ask { caller, node: Some(directory), name, ..Ask::default() }
+    }
+
+    fn on_handle(caller: Caller<'_>, handle: u64) -> Ask<'_> {
+        Ask { caller, handle: Some(handle), repeatable: true, ..Ask::default() }
+    }
+
+    /// Finds a name.
+    ///
+    /// # Errors
+    /// The file system's, as for all calls; `EIO` if the server is lost.
+    pub fn look_up(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<Found, Errno> {
+        let ask = Ask { repeatable: true, ..Self::in_directory(caller, parent, name) };
+        let (live, reply) = self.ask(Method::LookUp, &ask)?;
+        Ok(self.hold(live, parent, name, &entry_of(&reply)?))
+    }
+
+    /// Attributes of a node, or of an open file.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn attributes(&self, caller: Caller<'_>, node: u64, handle: Option<u64>) -> Result<Attributes, Errno> {
+        let ask = Ask { second_handle: handle, ..Self::on_node(caller, node) };
+        attributes_of(&self.ask(Method::GetAttributes, &ask)?.1)
+    }
+
+    /// Changes attributes; gives them as they are then.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn set_attributes(
+        &self,
+        caller: Caller<'_>,
+        node: u64,
+        handle: Option<u64>,
+        new: &NewAttributes,
+    ) -> Result<Attributes, Errno> {
+        let ask = Ask { second_handle: handle, data: new.as_bytes(), ..Self::on_node(caller, node) };
+        attributes_of(&self.ask(Method::SetAttributes, &ask)?.1)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn read_link(&self, caller: Caller<'_>, node: u64) -> Result<Vec<u8>, Errno> {
+        Ok(self.ask(Method::ReadLink, &Self::on_node(caller, node))?.1.payload)
+    }
+
+    fn make(&self, method: Method, ask: &Ask<'_>) -> Result<Found, Errno> {
+        let (live, reply) = self.ask(method, ask)?;
+        Ok(self.hold(live, ask.node.unwrap_or_default(), ask.name, &entry_of(&reply)?))
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn make_symlink(&self, caller: Caller<'_>, parent: u64, name: &[u8], target: &[u8]) -> Result<Found, Errno> {
+        let ask = Ask { second_name: target, ..Self::in_directory(caller, parent, name) };
+        self.make(Method::MakeSymlink, &ask)
+    }
+
+    /// Makes a regular file, FIFO or socket node.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`]; `EPERM` for devices.
+    pub fn make_node(&self, caller: Caller<'_>, parent: u64, name: &[u8], mode: u32) -> Result<Found, Errno> {
+        self.make(Method::MakeNode, &Ask { mode, ..Self::in_directory(caller, parent, name) })
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn make_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8], mode: u32) -> Result<Found, Errno> {
+        self.make(Method::MakeDirectory, &Ask { mode, ..Self::in_directory(caller, parent, name) })
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn link(&self, caller: Caller<'_>, node: u64, parent: u64, name: &[u8]) -> Result<Found, Errno> {
+        let ask = Ask { caller, node: Some(node), second_node: Some(parent), name, ..Ask::default() };
+        let (live, reply) = self.ask(Method::Link, &ask)?;
+        Ok(self.hold(live, parent, name, &entry_of(&reply)?))
+    }
+
+    /// Removes a name of a file.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn unlink(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
+        self.ask(Method::Unlink, &Self::in_directory(caller, parent, name)).map(|_| ())
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn remove_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
+        self.ask(Method::RemoveDirectory, &Self::in_directory(caller, parent, name)).map(|_| ())
+    }
+
+    /// Renames, with the flags of `renameat2(2)`.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn rename(
+        &self,
+        caller: Caller<'_>,
+        (parent, name): (u64, &[u8]),
+        (new_parent, new_name): (u64, &[u8]),
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let ask = Ask {
+            second_node: Some(new_parent),
+            second_name: new_name,
+            flags,
+            ..Self::in_directory(caller, parent, name)
+        };
+        self.ask(Method::Rename, &ask)?;
+        let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
+        self.table().renamed((parent, name), (new_parent, new_name), exchanged);
+        Ok(())
+    }
+
+    /// Opens a file; gives the handle.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`]; `EOPNOTSUPP` for what is no regular file.
+    pub fn open(&self, caller: Caller<'_>, node: u64, flags: u32) -> Result<u64, Errno> {
+        let (live, reply) = self.ask(Method::Open, &Ask { flags, ..Self::on_node(caller, node) })?;
+        self.opened(live, &reply, Opened { node, flags, directory: false })
+    }
+
+    fn opened(&self, live: Live, reply: &Reply, opened: Opened) -> Result<u64, Errno> {
+        let remote = Remote { epoch: live.epoch, name: handle_of(reply)? };
+        Ok(self.table().open(opened, remote))
+    }
+
+    /// Makes and opens a file; gives it and the handle.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn create(
+        &self,
+        caller: Caller<'_>,
+        (parent, name): (u64, &[u8]),
+        flags: u32,
+        mode: u32,
+    ) -> Result<(Found, u64), Errno> {
+        let repeatable = flags & rustix::fs::OFlags::EXCL.bits() == 0;
+        let ask = Ask { flags, mode, repeatable, ..Self::in_directory(caller, parent, name) };
+        let (live, reply) = self.ask(Method::Create, &ask)?;
+        let found = self.hold(live, parent, name, &entry_of(&reply)?);
+        Ok((found, self.opened(live, &reply, Opened { node: found.node, flags, directory: false })?))
+    }
+
+    /// Makes and opens a file without a name; gives it and the handle.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn create_unnamed(
+        &self,
+        caller: Caller<'_>,
+        parent: u64,
+        flags: u32,
+        mode: u32,
+    ) -> Result<(Found, u64), Errno> {
+        let ask = Ask { flags, mode, ..Self::on_node(caller, parent) };
+        let (live, reply) = self.ask(Method::CreateUnnamed, &ask)?;
+        let found = self.hold(live, parent, b"", &entry_of(&reply)?);
+        Ok((found, self.opened(live, &reply, Opened { node: found.node, flags, directory: false })?))
+    }
+
+    /// Opens a directory; gives the handle.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn open_directory(&self, caller: Caller<'_>, node: u64) -> Result<u64, Errno> {
+        let (live, reply) = self.ask(Method::OpenDirectory, &Self::on_node(caller, node))?;
+        self.opened(live, &reply, Opened { node, flags: 0, directory: true })
+    }
+
+    /// Closes a file or directory. A server that is away has closed it.
+    pub fn close_handle(&self, handle: u64) {
+        let remote = self.table().close(handle);
+        let (Some(remote), Some(live)) = (remote, self.link.now()) else { return };
+        if remote.epoch != live.epoch {
+            return;
+        }
+        let arguments = super::Arguments { node: remote.name.into(), ..super::NONE };
+        let told = self.link.call_on(live.session, Method::Close, &arguments, &[], None);
+        if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
+            self.link.lose(live.epoch);
+        }
+    }
+
+    /// Reads; fewer bytes than asked for only at the end of the file.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn read(&self, caller: Caller<'_>, handle: u64, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < into.len() {
+            let end = into.len().min(done + FILE_TRANSFER_MAX);
+            let piece = &mut into[done..end];
+            let count = self.read_piece(caller, handle, offset + done as u64, piece)?;
+            done += count;
+            if count < end - (done - count) {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_piece(&self, caller: Caller<'_>, handle: u64, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let ask = Ask { offset, len: into.len() as u64, ..Self::on_handle(caller, handle) };
+        if into.len() <= SMALL_BYTES_MAX {
+            let (_, reply) = self.ask(Method::Read, &ask)?;
+            let bytes = into.get_mut(..reply.payload.len()).ok_or(Errno::PROTO)?;
+            bytes.copy_from_slice(&reply.payload);
+            return Ok(reply.payload.len());
+        }
+        self.with_buffer(Method::Read, &ask, |buffer, reply| {
+            let count = usize::try_from(number_of(reply)?).ok().filter(|count| *count <= into.len());
+            let bytes = &mut into[..count.ok_or(Errno::PROTO)?];
+            if bytes.len() <= SMALL_BYTES_MAX {
+                bytes.copy_from_slice(reply.payload.get(..bytes.len()).ok_or(Errno::PROTO)?);
+            } else {
+                buffer.read(bytes).map_err(|_| Errno::IO)?;
+            }
+            Ok(bytes.len())
+        })
+    }
+
+    /// Writes; at most 1 MiB at once, so that an append is one.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn write(&self, caller: Caller<'_>, handle: u64, offset: u64, data: &[u8]) -> Result<usize, Errno> {
+        let data = &data[..data.len().min(FILE_TRANSFER_MAX)];
+        let opened = self.table().handle(handle).ok_or(Errno::BADF)?.1;
+        // A second append would be another one.
+        let repeatable = opened.flags & rustix::fs::OFlags::APPEND.bits() == 0;
+        let ask = Ask { offset, len: data.len() as u64, repeatable, ..Self::on_handle(caller, handle) };
+        let groups = caller.groups.len().min(crate::limits::CALL_GROUPS_MAX) * 4;
+        if data.len() + groups <= SMALL_BYTES_MAX {
+            let (live, reply) = self.ask(Method::Write, &Ask { data, ..ask })?;
+            self.table().written(opened.node, live.instance);
+            return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
+        }
+        self.write_large(&ask, opened.node, data)
+    }
+
+    fn write_large(&self, ask: &Ask<'_>, node: u64, data: &[u8]) -> Result<usize, Errno> {
+        // The server takes what fits into a message from there alone.
+        if data.len() <= SMALL_BYTES_MAX {
+            let caller = Caller { groups: &[], ..ask.caller };
+            let (live, reply) = self.ask(Method::Write, &Ask { caller, data, ..*ask })?;
+            self.table().written(node, live.instance);
+            return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
+        }
+        let written = self.with_filled_buffer(Method::Write, ask, data, |_, reply| number_of(reply));
+        usize::try_from(written.inspect(|_| {
+            if let Some(live) = self.link.now() {
+                self.table().written(node, live.instance);
+            }
+        })?)
+        .map_err(|_| Errno::PROTO)
+    }
+
+    fn with_buffer<T>(
+        &self,
+        method: Method,
+        ask: &Ask<'_>,
+        take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        self.with_filled_buffer(method, ask, &[], take)
+    }
+
+    /// A call with a window of a buffer, which holds `data` at its start.
+    fn with_filled_buffer<T>(
+        &self,
+        method: Method,
+        ask: &Ask<'_>,
+        data: &[u8],
+        mut take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        self.repeat(method, ask.repeatable, |live| {
+            let (arguments, payload) = self.arguments(live, ask)?;
+            let buffer = self.link.buffer(live)?;
+            buffer.write(data).map_err(|_| Failure::NotSent)?;
+            let reply = self.link.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
+            let taken = take(&buffer, &reply);
+            self.link.buffers.give_back(buffer);
+            taken.map_err(|errno| Failure::Call(errno.into()))
+        })
+    }
+
+    /// Makes an open file or directory durable.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`]; `EIO` once if a server process has gone that had taken writes before.
+    pub fn sync(&self, caller: Caller<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
+        let node = self.table().handle(handle).ok_or(Errno::BADF)?.1.node;
+        let flags = if data_only { FLAG_DATA_ONLY } else { 0 };
+        let ask = Ask { flags, ..Self::on_handle(caller, handle) };
+        self.repeat(Method::Sync, true, |live| {
+            if !self.table().synced(node, live.instance) {
+                tracing::error!("the server was started anew before it had made all writes of a file durable");
+                return Err(Failure::Call(Errno::IO.into()));
+            }
+            let synced = self.ask_once(live, Method::Sync, &ask);
+            if matches!(synced, Err(Failure::NotSent | Failure::Lost)) {
+                self.table().written(node, live.instance);
+            }
+            synced.map(|_| ())
+        })
+    }
+
+    /// Entries of an open directory from a cookie on (0 for the start); none at its end.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn read_directory(
+        &self,
+        caller: Caller<'_>,
+        handle: u64,
+        cookie: u64,
+        len: usize,
+        nodes: bool,
+    ) -> Result<Vec<Listed>, Errno> {
+        let directory = self.table().handle(handle).ok_or(Errno::BADF)?.1.node;
+        let flags = if nodes { FLAG_NODES } else { 0 };
+        let len = len.clamp(4096, SMALL_BYTES_MAX);
+        let ask = Ask { offset: cookie, len: len as u64, flags, ..Self::on_handle(caller, handle) };
+        let (live, reply) = self.ask(Method::ReadDirectory, &ask)?;
+        let mut entries = Vec::new();
+        for listed in read_directory(&reply.payload) {
+            let listed = listed.ok_or(Errno::PROTO)?;
+            let entry = listed.head.entry;
+            let node = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry).node);
+            let (cookie, attributes) = (listed.head.cookie.get(), entry.attributes);
+            entries.push(Listed { cookie, name: listed.name.to_vec(), node, attributes });
+        }
+        Ok(entries)
+    }
+
+    /// Sizes of the file system.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn stat_file_system(&self, caller: Caller<'_>, node: u64) -> Result<FileSystem, Errno> {
+        let (_, reply) = self.ask(Method::StatFileSystem, &Self::on_node(caller, node))?;
+        FileSystem::read_from_prefix(&reply.payload).map(|(sizes, _)| sizes).map_err(|_| Errno::PROTO)
+    }
+
+    /// Whether the caller has rights (`access(2)`).
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn access(&self, caller: Caller<'_>, node: u64, rights: u32) -> Result<(), Errno> {
+        self.ask(Method::Access, &Ask { mode: rights, ..Self::on_node(caller, node) }).map(|_| ())
+    }
+
+    /// An extended attribute.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`]; `E2BIG` for a value of more than 16 KiB.
+    pub fn get_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let ask = Ask { name, ..Self::on_node(caller, node) };
+        Ok(self.ask(Method::GetXattr, &ask)?.1.payload)
+    }
+
+    /// Sets one.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`]; `E2BIG` for a value of more than about 16 KiB.
+    pub fn set_xattr(
+        &self,
+        caller: Caller<'_>,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let repeatable = flags == 0;
+        let ask = Ask { name, data: value, flags, repeatable, ..Self::on_node(caller, node) };
+        self.ask(Method::SetXattr, &ask).map(|_| ())
+    }
+
+    /// The names of all, each with a 0 byte behind it.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn list_xattrs(&self, caller: Caller<'_>, node: u64) -> Result<Vec<u8>, Errno> {
+        Ok(self.ask(Method::ListXattrs, &Self::on_node(caller, node))?.1.payload)
+    }
+
+    /// Removes one.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn remove_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8]) -> Result<(), Errno> {
+        let ask = Ask { name, repeatable: false, ..Self::on_node(caller, node) };
+        self.ask(Method::RemoveXattr, &ask).map(|_| ())
+    }
+
+    /// `fallocate(2)`.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn allocate(&self, caller: Caller<'_>, handle: u64, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
+        // Ranges that are collapsed or inserted would be so twice.
+        let moves = rustix::fs::FallocateFlags::COLLAPSE_RANGE | rustix::fs::FallocateFlags::INSERT_RANGE;
+        let repeatable = mode & moves.bits() == 0;
+        let ask = Ask { offset, len, mode, repeatable, ..Self::on_handle(caller, handle) };
+        self.ask(Method::Allocate, &ask).map(|_| ())
+    }
+
+    /// Finds data (3) or a hole (4) from an offset on.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn seek(&self, caller: Caller<'_>, handle: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
+        let ask = Ask { offset, mode: whence, ..Self::on_handle(caller, handle) };
+        number_of(&self.ask(Method::Seek, &ask)?.1)
+    }
+
+    /// Copies within the server; perhaps fewer bytes than asked for.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn copy_range(
+        &self,
+        caller: Caller<'_>,
+        (from, offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        len: u64,
+    ) -> Result<u64, Errno> {
+        let node = self.table().handle(to).ok_or(Errno::BADF)?.1.node;
+        let ask = Ask { second_handle: Some(to), offset, extra: to_offset, len, ..Self::on_handle(caller, from) };
+        let (live, reply) = self.ask(Method::CopyRange, &ask)?;
+        self.table().written(node, live.instance);
+        number_of(&reply)
+    }
+
+    fn on_range(caller: Caller<'_>, handle: u64, range: LockRange) -> Ask<'_> {
+        let flags = if range.whole { FLAG_WHOLE } else { 0 };
+        let LockRange { owner, start, last, .. } = range;
+        Ask { extra: owner, offset: start, len: last, flags, ..Self::on_handle(caller, handle) }
+    }
+
+    /// Locks or unlocks. With `wait` this may take as long as another has the lock; [`Client::cancel_lock`] ends it.
+    ///
+    /// # Errors
+    /// `EAGAIN` if another has it, `EDEADLK`, `ENOLCK`, `EINTR` if it was cancelled; see [`Client::look_up`].
+    pub fn lock(
+        &self,
+        caller: Caller<'_>,
+        handle: u64,
+        range: LockRange,
+        kind: LockKind,
+        wait: bool,
+    ) -> Result<(), Errno> {
+        let mut ask = Self::on_range(caller, handle, range);
+        ask.mode = match kind {
+            LockKind::Shared => 0,
+            LockKind::Exclusive => 1,
+            LockKind::Unlock => 2,
+        };
+        if wait {
+            ask.flags |= FLAG_WAIT;
+        }
+        self.locking(&ask, range.pid).map(|_| ())
+    }
+
+    /// A lock has the process in the field for a second file.
+    fn locking(&self, ask: &Ask<'_>, pid: u32) -> Result<Reply, Errno> {
+        self.repeat(Method::Lock, true, |live| {
+            let (mut arguments, payload) = self.arguments(live, ask)?;
+            arguments.second = u64::from(pid).into();
+            self.link.call_on(live.session, Method::Lock, &arguments, &payload, None)
+        })
+    }
+
+    /// Ends the wait for a lock: it fails with `EINTR`, if it has not been had.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn cancel_lock(&self, caller: Caller<'_>, handle: u64, range: LockRange) -> Result<(), Errno> {
+        let mut ask = Self::on_range(caller, handle, range);
+        ask.flags |= FLAG_CANCEL;
+        self.locking(&ask, range.pid).map(|_| ())
+    }
+
+    /// What is in the way of a lock.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn test_lock(
+        &self,
+        caller: Caller<'_>,
+        handle: u64,
+        range: LockRange,
+        exclusive: bool,
+    ) -> Result<Option<Locked>, Errno> {
+        let mut ask = Self::on_range(caller, handle, range);
+        (ask.flags, ask.mode) = (ask.flags | FLAG_TEST, u32::from(exclusive));
+        let reply = self.locking(&ask, range.pid)?;
+        let (found, _) = LockResult::read_from_prefix(&reply.payload).map_err(|_| Errno::PROTO)?;
+        let LockResult { start, last, kind, pid } = found;
+        let locked = |exclusive| Locked { exclusive, start: start.get(), last: last.get(), pid: pid.get() };
+        match kind.get() {
+            0 => Ok(Some(locked(false))),
+            1 => Ok(Some(locked(true))),
+            2 => Ok(None),
+            _ => Err(CallError::Malformed.errno()),
+        }
+    }
+}
+
+fn attributes_of(reply: &Reply) -> Result<Attributes, Errno> {
+    Attributes::read_from_prefix(&reply.payload).map(|(attributes, _)| attributes).map_err(|_| Errno::PROTO)
+}

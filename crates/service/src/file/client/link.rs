@@ -1,0 +1,238 @@
+//! The session with the server: made when it is needed, and made again when it was lost.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, SubmitError};
+use byway_fabric::tls::TlsClient;
+use byway_reactor::Address;
+use byway_rpc::node::{Call, Reply, Rpc};
+use byway_rpc::protocol::CALLS_FILES;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::wire::{Arguments, AttachResult, CallError, Entry, Method, PROTOCOL};
+use super::ClientError;
+use super::buffers::Buffers;
+use crate::limits::{FILE_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
+
+/// How long one attempt to connect may take.
+const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Where the server is.
+#[derive(Clone)]
+pub(super) struct Server {
+    pub(super) address: Address,
+    pub(super) tls: Option<TlsClient>,
+    pub(super) share: String,
+}
+
+/// A session that works.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Live {
+    pub(super) session: Session,
+    pub(super) epoch: u64,
+    /// The server process.
+    pub(super) instance: u64,
+    pub(super) read_only: bool,
+}
+
+/// How a call ended that brought no answer of the file service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The server's word.
+    Call(CallError),
+    /// The session ended before the call was sent.
+    NotSent,
+    /// The session ended, or the time was over: whether it was done is not known.
+    Lost,
+}
+
+#[derive(Default)]
+struct State {
+    live: Option<Live>,
+    epoch: u64,
+    connecting: bool,
+    /// Since when there is no session.
+    lost: Option<Instant>,
+    closed: bool,
+}
+
+pub(super) struct Link {
+    server: Server,
+    pub(super) rpc: Rpc,
+    pub(super) buffers: Buffers,
+    state: Mutex<State>,
+    changed: Condvar,
+    lost_after: Duration,
+}
+
+impl Link {
+    pub(super) fn new(server: Server, lost_after: Duration) -> std::io::Result<Self> {
+        let options = NodeOptions { bulk_lanes: 2, ..NodeOptions::default() };
+        let rpc = Rpc::open_for(&options, vec![CALLS_FILES])?;
+        Ok(Self {
+            server,
+            rpc,
+            buffers: Buffers::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            lost_after,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session that works now.
+    pub(super) fn now(&self) -> Option<Live> {
+        self.state().live
+    }
+
+    /// Makes the first session.
+    pub(super) fn open(&self, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, ClientError> {
+        let live = self.attempt(1, attached)?;
+        let mut state = self.state();
+        (state.live, state.epoch) = (Some(live), 1);
+        Ok(live)
+    }
+
+    /// A session: the one that there is, or a new one. Waits for it as long as the server may be lost.
+    pub(super) fn live(&self, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, Failure> {
+        let mut pause = RECONNECT_MIN;
+        let mut tried = false;
+        loop {
+            let mut state = self.state();
+            if let Some(live) = state.live {
+                return Ok(live);
+            }
+            let lost = *state.lost.get_or_insert_with(Instant::now);
+            // After that, each call tries once.
+            if state.closed || (tried && lost.elapsed() > self.lost_after) {
+                return Err(Failure::Lost);
+            }
+            if state.connecting {
+                drop(self.changed.wait_timeout(state, RECONNECT_MAX).unwrap_or_else(PoisonError::into_inner));
+                tried = true;
+                continue;
+            }
+            state.connecting = true;
+            let epoch = state.epoch + 1;
+            drop(state);
+            let made = self.attempt(epoch, attached);
+            let mut state = self.state();
+            state.connecting = false;
+            state.epoch = epoch;
+            tried = true;
+            match made {
+                Ok(live) => {
+                    tracing::info!(share = self.server.share, "the server is back after {:?}", lost.elapsed());
+                    (state.live, state.lost) = (Some(live), None);
+                    drop(state);
+                    self.changed.notify_all();
+                    return Ok(live);
+                }
+                Err(error) => {
+                    tracing::debug!(share = self.server.share, %error, "cannot connect again yet");
+                    let waited = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
+                    drop(waited);
+                    self.changed.notify_all();
+                    pause = (pause * 2).min(RECONNECT_MAX);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, epoch: u64, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, ClientError> {
+        let (node, deadline) = (self.rpc.node(), Deadline::after(ATTEMPT_TIME_MAX));
+        let connected = match &self.server.tls {
+            Some(tls) => node.connect_secure(&self.server.address, tls, deadline),
+            None => node.connect(&self.server.address, deadline),
+        };
+        let session = connected.map_err(ClientError::Connect)?;
+        let arguments = Arguments { name_len: (self.server.share.len() as u16).into(), ..super::NONE };
+        let failed = |failure| match failure {
+            Failure::Call(error) => ClientError::Refused { share: self.server.share.clone(), error },
+            Failure::NotSent | Failure::Lost => ClientError::Lost,
+        };
+        let share = self.server.share.as_bytes();
+        let reply = self.call_on(session, Method::Attach, &arguments, share, None).map_err(failed)?;
+        let result = AttachResult::read_from_bytes(&reply.result[..]).map_err(|_| ClientError::Lost)?;
+        let (root, _) = Entry::read_from_prefix(&reply.payload).map_err(|_| ClientError::Lost)?;
+        let read_only = result.flags.get() & super::super::wire::SHARE_READ_ONLY != 0;
+        let live = Live { session, epoch, instance: result.instance.get(), read_only };
+        if attached(live, &root) {
+            Ok(live)
+        } else {
+            let _ = node.close(session);
+            Err(ClientError::OtherDirectory { share: self.server.share.clone() })
+        }
+    }
+
+    /// The session of an epoch has ended.
+    pub(super) fn lose(&self, epoch: u64) {
+        let mut state = self.state();
+        if let Some(live) = state.live.take_if(|live| live.epoch == epoch) {
+            tracing::warn!(share = self.server.share, "the session with the server has ended; calls wait for it");
+            state.lost = Some(Instant::now());
+            drop(state);
+            let _ = self.rpc.node().close(live.session);
+            self.buffers.clear();
+            self.changed.notify_all();
+        }
+    }
+
+    /// No further session is made; the one that there is ends.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let live = state.live.take();
+        drop(state);
+        self.changed.notify_all();
+        self.buffers.clear();
+        if let Some(live) = live {
+            let _ = self.rpc.node().close(live.session);
+        }
+    }
+
+    /// Asks over a session, with a window of a buffer if there is one.
+    pub(super) fn call_on(
+        &self,
+        session: Session,
+        method: Method,
+        arguments: &Arguments,
+        payload: &[u8],
+        buffer: Option<&super::buffers::Buffer>,
+    ) -> Result<Reply, Failure> {
+        let windows: Vec<_> = buffer.map(super::buffers::Buffer::descriptor).into_iter().collect();
+        let call = Call {
+            protocol: PROTOCOL,
+            method: method as u16,
+            arguments: arguments.as_bytes(),
+            windows: &windows,
+            payload,
+        };
+        let waits = method == Method::Lock;
+        let deadline = if waits { Deadline::NEVER } else { Deadline::after(FILE_CALL_TIME_MAX) };
+        let op = match self.rpc.call(session, &call, deadline) {
+            Ok(op) => op,
+            Err(SubmitError::Busy) => return Err(Failure::Call(CallError::Busy)),
+            Err(SubmitError::TooLong) => return Err(Failure::Call(rustix::io::Errno::TOOBIG.into())),
+            Err(SubmitError::Unsupported) => return Err(Failure::Call(CallError::NotServed(NO_FILES))),
+            Err(_) => return Err(Failure::NotSent),
+        };
+        match op.wait(Deadline::NEVER) {
+            Ok(Ok(outcome)) => Reply::of(outcome).map_err(|_| Failure::Lost),
+            Ok(Err(OpError::Status(status))) => Err(Failure::Call(CallError::from_status(status))),
+            Ok(Err(_)) | Err(_) => Err(Failure::Lost),
+        }
+    }
+
+    /// A buffer with a window that is open to the session.
+    pub(super) fn buffer(&self, live: Live) -> Result<super::buffers::Buffer, Failure> {
+        self.buffers.take(self.rpc.node(), live.session, live.epoch, Rights::BOTH).map_err(|_| Failure::NotSent)
+    }
+}
+
+/// What a server says that has no shares.
+const NO_FILES: byway_rpc::message::Status = byway_rpc::message::Status::UnknownProtocol;

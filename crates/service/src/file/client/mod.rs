@@ -1,0 +1,379 @@
+//! A client of a share: for a mount's threads, and for commands.
+//!
+//! Calls wait for their answers, and any number of threads may call at once. A session that ends is made again; files are then found
+//! again by their names (`table.rs`) and opened again, so that a restart of the server is a wait. What cannot be repeated without
+//! harm, such as making a directory, fails with `EIO` if its answer was lost with the session: whether it was done is not
+//! known. Locks end with their session. A sync fails once if the server process went that had taken writes before it.
+
+mod buffers;
+mod files;
+mod link;
+mod list;
+mod table;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use byway_fabric::node::NodeError;
+use byway_fabric::tls::TlsClient;
+use byway_reactor::{Address, Errno};
+use byway_rpc::node::Reply;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+pub use self::files::{Listed, LockKind, LockRange, Locked};
+use self::link::{Failure, Link, Live, Server};
+pub use self::list::{ListedShare, list};
+pub use self::table::ROOT;
+use self::table::{Opened, Remote, Table};
+use super::wire::{Arguments, CallError, Entry, Forgotten, Method, OpenResult};
+use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_CALL_TIME_MAX, FILE_LOST_AFTER};
+
+/// No arguments.
+const NONE: Arguments = Arguments {
+    node: U64::ZERO,
+    second: U64::ZERO,
+    offset: U64::ZERO,
+    len: U64::ZERO,
+    extra: U64::ZERO,
+    flags: U32::ZERO,
+    mode: U32::ZERO,
+    uid: U32::ZERO,
+    gid: U32::ZERO,
+    name_len: U16::ZERO,
+    second_name_len: U16::ZERO,
+    group_count: 0,
+    reserved: [0; 3],
+};
+
+/// Directories above a node that is looked up again.
+const DEPTH_MAX: usize = 512;
+
+/// Nodes that are forgotten with one call.
+const FORGOTTEN_MAX: usize = 64;
+
+/// For whom a call is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller<'a> {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups; those beyond [`CALL_GROUPS_MAX`] are left out.
+    pub groups: &'a [u32],
+}
+
+/// Why a share cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No node for the client.
+    #[error("cannot open an event loop: {0}; `byway doctor` says what this machine allows")]
+    Node(std::io::Error),
+    /// Nobody answers, or not byway.
+    #[error("cannot connect: {0}; check the address and that the server runs")]
+    Connect(NodeError),
+    /// The server says no.
+    #[error("share `{share}`: {error}; `byway ls` lists what the server has")]
+    Refused {
+        /// Which.
+        share: String,
+        /// Why.
+        error: CallError,
+    },
+    /// The session ended before the answer.
+    #[error("the server ended the session before it answered; its log says why")]
+    Lost,
+    /// The name is now another directory's.
+    #[error("share `{share}` is another directory than before; unmount and mount it again")]
+    OtherDirectory {
+        /// Which.
+        share: String,
+    },
+}
+
+/// How a client is opened.
+#[derive(Clone)]
+pub struct ClientOptions {
+    /// Where the server listens.
+    pub address: Address,
+    /// TLS, if the address wants it.
+    pub tls: Option<TlsClient>,
+    /// The share's name.
+    pub share: String,
+    /// How long calls wait for a server that does not answer before they fail with `EIO`.
+    pub lost_after: Duration,
+}
+
+impl ClientOptions {
+    /// A share, without TLS.
+    pub fn new(address: Address, share: &str) -> Self {
+        Self { address, tls: None, share: share.to_owned(), lost_after: FILE_LOST_AFTER }
+    }
+}
+
+/// A file and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The client's number of it, until it is [forgotten](Client::forget).
+    pub node: u64,
+    /// What is known of it.
+    pub attributes: super::wire::Attributes,
+}
+
+/// See the module.
+pub struct Client {
+    link: Link,
+    table: Mutex<Table>,
+    forgotten: Mutex<Vec<(u64, Forgotten)>>,
+}
+
+/// A call, before the server's names are put in.
+#[derive(Clone, Copy, Default)]
+struct Ask<'a> {
+    caller: Caller<'a>,
+    node: Option<u64>,
+    second_node: Option<u64>,
+    handle: Option<u64>,
+    second_handle: Option<u64>,
+    offset: u64,
+    len: u64,
+    extra: u64,
+    flags: u32,
+    mode: u32,
+    name: &'a [u8],
+    second_name: &'a [u8],
+    data: &'a [u8],
+    /// The call can be sent again although it may have been done.
+    repeatable: bool,
+}
+
+impl Client {
+    /// Connects to the server and attaches to the share.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn connect(options: ClientOptions) -> Result<Self, ClientError> {
+        let ClientOptions { address, tls, share, lost_after } = options;
+        let link = Link::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
+        let client = Self { link, table: Mutex::default(), forgotten: Mutex::default() };
+        client.link.open(&mut |live, root| client.attached(live, root))?;
+        Ok(client)
+    }
+
+    /// Ends the session; calls fail from now on.
+    pub fn close(&self) {
+        self.link.close();
+    }
+
+    /// Whether the server refuses changes; `None` while it is away.
+    pub fn is_read_only(&self) -> Option<bool> {
+        Some(self.link.now()?.read_only)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attached(&self, live: Live, root: &Entry) -> bool {
+        self.table().attach(Remote { epoch: live.epoch, name: root.node.get() }, &root.attributes)
+    }
+
+    fn live(&self) -> Result<Live, Failure> {
+        self.link.live(&mut |live, root| self.attached(live, root))
+    }
+
+    fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
+        self.repeat(method, ask.repeatable, |live| Ok((live, self.ask_once(live, method, ask)?)))
+    }
+
+    /// Calls until there is an answer: again after a session has ended, and while the server has no room.
+    fn repeat<T>(
+        &self,
+        method: Method,
+        repeatable: bool,
+        mut call: impl FnMut(Live) -> Result<T, Failure>,
+    ) -> Result<T, Errno> {
+        let (mut pause, mut busy_since) = (BUSY_PAUSE_MIN, None);
+        loop {
+            let live = self.live().map_err(|_| Errno::IO)?;
+            if !repeatable {
+                // The end of the session is noticed now rather than by the loss of the call.
+                let _ = self.link.rpc.node().turn();
+            }
+            match call(live) {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Call(CallError::Busy)) => {
+                    let since: Instant = *busy_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > FILE_CALL_TIME_MAX {
+                        return Err(Errno::AGAIN);
+                    }
+                    std::thread::park_timeout(pause);
+                    pause = (pause * 2).min(BUSY_PAUSE_MAX);
+                }
+                Err(Failure::Call(error)) => return Err(error.errno()),
+                Err(Failure::NotSent) => self.link.lose(live.epoch),
+                Err(Failure::Lost) => {
+                    self.link.lose(live.epoch);
+                    if !repeatable {
+                        tracing::warn!(?method, "the session ended before the answer: whether it was done is not known");
+                        return Err(Errno::IO);
+                    }
+                }
+            }
+        }
+    }
+
+    fn ask_once(&self, live: Live, method: Method, ask: &Ask<'_>) -> Result<Reply, Failure> {
+        let (arguments, payload) = self.arguments(live, ask)?;
+        self.link.call_on(live.session, method, &arguments, &payload, None)
+    }
+
+    /// Puts in what the server of a session calls nodes and open files.
+    fn arguments(&self, live: Live, ask: &Ask<'_>) -> Result<(Arguments, Vec<u8>), Failure> {
+        let caller = ask.caller;
+        let node = match (ask.node, ask.handle) {
+            (Some(node), _) => self.remote_node(live, caller, node, 0)?,
+            (None, Some(handle)) => self.remote_handle(live, caller, handle)?,
+            (None, None) => 0,
+        };
+        let second = match (ask.second_node, ask.second_handle) {
+            (Some(node), _) => self.remote_node(live, caller, node, 0)?,
+            // The handle beside a node.
+            (None, Some(handle)) => self.remote_handle(live, caller, handle)?,
+            (None, None) => 0,
+        };
+        let groups = &caller.groups[..caller.groups.len().min(CALL_GROUPS_MAX)];
+        let arguments = Arguments {
+            node: U64::new(node),
+            second: U64::new(second),
+            offset: U64::new(ask.offset),
+            len: U64::new(ask.len),
+            extra: U64::new(ask.extra),
+            flags: U32::new(ask.flags),
+            mode: U32::new(ask.mode),
+            uid: U32::new(caller.uid),
+            gid: U32::new(caller.gid),
+            name_len: U16::new(ask.name.len() as u16),
+            second_name_len: U16::new(ask.second_name.len() as u16),
+            group_count: groups.len() as u8,
+            reserved: [0; 3],
+        };
+        let mut payload = Vec::with_capacity(ask.name.len() + ask.second_name.len() + groups.len() * 4 + ask.data.len());
+        payload.extend_from_slice(ask.name);
+        payload.extend_from_slice(ask.second_name);
+        payload.extend(groups.iter().flat_map(|group| group.to_le_bytes()));
+        payload.extend_from_slice(ask.data);
+        Ok((arguments, payload))
+    }
+
+    /// What the server of a session calls a node: looked up again if it was known in an earlier one.
+    fn remote_node(&self, live: Live, caller: Caller<'_>, number: u64, depth: usize) -> Result<u64, Failure> {
+        let remote = self.table().remote(number).ok_or(Failure::Call(CallError::Stale))?;
+        if remote.epoch == live.epoch {
+            return Ok(remote.name);
+        }
+        if number == ROOT || depth > DEPTH_MAX {
+            // The session is not that of the newest epoch.
+            return Err(Failure::NotSent);
+        }
+        let (parent, name) = self.table().place(number).ok_or(Failure::Call(CallError::Stale))?;
+        let parent = self.remote_node(live, caller, parent, depth + 1)?;
+        let arguments = Arguments {
+            node: U64::new(parent),
+            uid: U32::new(caller.uid),
+            gid: U32::new(caller.gid),
+            name_len: U16::new(name.len() as u16),
+            ..NONE
+        };
+        let reply = self.link.call_on(live.session, Method::LookUp, &arguments, &name, None);
+        let reply = reply.map_err(|failure| match failure {
+            // It was removed while the server was away.
+            Failure::Call(CallError::Errno(Errno::NOENT)) => Failure::Call(CallError::Stale),
+            other => other,
+        })?;
+        let (entry, _) = Entry::read_from_prefix(&reply.payload).map_err(|_| Failure::Call(CallError::Malformed))?;
+        let remote = Remote { epoch: live.epoch, name: entry.node.get() };
+        if self.table().found_again(number, remote, &entry.attributes) {
+            Ok(remote.name)
+        } else {
+            Err(Failure::Call(CallError::Stale))
+        }
+    }
+
+    /// What the server of a session calls an open file: opened again if it was in an earlier one.
+    fn remote_handle(&self, live: Live, caller: Caller<'_>, number: u64) -> Result<u64, Failure> {
+        let (remote, opened) = self.table().handle(number).ok_or(Failure::Call(CallError::Stale))?;
+        if remote.epoch == live.epoch {
+            return Ok(remote.name);
+        }
+        let Opened { node, flags, directory } = opened;
+        let node = self.remote_node(live, caller, node, 0)?;
+        let method = if directory { Method::OpenDirectory } else { Method::Open };
+        // What made it, or emptied it, was done.
+        let done = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::TRUNC;
+        let arguments = Arguments {
+            node: U64::new(node),
+            uid: U32::new(caller.uid),
+            gid: U32::new(caller.gid),
+            flags: U32::new(flags & !done.bits()),
+            ..NONE
+        };
+        let reply = self.link.call_on(live.session, method, &arguments, &[], None)?;
+        let name = handle_of(&reply).map_err(|error| Failure::Call(error.into()))?;
+        self.table().opened_again(number, Remote { epoch: live.epoch, name });
+        Ok(name)
+    }
+
+    /// So many look-ups of a node are not needed any more; with the last, neither is the node.
+    pub fn forget(&self, node: u64, look_ups: u64) {
+        let Some((remote, answers)) = self.table().forget(node, look_ups) else { return };
+        let one = Forgotten { node: U64::new(remote.name), count: U64::new(answers) };
+        let mut forgotten = self.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
+        forgotten.push((remote.epoch, one));
+        if forgotten.len() < FORGOTTEN_MAX {
+            return;
+        }
+        let all = std::mem::take(&mut *forgotten);
+        drop(forgotten);
+        self.tell_forgotten(&all);
+    }
+
+    /// Tells the server; what a session knew that has ended, nobody knows any more.
+    fn tell_forgotten(&self, all: &[(u64, Forgotten)]) {
+        use zerocopy::IntoBytes;
+        let Some(live) = self.link.now() else { return };
+        let mut payload = Vec::new();
+        for (_, one) in all.iter().filter(|(epoch, _)| *epoch == live.epoch) {
+            payload.extend_from_slice(one.as_bytes());
+        }
+        let told = self.link.call_on(live.session, Method::Forget, &NONE, &payload, None);
+        if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
+            self.link.lose(live.epoch);
+        }
+    }
+
+    /// Takes a node from an answer.
+    fn hold(&self, live: Live, parent: u64, name: &[u8], entry: &Entry) -> Found {
+        let remote = Remote { epoch: live.epoch, name: entry.node.get() };
+        let node = self.table().hold((parent, name), remote, &entry.attributes);
+        Found { node, attributes: entry.attributes }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
+fn entry_of(reply: &Reply) -> Result<Entry, Errno> {
+    Entry::read_from_prefix(&reply.payload).map(|(entry, _)| entry).map_err(|_| Errno::PROTO)
+}
+
+fn handle_of(reply: &Reply) -> Result<u64, Errno> {
+    OpenResult::read_from_bytes(&reply.result[..]).map(|result| result.handle.get()).map_err(|_| Errno::PROTO)
+}
+
+fn number_of(reply: &Reply) -> Result<u64, Errno> {
+    reply.result[..].first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)).ok_or(Errno::PROTO)
+}

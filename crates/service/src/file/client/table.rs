@@ -1,0 +1,279 @@
+//! What a client knows of its files: names by which a new server process finds them again.
+//!
+//! The table is pure. A node has a number of the client's own, which stays the same when the server was restarted; what the server
+//! calls it is good for one *epoch*, the time of one session. A node that is used in a later epoch is looked up again, by its
+//! directory and name, and is the same only if inode number and time of birth are.
+
+use std::collections::HashMap;
+
+use super::super::wire::Attributes;
+
+/// The root's number.
+pub const ROOT: u64 = 1;
+
+/// What makes a file the same in two epochs: inode number, and time of birth where the file system has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    ino: u64,
+    born: (i64, u32),
+}
+
+impl Identity {
+    pub(super) fn of(attributes: &Attributes) -> Self {
+        Self { ino: attributes.ino.get(), born: (attributes.born_s.get(), attributes.born_ns.get()) }
+    }
+}
+
+/// The server's name of something, and the epoch that it is good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Remote {
+    pub(super) epoch: u64,
+    pub(super) name: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: u64,
+    name: Vec<u8>,
+    identity: Identity,
+    remote: Remote,
+    /// Answers of the epoch that named it: the server is told as many when it is forgotten.
+    answers: u64,
+    /// Answers to the user of this table that named it.
+    look_ups: u64,
+    /// The server process that holds writes which no sync has followed.
+    unsynced: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    node: u64,
+    flags: u32,
+    directory: bool,
+    remote: Remote,
+}
+
+/// What an open file was opened with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opened {
+    pub(super) node: u64,
+    pub(super) flags: u32,
+    pub(super) directory: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    nodes: HashMap<u64, Node>,
+    by_identity: HashMap<Identity, u64>,
+    by_name: HashMap<(u64, Vec<u8>), u64>,
+    handles: HashMap<u64, Handle>,
+    last: u64,
+}
+
+impl Table {
+    /// The root is known in an epoch. False if it is another directory than before.
+    pub(super) fn attach(&mut self, remote: Remote, attributes: &Attributes) -> bool {
+        let identity = Identity::of(attributes);
+        self.last = self.last.max(ROOT);
+        let root = self.nodes.entry(ROOT).or_insert_with(|| Node {
+            parent: ROOT,
+            name: Vec::new(),
+            identity,
+            remote,
+            answers: 1,
+            look_ups: u64::MAX,
+            unsynced: None,
+        });
+        (root.remote, root.answers) = (remote, 1);
+        self.by_identity.insert(identity, ROOT);
+        root.identity == identity
+    }
+
+    /// A name was looked up: gives the node's number.
+    pub(super) fn hold(&mut self, (parent, name): (u64, &[u8]), remote: Remote, attributes: &Attributes) -> u64 {
+        let identity = Identity::of(attributes);
+        if let Some(&number) = self.by_identity.get(&identity)
+            && let Some(node) = self.nodes.get_mut(&number)
+        {
+            node.look_ups = node.look_ups.saturating_add(1);
+            node.answers = if node.remote == remote { node.answers + 1 } else { 1 };
+            node.remote = remote;
+            if number != ROOT && (node.parent != parent || node.name != name) {
+                let old = (node.parent, std::mem::replace(&mut node.name, name.to_vec()));
+                node.parent = parent;
+                self.leave_name(&old, number);
+            }
+            self.by_name.insert((parent, name.to_vec()), number);
+            return number;
+        }
+        self.last += 1;
+        let number = self.last;
+        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1, unsynced: None };
+        self.nodes.insert(number, node);
+        self.by_identity.insert(identity, number);
+        self.by_name.insert((parent, name.to_vec()), number);
+        number
+    }
+
+    fn leave_name(&mut self, name: &(u64, Vec<u8>), number: u64) {
+        if self.by_name.get(name) == Some(&number) {
+            self.by_name.remove(name);
+        }
+    }
+
+    /// So many look-ups are forgotten. With the last, gives what the server is told: its name and how many answers named it.
+    pub(super) fn forget(&mut self, number: u64, look_ups: u64) -> Option<(Remote, u64)> {
+        let node = self.nodes.get_mut(&number).filter(|_| number != ROOT)?;
+        node.look_ups = node.look_ups.saturating_sub(look_ups);
+        if node.look_ups > 0 {
+            return None;
+        }
+        let node = self.nodes.remove(&number)?;
+        self.leave_name(&(node.parent, node.name), number);
+        if self.by_identity.get(&node.identity) == Some(&number) {
+            self.by_identity.remove(&node.identity);
+        }
+        Some((node.remote, node.answers))
+    }
+
+    /// What the server calls a node. `None`: the table does not know it.
+    pub(super) fn remote(&self, number: u64) -> Option<Remote> {
+        self.nodes.get(&number).map(|node| node.remote)
+    }
+
+    /// Where a node is found again.
+    pub(super) fn place(&self, number: u64) -> Option<(u64, Vec<u8>)> {
+        self.nodes.get(&number).map(|node| (node.parent, node.name.clone()))
+    }
+
+    /// A node was looked up again. False if another file has its name now.
+    pub(super) fn found_again(&mut self, number: u64, remote: Remote, attributes: &Attributes) -> bool {
+        let Some(node) = self.nodes.get_mut(&number).filter(|node| node.identity == Identity::of(attributes)) else {
+            return false;
+        };
+        node.answers = if node.remote == remote { node.answers + 1 } else { 1 };
+        node.remote = remote;
+        true
+    }
+
+    /// A name was given to another place, or exchanged with it.
+    pub(super) fn renamed(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), exchanged: bool) {
+        let (from, to) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+        let (moved, replaced) = (self.by_name.remove(&from), self.by_name.remove(&to));
+        let mut place = |number: Option<u64>, at: (u64, Vec<u8>)| {
+            let Some(number) = number else { return };
+            if let Some(node) = self.nodes.get_mut(&number) {
+                (node.parent, node.name) = at.clone();
+                self.by_name.insert(at, number);
+            }
+        };
+        place(moved, to);
+        if exchanged {
+            place(replaced, from);
+        }
+    }
+
+    /// A file was opened: gives the handle's number.
+    pub(super) fn open(&mut self, opened: Opened, remote: Remote) -> u64 {
+        self.last = self.last.max(ROOT) + 1;
+        let Opened { node, flags, directory } = opened;
+        self.handles.insert(self.last, Handle { node, flags, directory, remote });
+        self.last
+    }
+
+    /// What the server calls an open file, and what it was opened with.
+    pub(super) fn handle(&self, number: u64) -> Option<(Remote, Opened)> {
+        let Handle { node, flags, directory, remote } = *self.handles.get(&number)?;
+        Some((remote, Opened { node, flags, directory }))
+    }
+
+    /// A file was opened again.
+    pub(super) fn opened_again(&mut self, number: u64, remote: Remote) {
+        if let Some(handle) = self.handles.get_mut(&number) {
+            handle.remote = remote;
+        }
+    }
+
+    pub(super) fn close(&mut self, number: u64) -> Option<Remote> {
+        self.handles.remove(&number).map(|handle| handle.remote)
+    }
+
+    /// A server process has taken a write of a file.
+    pub(super) fn written(&mut self, node: u64, instance: u64) {
+        if let Some(node) = self.nodes.get_mut(&node) {
+            // Of two processes the first decides: what it held may be lost.
+            node.unsynced.get_or_insert(instance);
+        }
+    }
+
+    /// Whether all writes of a file are at this server process, and not at one that has gone. Asked before a sync, and after it.
+    pub(super) fn synced(&mut self, node: u64, instance: u64) -> bool {
+        self.nodes.get_mut(&node).is_none_or(|node| node.unsynced.take().is_none_or(|first| first == instance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+    use zerocopy::little_endian::{I64, U64};
+
+    use super::*;
+
+    fn file(ino: u64, born: i64) -> Attributes {
+        Attributes { ino: U64::new(ino), born_s: I64::new(born), ..Attributes::new_zeroed() }
+    }
+
+    fn remote(epoch: u64, name: u64) -> Remote {
+        Remote { epoch, name }
+    }
+
+    #[test]
+    fn a_file_has_one_number_by_all_its_names_and_in_all_epochs() {
+        let mut table = Table::default();
+        assert!(table.attach(remote(1, 70), &file(2, 0)));
+        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
+        assert_eq!(table.hold((ROOT, b"b"), remote(1, 71), &file(10, 5)), one, "a hard link");
+        assert!(table.attach(remote(2, 80), &file(2, 0)));
+        assert_eq!(table.place(one), Some((ROOT, b"b".to_vec())));
+        assert!(table.found_again(one, remote(2, 90), &file(10, 5)));
+        assert!(!table.found_again(one, remote(2, 91), &file(10, 6)), "another file with the same number");
+        assert_eq!(table.forget(one, 1), None);
+        assert_eq!(table.forget(one, 1), Some((remote(2, 90), 1)));
+        assert_eq!(table.remote(one), None);
+        assert!(table.by_name.is_empty() || !table.by_name.values().any(|number| *number == one && table.nodes.contains_key(&one)));
+        assert!(!table.attach(remote(3, 1), &file(3, 0)), "another root");
+        assert_eq!(table.forget(ROOT, 9), None);
+    }
+
+    #[test]
+    fn a_renamed_file_is_found_at_its_new_place() {
+        let mut table = Table::default();
+        table.attach(remote(1, 70), &file(2, 0));
+        let directory = table.hold((ROOT, b"d"), remote(1, 71), &file(10, 0));
+        let one = table.hold((ROOT, b"a"), remote(1, 72), &file(11, 0));
+        let two = table.hold((directory, b"b"), remote(1, 73), &file(12, 0));
+        table.renamed((ROOT, b"a"), (directory, b"b"), true);
+        assert_eq!((table.place(one), table.place(two)), (Some((directory, b"b".to_vec())), Some((ROOT, b"a".to_vec()))));
+        table.renamed((directory, b"b"), (ROOT, b"c"), false);
+        assert_eq!(table.place(one), Some((ROOT, b"c".to_vec())));
+    }
+
+    #[test]
+    fn a_sync_fails_once_if_a_server_process_went_with_writes() {
+        let mut table = Table::default();
+        table.attach(remote(1, 70), &file(2, 0));
+        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
+        table.written(one, 100);
+        assert!(table.synced(one, 100) && table.synced(one, 200));
+        table.written(one, 100);
+        table.written(one, 200);
+        assert!(!table.synced(one, 200), "the first process is gone");
+        assert!(table.synced(one, 200));
+        let opened = Opened { node: one, flags: 2, directory: false };
+        let handle = table.open(opened, remote(1, 5));
+        table.opened_again(handle, remote(2, 6));
+        assert_eq!(table.handle(handle), Some((remote(2, 6), opened)));
+        assert_eq!((table.close(handle), table.handle(handle)), (Some(remote(2, 6)), None));
+    }
+}

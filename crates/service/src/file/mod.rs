@@ -1,0 +1,13 @@
+//! Files: a directory of one machine, used by others.
+//!
+//! A [`Share`] is a directory and its rules. The [`server`] answers the calls of [`wire`]: each path step is one name, opened
+//! relative to a held descriptor and never out of the share. [`locks`] holds `flock` and POSIX locks across clients. The
+//! [`client`] is for a mount and for commands; it finds its files again when the server was restarted.
+
+pub mod client;
+pub mod locks;
+pub mod server;
+pub mod share;
+pub mod wire;
+
+pub use self::share::{Share, ShareError, ShareSpec, Users};

@@ -1,0 +1,363 @@
+//! The calls of the file service, taken apart, checked and begun.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use byway_fabric::access::Right;
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::{DESCRIPTOR_BYTES, Descriptor};
+use byway_reactor::privilege::User;
+use byway_rpc::session::{CallRef, Incomer};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::super::share::Acting;
+use super::super::wire::{
+    Arguments, AttachResult, CallError, Entry, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes,
+    SHARE_READ_ONLY, ShareEntry,
+};
+use super::outcome::Outcome;
+use super::table::{Node, Open};
+use super::workers::Work;
+use super::{Job, Shares, Window, reply, tree};
+use crate::host::At;
+use crate::limits::{CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX};
+
+/// A call, taken apart.
+pub(super) struct Asked<'a> {
+    pub(super) call: CallRef,
+    pub(super) method: Method,
+    pub(super) arguments: Arguments,
+    name: &'a [u8],
+    second_name: &'a [u8],
+    groups: &'a [u8],
+    pub(super) data: &'a [u8],
+    windows: &'a [u8],
+}
+
+impl<'a> Asked<'a> {
+    fn parse(call: CallRef, asked: &Incomer<'a>) -> Result<Self, CallError> {
+        let method = Method::from_number(asked.method).ok_or(CallError::UnknownMethod)?;
+        let arguments =
+            Arguments::read_from_bytes(asked.arguments.padded()).unwrap_or_else(|_| Arguments::new_zeroed());
+        // A node or handle is good for the session that it was given to, so nobody else's session can ask for another.
+        if asked.delegated || usize::from(arguments.group_count) > CALL_GROUPS_MAX {
+            return Err(CallError::Malformed);
+        }
+        let split = |bytes: &'a [u8], len: usize| bytes.split_at_checked(len).ok_or(CallError::Malformed);
+        let (name, rest) = split(asked.payload, usize::from(arguments.name_len.get()))?;
+        let (second_name, rest) = split(rest, usize::from(arguments.second_name_len.get()))?;
+        let (groups, data) = split(rest, usize::from(arguments.group_count) * 4)?;
+        Ok(Self { call, method, arguments, name, second_name, groups, data, windows: asked.windows })
+    }
+
+    /// The window for what is read or written, if the call has one.
+    pub(super) fn window(&self, reads: bool) -> Option<Window> {
+        let descriptor = self.windows.first_chunk::<DESCRIPTOR_BYTES>().map(Descriptor::from_bytes)?;
+        let key = if reads { descriptor.put_key() } else { descriptor.get_key() };
+        Some(Window { key, len: usize::try_from(descriptor.len()).unwrap_or(usize::MAX) })
+    }
+
+    /// Whose rights the call has.
+    fn user(&self, node: &Node) -> User {
+        match node.share.acting() {
+            Acting::As(user) => user.clone(),
+            Acting::Caller => {
+                let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group));
+                User { uid: self.arguments.uid.get(), gid: self.arguments.gid.get(), groups: groups.collect() }
+            }
+        }
+    }
+}
+
+/// One step of a path: never more, and never the way up.
+fn step(name: &[u8]) -> Result<CString, CallError> {
+    if name.len() > FILE_NAME_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    if name.is_empty() || name.contains(&b'/') || name == b"." || name == b".." {
+        return Err(Errno::INVAL.into());
+    }
+    text(name)
+}
+
+fn text(bytes: &[u8]) -> Result<CString, CallError> {
+    CString::new(bytes).map_err(|_| Errno::INVAL.into())
+}
+
+/// Whether open flags say that the file will change.
+fn writes(flags: u32) -> bool {
+    let flags = OFlags::from_bits_retain(flags);
+    flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
+}
+
+impl Shares {
+    /// Begins a call. One that fails here is answered by the caller.
+    pub(super) fn begin(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) -> Result<(), CallError> {
+        let asked = Asked::parse(call, asked)?;
+        if at.fabric.is_full() || self.workers.is_full() {
+            return Err(CallError::Busy);
+        }
+        match asked.method {
+            Method::Attach => self.attach(at, &asked),
+            Method::List => {
+                self.list(at, &asked);
+                Ok(())
+            }
+            Method::Forget => {
+                let client = self.client(call.session)?;
+                for bytes in asked.data.as_chunks::<{ size_of::<Forgotten>() }>().0 {
+                    let forgotten = Forgotten::read_from_bytes(bytes).map_err(|_| CallError::Malformed)?;
+                    client.forget(forgotten.node.get(), forgotten.count.get());
+                }
+                reply(at, call, Ok((&[], &[])));
+                Ok(())
+            }
+            Method::Close => {
+                self.client(call.session)?.close(at.reactor, asked.arguments.node.get())?;
+                reply(at, call, Ok((&[], &[])));
+                Ok(())
+            }
+            Method::Lock => self.lock(at, call, &asked.arguments),
+            Method::Read => self.read(at, &asked),
+            Method::Write => self.write(at, &asked),
+            Method::Sync | Method::ReadDirectory | Method::Allocate | Method::Seek | Method::CopyRange => {
+                self.on_handle(at, &asked)
+            }
+            _ => self.on_node(at, &asked),
+        }
+    }
+
+    fn attach(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let share = self.shares.iter().find(|share| share.name().as_bytes() == asked.name);
+        let share = Arc::clone(share.ok_or(CallError::NoShare)?);
+        let Some(right) = Self::right(at, asked.call.session, &share) else {
+            tracing::debug!(share = share.name(), "not in the share's access list: told that there is none");
+            return Err(CallError::NoShare);
+        };
+        let root = tree::found(share.root().try_clone().map_err(|_| CallError::Busy)?)?;
+        let attributes = root.attributes;
+        let client = self.make_client(at.reactor, asked.call.session);
+        let node = client.hold(root, &share, right)?;
+        if !client.shares.iter().any(|other| Arc::ptr_eq(other, &share)) {
+            client.shares.push(share);
+        }
+        let result = AttachResult {
+            flags: U32::new(if right == Right::Read { SHARE_READ_ONLY } else { 0 }),
+            transfer_max: U32::new(FILE_TRANSFER_MAX as u32),
+            instance: U64::new(self.instance),
+        };
+        let entry = Entry { node: U64::new(node), attributes };
+        reply(at, asked.call, Ok((result.as_bytes(), entry.as_bytes())));
+        Ok(())
+    }
+
+    /// Lists the shares that the client may use from an index on, as many as fit; the result begins with how many there are.
+    fn list(&mut self, at: &mut At<'_>, asked: &Asked<'_>) {
+        let right = |share| Self::right(at, asked.call.session, share);
+        let open: Vec<_> = self.shares.iter().filter_map(|share| Some((share, right(share)?))).collect();
+        let mut payload = Vec::new();
+        for (share, right) in open.iter().skip(usize::try_from(asked.arguments.offset.get()).unwrap_or(usize::MAX)) {
+            let name = share.name().as_bytes();
+            let description = share.spec().description.as_deref().unwrap_or_default().as_bytes();
+            let entry = ShareEntry {
+                flags: U32::new(if *right == Right::Read { SHARE_READ_ONLY } else { 0 }),
+                name_len: U16::new(name.len() as u16),
+                description_len: U16::new(description.len() as u16),
+            };
+            if payload.len() + size_of::<ShareEntry>() + name.len() + description.len() > SMALL_BYTES_MAX {
+                break;
+            }
+            payload.extend_from_slice(entry.as_bytes());
+            payload.extend_from_slice(name);
+            payload.extend_from_slice(description);
+        }
+        let count = (open.len() as u64).to_le_bytes();
+        reply(at, asked.call, Ok((&count, &payload)));
+    }
+
+    /// Has a worker do it.
+    fn work(&mut self, at: &mut At<'_>, asked: &Asked<'_>, node: Arc<Node>, window: Option<Window>, work: Work) {
+        let user = asked.user(&node);
+        let job = self.start(at, Job::Worker { call: asked.call, node, window });
+        if !self.workers.run(job, user, work) {
+            self.end(at, job, Err(CallError::Busy));
+        }
+    }
+
+    fn on_handle(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let client = self.client(asked.call.session)?;
+        let handle = client.handle(asked.arguments.node.get())?.clone();
+        let node = Arc::clone(&handle.node);
+        check_right(&node, asked)?;
+        let Arguments { offset, len, extra, flags, mode, second, .. } = asked.arguments;
+        let (offset, len, extra) = (offset.get(), len.get(), extra.get());
+        let (flags, mode) = (flags.get(), mode.get());
+        let mut window = None;
+        let work: Work = match asked.method {
+            Method::Sync => Box::new(move || {
+                let fd = handle.descriptor().ok_or(Errno::BADF)?;
+                let data = flags & FLAG_DATA_ONLY != 0;
+                if data { rustix::fs::fdatasync(fd)? } else { rustix::fs::fsync(fd)? }
+                Ok(Outcome::Done)
+            }),
+            Method::ReadDirectory => {
+                let Open::Directory { fd, listing } = handle.open else { return Err(Errno::NOTDIR.into()) };
+                window = asked.window(true).filter(|_| at.fabric.can_put(asked.call.session));
+                let room = window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
+                let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));
+                Box::new(move || {
+                    let _turn = listing.lock().map_err(|_| Errno::IO)?;
+                    tree::list(fd.as_fd(), offset, len, flags & FLAG_NODES != 0)
+                })
+            }
+            Method::Allocate => Box::new(move || {
+                let mode = rustix::fs::FallocateFlags::from_bits_retain(mode);
+                rustix::fs::fallocate(handle.descriptor().ok_or(Errno::BADF)?, mode, offset, len)?;
+                Ok(Outcome::Done)
+            }),
+            Method::Seek => Box::new(move || tree::seek(handle.descriptor().ok_or(Errno::BADF)?, offset, mode)),
+            _ => {
+                let target = client.handle(second.get())?.clone();
+                check_right(&target.node, asked)?;
+                Box::new(move || {
+                    let (mut from, mut to) = (offset, extra);
+                    let len = usize::try_from(len.min(FILE_COPY_MAX)).map_err(|_| Errno::INVAL)?;
+                    let (source, target) = (handle.descriptor(), target.descriptor());
+                    let (source, target) = (source.ok_or(Errno::BADF)?, target.ok_or(Errno::BADF)?);
+                    let copied = rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), len)?;
+                    Ok(Outcome::Number(copied as u64))
+                })
+            }
+        };
+        self.work(at, asked, node, window, work);
+        Ok(())
+    }
+
+    fn on_node(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let client = self.client(asked.call.session)?;
+        let node = client.node(asked.arguments.node.get())?;
+        check_right(&node, asked)?;
+        let opens = matches!(
+            asked.method,
+            Method::Open | Method::Create | Method::CreateUnnamed | Method::OpenDirectory
+        );
+        client.has_room(opens)?;
+        let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
+        if node.right == Right::Read && opens && writes(flags) {
+            return Err(Errno::ROFS.into());
+        }
+        let this = Arc::clone(&node);
+        let work: Work = match asked.method {
+            Method::LookUp => {
+                let name = step(asked.name)?;
+                Box::new(move || Ok(Outcome::Node(tree::look_up(&this.fd, &name)?)))
+            }
+            Method::GetAttributes => {
+                let handle = match asked.arguments.second.get() {
+                    0 => None,
+                    number => Some(client.handle(number)?.clone()),
+                };
+                Box::new(move || {
+                    let open = handle.as_ref().and_then(super::table::Handle::descriptor);
+                    let attributes = tree::attributes(open.unwrap_or(this.fd.as_fd()))?;
+                    Ok(Outcome::Bytes(attributes.as_bytes().to_vec()))
+                })
+            }
+            Method::SetAttributes => {
+                let new = NewAttributes::read_from_bytes(asked.data).map_err(|_| CallError::Malformed)?;
+                let handle = match asked.arguments.second.get() {
+                    0 => None,
+                    number => Some(client.handle(number)?.clone()),
+                };
+                Box::new(move || {
+                    let open = handle.as_ref().and_then(super::table::Handle::descriptor);
+                    tree::set_attributes(this.fd.as_fd(), open, &new)
+                })
+            }
+            Method::ReadLink => Box::new(move || tree::read_link(this.fd.as_fd())),
+            Method::Open => {
+                if !tree::is_openable(node.mode) {
+                    // A device or a FIFO is the client's machine's to open, never this one's.
+                    return Err(Errno::OPNOTSUPP.into());
+                }
+                Box::new(move || Ok(Outcome::Opened(tree::open(this.fd.as_fd(), flags)?)))
+            }
+            Method::OpenDirectory => Box::new(move || Ok(Outcome::Directory(tree::open_directory(this.fd.as_fd())?))),
+            Method::CreateUnnamed => Box::new(move || tree::create_unnamed(this.fd.as_fd(), flags, mode)),
+            Method::StatFileSystem => Box::new(move || tree::stat_file_system(this.fd.as_fd())),
+            Method::Access => Box::new(move || tree::access(this.fd.as_fd(), mode)),
+            Method::ListXattrs => Box::new(move || tree::list_xattrs(this.fd.as_fd())),
+            Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
+            Method::Link => {
+                let directory = client.node(asked.arguments.second.get())?;
+                same_share(&node, &directory)?;
+                let name = step(asked.name)?;
+                Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name))
+            }
+            Method::Rename => {
+                let directory = client.node(asked.arguments.second.get())?;
+                same_share(&node, &directory)?;
+                let (name, new_name) = (step(asked.name)?, step(asked.second_name)?);
+                let to = move |name: &CStr| tree::rename((this.fd.as_fd(), name), (directory.fd.as_fd(), &new_name), flags);
+                Box::new(move || to(&name))
+            }
+            _ => on_directory(asked, this)?,
+        };
+        self.work(at, asked, node, None, work);
+        Ok(())
+    }
+}
+
+/// Calls that make or remove a name of a directory.
+fn on_directory(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError> {
+    let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
+    let name = step(asked.name)?;
+    Ok(match asked.method {
+        Method::Create => Box::new(move || tree::create(this.fd.as_fd(), &name, flags, mode)),
+        Method::MakeSymlink => {
+            if asked.second_name.len() > LINK_TARGET_MAX {
+                return Err(Errno::NAMETOOLONG.into());
+            }
+            let target = text(asked.second_name)?;
+            Box::new(move || tree::make_symlink(this.fd.as_fd(), &name, &target))
+        }
+        Method::MakeNode => Box::new(move || tree::make_node(this.fd.as_fd(), &name, mode)),
+        Method::MakeDirectory => Box::new(move || tree::make_directory(this.fd.as_fd(), &name, mode)),
+        Method::Unlink | Method::RemoveDirectory => {
+            let directory = asked.method == Method::RemoveDirectory;
+            let flags = if directory { rustix::fs::AtFlags::REMOVEDIR } else { rustix::fs::AtFlags::empty() };
+            Box::new(move || {
+                rustix::fs::unlinkat(&this.fd, &name, flags)?;
+                Ok(Outcome::Done)
+            })
+        }
+        _ => return Err(CallError::Malformed),
+    })
+}
+
+/// Extended attributes: which of them a user may see and change, the file system below says.
+fn on_xattr(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError> {
+    let name = text(asked.name)?;
+    let flags = asked.arguments.flags.get();
+    Ok(match asked.method {
+        Method::GetXattr => Box::new(move || tree::get_xattr(this.fd.as_fd(), &name)),
+        Method::SetXattr => {
+            let value = asked.data.to_vec();
+            Box::new(move || tree::set_xattr(this.fd.as_fd(), &name, &value, flags))
+        }
+        _ => Box::new(move || tree::remove_xattr(this.fd.as_fd(), &name)),
+    })
+}
+
+fn check_right(node: &Node, asked: &Asked<'_>) -> Result<(), CallError> {
+    if node.right == Right::Read && asked.method.changes() { Err(Errno::ROFS.into()) } else { Ok(()) }
+}
+
+/// Two shares may lie on one file system, and are two to their clients.
+fn same_share(one: &Node, other: &Node) -> Result<(), CallError> {
+    if Arc::ptr_eq(&one.share, &other.share) { Ok(()) } else { Err(Errno::XDEV.into()) }
+}

@@ -1,0 +1,168 @@
+//! Bytes of files: from the file into a frame and on to the client, and the other way.
+//!
+//! A header never states a length that the file may not have any more: the bytes are taken first. An append is one write at the
+//! server, to a file that was opened for appending.
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, append_payload};
+use byway_reactor::{Frame, Op, Outcome, Token};
+use rustix::io::Errno;
+
+use super::super::wire::{CallError, PROTOCOL};
+use super::calls::Asked;
+use super::table::Open;
+use super::{Job, Shares, Window};
+use crate::host::At;
+use crate::limits::FILE_TRANSFER_MAX;
+
+impl Shares {
+    fn token(&self, job: Slot) -> Token {
+        Token::new(self.class, 0, job.index, job.generation)
+    }
+
+    /// The file of a call, and the number of bytes, which its window must take if they are many.
+    fn transfer(
+        &mut self,
+        at: &At<'_>,
+        asked: &Asked<'_>,
+        reads: bool,
+    ) -> Result<(byway_reactor::File, usize, Option<Window>), CallError> {
+        let handle = self.client(asked.call.session)?.handle(asked.arguments.node.get())?;
+        let Open::File { file, .. } = handle.open else { return Err(Errno::ISDIR.into()) };
+        if !reads && handle.node.right == byway_fabric::access::Right::Read {
+            return Err(Errno::ROFS.into());
+        }
+        let len = usize::try_from(asked.arguments.len.get()).ok().filter(|len| *len <= FILE_TRANSFER_MAX);
+        let len = len.ok_or(CallError::Malformed)?;
+        let window = asked.window(reads).filter(|window| window.len >= len);
+        if len > SMALL_BYTES_MAX && (window.is_none() || !at.fabric.can_put(asked.call.session)) {
+            return Err(CallError::Malformed);
+        }
+        if asked.arguments.offset.get().checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Errno::INVAL.into());
+        }
+        Ok((file, len, window))
+    }
+
+    pub(super) fn read(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let (file, len, window) = self.transfer(at, asked, true)?;
+        let call = asked.call;
+        if len == 0 {
+            super::reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            return Ok(());
+        }
+        let into = self.frame(at, call.session, len)?;
+        at.sessions.note_held(call.session, len);
+        let job = self.start(at, Job::Read { call, window, len });
+        let offset = asked.arguments.offset.get();
+        at.reactor.submit(Op::Read { file, offset, into, start: 0, len }, self.token(job));
+        Ok(())
+    }
+
+    pub(super) fn write(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let (file, len, window) = self.transfer(at, asked, false)?;
+        let (call, offset) = (asked.call, asked.arguments.offset.get());
+        if len <= SMALL_BYTES_MAX && asked.data.len() != len {
+            return Err(CallError::Malformed);
+        }
+        if len == 0 {
+            super::reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            return Ok(());
+        }
+        let mut frame = self.frame(at, call.session, len)?;
+        at.sessions.note_held(call.session, len);
+        if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
+            let job = self.start(at, Job::Get { call, file, offset, len });
+            let from = Remote { window: window.key, offset: 0 };
+            if at.get(call.session, from, frame, (PROTOCOL, job.to_u64())).is_err() {
+                at.sessions.note_let_go(call.session, len);
+                self.end(at, job, Err(CallError::Busy));
+            }
+            return Ok(());
+        }
+        frame.write(0, asked.data);
+        let job = self.start(at, Job::Write { call, len });
+        let write = Op::Write { file, offset, from: frame, start: 0, len, durable: false };
+        at.reactor.submit(write, self.token(job));
+        Ok(())
+    }
+
+    /// A frame, unless the session has its share of them.
+    fn frame(&self, at: &At<'_>, session: Slot, len: usize) -> Result<Frame, CallError> {
+        if at.sessions.holds_too_much(at.fabric, at.reactor, session) {
+            return Err(CallError::Busy);
+        }
+        at.reactor.frames().alloc(len).ok_or(CallError::Busy)
+    }
+
+    /// Bytes of a large write are here, or will not come.
+    pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: Slot, got: Result<Frame, GetError>) {
+        let Some(Job::Get { call, file, offset, len }) = self.jobs.get(job) else { return };
+        let (call, file, offset, len) = (*call, *file, *offset, *len);
+        if let Ok(from) = got {
+            if let Some(job) = self.jobs.get_mut(job) {
+                *job = Job::Write { call, len };
+            }
+            let write = Op::Write { file, offset, from, start: 0, len, durable: false };
+            at.reactor.submit(write, self.token(job));
+        } else {
+            at.sessions.note_let_go(call.session, len);
+            self.end(at, job, Err(CallError::Malformed));
+        }
+    }
+
+    /// Bytes were read or written.
+    pub(super) fn moved(&mut self, at: &mut At<'_>, job: Slot, outcome: Outcome) {
+        match (self.jobs.get(job), outcome) {
+            (Some(Job::Read { call, window, len }), Outcome::Read { into, result }) => {
+                let (call, window) = (*call, *window);
+                at.sessions.note_let_go(call.session, *len);
+                match (result, window) {
+                    (Err(errno), _) => self.end(at, job, Err(errno.into())),
+                    (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, job, window, (into, len)),
+                    (Ok(len), _) => self.send(at, job, into, len),
+                }
+            }
+            (Some(Job::Write { call, len }), Outcome::Written { result, .. }) => {
+                at.sessions.note_let_go(call.session, *len);
+                match result {
+                    Ok(len) => self.end(at, job, Ok((&(len as u64).to_le_bytes(), &[]))),
+                    Err(errno) => self.end(at, job, Err(errno.into())),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers with the first bytes of a frame in the message.
+    fn send(&mut self, at: &mut At<'_>, job: Slot, frame: Frame, len: usize) {
+        let Some(ended) = self.jobs.remove(job) else { return };
+        let session = ended.call().session;
+        let announced = announced(at, session, &frame, len);
+        if let Some(route) = at.sessions.reply(ended.call(), 0, len, &(len as u64).to_le_bytes()) {
+            at.fabric.send_with(session, route.header, announced, |gather| gather.push_frame(frame, 0, len));
+        }
+        at.sessions.end_job(at.fabric, session);
+    }
+
+    /// Answers with the first bytes of a frame in the caller's window.
+    pub(super) fn put(&mut self, at: &mut At<'_>, job: Slot, window: Window, (frame, len): (Frame, usize)) {
+        let Some(ended) = self.jobs.remove(job) else { return };
+        let session = ended.call().session;
+        let announced = announced(at, session, &frame, len);
+        if let Some(route) = at.sessions.reply(ended.call(), 0, len, &(len as u64).to_le_bytes()) {
+            let (lane, to) = (at.fabric.route(session), Remote { window: window.key, offset: 0 });
+            let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
+            if let Err(error) = at.fabric.put(at.reactor, (session, lane), (to, route.header), announced, push) {
+                // The bytes lie in a frame, so it is the client's memory that cannot be written.
+                at.fabric.close(at.reactor, session, CloseReason::Io(error));
+            }
+        }
+        at.sessions.end_job(at.fabric, session);
+    }
+}
+
+fn announced(at: &At<'_>, session: Slot, frame: &Frame, len: usize) -> Announced {
+    let checked = at.sessions.get(session).is_some_and(|session| session.checksum);
+    Announced { len, checksum: checked.then(|| append_payload(0, frame, 0..len)) }
+}

@@ -1,0 +1,136 @@
+//! What workers bring back: nodes and handles get their names, and the call its answer.
+
+use std::sync::{Arc, Mutex};
+
+use byway_fabric::limits::SMALL_BYTES_MAX;
+use byway_fabric::Slot;
+use rustix::io::Errno;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
+use super::outcome::{Found, Listed, Outcome};
+use super::table::{Handle, Node, Open};
+use super::{Job, Shares, Window};
+use crate::host::At;
+
+impl Shares {
+    /// A worker has ended a call.
+    pub(super) fn finish(&mut self, at: &mut At<'_>, job: Slot, result: Result<Outcome, Errno>) {
+        let Some(Job::Worker { call, node, window }) = self.jobs.get(job) else { return };
+        let (session, node, window) = (call.session, Arc::clone(node), *window);
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(errno) => return self.end(at, job, Err(errno.into())),
+        };
+        let answered = match outcome {
+            Outcome::Done => Ok((Vec::new(), Vec::new())),
+            Outcome::Number(number) => Ok((number.to_le_bytes().to_vec(), Vec::new())),
+            Outcome::Bytes(bytes) => Ok((Vec::new(), bytes)),
+            Outcome::Node(found) => self.name(session, &node, found).map(|entry| (Vec::new(), entry)),
+            Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
+            Outcome::Directory(fd) => {
+                let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
+                self.handle(session, Handle { open, node }).map(|handle| (handle, Vec::new()))
+            }
+            Outcome::Created(open, found) => self.created(at, session, &node, open, found),
+            Outcome::Listing(entries) => {
+                let listing = self.listing(session, &node, entries);
+                return self.answer_listing(at, job, window, &listing);
+            }
+        };
+        match answered {
+            Ok((result, payload)) => self.end(at, job, Ok((&result, &payload))),
+            Err(error) => self.end(at, job, Err(error)),
+        }
+    }
+
+    /// Gives a node its name. It lies in the share of the node that it was found from.
+    fn name(&mut self, session: Slot, from: &Node, found: Found) -> Result<Vec<u8>, CallError> {
+        let attributes = found.attributes;
+        let node = self.client(session)?.hold(found, &from.share, from.right)?;
+        Ok(Entry { node: U64::new(node), attributes }.as_bytes().to_vec())
+    }
+
+    fn open(
+        &mut self,
+        at: &mut At<'_>,
+        session: Slot,
+        node: Arc<Node>,
+        open: byway_reactor::OpenFile,
+    ) -> Result<Vec<u8>, CallError> {
+        let open = Arc::new(open);
+        let file = at.reactor.add_file(Arc::clone(&open));
+        let opened = self.handle(session, Handle { open: Open::File { open, file }, node });
+        if opened.is_err() {
+            at.reactor.remove_file(file);
+        }
+        opened
+    }
+
+    fn handle(&mut self, session: Slot, handle: Handle) -> Result<Vec<u8>, CallError> {
+        let handle = self.client(session)?.open(handle)?;
+        Ok(OpenResult { handle: U64::new(handle) }.as_bytes().to_vec())
+    }
+
+    fn created(
+        &mut self,
+        at: &mut At<'_>,
+        session: Slot,
+        directory: &Node,
+        open: byway_reactor::OpenFile,
+        found: Found,
+    ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
+        let attributes = found.attributes;
+        let client = self.client(session)?;
+        let name = client.hold(found, &directory.share, directory.right)?;
+        let node = client.node(name)?;
+        match self.open(at, session, node, open) {
+            Ok(handle) => {
+                let entry = Entry { node: U64::new(name), attributes };
+                Ok((handle, entry.as_bytes().to_vec()))
+            }
+            Err(error) => {
+                self.client(session)?.forget(name, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Entries as they travel. One whose node cannot be named is listed by its name alone.
+    fn listing(&mut self, session: Slot, directory: &Node, entries: Vec<Listed>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for listed in entries {
+            let mut head = DirectoryEntry::new_zeroed();
+            head.cookie = U64::new(listed.cookie);
+            head.name_len = U16::new(listed.name.len() as u16);
+            head.entry.attributes = listed.attributes.unwrap_or(Attributes {
+                ino: U64::new(listed.ino),
+                mode: U32::new(listed.kind),
+                ..Attributes::default()
+            });
+            if let (Some(found), Ok(client)) = (listed.found, self.client(session)) {
+                let attributes = found.attributes;
+                if let Ok(node) = client.hold(found, &directory.share, directory.right) {
+                    head.entry = Entry { node: U64::new(node), attributes };
+                }
+            }
+            bytes.extend_from_slice(head.as_bytes());
+            bytes.extend_from_slice(&listed.name);
+        }
+        bytes
+    }
+
+    fn answer_listing(&mut self, at: &mut At<'_>, job: Slot, window: Option<Window>, listing: &[u8]) {
+        if listing.len() <= SMALL_BYTES_MAX {
+            return self.end(at, job, Ok((&[], listing)));
+        }
+        match (window, at.reactor.frames().alloc(listing.len())) {
+            (Some(window), Some(mut frame)) => {
+                frame.write(0, listing);
+                self.put(at, job, window, (frame, listing.len()));
+            }
+            _ => self.end(at, job, Err(CallError::Busy)),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Locks: asked for, waited for, released.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use byway_rpc::session::CallRef;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::super::locks::{Family, Granted, Holder, Lock, LockError, Locks};
+use super::super::share::Share;
+use super::super::wire::{Arguments, CallError, FLAG_CANCEL, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult};
+use super::table::Client;
+use super::{Job, Shares, Ticket, reply};
+use crate::host::At;
+
+/// Types of locks, as `fcntl(2)` has them.
+const SHARED: u32 = 0;
+const EXCLUSIVE: u32 = 1;
+const UNLOCK: u32 = 2;
+
+fn table(share: &Share) -> MutexGuard<'_, Locks<Ticket>> {
+    share.locks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells the loops of waits that ended.
+fn tell(granted: Vec<Ticket>) {
+    for Ticket { mailbox, job } in granted {
+        mailbox.granted.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+        mailbox.waker.wake();
+    }
+}
+
+impl Shares {
+    /// A lock is asked for, tested, or released.
+    pub(super) fn lock(&mut self, at: &mut At<'_>, call: CallRef, arguments: &Arguments) -> Result<(), CallError> {
+        let client = self.client(call.session)?;
+        let key = client.key;
+        let node = Arc::clone(&client.handle(arguments.node.get())?.node);
+        let is = |flag| arguments.flags.get() & flag != 0;
+        let family = if is(FLAG_WHOLE) { Family::Whole } else { Family::Range };
+        let (start, last) = match family {
+            Family::Whole => (0, u64::MAX),
+            Family::Range => (arguments.offset.get(), arguments.len.get()),
+        };
+        if last < start || arguments.mode.get() > UNLOCK {
+            return Err(Errno::INVAL.into());
+        }
+        let lock = Lock {
+            holder: Holder { session: key, owner: arguments.extra.get() },
+            pid: arguments.second.get() as u32,
+            start,
+            last,
+            exclusive: arguments.mode.get() == EXCLUSIVE,
+        };
+        let (id, share) = (node.id, Arc::clone(&node.share));
+        if is(FLAG_TEST) {
+            let found = table(&share).test(id, family, &lock);
+            reply(at, call, Ok((&[], described(found, key).as_bytes())));
+            return Ok(());
+        }
+        if is(FLAG_CANCEL) {
+            let waited = table(&share).cancel(id, family, &lock);
+            if let Some(ticket) = waited {
+                self.end(at, ticket.job, Err(Errno::INTR.into()));
+            }
+            reply(at, call, Ok((&[], &[])));
+            return Ok(());
+        }
+        if arguments.mode.get() == UNLOCK {
+            tell(table(&share).unlock(id, family, &lock));
+            reply(at, call, Ok((&[], &[])));
+            return Ok(());
+        }
+        let job = self.start(at, Job::Lock { call });
+        let ticket = is(FLAG_WAIT).then(|| Ticket { mailbox: Arc::clone(&self.mailbox), job });
+        let (result, others) = table(&share).lock(id, family, lock, ticket);
+        tell(others);
+        match result {
+            Ok(Granted::Later) => {}
+            Ok(Granted::Now) => self.end(at, job, Ok((&[], &[]))),
+            Err(LockError::Held) => self.end(at, job, Err(Errno::AGAIN.into())),
+            Err(LockError::Deadlock) => self.end(at, job, Err(Errno::DEADLK.into())),
+            Err(LockError::TooMany) => self.end(at, job, Err(CallError::TooManyLocks)),
+        }
+        Ok(())
+    }
+
+    /// A session has ended: its locks are free, and its waits are over.
+    pub(super) fn release_locks(&mut self, at: &mut At<'_>, client: &Client) {
+        for share in &client.shares {
+            tell(table(share).leave(client.key));
+        }
+        let waits = |job: &Job| matches!(job, Job::Lock { call } if call.session == client.session);
+        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| waits(job)).map(|(slot, _)| slot).collect();
+        for job in waiting {
+            self.end(at, job, Err(Errno::INTR.into()));
+        }
+    }
+}
+
+/// What is in the way, as `F_GETLK` tells it. A process of another client has no number here.
+fn described(found: Option<Lock>, key: u64) -> LockResult {
+    let Some(lock) = found else {
+        return LockResult { start: U64::new(0), last: U64::new(0), kind: U32::new(UNLOCK), pid: U32::new(0) };
+    };
+    LockResult {
+        start: U64::new(lock.start),
+        last: U64::new(lock.last),
+        kind: U32::new(if lock.exclusive { EXCLUSIVE } else { SHARED }),
+        pid: U32::new(if lock.holder.session == key { lock.pid } else { 0 }),
+    }
+}

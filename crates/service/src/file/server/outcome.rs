@@ -1,0 +1,51 @@
+//! What a worker brings back to the loop.
+
+use std::os::fd::OwnedFd;
+
+use byway_reactor::OpenFile;
+
+use super::super::locks::FileId;
+use super::super::wire::Attributes;
+
+/// A file that was found: a descriptor that names it and opens nothing (`O_PATH`), and what is known of it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) fd: OwnedFd,
+    pub(super) id: FileId,
+    pub(super) attributes: Attributes,
+}
+
+/// An entry of a directory.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) cookie: u64,
+    pub(super) name: Vec<u8>,
+    /// The inode's number and the type, as the directory says.
+    pub(super) ino: u64,
+    pub(super) kind: u32,
+    /// The node, where the client wants it.
+    pub(super) found: Option<Found>,
+    /// The attributes, where the client wants no node.
+    pub(super) attributes: Option<Attributes>,
+}
+
+/// What came of a call.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It is done.
+    Done,
+    /// A number, for the result.
+    Number(u64),
+    /// Bytes, for the payload.
+    Bytes(Vec<u8>),
+    /// A node.
+    Node(Found),
+    /// An open file.
+    Opened(OpenFile),
+    /// An open directory.
+    Directory(OwnedFd),
+    /// A new file, open.
+    Created(OpenFile, Found),
+    /// Entries.
+    Listing(Vec<Listed>),
+}

@@ -1,0 +1,165 @@
+//! What one session holds: nodes and open files. A name of either is good in its session alone.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use byway_fabric::access::Right;
+use byway_fabric::{Slot, Slots};
+use byway_reactor::{File, OpenFile, Reactor};
+
+use super::super::locks::FileId;
+use super::super::share::Share;
+use super::super::wire::CallError;
+use super::outcome::Found;
+use crate::limits::{FILE_HANDLES_MAX, FILE_NODES_MAX};
+
+/// A file, directory or link that a client has found.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) fd: OwnedFd,
+    pub(super) id: FileId,
+    /// As `stat` has it: its type cannot change.
+    pub(super) mode: u32,
+    pub(super) share: Arc<Share>,
+    pub(super) right: Right,
+}
+
+/// A file or directory that a client has open.
+#[derive(Clone, Debug)]
+pub(super) enum Open {
+    File { open: Arc<OpenFile>, file: File },
+    /// The lock is held while it is listed: the descriptor has one place in the listing.
+    Directory { fd: Arc<OwnedFd>, listing: Arc<Mutex<()>> },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) open: Open,
+    pub(super) node: Arc<Node>,
+}
+
+#[derive(Debug)]
+struct Held {
+    node: Arc<Node>,
+    /// Answers that named it and were not forgotten.
+    look_ups: u64,
+}
+
+/// A session that uses shares.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) session: Slot,
+    /// Unlike any other session's of this process: whose locks are whose.
+    pub(super) key: u64,
+    nodes: Slots<Held>,
+    by_id: HashMap<(usize, FileId), Slot>,
+    handles: Slots<Handle>,
+    handle_count: usize,
+    /// Shares that it has attached to.
+    pub(super) shares: Vec<Arc<Share>>,
+}
+
+impl Handle {
+    /// The descriptor, for calls that a worker makes.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.open {
+            Open::File { open, .. } => open.descriptor(),
+            Open::Directory { fd, .. } => Some(fd.as_fd()),
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(session: Slot, key: u64) -> Self {
+        Self {
+            session,
+            key,
+            nodes: Slots::default(),
+            by_id: HashMap::new(),
+            handles: Slots::default(),
+            handle_count: 0,
+            shares: Vec::new(),
+        }
+    }
+
+    pub(super) fn node(&self, name: u64) -> Result<Arc<Node>, CallError> {
+        let held = self.nodes.get(Slot::from_u64(name)).ok_or(CallError::Stale)?;
+        Ok(Arc::clone(&held.node))
+    }
+
+    pub(super) fn handle(&self, name: u64) -> Result<&Handle, CallError> {
+        self.handles.get(Slot::from_u64(name)).ok_or(CallError::Stale)
+    }
+
+    /// Names what was found: by the same name as before, if the client holds it already.
+    pub(super) fn hold(&mut self, found: Found, share: &Arc<Share>, right: Right) -> Result<u64, CallError> {
+        let key = (address(share), found.id);
+        if let Some(slot) = self.by_id.get(&key)
+            && let Some(held) = self.nodes.get_mut(*slot)
+        {
+            held.look_ups += 1;
+            return Ok(slot.to_u64());
+        }
+        if self.by_id.len() >= FILE_NODES_MAX {
+            return Err(CallError::TooManyNodes);
+        }
+        let (share, mode) = (Arc::clone(share), found.attributes.mode.get());
+        let node = Arc::new(Node { fd: found.fd, id: found.id, mode, share, right });
+        let slot = self.nodes.insert(Held { node, look_ups: 1 });
+        self.by_id.insert(key, slot);
+        Ok(slot.to_u64())
+    }
+
+    /// Forgets some of the answers that named a node; with the last, the node.
+    pub(super) fn forget(&mut self, name: u64, count: u64) {
+        let slot = Slot::from_u64(name);
+        let Some(held) = self.nodes.get_mut(slot) else { return };
+        held.look_ups = held.look_ups.saturating_sub(count);
+        if held.look_ups == 0
+            && let Some(held) = self.nodes.remove(slot)
+        {
+            self.by_id.remove(&(address(&held.node.share), held.node.id));
+        }
+    }
+
+    pub(super) fn open(&mut self, handle: Handle) -> Result<u64, CallError> {
+        if self.handle_count >= FILE_HANDLES_MAX {
+            return Err(CallError::TooManyOpen);
+        }
+        self.handle_count += 1;
+        Ok(self.handles.insert(handle).to_u64())
+    }
+
+    pub(super) fn close(&mut self, reactor: &mut Reactor, name: u64) -> Result<(), CallError> {
+        let handle = self.handles.remove(Slot::from_u64(name)).ok_or(CallError::Stale)?;
+        self.handle_count -= 1;
+        release(reactor, &handle);
+        Ok(())
+    }
+
+    /// The session has ended.
+    pub(super) fn end(&mut self, reactor: &mut Reactor) {
+        self.handles.iter().for_each(|(_, handle)| release(reactor, handle));
+    }
+
+    /// Whether it may open or hold more.
+    pub(super) fn has_room(&self, opens: bool) -> Result<(), CallError> {
+        if opens && self.handle_count >= FILE_HANDLES_MAX {
+            return Err(CallError::TooManyOpen);
+        }
+        Ok(())
+    }
+}
+
+/// A number that differs between shares that are served.
+fn address(share: &Arc<Share>) -> usize {
+    Arc::as_ptr(share).addr()
+}
+
+/// Has the loop forget a file: what is under way on it ends as usual.
+fn release(reactor: &mut Reactor, handle: &Handle) {
+    if let Open::File { file, .. } = handle.open {
+        reactor.remove_file(file);
+    }
+}

@@ -1,0 +1,328 @@
+//! Calls on the directory tree, each relative to a descriptor that is held, and by one name.
+//!
+//! A node is held by a descriptor that opens nothing (`O_PATH`). What needs an open file opens the node again through
+//! `/proc/self/fd`, where the name is a number of ours: the kernel checks the user's rights on the inode, and no name of a client is
+//! looked up. Only regular files and directories are opened.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use byway_reactor::{FileOptions, OpenFile};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps, Uid,
+    UTIME_NOW, UTIME_OMIT,
+};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{I64, U32, U64};
+
+use super::super::locks::FileId;
+use super::super::wire::{self, Attributes, FileSystem, NewAttributes};
+use super::outcome::{Found, Listed, Outcome};
+
+/// What a file is: all that decides whether it may be opened.
+pub(super) fn is_openable(mode: u32) -> bool {
+    FileType::from_raw_mode(mode) == FileType::RegularFile
+}
+
+/// Below the directory, on its file system, and through no link of `/proc`.
+const CONFINED: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_XDEV).union(ResolveFlags::NO_MAGICLINKS);
+
+/// Flags of `open(2)` that a client may say. What makes or names the file is the server's to add.
+const OPEN_FLAGS: OFlags = OFlags::RWMODE
+    .union(OFlags::APPEND)
+    .union(OFlags::TRUNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::SYNC)
+    .union(OFlags::NOATIME);
+
+/// The path by which the kernel finds an open descriptor again.
+fn again(fd: BorrowedFd<'_>) -> CString {
+    CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
+}
+
+fn what_counts() -> StatxFlags {
+    StatxFlags::BASIC_STATS | StatxFlags::BTIME
+}
+
+/// Attributes and identity of what `statx` has told.
+fn known(stat: &Statx) -> (Attributes, FileId) {
+    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+    let attributes = Attributes {
+        ino: U64::new(stat.stx_ino),
+        size: U64::new(stat.stx_size),
+        blocks: U64::new(stat.stx_blocks),
+        accessed_s: I64::new(stat.stx_atime.tv_sec),
+        modified_s: I64::new(stat.stx_mtime.tv_sec),
+        changed_s: I64::new(stat.stx_ctime.tv_sec),
+        born_s: I64::new(stat.stx_btime.tv_sec),
+        accessed_ns: U32::new(stat.stx_atime.tv_nsec),
+        modified_ns: U32::new(stat.stx_mtime.tv_nsec),
+        changed_ns: U32::new(stat.stx_ctime.tv_nsec),
+        born_ns: U32::new(stat.stx_btime.tv_nsec),
+        mode: U32::new(u32::from(stat.stx_mode)),
+        links: U32::new(stat.stx_nlink),
+        uid: U32::new(stat.stx_uid),
+        gid: U32::new(stat.stx_gid),
+        device: U32::new(stat.stx_rdev_major << 16 | stat.stx_rdev_minor & 0xffff),
+        block_bytes: U32::new(stat.stx_blksize),
+    };
+    (attributes, FileId { device, ino: stat.stx_ino })
+}
+
+pub(super) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
+    Ok(known(&rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, what_counts())?).0)
+}
+
+/// What a descriptor that opens nothing names.
+pub(super) fn found(fd: OwnedFd) -> Result<Found, Errno> {
+    let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, what_counts())?;
+    let (attributes, id) = known(&stat);
+    Ok(Found { fd, id, attributes })
+}
+
+/// Finds a name in a directory.
+pub(super) fn look_up(directory: impl AsFd, name: &CStr) -> Result<Found, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    found(rustix::fs::openat2(directory, name, flags, Mode::empty(), CONFINED)?)
+}
+
+/// The open flags of a call, as far as a client may say them.
+fn sanitized(flags: u32) -> OFlags {
+    OFlags::from_bits_retain(flags) & OPEN_FLAGS | OFlags::CLOEXEC
+}
+
+/// Opens a regular file that a node names.
+pub(super) fn open(node: BorrowedFd<'_>, flags: u32) -> Result<OpenFile, Errno> {
+    let fd = rustix::fs::open(again(node), sanitized(flags), Mode::empty())?;
+    file(fd)
+}
+
+fn file(fd: OwnedFd) -> Result<OpenFile, Errno> {
+    OpenFile::from_fd(fd, FileOptions::default()).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// Opens a directory that a node names.
+pub(super) fn open_directory(node: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat2(node, c".", flags, Mode::empty(), CONFINED)
+}
+
+/// Makes and opens a file; opens the one that is there unless `O_EXCL` forbids it.
+pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: u32) -> Result<Outcome, Errno> {
+    let exclusive = flags & OFlags::EXCL.bits() != 0;
+    let make = sanitized(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    loop {
+        match rustix::fs::openat2(directory, name, make, Mode::from_raw_mode(mode & 0o7777), CONFINED) {
+            Ok(fd) => {
+                let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                return Ok(Outcome::Created(file(fd)?, found(node)?));
+            }
+            Err(Errno::EXIST) if !exclusive => {}
+            Err(error) => return Err(error),
+        }
+        match look_up(directory, name) {
+            Ok(there) if is_openable(there.attributes.mode.get()) => {
+                return Ok(Outcome::Created(open(there.fd.as_fd(), flags)?, there));
+            }
+            Ok(there) if FileType::from_raw_mode(there.attributes.mode.get()) == FileType::Directory => {
+                return Err(Errno::ISDIR);
+            }
+            Ok(_) => return Err(Errno::EXIST),
+            // Removed in between: make it.
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes and opens a file that has no name yet.
+pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: u32) -> Result<Outcome, Errno> {
+    let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;
+    let fd = rustix::fs::openat2(directory, c".", wanted, Mode::from_raw_mode(mode & 0o7777), CONFINED)?;
+    let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Outcome::Created(file(fd)?, found(node)?))
+}
+
+pub(super) fn make_symlink(directory: BorrowedFd<'_>, name: &CStr, target: &CStr) -> Result<Outcome, Errno> {
+    rustix::fs::symlinkat(target, directory, name)?;
+    Ok(Outcome::Node(look_up(directory, name)?))
+}
+
+/// Makes a regular file, a FIFO or a socket's node. Devices are refused.
+pub(super) fn make_node(directory: BorrowedFd<'_>, name: &CStr, mode: u32) -> Result<Outcome, Errno> {
+    let kind = FileType::from_raw_mode(mode);
+    if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
+        return Err(Errno::PERM);
+    }
+    rustix::fs::mknodat(directory, name, kind, Mode::from_raw_mode(mode & 0o7777), 0)?;
+    Ok(Outcome::Node(look_up(directory, name)?))
+}
+
+pub(super) fn make_directory(directory: BorrowedFd<'_>, name: &CStr, mode: u32) -> Result<Outcome, Errno> {
+    rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(mode & 0o7777))?;
+    Ok(Outcome::Node(look_up(directory, name)?))
+}
+
+pub(super) fn rename(
+    (from, name): (BorrowedFd<'_>, &CStr),
+    (to, new_name): (BorrowedFd<'_>, &CStr),
+    flags: u32,
+) -> Result<Outcome, Errno> {
+    // WHITEOUT makes a device node.
+    let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+    let flags = RenameFlags::from_bits_retain(flags);
+    if !known.contains(flags) {
+        return Err(Errno::INVAL);
+    }
+    rustix::fs::renameat_with(from, name, to, new_name, flags)?;
+    Ok(Outcome::Done)
+}
+
+pub(super) fn link(node: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &CStr) -> Result<Outcome, Errno> {
+    rustix::fs::linkat(rustix::fs::CWD, again(node), directory, name, AtFlags::SYMLINK_FOLLOW)?;
+    Ok(Outcome::Node(look_up(directory, name)?))
+}
+
+pub(super) fn read_link(node: BorrowedFd<'_>) -> Result<Outcome, Errno> {
+    let target = rustix::fs::readlinkat(node, c"", Vec::new())?;
+    Ok(Outcome::Bytes(target.into_bytes()))
+}
+
+/// Changes attributes: of the open file, where there is one, as `ftruncate` needs no right on the inode.
+pub(super) fn set_attributes(
+    node: BorrowedFd<'_>,
+    open_file: Option<BorrowedFd<'_>>,
+    new: &NewAttributes,
+) -> Result<Outcome, Errno> {
+    let which = new.which.get();
+    let is = |bit| which & bit != 0;
+    if is(wire::SET_UID | wire::SET_GID) {
+        let uid = is(wire::SET_UID).then(|| Uid::from_raw(new.uid.get()));
+        let gid = is(wire::SET_GID).then(|| Gid::from_raw(new.gid.get()));
+        rustix::fs::chownat(node, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if is(wire::SET_SIZE) {
+        if let Some(file) = open_file { rustix::fs::ftruncate(file, new.size.get())? } else {
+            let stat = attributes(node)?;
+            if !is_openable(stat.mode.get()) {
+                return Err(Errno::INVAL);
+            }
+            let file = rustix::fs::open(again(node), sanitized(OFlags::WRONLY.bits()), Mode::empty())?;
+            rustix::fs::ftruncate(file, new.size.get())?;
+        }
+    }
+    if is(wire::SET_MODE) {
+        rustix::fs::chmod(again(node), Mode::from_raw_mode(new.mode.get() & 0o7777))?;
+    }
+    let time = |given: u32, now: u32, s: I64, ns: U32| match (is(given), is(now)) {
+        (_, true) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        (true, false) => Timespec { tv_sec: s.get(), tv_nsec: ns.get().min(999_999_999).into() },
+        (false, false) => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    let times = Timestamps {
+        last_access: time(wire::SET_ACCESSED, wire::SET_ACCESSED_NOW, new.accessed_s, new.accessed_ns),
+        last_modification: time(wire::SET_MODIFIED, wire::SET_MODIFIED_NOW, new.modified_s, new.modified_ns),
+    };
+    if is(wire::SET_ACCESSED | wire::SET_MODIFIED | wire::SET_ACCESSED_NOW | wire::SET_MODIFIED_NOW) {
+        rustix::fs::utimensat(node, c"", &times, AtFlags::EMPTY_PATH)?;
+    }
+    Ok(Outcome::Bytes(attributes(node)?.as_bytes().to_vec()))
+}
+
+/// Entries of a directory from a cookie on, at most `len` bytes of them as they travel.
+pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bool) -> Result<Outcome, Errno> {
+    rustix::fs::seek(directory, rustix::fs::SeekFrom::Start(cookie))?;
+    let mut buffer = Vec::with_capacity(len.clamp(1024, 64 << 10));
+    let mut entries = Vec::new();
+    let mut room = len;
+    let mut raw = RawDir::new(directory, buffer.spare_capacity_mut());
+    while let Some(entry) = raw.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        let bytes = size_of::<wire::DirectoryEntry>() + name.to_bytes().len();
+        if bytes > room {
+            break;
+        }
+        room -= bytes;
+        let is_dot = name == c"." || name == c"..";
+        let mut listed = Listed {
+            cookie: entry.next_entry_cookie(),
+            name: name.to_bytes().to_vec(),
+            ino: entry.ino(),
+            kind: entry.file_type().as_raw_mode(),
+            found: None,
+            attributes: None,
+        };
+        // What has gone in between, or lies on another file system, is listed by its name alone.
+        if nodes && !is_dot {
+            listed.found = look_up(directory, name).ok();
+        } else if !is_dot {
+            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+            listed.attributes = rustix::fs::statx(directory, name, flags, what_counts()).ok().map(|stat| known(&stat).0);
+        }
+        entries.push(listed);
+    }
+    Ok(Outcome::Listing(entries))
+}
+
+pub(super) fn stat_file_system(node: BorrowedFd<'_>) -> Result<Outcome, Errno> {
+    let stat = rustix::fs::fstatvfs(node)?;
+    let sizes = FileSystem {
+        block_bytes: U64::new(stat.f_frsize),
+        blocks: U64::new(stat.f_blocks),
+        blocks_free: U64::new(stat.f_bfree),
+        blocks_available: U64::new(stat.f_bavail),
+        files: U64::new(stat.f_files),
+        files_free: U64::new(stat.f_ffree),
+        name_max: U64::new(stat.f_namemax),
+    };
+    Ok(Outcome::Bytes(sizes.as_bytes().to_vec()))
+}
+
+pub(super) fn access(node: BorrowedFd<'_>, rights: u32) -> Result<Outcome, Errno> {
+    let rights = rustix::fs::Access::from_bits(rights & 7).ok_or(Errno::INVAL)?;
+    rustix::fs::accessat(rustix::fs::CWD, again(node), rights, AtFlags::EACCESS)?;
+    Ok(Outcome::Done)
+}
+
+/// Room for the longest value or list of names of extended attributes that one answer carries.
+const XATTR_BYTES_MAX: usize = byway_fabric::limits::SMALL_BYTES_MAX;
+
+pub(super) fn get_xattr(node: BorrowedFd<'_>, name: &CStr) -> Result<Outcome, Errno> {
+    let mut value = Vec::with_capacity(XATTR_BYTES_MAX);
+    match rustix::fs::getxattr(again(node), name, rustix::buffer::spare_capacity(&mut value)) {
+        // Longer than an answer takes.
+        Err(Errno::RANGE) => Err(Errno::TOOBIG),
+        result => result.map(|_| Outcome::Bytes(value)),
+    }
+}
+
+pub(super) fn set_xattr(node: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<Outcome, Errno> {
+    let flags = rustix::fs::XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+    rustix::fs::setxattr(again(node), name, value, flags)?;
+    Ok(Outcome::Done)
+}
+
+pub(super) fn list_xattrs(node: BorrowedFd<'_>) -> Result<Outcome, Errno> {
+    let mut names = Vec::with_capacity(XATTR_BYTES_MAX);
+    match rustix::fs::listxattr(again(node), rustix::buffer::spare_capacity(&mut names)) {
+        Err(Errno::RANGE) => Err(Errno::TOOBIG),
+        result => result.map(|_| Outcome::Bytes(names)),
+    }
+}
+
+pub(super) fn remove_xattr(node: BorrowedFd<'_>, name: &CStr) -> Result<Outcome, Errno> {
+    rustix::fs::removexattr(again(node), name)?;
+    Ok(Outcome::Done)
+}
+
+/// Finds data or a hole. The descriptor's own offset is used by nothing else.
+pub(super) fn seek(file: BorrowedFd<'_>, offset: u64, whence: u32) -> Result<Outcome, Errno> {
+    let from = match whence {
+        3 => rustix::fs::SeekFrom::Data(offset),
+        4 => rustix::fs::SeekFrom::Hole(offset),
+        _ => return Err(Errno::INVAL),
+    };
+    rustix::fs::seek(file, from).map(Outcome::Number)
+}

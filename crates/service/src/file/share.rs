@@ -1,0 +1,158 @@
+//! A share: a directory, who may use it, and whose rights its clients have there.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use byway_fabric::access::{Access, Identity, Right};
+use byway_reactor::privilege::User;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+
+use super::locks::Locks;
+use super::server::Ticket;
+use crate::block::spec::VolumeName;
+
+/// Whose rights the clients of a share have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Users {
+    /// Those of the directory's owner if the server is root, else the server's.
+    #[default]
+    Owner,
+    /// Those of one user.
+    Squash(User),
+    /// Those of the user that each call names: the clients' machines are trusted to name the right one.
+    Trust,
+}
+
+/// A share as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareSpec {
+    /// What clients call it: a name as a volume has, and no volume of the node has it too.
+    pub name: VolumeName,
+    /// The directory.
+    pub directory: PathBuf,
+    /// Changes are refused.
+    pub read_only: bool,
+    /// Whose rights clients have.
+    pub users: Users,
+    /// Which clients may use it.
+    pub access: Access,
+    /// What a listing shows beside the name.
+    pub description: Option<String>,
+}
+
+impl ShareSpec {
+    /// A writable share without options.
+    pub fn new(name: VolumeName, directory: PathBuf) -> Self {
+        let (users, access) = (Users::default(), Access::default());
+        Self { name, directory, read_only: false, users, access, description: None }
+    }
+}
+
+/// Why a share cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The directory cannot be opened.
+    #[error("{}: {source}; name a directory that is there", path.display())]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A running node is confined to the directories that it had at its start.
+    #[error("{}: a running node can reach only the directories that it had at its start; restart it", .0.display())]
+    Confined(PathBuf),
+    /// Another user's rights need root.
+    #[error("users={0} needs a server that runs as root: leave it out, or start the node as root and without --user")]
+    NotRoot(String),
+}
+
+/// The user whose rights a call has; `None`: the one that the call names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Acting {
+    /// Always this one.
+    As(User),
+    /// The one of the call.
+    Caller,
+}
+
+/// A share that is served.
+#[derive(Debug)]
+pub struct Share {
+    spec: ShareSpec,
+    root: OwnedFd,
+    acting: Acting,
+    pub(super) locks: Mutex<Locks<Ticket>>,
+}
+
+impl Share {
+    /// Opens the directory.
+    ///
+    /// # Errors
+    /// See [`ShareError`].
+    pub fn open(spec: ShareSpec) -> Result<Self, ShareError> {
+        let path = &spec.directory;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |source: rustix::io::Errno| ShareError::Open { path: path.clone(), source: source.into() };
+        let root = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(open)?;
+        let uid = rustix::process::geteuid().as_raw();
+        let acting = match &spec.users {
+            Users::Trust if uid != 0 => return Err(ShareError::NotRoot("trust".to_owned())),
+            Users::Trust => Acting::Caller,
+            Users::Squash(user) if uid != 0 && uid != user.uid => {
+                return Err(ShareError::NotRoot(format!("squash:{}", user.uid)));
+            }
+            Users::Squash(user) => Acting::As(user.clone()),
+            Users::Owner if uid == 0 => {
+                let owner = rustix::fs::fstat(&root).map_err(open)?;
+                let (uid, gid) = (owner.st_uid, owner.st_gid);
+                let found = byway_reactor::privilege::find_user_by_number(uid);
+                Acting::As(found.unwrap_or(User { uid, gid, groups: vec![gid] }))
+            }
+            Users::Owner => {
+                let gid = rustix::process::getegid().as_raw();
+                Acting::As(User { uid, gid, groups: vec![gid] })
+            }
+        };
+        is_reachable(path, &root)?;
+        Ok(Self { root, acting, locks: Mutex::default(), spec })
+    }
+
+    /// As it was configured.
+    pub fn spec(&self) -> &ShareSpec {
+        &self.spec
+    }
+
+    /// What clients call it.
+    pub fn name(&self) -> &str {
+        self.spec.name.as_str()
+    }
+
+    /// What `client` may do with it; `None`: nothing, not even learn that it exists.
+    pub fn right(&self, client: &Identity) -> Option<Right> {
+        let right = self.spec.access.right(client)?;
+        Some(if self.spec.read_only { Right::Read } else { right })
+    }
+
+    pub(super) fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    pub(super) fn acting(&self) -> &Acting {
+        &self.acting
+    }
+}
+
+/// Looks whether landlock lets this process open what lies in the directory.
+fn is_reachable(path: &Path, root: &OwnedFd) -> Result<(), ShareError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat2(root, c".", flags, Mode::empty(), ResolveFlags::BENEATH) {
+        Err(rustix::io::Errno::ACCESS) if rustix::process::geteuid().is_root() => {
+            Err(ShareError::Confined(path.to_owned()))
+        }
+        // A directory that the server may not list may still be one that it may pass.
+        Ok(_) | Err(rustix::io::Errno::ACCESS) => Ok(()),
+        Err(source) => Err(ShareError::Open { path: path.to_owned(), source: source.into() }),
+    }
+}

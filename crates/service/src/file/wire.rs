@@ -1,0 +1,602 @@
+//! The messages of the file service: methods, arguments, results. docs/wire.md draws the byte maps.
+//!
+//! Numbers that Linux defines (errno, open flags, modes, lock types, seek and rename flags) travel as Linux on x86-64 has them.
+
+use byway_reactor::Errno;
+use byway_rpc::message::Status;
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use byway_rpc::protocol::{FILES as PROTOCOL, FILES_VERSIONS as VERSIONS};
+
+/// What a call asks for. `node` and `second` are the fields of [`Arguments`]; names and data lie in the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Method {
+    /// Use the share whose name is the payload. Answers an [`AttachResult`] and the root's [`Entry`].
+    Attach = 1,
+    /// List the shares that the client may use, from index `offset` on.
+    List = 2,
+    /// Find `name` in the directory `node`. Answers an [`Entry`].
+    LookUp = 3,
+    /// Forget nodes: the payload is a list of [`Forgotten`].
+    Forget = 4,
+    /// Attributes of `node`, or of the open file `second` if it is not 0.
+    GetAttributes = 5,
+    /// Change attributes; the payload is a [`NewAttributes`].
+    SetAttributes = 6,
+    /// The target of the symbolic link `node`.
+    ReadLink = 7,
+    /// Make a symbolic link `name` in `node`; the second name is its target.
+    MakeSymlink = 8,
+    /// Make a regular file, FIFO or socket node.
+    MakeNode = 9,
+    /// Make a directory.
+    MakeDirectory = 10,
+    /// Remove the entry `name` of a file.
+    Unlink = 11,
+    /// Remove the empty directory `name`.
+    RemoveDirectory = 12,
+    /// Rename `name` in `node` to the second name in `second`, with the flags of `renameat2`.
+    Rename = 13,
+    /// Give the file `node` another name in the directory `second`.
+    Link = 14,
+    /// Open the file `node`.
+    Open = 15,
+    /// Make and open `name` in `node`. Answers an [`OpenResult`] and an [`Entry`].
+    Create = 16,
+    /// Make and open a file without a name in the directory `node` (`O_TMPFILE`).
+    CreateUnnamed = 17,
+    /// Read from the open file `node`.
+    Read = 18,
+    /// Write to the open file `node`: up to 16 KiB with the call, else got from the window.
+    Write = 19,
+    /// Close the open file or directory `node`.
+    Close = 20,
+    /// Make the open file or directory `node` durable.
+    Sync = 21,
+    /// Open the directory `node`.
+    OpenDirectory = 22,
+    /// List the open directory `node` from the cookie `offset` on.
+    ReadDirectory = 23,
+    /// Sizes of the file system that `node` lies in. Answers a [`FileSystem`].
+    StatFileSystem = 24,
+    /// The extended attribute `name` of `node`.
+    GetXattr = 25,
+    /// Set it to the data behind the name.
+    SetXattr = 26,
+    /// The names of all.
+    ListXattrs = 27,
+    /// Remove it.
+    RemoveXattr = 28,
+    /// `fallocate` of the open file `node`.
+    Allocate = 29,
+    /// `lseek` for data or a hole. Answers the offset.
+    Seek = 30,
+    /// Copy from the open file `node` at `offset` to `second` at `extra`. Answers the number of bytes.
+    CopyRange = 31,
+    /// Lock or unlock a range of the open file `node`, or all of it. Answers a [`LockResult`] if it only asks.
+    Lock = 32,
+    /// Whether the caller has the rights of `mode` (`access(2)`) on `node`.
+    Access = 33,
+}
+
+impl Method {
+    /// Whether it changes something in the share.
+    pub const fn changes(self) -> bool {
+        use Method as M;
+        matches!(
+            self,
+            M::SetAttributes
+                | M::MakeSymlink
+                | M::MakeNode
+                | M::MakeDirectory
+                | M::Unlink
+                | M::RemoveDirectory
+                | M::Rename
+                | M::Link
+                | M::Create
+                | M::CreateUnnamed
+                | M::Write
+                | M::SetXattr
+                | M::RemoveXattr
+                | M::Allocate
+                | M::CopyRange
+        )
+    }
+
+    /// The method of that number.
+    pub fn from_number(number: u16) -> Option<Self> {
+        use Method as M;
+        const ALL: [M; 33] = [
+            M::Attach,
+            M::List,
+            M::LookUp,
+            M::Forget,
+            M::GetAttributes,
+            M::SetAttributes,
+            M::ReadLink,
+            M::MakeSymlink,
+            M::MakeNode,
+            M::MakeDirectory,
+            M::Unlink,
+            M::RemoveDirectory,
+            M::Rename,
+            M::Link,
+            M::Open,
+            M::Create,
+            M::CreateUnnamed,
+            M::Read,
+            M::Write,
+            M::Close,
+            M::Sync,
+            M::OpenDirectory,
+            M::ReadDirectory,
+            M::StatFileSystem,
+            M::GetXattr,
+            M::SetXattr,
+            M::ListXattrs,
+            M::RemoveXattr,
+            M::Allocate,
+            M::Seek,
+            M::CopyRange,
+            M::Lock,
+            M::Access,
+        ];
+        ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+}
+
+/// `Sync`: the data and what is needed to read it, as `fdatasync`.
+pub const FLAG_DATA_ONLY: u32 = 1;
+/// `ReadDirectory`: look each entry up, so that the client holds its node.
+pub const FLAG_NODES: u32 = 2;
+/// `Lock`: `flock` of the whole file; else a POSIX range.
+pub const FLAG_WHOLE: u32 = 4;
+/// `Lock`: wait until it can be had.
+pub const FLAG_WAIT: u32 = 8;
+/// `Lock`: only ask what is in its way.
+pub const FLAG_TEST: u32 = 16;
+/// `Lock`: a wait of this owner for this range ends with `EINTR`.
+pub const FLAG_CANCEL: u32 = 32;
+
+/// [`AttachResult`], [`ShareEntry`]: changes are refused.
+pub const SHARE_READ_ONLY: u32 = 1;
+
+/// Arguments of every method. Unused fields are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Arguments {
+    /// A node or an open file, as an answer of this session named it.
+    pub node: U64,
+    /// Another one.
+    pub second: U64,
+    /// First byte, cookie or index.
+    pub offset: U64,
+    /// Bytes.
+    pub len: U64,
+    /// `CopyRange`: first byte of the destination. `Lock`: the owner. `Seek`: nothing.
+    pub extra: U64,
+    /// Flags of the method.
+    pub flags: U32,
+    /// Mode of what is made, rights that are asked for, type of a lock, mode of `fallocate`, or `whence`.
+    pub mode: U32,
+    /// The user for whom the client calls; the server decides whether that counts.
+    pub uid: U32,
+    /// The user's group.
+    pub gid: U32,
+    /// Bytes of the name, at the start of the payload.
+    pub name_len: U16,
+    /// Bytes of the second name, behind it.
+    pub second_name_len: U16,
+    /// Further groups of the user, of 4 bytes each, behind the names.
+    pub group_count: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// Result of `Attach`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AttachResult {
+    /// `SHARE_*`.
+    pub flags: U32,
+    /// The longest read or write of one call, in bytes.
+    pub transfer_max: U32,
+    /// Names this server process: another number than in an earlier session says that open files and locks are gone.
+    pub instance: U64,
+}
+
+/// What is known of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Attributes {
+    /// The inode's number.
+    pub ino: U64,
+    /// Bytes.
+    pub size: U64,
+    /// Blocks of 512 bytes that it takes.
+    pub blocks: U64,
+    /// Seconds of the last access.
+    pub accessed_s: I64,
+    /// Seconds of the last change of data.
+    pub modified_s: I64,
+    /// Seconds of the last change of attributes.
+    pub changed_s: I64,
+    /// Seconds of its making; 0 if the file system does not say.
+    pub born_s: I64,
+    /// Nanoseconds to these.
+    pub accessed_ns: U32,
+    /// Nanoseconds to these.
+    pub modified_ns: U32,
+    /// Nanoseconds to these.
+    pub changed_ns: U32,
+    /// Nanoseconds to these.
+    pub born_ns: U32,
+    /// Type and rights.
+    pub mode: U32,
+    /// Names.
+    pub links: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Major (high half) and minor number of a device node.
+    pub device: U32,
+    /// Best size of a transfer.
+    pub block_bytes: U32,
+}
+
+/// A node that the client may use from now on, until it forgets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Entry {
+    /// Its name in this session. 0 in a listing without nodes.
+    pub node: U64,
+    /// What is known of it.
+    pub attributes: Attributes,
+}
+
+/// Result of `Open`, `Create`, `CreateUnnamed` and `OpenDirectory`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct OpenResult {
+    /// Names the open file in this session.
+    pub handle: U64,
+}
+
+/// One of a list of nodes to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Forgotten {
+    /// The node.
+    pub node: U64,
+    /// How many of the answers that named it are forgotten.
+    pub count: U64,
+}
+
+/// Payload of `SetAttributes`, behind the groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct NewAttributes {
+    /// `SET_*`: which fields count.
+    pub which: U32,
+    /// Rights.
+    pub mode: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Bytes.
+    pub size: U64,
+    /// Seconds.
+    pub accessed_s: I64,
+    /// Seconds.
+    pub modified_s: I64,
+    /// Nanoseconds.
+    pub accessed_ns: U32,
+    /// Nanoseconds.
+    pub modified_ns: U32,
+}
+
+/// [`NewAttributes`]: the rights.
+pub const SET_MODE: u32 = 1;
+/// [`NewAttributes`]: the owner.
+pub const SET_UID: u32 = 2;
+/// [`NewAttributes`]: the group.
+pub const SET_GID: u32 = 4;
+/// [`NewAttributes`]: the size.
+pub const SET_SIZE: u32 = 8;
+/// [`NewAttributes`]: the time of access.
+pub const SET_ACCESSED: u32 = 16;
+/// [`NewAttributes`]: the time of change.
+pub const SET_MODIFIED: u32 = 32;
+/// [`NewAttributes`]: the time of access is the server's time now.
+pub const SET_ACCESSED_NOW: u32 = 64;
+/// [`NewAttributes`]: the time of change is the server's time now.
+pub const SET_MODIFIED_NOW: u32 = 128;
+
+/// An entry of the answer to `ReadDirectory`; the name's bytes follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DirectoryEntry {
+    /// Where the listing goes on behind this entry.
+    pub cookie: U64,
+    /// The node; all zeroes but for `ino` and the type in `mode` if the entry could not be looked up.
+    pub entry: Entry,
+    /// Bytes of the name.
+    pub name_len: U16,
+}
+
+/// Answer to `StatFileSystem`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FileSystem {
+    /// Bytes of a block.
+    pub block_bytes: U64,
+    /// Blocks.
+    pub blocks: U64,
+    /// Free ones.
+    pub blocks_free: U64,
+    /// Free ones that the user may take.
+    pub blocks_available: U64,
+    /// Inodes.
+    pub files: U64,
+    /// Free ones.
+    pub files_free: U64,
+    /// Bytes of the longest name.
+    pub name_max: U64,
+}
+
+/// Answer to a `Lock` that only asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LockResult {
+    /// First byte of the lock that is in the way.
+    pub start: U64,
+    /// Its last byte.
+    pub last: U64,
+    /// `F_UNLCK` (2) if nothing is in the way, else its type.
+    pub kind: U32,
+    /// The process that holds it, as its client said; 0 if that is another client's.
+    pub pid: U32,
+}
+
+/// An entry of the answer to `List`; the name's bytes follow it, and those of the description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ShareEntry {
+    /// `SHARE_*`.
+    pub flags: U32,
+    /// Bytes of the name.
+    pub name_len: U16,
+    /// Bytes of the description.
+    pub description_len: U16,
+}
+
+const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 16);
+const _: () = assert!(size_of::<Attributes>() == 96 && size_of::<Entry>() == 104 && size_of::<OpenResult>() == 8);
+const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 114);
+const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// The file system below, or the rules of the service: what `errno` says.
+    #[error("{0}")]
+    Errno(Errno),
+    /// No share has that name, or none that this client may use.
+    #[error("no share has that name")]
+    NoShare,
+    /// The session names no such node or open file: it was forgotten or closed, or is another session's.
+    #[error("the server does not know the file in this session")]
+    Stale,
+    /// The caller's fault: a form of arguments that the protocol does not have.
+    #[error("the server did not understand the request")]
+    Malformed,
+    /// The session holds as many nodes as it may.
+    #[error("the client holds as many files as it may; unmount and mount again, or let its caches shrink")]
+    TooManyNodes,
+    /// The session has as many files open as it may.
+    #[error("the client has as many files open as it may; close some")]
+    TooManyOpen,
+    /// The session has as many locks and waiting locks as it may.
+    #[error("the client has as many locks as it may; release some")]
+    TooManyLocks,
+    /// The server has no memory or no room in a queue now: try again.
+    #[error("the server has no room for the request now")]
+    Busy,
+    /// The server knows no such method: it is older or newer than this program.
+    #[error("the server does not know this kind of request; it speaks another version of the protocol of files")]
+    UnknownMethod,
+    /// The server does not serve files, or not by a version of the protocol that this program speaks.
+    #[error("no files are served there: {0}")]
+    NotServed(Status),
+}
+
+impl From<Errno> for CallError {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl CallError {
+    /// What a program is told of it.
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::Errno(errno) => errno,
+            Self::NoShare => Errno::NOENT,
+            Self::Stale => Errno::STALE,
+            Self::Malformed => Errno::PROTO,
+            Self::TooManyNodes => Errno::NFILE,
+            Self::TooManyOpen => Errno::MFILE,
+            Self::TooManyLocks => Errno::NOLCK,
+            Self::Busy => Errno::AGAIN,
+            Self::UnknownMethod => Errno::NOSYS,
+            Self::NotServed(_) => Errno::PROTONOSUPPORT,
+        }
+    }
+
+    /// The status on the wire: an errno, or from 4096 on the protocol's own.
+    pub fn status(self) -> u16 {
+        match self {
+            Self::Errno(errno) => errno.raw_os_error() as u16,
+            Self::NoShare => 4096,
+            Self::Stale => 4097,
+            Self::Malformed => 4098,
+            Self::TooManyNodes => 4099,
+            Self::TooManyOpen => 4100,
+            Self::TooManyLocks => 4101,
+            Self::Busy => 4102,
+            Self::UnknownMethod => Status::UnknownMethod as u16,
+            Self::NotServed(status) => status as u16,
+        }
+    }
+
+    /// What a status other than 0 says.
+    pub fn from_status(status: u16) -> Self {
+        match status {
+            1..4096 => Self::Errno(Errno::from_raw_os_error(i32::from(status))),
+            4096 => Self::NoShare,
+            4097 => Self::Stale,
+            4099 => Self::TooManyNodes,
+            4100 => Self::TooManyOpen,
+            4101 => Self::TooManyLocks,
+            4102 => Self::Busy,
+            number => match Status::from_number(number) {
+                Some(Status::Busy) => Self::Busy,
+                Some(Status::UnknownMethod) => Self::UnknownMethod,
+                Some(status @ (Status::UnknownProtocol | Status::Version)) => Self::NotServed(status),
+                _ => Self::Malformed,
+            },
+        }
+    }
+}
+
+/// One entry of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed<'a> {
+    /// Cookie, node and attributes.
+    pub head: DirectoryEntry,
+    /// Its name.
+    pub name: &'a [u8],
+}
+
+/// Takes the answer to `ReadDirectory` apart. What is malformed is a `None`, and the last.
+pub fn read_directory(payload: &[u8]) -> impl Iterator<Item = Option<Listed<'_>>> {
+    let mut rest = Some(payload);
+    std::iter::from_fn(move || {
+        let bytes = rest.take().filter(|bytes| !bytes.is_empty())?;
+        let listed = DirectoryEntry::read_from_prefix(bytes).ok().and_then(|(head, bytes)| {
+            let (name, bytes) = bytes.split_at_checked(usize::from(head.name_len.get()))?;
+            Some((Listed { head, name }, bytes))
+        });
+        rest = listed.map(|(_, rest)| rest);
+        Some(listed.map(|(listed, _)| listed))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[test]
+    fn arguments_have_these_bytes() {
+        let arguments = Arguments {
+            node: U64::new(0x0807_0605_0403_0201),
+            second: U64::new(0x100f_0e0d_0c0b_0a09),
+            offset: U64::new(0x1817_1615_1413_1211),
+            len: U64::new(0x201f_1e1d_1c1b_1a19),
+            extra: U64::new(0x2827_2625_2423_2221),
+            flags: U32::new(0x2c2b_2a29),
+            mode: U32::new(0x302f_2e2d),
+            uid: U32::new(0x3433_3231),
+            gid: U32::new(0x3837_3635),
+            name_len: U16::new(0x3a39),
+            second_name_len: U16::new(0x3c3b),
+            group_count: 0x3d,
+            reserved: [0x3e, 0x3f, 0x40],
+        };
+        assert_eq!(arguments.as_bytes(), (1..=64).collect::<Vec<u8>>());
+        let attach = AttachResult {
+            flags: U32::new(0x0403_0201),
+            transfer_max: U32::new(0x0807_0605),
+            instance: U64::new(0x100f_0e0d_0c0b_0a09),
+        };
+        assert_eq!(attach.as_bytes(), (1..=16).collect::<Vec<u8>>());
+        let new = NewAttributes {
+            which: U32::new(0x0403_0201),
+            mode: U32::new(0x0807_0605),
+            uid: U32::new(0x0c0b_0a09),
+            gid: U32::new(0x100f_0e0d),
+            size: U64::new(0x1817_1615_1413_1211),
+            accessed_s: I64::new(0x201f_1e1d_1c1b_1a19),
+            modified_s: I64::new(0x2827_2625_2423_2221),
+            accessed_ns: U32::new(0x2c2b_2a29),
+            modified_ns: U32::new(0x302f_2e2d),
+        };
+        assert_eq!(new.as_bytes(), (1..=48).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn attributes_and_entries_have_these_bytes() {
+        let bytes: Vec<u8> = (1..=96).collect();
+        let attributes = Attributes::read_from_bytes(&bytes).unwrap();
+        assert_eq!(attributes.ino.get(), 0x0807_0605_0403_0201);
+        assert_eq!(attributes.blocks.get(), 0x1817_1615_1413_1211);
+        assert_eq!(attributes.born_s.get(), 0x3837_3635_3433_3231);
+        assert_eq!(attributes.accessed_ns.get(), 0x3c3b_3a39);
+        assert_eq!(attributes.mode.get(), 0x4c4b_4a49);
+        assert_eq!(attributes.block_bytes.get(), 0x605f_5e5d);
+        let mut entry = DirectoryEntry::new_zeroed();
+        (entry.cookie, entry.entry.node, entry.name_len) = (U64::new(9), U64::new(8), U16::new(3));
+        let mut listing = entry.as_bytes().to_vec();
+        assert_eq!((listing[0], listing[8], listing[112]), (9, 8, 3));
+        listing.extend(b"abc");
+        listing.extend_from_within(..);
+        let listed = Some(Listed { head: entry, name: b"abc" });
+        assert_eq!(read_directory(&listing).collect::<Vec<_>>(), [listed, listed]);
+        assert_eq!(read_directory(&listing[..listing.len() - 1]).collect::<Vec<_>>(), [listed, None], "cut");
+        assert_eq!(read_directory(&[]).count(), 0);
+    }
+
+    #[test]
+    fn answers_have_these_bytes() {
+        let bytes: Vec<u8> = (1..=56).collect();
+        let sizes = FileSystem::read_from_bytes(&bytes).unwrap();
+        assert_eq!((sizes.block_bytes.get(), sizes.name_max.get()), (0x0807_0605_0403_0201, 0x3837_3635_3433_3231));
+        let lock = LockResult::read_from_bytes(&bytes[..24]).unwrap();
+        assert_eq!((lock.last.get(), lock.kind.get(), lock.pid.get()), (0x100f_0e0d_0c0b_0a09, 0x1413_1211, 0x1817_1615));
+        let share = ShareEntry::read_from_bytes(&bytes[..8]).unwrap();
+        assert_eq!((share.flags.get(), share.name_len.get(), share.description_len.get()), (0x0403_0201, 0x0605, 0x0807));
+        let forgotten = Forgotten::read_from_bytes(&bytes[..16]).unwrap();
+        assert_eq!(forgotten.count.get(), 0x100f_0e0d_0c0b_0a09);
+    }
+
+    #[test]
+    fn every_error_survives_the_wire() {
+        let own = [
+            CallError::Errno(Errno::NOENT),
+            CallError::Errno(Errno::DQUOT),
+            CallError::NoShare,
+            CallError::Stale,
+            CallError::Malformed,
+            CallError::TooManyNodes,
+            CallError::TooManyOpen,
+            CallError::TooManyLocks,
+            CallError::Busy,
+            CallError::UnknownMethod,
+            CallError::NotServed(Status::Version),
+        ];
+        for error in own {
+            assert_eq!(CallError::from_status(error.status()), error);
+        }
+        assert_eq!(CallError::from_status(5000), CallError::Malformed);
+        for number in 0..100 {
+            assert!(Method::from_number(number).is_none_or(|method| method as u16 == number));
+        }
+        assert_eq!(Method::from_number(34), None);
+    }
+}

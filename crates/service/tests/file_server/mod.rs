@@ -1,0 +1,82 @@
+//! A loop that serves shares, for tests.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use byway_fabric::{Options, Registry};
+use byway_reactor::{Address, IoChoice, Reactor, Wait};
+use byway_service::block::spec::VolumeName;
+use byway_service::file::server::Shares;
+use byway_service::file::{Share, ShareSpec, Users};
+use byway_service::host::Host;
+use byway_service::limits::CALLS_PER_SESSION;
+
+const CLASS: u8 = 0x20;
+const FILE_CLASS: u8 = 0x21;
+
+static INSTANCES: AtomicU64 = AtomicU64::new(1);
+
+/// A share named `share` of a directory.
+pub fn share(directory: &Path, users: Users, read_only: bool) -> Arc<Share> {
+    let name = VolumeName::new("share").unwrap();
+    let spec = ShareSpec { users, read_only, ..ShareSpec::new(name, directory.to_owned()) };
+    Arc::new(Share::open(spec).unwrap())
+}
+
+/// A server of its own thread and loop; it ends when this is dropped.
+pub struct Server {
+    pub at: Address,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn start(at: Address, shares: Vec<Arc<Share>>) -> Self {
+        let (send, receive) = std::sync::mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut reactor = Reactor::open(IoChoice::Auto, 32 << 20).unwrap();
+            let spoken = vec![Shares::spoken(CALLS_PER_SESSION)];
+            let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+            let mut host = Host::new(&reactor, Arc::new(Registry::new(instance)), Options::new(CLASS), spoken);
+            let mut files = Shares::new(&reactor, FILE_CLASS, instance);
+            files.replace(&mut host, &mut reactor, &shares);
+            let mut completions = Vec::new();
+            let listener = host.listen(&mut reactor, &at).unwrap();
+            let at = reactor.local_address(listener).map_or(at, Address::Tcp);
+            send.send(at).unwrap();
+            while !stopped.load(Ordering::Acquire) {
+                host.flush(&mut reactor, &mut [&mut files]);
+                reactor.reap(&mut completions, Wait::Until(reactor.now() + Duration::from_millis(20))).unwrap();
+                for completion in completions.drain(..) {
+                    match completion.token.class() {
+                        FILE_CLASS => files.complete(&mut host, &mut reactor, completion),
+                        _ if completion.token == byway_reactor::Token::WAKE => {
+                            host.woken(&mut reactor, &mut [&mut files]);
+                        }
+                        _ => host.handle(&mut reactor, &mut [&mut files], completion),
+                    }
+                }
+            }
+        });
+        Self { at: receive.recv().unwrap(), stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn tcp() -> Address {
+    Address::Tcp("127.0.0.1:0".parse().unwrap())
+}
