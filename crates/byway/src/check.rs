@@ -7,7 +7,7 @@ use byway_service::block::OpenHere;
 
 use crate::cli::ServeArguments;
 use crate::config::Configuration;
-use crate::reload::{ReloadError, open_volume};
+use crate::reload::{ReloadError, open_volume, plan_shares};
 use crate::serve::{ServeError, judged_listeners};
 use crate::tls::server_tls;
 
@@ -46,5 +46,9 @@ pub fn check(arguments: &ServeArguments) -> Result<String, ServeError> {
         let failed = |source| ReloadError::Volume { name: spec.name.to_string(), source, hint: String::new() };
         open_volume(&spec, &OpenHere).map_err(failed)?;
     }
-    Ok(format!("good: {} volumes, {listeners} listeners", configuration.volumes.len()))
+    plan_shares(&[], &configuration.shares)?;
+    let (volumes, shares) = (configuration.volumes.len(), configuration.shares.len());
+    // Most nodes have none.
+    let shares = if shares == 0 { String::new() } else { format!("{shares} shares, ") };
+    Ok(format!("good: {volumes} volumes, {shares}{listeners} listeners"))
 }

@@ -43,7 +43,7 @@ pub enum Command {
     /// Show what byway does, on this machine alone and without any set-up
     #[command(after_long_help = help::DEMO)]
     Demo(DemoArguments),
-    /// Serve volumes until SIGTERM
+    /// Serve volumes and directories until SIGTERM
     #[command(after_long_help = help::SERVE)]
     Serve(Box<ServeArguments>),
     /// Copy an image from and to files and volumes: in parallel, holes as holes; resumes an interrupted copy
@@ -103,6 +103,14 @@ pub struct ServeArguments {
     /// a rule to these bytes, #COUNT to so many operations. null: takes no faults.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
+    /// A directory to share; may be repeated. Clients come in where byway's own wire listens (--listen).
+    ///
+    /// NAME=DIR[,ro][,users=squash:UID[:GID]|trust][,access=CLIENT[:ro]]...[,description=TEXT]. What clients may do there is what one
+    /// user of this machine may do: the owner and group of DIR, if the node runs as root, else the node's user. users=squash:UID[:GID] names
+    /// another one (GID is UID if it is left out), and users=trust takes user and groups as each client's machine tells them; both need
+    /// root. A name is a volume's or a share's. CLIENT is as for --volume.
+    #[arg(long, value_name = "SPEC")]
+    pub share: Vec<String>,
     /// Refused, with what to write.
     #[arg(hide = true, value_name = "PATH", value_parser = refuse_unnamed)]
     pub unnamed: Vec<String>,

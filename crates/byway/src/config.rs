@@ -11,12 +11,17 @@
 //! frames = "64M"
 //! mapped = "4G"
 //! stage = "memory"
+//! shares = ["home=/srv/home,ro"]              # specifications, as after --share ...
 //! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
 //!
 //! [volume.data]                               # ... or tables
 //! store = "stripe:chunk=64K:/dev/nvme0n1:/dev/nvme1n1"
 //! direct = true
 //! access = ["store2", "10.0.0.0/8:ro"]
+//!
+//! [share.work]
+//! directory = "/srv/work"
+//! users = "squash:1000:100"
 //!
 //! [tls]
 //! certificate = "/etc/byway/node.pem"
@@ -37,6 +42,7 @@ use std::path::{Path, PathBuf};
 use byway_fabric::access::AccessError;
 use byway_reactor::{Address, IoChoice};
 use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
+use byway_service::file::{ShareSpec, Users};
 use serde::Deserialize;
 
 use crate::address::{AddressError, BYWAY_PORT, Cidr, Listen, NBD_PORT};
@@ -52,6 +58,8 @@ pub use self::tls::{Tls, TlsMode};
 pub struct Configuration {
     /// The volumes; names differ.
     pub volumes: Vec<VolumeSpec>,
+    /// The shares; their names differ, also from those of the volumes.
+    pub shares: Vec<ShareSpec>,
     /// Listeners of byway's own wire.
     pub listen: Vec<Listen>,
     /// Listeners of the NBD door.
@@ -103,6 +111,10 @@ struct FileForm {
     volumes: Vec<String>,
     #[serde(default)]
     volume: BTreeMap<String, VolumeForm>,
+    #[serde(default)]
+    shares: Vec<String>,
+    #[serde(default)]
+    share: BTreeMap<String, ShareForm>,
     tls: Option<Tls>,
     #[serde(default)]
     allow: Vec<String>,
@@ -129,6 +141,18 @@ struct VolumeForm {
     #[serde(default)]
     shared: bool,
     format: Option<String>,
+    description: Option<String>,
+}
+
+/// A share as a table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShareForm {
+    directory: PathBuf,
+    #[serde(default)]
+    read_only: bool,
+    users: Option<String>,
+    access: Option<Vec<String>>,
     description: Option<String>,
 }
 
@@ -205,6 +229,14 @@ impl Configuration {
         for (name, table) in &form.volume {
             volumes.push(table.volume(name, place)?);
         }
+        let mut shares = Vec::new();
+        for (index, text) in form.shares.iter().enumerate() {
+            let share = spec::parse_share(text);
+            shares.push(share.map_err(|error| value(at(&format!("shares[{index}] `{text}`")), error))?);
+        }
+        for (name, table) in &form.share {
+            shares.push(table.share(name, place)?);
+        }
         let listen = listeners(&form.listen, BYWAY_PORT, &at("listen"))?;
         let nbd = nbd_listeners(&form.nbd, &at("nbd"))?;
         let http = form.http.as_deref().map(|text| http_address(text).map_err(|e| value(at("http"), e))).transpose()?;
@@ -222,6 +254,7 @@ impl Configuration {
         let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
         Ok(Self {
             volumes,
+            shares,
             listen,
             nbd,
             http,
@@ -243,6 +276,9 @@ impl Configuration {
     fn add_flags(&mut self, flags: &ServeArguments) -> Result<(), ConfigError> {
         for text in &flags.volume {
             self.volumes.push(spec::parse(text).map_err(|error| value(format!("--volume `{text}`"), error))?);
+        }
+        for text in &flags.share {
+            self.shares.push(spec::parse_share(text).map_err(|error| value(format!("--share `{text}`"), error))?);
         }
         self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
         self.nbd.extend(nbd_listeners(&flags.nbd, "--nbd")?);
@@ -289,9 +325,15 @@ impl Configuration {
         if let Some(twice) = self.volumes.iter().map(|volume| &volume.name).find(|name| !names.insert(name)) {
             return Err(value(format!("volume `{twice}`"), "this name is given to two volumes; rename one"));
         }
+        if let Some(twice) = self.shares.iter().map(|share| &share.name).find(|name| !names.insert(name)) {
+            let message = "this name is given to a volume or another share as well; rename one";
+            return Err(value(format!("share `{twice}`"), message));
+        }
+        self.check_shares()?;
         self.check_files()?;
         let bounds = [
             ("volumes", self.volumes.len(), limits::VOLUMES_MAX),
+            ("shares", self.shares.len(), limits::SHARES_MAX),
             ("listen", self.listen.len(), limits::LISTENERS_MAX),
             ("nbd", self.nbd.len(), limits::LISTENERS_MAX),
             ("allow", self.allow.len(), limits::ALLOW_MAX),
@@ -321,6 +363,20 @@ impl Configuration {
             return Err(value("frames".to_owned(), message));
         }
         self.check_tls()
+    }
+
+    fn check_shares(&self) -> Result<(), ConfigError> {
+        if let Some(share) = self.shares.iter().find(|share| share.users != Users::Owner && self.user.is_some()) {
+            let message = "users needs a node that stays root, and --user has it become another; leave one of them out";
+            return Err(value(format!("share `{}`", share.name), message));
+        }
+        let certificates = self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication);
+        let named = self.shares.iter().find(|share| share.access.names_certificates());
+        if let Some(share) = named.filter(|_| certificates == ClientAuthentication::Off) {
+            let message = "access names a certificate, but clients show none here; give --tls-client-ca";
+            return Err(value(format!("share `{}`", share.name), message));
+        }
+        Ok(())
     }
 
     /// Refuses two volumes that would have to lock the same file.
@@ -468,6 +524,27 @@ impl VolumeForm {
         }
         volume.description.clone_from(&self.description);
         Ok(volume)
+    }
+}
+
+impl ShareForm {
+    fn share(&self, name: &str, place: &str) -> Result<ShareSpec, ConfigError> {
+        let at = |key: &str| format!("{place}share.{name}{key}");
+        let share_name = VolumeName::new(name).map_err(|error| value(at(""), error))?;
+        let mut share = ShareSpec::new(share_name, self.directory.clone());
+        share.read_only = self.read_only;
+        if let Some(users) = &self.users {
+            share.users = spec::parse_users(users).map_err(|error| value(at(".users"), error))?;
+        }
+        if let Some(clients) = &self.access {
+            // An empty list would join to nothing, which is refused: it must not let everybody in.
+            share.access = clients.join(",").parse().map_err(|error: AccessError| value(at(".access"), error))?;
+        }
+        if self.description.as_ref().is_some_and(|text| text.len() > limits::DESCRIPTION_BYTES_MAX) {
+            return Err(value(at(".description"), spec::SpecFault::Description));
+        }
+        share.description.clone_from(&self.description);
+        Ok(share)
     }
 }
 

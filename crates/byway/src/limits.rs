@@ -8,6 +8,9 @@ pub const SPEC_BYTES_MAX: usize = 64 << 10;
 /// Volumes of one node; a configuration with more is refused.
 pub const VOLUMES_MAX: usize = 1024;
 
+/// Shares of one node; a configuration with more is refused.
+pub const SHARES_MAX: usize = 1024;
+
 /// Listeners of one kind (native, NBD); a configuration with more is refused.
 pub const LISTENERS_MAX: usize = 64;
 

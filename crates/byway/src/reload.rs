@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
+use byway_service::file::{Share, ShareError, ShareSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Configuration, Tls};
@@ -61,6 +62,14 @@ pub enum ReloadError {
         /// What to do, where the file is ours already.
         hint: String,
     },
+    /// A share cannot be opened as it is configured now.
+    #[error("share `{name}`: {source}")]
+    Share {
+        /// Which.
+        name: String,
+        /// Why.
+        source: ShareError,
+    },
     /// Something else has changed.
     #[error("{0} cannot change while the node runs; restart it, or put the old value back")]
     Fixed(&'static str),
@@ -74,7 +83,7 @@ pub enum ReloadError {
     #[error("volume `{0}` lies in memory, so there is no file to open anew; to empty it, drop and add it by reloads")]
     NoFile(String),
     /// A node without volumes is a mistake.
-    #[error("the configuration names no volume; to stop serving, stop the node")]
+    #[error("the configuration names no volume and no share; to stop serving, stop the node")]
     Nothing,
     /// Certificates.
     #[error("TLS: {0}")]
@@ -286,6 +295,35 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
     }
     plan.summary = summary(old, &plan.served);
     Ok(plan)
+}
+
+/// Opens the shares that are new or have changed; the others stay.
+///
+/// # Errors
+/// [`ReloadError::Share`].
+pub fn plan_shares(old: &[Arc<Share>], specs: &[ShareSpec]) -> Result<Vec<Arc<Share>>, ReloadError> {
+    let open = |spec: &ShareSpec| match old.iter().find(|share| share.spec() == spec) {
+        Some(share) => Ok(Arc::clone(share)),
+        None => Share::open(spec.clone())
+            .map(Arc::new)
+            .map_err(|source| ReloadError::Share { name: spec.name.to_string(), source }),
+    };
+    specs.iter().map(open).collect()
+}
+
+/// Adds to a summary how the shares differ.
+pub fn note_shares(summary: &mut Summary, old: &[Arc<Share>], new: &[Arc<Share>]) {
+    let named = |shares: &[Arc<Share>], name: &str| shares.iter().any(|share| share.name() == name);
+    for share in new {
+        let name = share.name();
+        if !named(old, name) {
+            summary.added.push(name.to_owned());
+        } else if !old.iter().any(|before| Arc::ptr_eq(before, share)) {
+            summary.changed.push(name.to_owned());
+        }
+    }
+    let dropped = old.iter().filter(|share| !named(new, share.name()));
+    summary.dropped.extend(dropped.map(|share| share.name().to_owned()));
 }
 
 /// Opens the files of one volume anew, as an operator does after a flush has failed.

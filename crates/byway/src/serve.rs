@@ -17,6 +17,7 @@ use byway_reactor::privilege::{User, become_user, find_user};
 use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
+use byway_service::file::Share;
 
 use crate::address::{Cidr, Listen};
 use crate::admission::{Guarded, peer_allowed};
@@ -46,6 +47,9 @@ const HEAP_FREE_BYTES_MAX: usize = 32 << 20;
 
 /// Open files that a node asks for: a descriptor for each connection, and some for itself.
 const OPEN_FILES: u64 = 65_536;
+
+/// The same for one that has shares, whose clients hold a descriptor for each file that they know.
+const SHARED_FILES: u64 = 1 << 20;
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
@@ -112,13 +116,14 @@ pub enum ServeError {
 pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     arguments.measuring.end_with.map_or(Ok(()), parent::end_with).map_err(ServeError::EndWith)?;
     let configuration = Configuration::load(arguments)?;
-    raise_limits(OPEN_FILES);
+    raise_limits(if configuration.shares.is_empty() { OPEN_FILES } else { SHARED_FILES });
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
     let inherited = byway_reactor::activation::inherited_listeners().map_err(ServeError::Manager)?;
     let user = configuration.user.as_deref().map(found_user).transpose()?;
     let listeners = listeners(&configuration, inherited)?;
     let guarded = listeners.guarded();
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
+    let shares = reload::plan_shares(&[], &configuration.shares)?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
     // Read before the node is confined. The limit is set before its loops start, which ask for it then.
@@ -137,7 +142,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     let (events, happened) = channel();
     let ending = Arc::new(AtomicBool::new(false));
     watch_signals(events.clone(), Arc::clone(&ending))?;
-    let options = node_options(&configuration, (native, nbd), &plan.served, tls.clone());
+    let options = node_options(&configuration, (native, nbd), (&plan.served, &shares), tls.clone());
     let loop_events = events.clone();
     let on_failure = Arc::new(move || {
         // Nobody listens only when the node is ending anyway.
@@ -160,6 +165,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         memory,
         files: opener,
         served: plan.served,
+        shares,
         listeners: guarded,
         tls,
         allow,
@@ -264,6 +270,7 @@ struct Serving<'a> {
     memory: Option<u64>,
     files: Arc<PrivilegedOpener>,
     served: Vec<Served>,
+    shares: Vec<Arc<Share>>,
     /// As they were opened at start.
     listeners: Vec<Guarded>,
     /// Shared with the node's doors.
@@ -277,7 +284,7 @@ struct Serving<'a> {
 
 impl Serving<'_> {
     fn status(&self) -> String {
-        format!("serving {} volumes", self.served.len())
+        format!("serving {} volumes and {} shares", self.served.len(), self.shares.len())
     }
 
     /// Does as signals and the control socket say, until the node is to end; gives why.
@@ -354,18 +361,23 @@ impl Serving<'_> {
     fn try_reload(&mut self) -> Result<Summary, ReloadError> {
         let configuration = Configuration::load_by(self.arguments, &|file| self.files.read(file), self.memory)?;
         reload::check_fixed(&self.configuration, &configuration)?;
-        if configuration.volumes.is_empty() {
+        if configuration.volumes.is_empty() && configuration.shares.is_empty() {
             return Err(ReloadError::Nothing);
         }
         // Those that are open: what the lists name now is not asked for again, and under socket activation never was.
         configuration.admit(&self.listeners)?;
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
-        let plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        let shares = reload::plan_shares(&self.shares, &configuration.shares)?;
+        let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
+        reload::note_shares(&mut plan.summary, &self.shares, &shares);
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {
             old.replace(new);
         }
         self.allow.write().unwrap_or_else(PoisonError::into_inner).clone_from(&configuration.allow);
+        // Before the volumes: their confirmation is for both.
+        self.node.replace_shares(&shares);
+        self.shares = shares;
         let mut summary = self.apply(plan, &configuration.allow);
         summary.certificates = configuration.tls.is_some();
         self.configuration = configuration;
@@ -390,8 +402,13 @@ impl Listeners {
 }
 
 fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Listeners, ServeError> {
-    if configuration.volumes.is_empty() {
-        return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH"));
+    if configuration.volumes.is_empty() && configuration.shares.is_empty() {
+        return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH or --share NAME=DIR"));
+    }
+    if configuration.volumes.is_empty() && configuration.listen.is_empty() {
+        return Err(ServeError::Nothing(
+            "shares are reached over byway's own wire, and nothing listens for it: give --listen tcp://127.0.0.1",
+        ));
     }
     // Passed sockets are all there is: the manager decides where this node listens.
     let here = inherited.is_empty();
@@ -430,7 +447,7 @@ pub(crate) fn judged_listeners(configuration: &Configuration, inherited: Vec<Own
 fn node_options(
     configuration: &Configuration,
     (native, nbd): (Vec<Endpoint>, Vec<Endpoint>),
-    served: &[Served],
+    (served, shares): (&[Served], &[Arc<Share>]),
     tls: ServerTls,
 ) -> NodeOptions {
     NodeOptions {
@@ -438,6 +455,7 @@ fn node_options(
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
+        shares: shares.to_vec(),
         native,
         nbd,
         nbd_options: NbdOptions::default(),
@@ -477,7 +495,8 @@ fn found_user(name: &str) -> Result<User, ServeError> {
 /// libraries of RDMA open devices themselves.
 fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
     // The node's own memory, for its metrics.
-    let (mut writable, mut readable) = (Vec::new(), vec!["/proc/self".into()]);
+    let mut writable: Vec<_> = configuration.shares.iter().map(|share| share.directory.clone()).collect();
+    let mut readable = vec!["/proc/self".into()];
     let devices = Path::new("/dev/infiniband");
     if configuration.listen.iter().any(|listener| matches!(listener, Listen::Rdma { .. })) {
         // A confined node can load no library. They load the devices' providers now, and open the devices when somebody connects.

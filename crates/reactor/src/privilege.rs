@@ -80,28 +80,6 @@ pub fn find_group(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Looks a user up by number. Reads files: do it before confinement.
-///
-/// # Errors
-/// `NotFound`, or the system's.
-pub fn find_user_by_number(uid: u32) -> io::Result<User> {
-    // SAFETY: `passwd` is plain data with pointers that may be null, and all zeroes is a value of it.
-    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-    let (mut text, mut found) = (vec![0u8; ENTRY_BYTES], std::ptr::null_mut());
-    // SAFETY: all pointers are to live memory, and `text` has the size that is named.
-    let rc =
-        unsafe { libc::getpwuid_r(uid, &raw mut entry, text.as_mut_ptr().cast(), text.len(), &raw mut found) };
-    if rc != 0 {
-        return Err(io::Error::from_raw_os_error(rc));
-    }
-    if found.is_null() {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    // SAFETY: an entry that was found has a name, a C string in `text`, which lives.
-    let name = unsafe { std::ffi::CStr::from_ptr(entry.pw_name) };
-    find_user(&name.to_string_lossy())
-}
-
 /// Gives this thread a umask of its own, of 0, so that what it makes has the mode that it asks for. Other threads keep theirs.
 ///
 /// # Errors
@@ -150,7 +128,6 @@ mod tests {
     fn users_are_looked_up() {
         let root = find_user("root").unwrap();
         assert_eq!((root.uid, root.gid), (0, 0));
-        assert_eq!(find_user_by_number(0).unwrap(), root);
         assert_eq!(find_user("no such user").unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!((find_group("root").unwrap(), find_group("4711").unwrap()), (0, 4711));
         assert_eq!(find_group("no such group").unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -18,7 +18,8 @@ use zerocopy::FromZeros;
 const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
 
 fn connect(server: &Server) -> Client {
-    let options = ClientOptions { lost_after: Duration::from_secs(20), ..ClientOptions::new(server.at.clone(), "share") };
+    let options =
+        ClientOptions { lost_after: Duration::from_secs(20), ..ClientOptions::new(server.at.clone(), "share") };
     Client::connect(options).unwrap()
 }
 
@@ -299,7 +300,9 @@ fn holes_attributes_and_copies_are_the_file_systems() {
     assert_eq!(&back, b"data");
     let set = client.set_xattr(ME, file.node, b"user.colour", b"red", 0);
     if set == Err(Errno::OPNOTSUPP) {
-        byway_skip::skip_part_of_this(byway_skip::SkipReason::Machine("the temporary folder's file system has no user attributes"));
+        byway_skip::skip_part_of_this(byway_skip::SkipReason::Machine(
+            "the temporary folder's file system has no user attributes",
+        ));
         return;
     }
     set.unwrap();

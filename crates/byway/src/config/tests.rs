@@ -74,13 +74,15 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         threads,
         volumes,
         mut volume,
+        shares,
+        mut share,
         tls,
         allow,
         insecure,
         user,
         slow_us,
     } = form;
-    assert!(![listen, nbd, volumes, allow].iter().any(Vec::is_empty) && !insecure);
+    assert!(![listen, nbd, volumes, shares, allow].iter().any(Vec::is_empty) && !insecure);
     assert!([http, io, frames, mapped, stage, user].iter().all(Option::is_some));
     assert!(ctl.is_some() && threads.is_some());
     let Tls { certificate: _, key: _, client_ca, crl, clients, mode } = tls.unwrap();
@@ -93,6 +95,25 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         volume.remove("data").unwrap();
     assert_eq!((read_only, direct, tls_required, shared), (false, true, false, false));
     assert!([stage, rate, format, description].iter().all(Option::is_some) && access.is_some());
+    // `users` is shown as text: beside `user` it is refused.
+    let ShareForm { directory: _, read_only, users, access, description } = share.remove("work").unwrap();
+    assert_eq!((read_only, users, access.is_some(), description.is_some()), (false, None, true, true));
+}
+
+#[test]
+fn a_share_has_a_name_of_its_own_and_users_that_the_node_can_be() {
+    let got = load(&["--share", "home=/srv/home,ro"], Some("shares = ['a=/a']\n[share.b]\ndirectory = '/b'")).unwrap();
+    let names: Vec<_> = got.shares.iter().map(|share| share.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "home"]);
+    let refused = |flags: &[&str], said: &str| {
+        let error = load(flags, None).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    };
+    refused(&["--share", "a=/a", "--volume", "a=/b"], "given to a volume or another share");
+    refused(&["--share", "a=/a", "--share", "a=/b"], "given to a volume or another share");
+    refused(&["--share", "a=/a,users=trust", "--user", "nobody"], "leave one of them out");
+    refused(&["--share", "a=/a,access=store2"], "give --tls-client-ca");
+    refused(&["--share", "a=/a,rw"], "--share `a=/a,rw`: character 6");
 }
 
 #[test]

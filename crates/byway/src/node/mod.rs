@@ -19,6 +19,7 @@ use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
+use byway_service::file::Share;
 
 use self::load::Loads;
 pub use self::report::NodeReport;
@@ -38,6 +39,8 @@ pub struct NodeOptions {
     pub frame_bytes: usize,
     /// The volumes.
     pub volumes: Vec<Arc<Volume>>,
+    /// The shares.
+    pub shares: Vec<Arc<Share>>,
     /// Where clients of byway's own wire come in.
     pub native: Vec<Endpoint>,
     /// Where NBD clients come in.
@@ -254,6 +257,12 @@ impl Node {
         drop((confirm_allowed, confirm_volumes));
         let confirmed = |from: &Receiver<()>| self.loops.iter().take_while(|_| patience.receives(from)).count();
         self.loops.len() - confirmed(&allowed).min(confirmed(&replaced))
+    }
+
+    /// Makes `shares` the list that is served. Sessions that use one that is gone, or is another now, end. The loops have done so when
+    /// they confirm a later [`Node::replace`].
+    pub fn replace_shares(&self, shares: &[Arc<Share>]) {
+        self.tell_all(|| Message::Shares(shares.to_vec()));
     }
 
     fn tell_all(&self, message: impl Fn() -> Message) {

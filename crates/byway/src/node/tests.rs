@@ -21,6 +21,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         threads: 3,
         frame_bytes: 12 << 20,
         volumes: volumes.iter().map(|volume| Arc::clone(volume)).collect(),
+        shares: Vec::new(),
         native: Vec::new(),
         nbd: vec![endpoint(&nbd)],
         tls: ServerTls::Off,

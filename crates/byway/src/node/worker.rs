@@ -13,7 +13,9 @@ use byway_reactor::{
 };
 use byway_service::block::server::Volumes;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
-use byway_service::host::Host;
+use byway_service::file::Share;
+use byway_service::file::server::Shares;
+use byway_service::host::{Host, Services};
 use byway_service::limits::CALLS_PER_SESSION;
 
 use super::load::Loads;
@@ -35,6 +37,8 @@ const TAG_ACCEPT_AGAIN: u8 = 3;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// The class of the native server's tokens and tags.
 const NATIVE_CLASS: u8 = 0x20;
+/// The class of the reads and writes of shares.
+const FILE_CLASS: u8 = 0x21;
 
 /// What the node tells a loop.
 pub(super) enum Message {
@@ -42,6 +46,8 @@ pub(super) enum Message {
     Stream(Detached),
     /// The volumes from now on. Confirmed once it is so.
     Volumes(Vec<Arc<Volume>>, Sender<()>),
+    /// The shares from now on.
+    Shares(Vec<Arc<Share>>),
     /// Who may connect from now on. Confirmed once it is so.
     Allow(Vec<Cidr>, Sender<()>),
     /// Tell what was done.
@@ -62,6 +68,7 @@ pub(super) struct Worker {
     nbd: NbdDoor,
     host: Host,
     volumes: Volumes,
+    shares: Shares,
     listeners: Vec<(Listener, Address)>,
     peers: Vec<(Sender<Message>, Waker)>,
     loads: Arc<Loads>,
@@ -95,10 +102,12 @@ impl Worker {
         }
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
-        let spoken = vec![Volumes::spoken(CALLS_PER_SESSION)];
+        let spoken = vec![Volumes::spoken(CALLS_PER_SESSION), Shares::spoken(CALLS_PER_SESSION)];
+        let mut shares = Shares::new(&reactor, FILE_CLASS, registry.instance());
         let mut host = Host::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS), spoken);
         let mut volumes = Volumes::new(NATIVE_CLASS);
         host.set_tls(options.tls.clone());
+        shares.replace(&mut host, &mut reactor, &options.shares);
         for (fd, address) in native_listeners {
             let listener = reactor.adopt_listener(fd).map_err(StartError::Loop)?;
             if matches!(address, Address::Shared(_)) {
@@ -117,6 +126,7 @@ impl Worker {
             nbd: NbdDoor::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
             host,
             volumes,
+            shares,
             listeners: Vec::new(),
             peers,
             loads,
@@ -171,7 +181,7 @@ impl Worker {
         let mut completions = Vec::new();
         let mut done = Vec::new();
         while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.is_native_idle()) {
-            self.host.flush(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
+            self.host.flush(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares]);
             self.wait_for_rates();
             // The doors have one pool; the other one looks at it when this turn ends.
             let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
@@ -190,7 +200,7 @@ impl Worker {
 
     /// Whether no client of byway's own wire is left, and nothing that one has asked for.
     fn is_native_idle(&self) -> bool {
-        self.host.is_idle() && self.volumes.is_idle()
+        self.host.is_idle() && self.volumes.is_idle() && self.shares.is_idle()
     }
 
     fn close_listeners(&mut self) {
@@ -216,8 +226,10 @@ impl Worker {
                 nbd.handle(&mut floor, completion);
             }
             NATIVE_CLASS => {
-                self.host.handle(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)], completion);
+                let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+                self.host.handle(&mut self.reactor, services, completion);
             }
+            FILE_CLASS => self.shares.complete(&mut self.host, &mut self.reactor, completion),
             ENGINE_CLASS => self.engine.complete(&mut self.reactor, completion, done),
             // A later one that is still set only wakes the loop in vain.
             NODE_CLASS if completion.token.tag() == TAG_THROTTLE => self.throttled = None,
@@ -230,7 +242,8 @@ impl Worker {
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
-                    self.host.woken(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
+                    let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+                    self.host.woken(&mut self.reactor, services);
                     self.take_messages();
                 }
             }
@@ -335,6 +348,7 @@ impl Worker {
                     drop(volumes);
                     let _ = applied.send(());
                 }
+                Message::Shares(shares) => self.shares.replace(&mut self.host, &mut self.reactor, &shares),
                 Message::Allow(allow, applied) => {
                     self.take_allowed(allow);
                     let _ = applied.send(());
@@ -347,6 +361,7 @@ impl Worker {
                     self.close_listeners();
                     let (nbd, mut floor) = self.door();
                     nbd.drain(&mut floor);
+                    self.shares.drain(&mut self.host, &mut self.reactor);
                     self.host.shut_down(&mut self.reactor);
                 }
                 Message::Stop => self.stopped = true,
@@ -372,7 +387,8 @@ impl Worker {
         for (id, len) in changes.resized {
             self.volumes.resized(&mut self.host, &mut self.reactor, id, len);
         }
-        self.host.end_revoked(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine)]);
+        let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+        self.host.end_revoked(&mut self.reactor, services);
         self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
         let (nbd, mut floor) = self.door();
         nbd.drop_volumes(&mut floor, &changes.gone);

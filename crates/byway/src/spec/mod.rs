@@ -40,6 +40,7 @@
 mod fault;
 mod format;
 mod options;
+mod share;
 mod store;
 mod text;
 
@@ -55,6 +56,8 @@ use text::Text;
 
 pub use format::format;
 pub(crate) use options::{FORMAT_USAGE, check_direct, check_rate, check_shared, check_stage};
+pub use share::parse_share;
+pub(crate) use share::parse_users;
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -131,6 +134,15 @@ pub enum SpecFault {
          or description=TEXT (a comma inside a path needs a backslash or quotes)"
     )]
     Option(String),
+    /// An option of a share that there is not.
+    #[error(
+        "`{0}` is no option of a share; write ro, users=squash:UID, users=trust, access=CLIENT or description=TEXT (a comma inside \
+         a path needs a backslash or quotes)"
+    )]
+    ShareOption(String),
+    /// A bad `users=`.
+    #[error("`{0}` names no users; write users=squash:UID[:GID] with numbers, or users=trust")]
+    Users(String),
     /// A rate under [`limits::RATE_BYTES_MIN`].
     #[error("a rate of {0} bytes per second is under 1K/s; write for example 100M/s")]
     Rate(u64),

@@ -107,14 +107,14 @@ pub(crate) fn check_direct(store: &StoreSpec) -> Result<(), SpecFault> {
     }
 }
 
-fn once<T>(slot: &mut Option<T>, value: T, name: &'static str, part: &Text) -> Result<(), SpecError> {
+pub(super) fn once<T>(slot: &mut Option<T>, value: T, name: &'static str, part: &Text) -> Result<(), SpecError> {
     match slot.replace(value) {
         None => Ok(()),
         Some(_) => Err(part.error(SpecFault::Twice(name))),
     }
 }
 
-fn flag(flag: &mut bool, name: &'static str, part: &Text, value: Option<&Text>) -> Result<(), SpecError> {
+pub(super) fn flag(flag: &mut bool, name: &'static str, part: &Text, value: Option<&Text>) -> Result<(), SpecError> {
     if value.is_some() {
         return Err(part.error(SpecFault::Value("ro, direct and shared have no value; write the word alone")));
     }

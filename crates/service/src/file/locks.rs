@@ -145,7 +145,8 @@ impl<W> File<W> {
         // Neighbours of the same kind become one, as a program that locks record after record expects.
         self.held(family).retain(|other| {
             let touches = other.start == lock.last.wrapping_add(1) || lock.start == other.last.wrapping_add(1);
-            let joins = other.holder == lock.holder && other.exclusive == lock.exclusive && touches && other.last < u64::MAX;
+            let joins =
+                other.holder == lock.holder && other.exclusive == lock.exclusive && touches && other.last < u64::MAX;
             if joins {
                 (lock.start, lock.last) = (lock.start.min(other.start), lock.last.max(other.last));
             }
@@ -238,7 +239,8 @@ impl<W> Locks<W> {
         let entry = self.files.get_mut(&file)?;
         let is_it = |waiting: &Waiting<W>| {
             let lock = &waiting.lock;
-            waiting.family == family && (lock.holder, lock.start, lock.last) == (wanted.holder, wanted.start, wanted.last)
+            waiting.family == family
+                && (lock.holder, lock.start, lock.last) == (wanted.holder, wanted.start, wanted.last)
         };
         let at = entry.waiting.iter().position(is_it)?;
         let waiting = entry.waiting.remove(at)?;
@@ -332,7 +334,8 @@ mod tests {
         assert_eq!(range(&mut locks, FILE, lock(1, 50, 59, true), None), Err(LockError::Held));
         locks.unlock(FILE, Family::Range, &lock(2, 40, 69, false));
         assert_eq!(range(&mut locks, FILE, lock(1, 50, 59, true), None), Ok(Granted::Now));
-        let expected = [(1, 0, 49, false), (1, 50, 59, true), (1, 60, 99, false), (2, 0, 39, false), (2, 70, 99, false)];
+        let expected =
+            [(1, 0, 49, false), (1, 50, 59, true), (1, 60, 99, false), (2, 0, 39, false), (2, 70, 99, false)];
         assert_eq!(held(&locks), expected);
         assert_eq!(locks.test(FILE, Family::Range, &lock(2, 55, u64::MAX, false)), Some(lock(1, 50, 59, true)));
         assert_eq!(locks.test(FILE, Family::Whole, &lock(2, 0, u64::MAX, true)), None, "flock does not see ranges");

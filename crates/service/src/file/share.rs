@@ -15,7 +15,7 @@ use crate::block::spec::VolumeName;
 /// Whose rights the clients of a share have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Users {
-    /// Those of the directory's owner if the server is root, else the server's.
+    /// Those of the directory's owner and group if the server is root, else the server's.
     #[default]
     Owner,
     /// Those of one user.
@@ -107,8 +107,7 @@ impl Share {
             Users::Owner if uid == 0 => {
                 let owner = rustix::fs::fstat(&root).map_err(open)?;
                 let (uid, gid) = (owner.st_uid, owner.st_gid);
-                let found = byway_reactor::privilege::find_user_by_number(uid);
-                Acting::As(found.unwrap_or(User { uid, gid, groups: vec![gid] }))
+                Acting::As(User { uid, gid, groups: vec![gid] })
             }
             Users::Owner => {
                 let gid = rustix::process::getegid().as_raw();

@@ -568,9 +568,15 @@ mod tests {
         let sizes = FileSystem::read_from_bytes(&bytes).unwrap();
         assert_eq!((sizes.block_bytes.get(), sizes.name_max.get()), (0x0807_0605_0403_0201, 0x3837_3635_3433_3231));
         let lock = LockResult::read_from_bytes(&bytes[..24]).unwrap();
-        assert_eq!((lock.last.get(), lock.kind.get(), lock.pid.get()), (0x100f_0e0d_0c0b_0a09, 0x1413_1211, 0x1817_1615));
+        assert_eq!(
+            (lock.last.get(), lock.kind.get(), lock.pid.get()),
+            (0x100f_0e0d_0c0b_0a09, 0x1413_1211, 0x1817_1615)
+        );
         let share = ShareEntry::read_from_bytes(&bytes[..8]).unwrap();
-        assert_eq!((share.flags.get(), share.name_len.get(), share.description_len.get()), (0x0403_0201, 0x0605, 0x0807));
+        assert_eq!(
+            (share.flags.get(), share.name_len.get(), share.description_len.get()),
+            (0x0403_0201, 0x0605, 0x0807)
+        );
         let forgotten = Forgotten::read_from_bytes(&bytes[..16]).unwrap();
         assert_eq!(forgotten.count.get(), 0x100f_0e0d_0c0b_0a09);
     }

@@ -453,14 +453,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::look_up`]; `E2BIG` for a value of more than about 16 KiB.
-    pub fn set_xattr(
-        &self,
-        caller: Caller<'_>,
-        node: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-    ) -> Result<(), Errno> {
+    pub fn set_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8], value: &[u8], flags: u32) -> Result<(), Errno> {
         let repeatable = flags == 0;
         let ask = Ask { name, data: value, flags, repeatable, ..Self::on_node(caller, node) };
         self.ask(Method::SetXattr, &ask).map(|_| ())

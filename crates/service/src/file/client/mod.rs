@@ -215,7 +215,10 @@ impl Client {
                 Err(Failure::Lost) => {
                     self.link.lose(live.epoch);
                     if !repeatable {
-                        tracing::warn!(?method, "the session ended before the answer: whether it was done is not known");
+                        tracing::warn!(
+                            ?method,
+                            "the session ended before the answer: whether it was done is not known"
+                        );
                         return Err(Errno::IO);
                     }
                 }
@@ -258,7 +261,8 @@ impl Client {
             group_count: groups.len() as u8,
             reserved: [0; 3],
         };
-        let mut payload = Vec::with_capacity(ask.name.len() + ask.second_name.len() + groups.len() * 4 + ask.data.len());
+        let mut payload =
+            Vec::with_capacity(ask.name.len() + ask.second_name.len() + groups.len() * 4 + ask.data.len());
         payload.extend_from_slice(ask.name);
         payload.extend_from_slice(ask.second_name);
         payload.extend(groups.iter().flat_map(|group| group.to_le_bytes()));

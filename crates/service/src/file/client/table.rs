@@ -241,7 +241,10 @@ mod tests {
         assert_eq!(table.forget(one, 1), None);
         assert_eq!(table.forget(one, 1), Some((remote(2, 90), 1)));
         assert_eq!(table.remote(one), None);
-        assert!(table.by_name.is_empty() || !table.by_name.values().any(|number| *number == one && table.nodes.contains_key(&one)));
+        assert!(
+            table.by_name.is_empty()
+                || !table.by_name.values().any(|number| *number == one && table.nodes.contains_key(&one))
+        );
         assert!(!table.attach(remote(3, 1), &file(3, 0)), "another root");
         assert_eq!(table.forget(ROOT, 9), None);
     }
@@ -254,7 +257,10 @@ mod tests {
         let one = table.hold((ROOT, b"a"), remote(1, 72), &file(11, 0));
         let two = table.hold((directory, b"b"), remote(1, 73), &file(12, 0));
         table.renamed((ROOT, b"a"), (directory, b"b"), true);
-        assert_eq!((table.place(one), table.place(two)), (Some((directory, b"b".to_vec())), Some((ROOT, b"a".to_vec()))));
+        assert_eq!(
+            (table.place(one), table.place(two)),
+            (Some((directory, b"b".to_vec())), Some((ROOT, b"a".to_vec())))
+        );
         table.renamed((directory, b"b"), (ROOT, b"c"), false);
         assert_eq!(table.place(one), Some((ROOT, b"c".to_vec())));
     }

@@ -201,13 +201,18 @@ impl Shares {
             Method::Sync => Box::new(move || {
                 let fd = handle.descriptor().ok_or(Errno::BADF)?;
                 let data = flags & FLAG_DATA_ONLY != 0;
-                if data { rustix::fs::fdatasync(fd)? } else { rustix::fs::fsync(fd)? }
+                if data {
+                    rustix::fs::fdatasync(fd)?
+                } else {
+                    rustix::fs::fsync(fd)?
+                }
                 Ok(Outcome::Done)
             }),
             Method::ReadDirectory => {
                 let Open::Directory { fd, listing } = handle.open else { return Err(Errno::NOTDIR.into()) };
                 window = asked.window(true).filter(|_| at.fabric.can_put(asked.call.session));
-                let room = window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
+                let room =
+                    window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
                 let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));
                 Box::new(move || {
                     let _turn = listing.lock().map_err(|_| Errno::IO)?;
@@ -241,10 +246,8 @@ impl Shares {
         let client = self.client(asked.call.session)?;
         let node = client.node(asked.arguments.node.get())?;
         check_right(&node, asked)?;
-        let opens = matches!(
-            asked.method,
-            Method::Open | Method::Create | Method::CreateUnnamed | Method::OpenDirectory
-        );
+        let opens =
+            matches!(asked.method, Method::Open | Method::Create | Method::CreateUnnamed | Method::OpenDirectory);
         client.has_room(opens)?;
         let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
         if node.right == Right::Read && opens && writes(flags) {
@@ -302,7 +305,8 @@ impl Shares {
                 let directory = client.node(asked.arguments.second.get())?;
                 same_share(&node, &directory)?;
                 let (name, new_name) = (step(asked.name)?, step(asked.second_name)?);
-                let to = move |name: &CStr| tree::rename((this.fd.as_fd(), name), (directory.fd.as_fd(), &new_name), flags);
+                let to =
+                    move |name: &CStr| tree::rename((this.fd.as_fd(), name), (directory.fd.as_fd(), &new_name), flags);
                 Box::new(move || to(&name))
             }
             _ => on_directory(asked, this)?,

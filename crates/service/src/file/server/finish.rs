@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::Slot;
+use byway_fabric::limits::SMALL_BYTES_MAX;
 use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};

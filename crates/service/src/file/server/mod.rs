@@ -129,6 +129,15 @@ impl Shares {
         self.moved(&mut host.at(reactor), job, completion.outcome);
     }
 
+    /// The node ends: what waits for a lock waits no longer, and its client asks the next server.
+    pub fn drain(&mut self, host: &mut Host, reactor: &mut Reactor) {
+        let waits = self.jobs.iter().filter(|(_, job)| matches!(job, Job::Lock { .. })).map(|(slot, _)| slot);
+        let waits: Vec<_> = waits.collect();
+        for job in waits {
+            self.end(&mut host.at(reactor), job, Err(CallError::Busy));
+        }
+    }
+
     /// Whether no call is left.
     pub fn is_idle(&self) -> bool {
         self.jobs.is_empty()
@@ -190,7 +199,13 @@ impl Service for Shares {
         }
     }
 
-    fn got(&mut self, at: &mut At<'_>, _session: Slot, (frame, tag): (Option<Frame>, u64), result: Result<(), GetError>) {
+    fn got(
+        &mut self,
+        at: &mut At<'_>,
+        _session: Slot,
+        (frame, tag): (Option<Frame>, u64),
+        result: Result<(), GetError>,
+    ) {
         self.got_bytes(at, Slot::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
     }
 

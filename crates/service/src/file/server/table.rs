@@ -28,9 +28,15 @@ pub(super) struct Node {
 /// A file or directory that a client has open.
 #[derive(Clone, Debug)]
 pub(super) enum Open {
-    File { open: Arc<OpenFile>, file: File },
+    File {
+        open: Arc<OpenFile>,
+        file: File,
+    },
     /// The lock is held while it is listed: the descriptor has one place in the listing.
-    Directory { fd: Arc<OwnedFd>, listing: Arc<Mutex<()>> },
+    Directory {
+        fd: Arc<OwnedFd>,
+        listing: Arc<Mutex<()>>,
+    },
 }
 
 #[derive(Clone, Debug)]

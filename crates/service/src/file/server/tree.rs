@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use byway_reactor::{FileOptions, OpenFile};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps, Uid,
-    UTIME_NOW, UTIME_OMIT,
+    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid,
 };
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -203,7 +203,9 @@ pub(super) fn set_attributes(
         rustix::fs::chownat(node, c"", uid, gid, AtFlags::EMPTY_PATH)?;
     }
     if is(wire::SET_SIZE) {
-        if let Some(file) = open_file { rustix::fs::ftruncate(file, new.size.get())? } else {
+        if let Some(file) = open_file {
+            rustix::fs::ftruncate(file, new.size.get())?
+        } else {
             let stat = attributes(node)?;
             if !is_openable(stat.mode.get()) {
                 return Err(Errno::INVAL);
@@ -259,7 +261,8 @@ pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bo
             listed.found = look_up(directory, name).ok();
         } else if !is_dot {
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-            listed.attributes = rustix::fs::statx(directory, name, flags, what_counts()).ok().map(|stat| known(&stat).0);
+            listed.attributes =
+                rustix::fs::statx(directory, name, flags, what_counts()).ok().map(|stat| known(&stat).0);
         }
         entries.push(listed);
     }
