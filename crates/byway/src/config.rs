@@ -32,6 +32,7 @@
 //! mode = "required"
 //! ```
 
+mod share;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +43,7 @@ use std::path::{Path, PathBuf};
 use byway_fabric::access::AccessError;
 use byway_reactor::{Address, IoChoice};
 use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
-use byway_service::file::{ShareSpec, Users};
+use byway_service::file::ShareSpec;
 use serde::Deserialize;
 
 use crate::address::{AddressError, BYWAY_PORT, Cidr, Listen, NBD_PORT};
@@ -51,6 +52,7 @@ use crate::cli::ServeArguments;
 use crate::memory::memory_bytes;
 use crate::{limits, spec, units};
 
+use self::share::ShareForm;
 pub use self::tls::{Tls, TlsMode};
 
 /// A node's configuration, checked.
@@ -144,18 +146,6 @@ struct VolumeForm {
     description: Option<String>,
 }
 
-/// A share as a table.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ShareForm {
-    directory: PathBuf,
-    #[serde(default)]
-    read_only: bool,
-    users: Option<String>,
-    access: Option<Vec<String>>,
-    description: Option<String>,
-}
-
 /// What is wrong with a configuration: where it was said, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -229,14 +219,6 @@ impl Configuration {
         for (name, table) in &form.volume {
             volumes.push(table.volume(name, place)?);
         }
-        let mut shares = Vec::new();
-        for (index, text) in form.shares.iter().enumerate() {
-            let share = spec::parse_share(text);
-            shares.push(share.map_err(|error| value(at(&format!("shares[{index}] `{text}`")), error))?);
-        }
-        for (name, table) in &form.share {
-            shares.push(table.share(name, place)?);
-        }
         let listen = listeners(&form.listen, BYWAY_PORT, &at("listen"))?;
         let nbd = nbd_listeners(&form.nbd, &at("nbd"))?;
         let http = form.http.as_deref().map(|text| http_address(text).map_err(|e| value(at("http"), e))).transpose()?;
@@ -254,7 +236,7 @@ impl Configuration {
         let allow = form.allow.iter().map(|text| text.parse().map_err(|error| value(at("allow"), error)));
         Ok(Self {
             volumes,
-            shares,
+            shares: share::shares(form, place)?,
             listen,
             nbd,
             http,
@@ -277,9 +259,7 @@ impl Configuration {
         for text in &flags.volume {
             self.volumes.push(spec::parse(text).map_err(|error| value(format!("--volume `{text}`"), error))?);
         }
-        for text in &flags.share {
-            self.shares.push(spec::parse_share(text).map_err(|error| value(format!("--share `{text}`"), error))?);
-        }
+        self.add_shares(&flags.share)?;
         self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
         self.nbd.extend(nbd_listeners(&flags.nbd, "--nbd")?);
         self.http = flags.http.or(self.http);
@@ -325,11 +305,7 @@ impl Configuration {
         if let Some(twice) = self.volumes.iter().map(|volume| &volume.name).find(|name| !names.insert(name)) {
             return Err(value(format!("volume `{twice}`"), "this name is given to two volumes; rename one"));
         }
-        if let Some(twice) = self.shares.iter().map(|share| &share.name).find(|name| !names.insert(name)) {
-            let message = "this name is given to a volume or another share as well; rename one";
-            return Err(value(format!("share `{twice}`"), message));
-        }
-        self.check_shares()?;
+        self.check_shares(names)?;
         self.check_files()?;
         let bounds = [
             ("volumes", self.volumes.len(), limits::VOLUMES_MAX),
@@ -363,20 +339,6 @@ impl Configuration {
             return Err(value("frames".to_owned(), message));
         }
         self.check_tls()
-    }
-
-    fn check_shares(&self) -> Result<(), ConfigError> {
-        if let Some(share) = self.shares.iter().find(|share| share.users != Users::Owner && self.user.is_some()) {
-            let message = "users needs a node that stays root, and --user has it become another; leave one of them out";
-            return Err(value(format!("share `{}`", share.name), message));
-        }
-        let certificates = self.tls.as_ref().map_or(ClientAuthentication::Off, Tls::authentication);
-        let named = self.shares.iter().find(|share| share.access.names_certificates());
-        if let Some(share) = named.filter(|_| certificates == ClientAuthentication::Off) {
-            let message = "access names a certificate, but clients show none here; give --tls-client-ca";
-            return Err(value(format!("share `{}`", share.name), message));
-        }
-        Ok(())
     }
 
     /// Refuses two volumes that would have to lock the same file.
@@ -524,27 +486,6 @@ impl VolumeForm {
         }
         volume.description.clone_from(&self.description);
         Ok(volume)
-    }
-}
-
-impl ShareForm {
-    fn share(&self, name: &str, place: &str) -> Result<ShareSpec, ConfigError> {
-        let at = |key: &str| format!("{place}share.{name}{key}");
-        let share_name = VolumeName::new(name).map_err(|error| value(at(""), error))?;
-        let mut share = ShareSpec::new(share_name, self.directory.clone());
-        share.read_only = self.read_only;
-        if let Some(users) = &self.users {
-            share.users = spec::parse_users(users).map_err(|error| value(at(".users"), error))?;
-        }
-        if let Some(clients) = &self.access {
-            // An empty list would join to nothing, which is refused: it must not let everybody in.
-            share.access = clients.join(",").parse().map_err(|error: AccessError| value(at(".access"), error))?;
-        }
-        if self.description.as_ref().is_some_and(|text| text.len() > limits::DESCRIPTION_BYTES_MAX) {
-            return Err(value(at(".description"), spec::SpecFault::Description));
-        }
-        share.description.clone_from(&self.description);
-        Ok(share)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The calls of the file service, taken apart, checked and begun.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -202,9 +202,9 @@ impl Shares {
                 let fd = handle.descriptor().ok_or(Errno::BADF)?;
                 let data = flags & FLAG_DATA_ONLY != 0;
                 if data {
-                    rustix::fs::fdatasync(fd)?
+                    rustix::fs::fdatasync(fd)?;
                 } else {
-                    rustix::fs::fsync(fd)?
+                    rustix::fs::fsync(fd)?;
                 }
                 Ok(Outcome::Done)
             }),
@@ -295,25 +295,26 @@ impl Shares {
             Method::Access => Box::new(move || tree::access(this.fd.as_fd(), mode)),
             Method::ListXattrs => Box::new(move || tree::list_xattrs(this.fd.as_fd())),
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
-            Method::Link => {
+            Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                same_share(&node, &directory)?;
-                let name = step(asked.name)?;
-                Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name))
-            }
-            Method::Rename => {
-                let directory = client.node(asked.arguments.second.get())?;
-                same_share(&node, &directory)?;
-                let (name, new_name) = (step(asked.name)?, step(asked.second_name)?);
-                let to =
-                    move |name: &CStr| tree::rename((this.fd.as_fd(), name), (directory.fd.as_fd(), &new_name), flags);
-                Box::new(move || to(&name))
+                on_two(asked, this, directory)?
             }
             _ => on_directory(asked, this)?,
         };
         self.work(at, asked, node, None, work);
         Ok(())
     }
+}
+
+/// Calls on two nodes of one share.
+fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>) -> Result<Work, CallError> {
+    same_share(&this, &directory)?;
+    let name = step(asked.name)?;
+    if asked.method == Method::Link {
+        return Ok(Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name)));
+    }
+    let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
+    Ok(Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags)))
 }
 
 /// Calls that make or remove a name of a directory.

@@ -204,7 +204,7 @@ pub(super) fn set_attributes(
     }
     if is(wire::SET_SIZE) {
         if let Some(file) = open_file {
-            rustix::fs::ftruncate(file, new.size.get())?
+            rustix::fs::ftruncate(file, new.size.get())?;
         } else {
             let stat = attributes(node)?;
             if !is_openable(stat.mode.get()) {

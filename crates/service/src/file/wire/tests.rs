@@ -1,0 +1,101 @@
+use zerocopy::FromZeros;
+
+use super::*;
+
+#[test]
+fn arguments_have_these_bytes() {
+    let arguments = Arguments {
+        node: U64::new(0x0807_0605_0403_0201),
+        second: U64::new(0x100f_0e0d_0c0b_0a09),
+        offset: U64::new(0x1817_1615_1413_1211),
+        len: U64::new(0x201f_1e1d_1c1b_1a19),
+        extra: U64::new(0x2827_2625_2423_2221),
+        flags: U32::new(0x2c2b_2a29),
+        mode: U32::new(0x302f_2e2d),
+        uid: U32::new(0x3433_3231),
+        gid: U32::new(0x3837_3635),
+        name_len: U16::new(0x3a39),
+        second_name_len: U16::new(0x3c3b),
+        group_count: 0x3d,
+        reserved: [0x3e, 0x3f, 0x40],
+    };
+    assert_eq!(arguments.as_bytes(), (1..=64).collect::<Vec<u8>>());
+    let attach = AttachResult {
+        flags: U32::new(0x0403_0201),
+        transfer_max: U32::new(0x0807_0605),
+        instance: U64::new(0x100f_0e0d_0c0b_0a09),
+    };
+    assert_eq!(attach.as_bytes(), (1..=16).collect::<Vec<u8>>());
+    let new = NewAttributes {
+        which: U32::new(0x0403_0201),
+        mode: U32::new(0x0807_0605),
+        uid: U32::new(0x0c0b_0a09),
+        gid: U32::new(0x100f_0e0d),
+        size: U64::new(0x1817_1615_1413_1211),
+        accessed_s: I64::new(0x201f_1e1d_1c1b_1a19),
+        modified_s: I64::new(0x2827_2625_2423_2221),
+        accessed_ns: U32::new(0x2c2b_2a29),
+        modified_ns: U32::new(0x302f_2e2d),
+    };
+    assert_eq!(new.as_bytes(), (1..=48).collect::<Vec<u8>>());
+}
+
+#[test]
+fn attributes_and_entries_have_these_bytes() {
+    let bytes: Vec<u8> = (1..=96).collect();
+    let attributes = Attributes::read_from_bytes(&bytes).unwrap();
+    assert_eq!(attributes.ino.get(), 0x0807_0605_0403_0201);
+    assert_eq!(attributes.blocks.get(), 0x1817_1615_1413_1211);
+    assert_eq!(attributes.born_s.get(), 0x3837_3635_3433_3231);
+    assert_eq!(attributes.accessed_ns.get(), 0x3c3b_3a39);
+    assert_eq!(attributes.mode.get(), 0x4c4b_4a49);
+    assert_eq!(attributes.block_bytes.get(), 0x605f_5e5d);
+    let mut entry = DirectoryEntry::new_zeroed();
+    (entry.cookie, entry.entry.node, entry.name_len) = (U64::new(9), U64::new(8), U16::new(3));
+    let mut listing = entry.as_bytes().to_vec();
+    assert_eq!((listing[0], listing[8], listing[112]), (9, 8, 3));
+    listing.extend(b"abc");
+    listing.extend_from_within(..);
+    let listed = Some(Listed { head: entry, name: b"abc" });
+    assert_eq!(read_directory(&listing).collect::<Vec<_>>(), [listed, listed]);
+    assert_eq!(read_directory(&listing[..listing.len() - 1]).collect::<Vec<_>>(), [listed, None], "cut");
+    assert_eq!(read_directory(&[]).count(), 0);
+}
+
+#[test]
+fn answers_have_these_bytes() {
+    let bytes: Vec<u8> = (1..=56).collect();
+    let sizes = FileSystem::read_from_bytes(&bytes).unwrap();
+    assert_eq!((sizes.block_bytes.get(), sizes.name_max.get()), (0x0807_0605_0403_0201, 0x3837_3635_3433_3231));
+    let lock = LockResult::read_from_bytes(&bytes[..24]).unwrap();
+    assert_eq!((lock.last.get(), lock.kind.get(), lock.pid.get()), (0x100f_0e0d_0c0b_0a09, 0x1413_1211, 0x1817_1615));
+    let share = ShareEntry::read_from_bytes(&bytes[..8]).unwrap();
+    assert_eq!((share.flags.get(), share.name_len.get(), share.description_len.get()), (0x0403_0201, 0x0605, 0x0807));
+    let forgotten = Forgotten::read_from_bytes(&bytes[..16]).unwrap();
+    assert_eq!(forgotten.count.get(), 0x100f_0e0d_0c0b_0a09);
+}
+
+#[test]
+fn every_error_survives_the_wire() {
+    let own = [
+        CallError::Errno(Errno::NOENT),
+        CallError::Errno(Errno::DQUOT),
+        CallError::NoShare,
+        CallError::Stale,
+        CallError::Malformed,
+        CallError::TooManyNodes,
+        CallError::TooManyOpen,
+        CallError::TooManyLocks,
+        CallError::Busy,
+        CallError::UnknownMethod,
+        CallError::NotServed(Status::Version),
+    ];
+    for error in own {
+        assert_eq!(CallError::from_status(error.status()), error);
+    }
+    assert_eq!(CallError::from_status(5000), CallError::Malformed);
+    for number in 0..100 {
+        assert!(Method::from_number(number).is_none_or(|method| method as u16 == number));
+    }
+    assert_eq!(Method::from_number(34), None);
+}
