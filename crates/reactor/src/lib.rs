@@ -68,5 +68,5 @@ pub use reactor::{Io, IoChoice, Reactor};
 pub use receive_buffers::{Need, ReceiveBuffers};
 pub use region::FileMemoryError;
 pub use shared::Detached;
-pub use time::{Instant, monotonic};
+pub use time::{Clock, Instant, monotonic};
 pub use waker::Waker;

@@ -4,6 +4,8 @@
 //! argument and never ask for it.
 
 use std::ops::{Add, Sub};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A point in time, in nanoseconds since an epoch shared by all loops of one process (or one simulated world).
@@ -44,6 +46,26 @@ impl Sub for Instant {
     type Output = Duration;
     fn sub(self, earlier: Self) -> Duration {
         self.since(earlier)
+    }
+}
+
+/// The clock of a loop, for any thread: the machine's monotonic clock, or that of a simulated world.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    /// Nanoseconds of virtual time, which the world moves.
+    simulated: Option<Arc<AtomicU64>>,
+}
+
+impl Clock {
+    /// The clock of a simulated world.
+    pub(crate) fn simulated(nanos: &Arc<AtomicU64>) -> Self {
+        Self { simulated: Some(Arc::clone(nanos)) }
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Instant {
+        // Relaxed: a simulated world and its nodes live on one thread.
+        self.simulated.as_ref().map_or_else(monotonic, |nanos| Instant(nanos.load(Ordering::Relaxed)))
     }
 }
 

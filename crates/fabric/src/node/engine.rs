@@ -43,11 +43,13 @@ pub(super) struct Engine {
     reaped: Vec<Completion>,
 }
 
-// SAFETY: all that is not `Send` in here is counted by `Rc`s whose every handle lies in this engine: reactor and fabric are made
-// here, their pools, frames and shared frames stay with them, and frames over a program's memory are made and dropped here.
-// Nothing of it is handed out, so who has the engine (through its mutex, one thread at a time) has them all. The layer is `Send`
-// by its bound. Nothing in it depends on the thread: the reactor is opened for threads, and neither it nor the fabric has
-// thread-local state; nor do the verbs of RDMA, which any thread may call.
+// SAFETY: all that is not `Send` in here is counted by `Rc`s whose every handle lies in this engine: the fabric is made here, the
+// reactor was made by `Node` for this engine, their pools, frames and shared frames stay with them, and frames over a program's
+// memory are made and dropped here. Nothing of it is handed out, so who has the engine (through its mutex, one thread at a time)
+// has them all. The layer is `Send` by its bound. Nothing in it depends on the thread: the reactor is opened for threads, and
+// neither it nor the fabric has thread-local state; nor do the verbs of RDMA, which any thread may call. Where the reactor is
+// somebody else's (`Node::over`) none of this holds: `Inner::try_engine` gives that engine to the thread alone that made it, and
+// on another thread it is never dropped.
 unsafe impl Send for Engine {}
 
 /// A session on the loop.
@@ -134,17 +136,20 @@ pub(super) struct Core {
 }
 
 impl Engine {
+    /// An engine on a loop. Keys and nonces are those of the seed, if there is one.
     pub(super) fn new(
+        reactor: Reactor,
         options: &NodeOptions,
+        seed: Option<u64>,
         shared: &Arc<Mutex<Shared>>,
         layer: Option<Box<dyn Layer>>,
-    ) -> std::io::Result<Self> {
-        let reactor = Reactor::open_for_threads(options.io, options.frame_bytes)?;
+    ) -> Self {
         let mut fabric_options = Options::new(FABRIC_CLASS);
         fabric_options.keep_alive = options.keep_alive;
         fabric_options.terms.bulk_lanes = options.bulk_lanes;
         fabric_options.terms.checksum = options.checksum;
         fabric_options.registrations = options.registrations;
+        fabric_options.seed = seed;
         let mut fabric = Fabric::new(fabric_options);
         fabric.set_tls_server(options.tls.clone());
         let instance = fabric.random().next_u64();
@@ -163,7 +168,7 @@ impl Engine {
             credits: options.messages.max(1),
             alarm: None,
         };
-        Ok(Self { reactor, fabric, core, reaped: Vec::new() })
+        Self { reactor, fabric, core, reaped: Vec::new() }
     }
 
     pub(super) fn reactor(&mut self) -> &mut Reactor {

@@ -95,7 +95,7 @@ impl Core {
 impl Node {
     /// The time on the loop's clock.
     pub fn now(&self) -> Instant {
-        byway_reactor::monotonic()
+        self.inner.clock.now()
     }
 
     /// Whether this is the child of a fork, where the node is of no use.

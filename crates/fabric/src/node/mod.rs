@@ -76,9 +76,10 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use byway_reactor::{IoChoice, Mapping, Waker};
+use byway_reactor::{Clock, IoChoice, Mapping, Reactor, Waker};
 
 pub use self::address::{AddressError, parse as parse_address};
 use self::engine::Engine;
@@ -215,14 +216,17 @@ struct Inner {
     io: &'static str,
     /// Messages that each peer may send.
     messages: u16,
-    /// The loop's own descriptor, for the same.
-    loop_fd: OwnedFd,
+    /// The loop's own descriptor, for the same; none in a simulation.
+    loop_fd: Option<OwnedFd>,
+    clock: Clock,
+    /// The only thread that may use the engine, where the loop was not opened for threads.
+    home: Option<ThreadId>,
     kept: borrowed::Kept,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.mark.is_child() {
+        if self.mark.is_child() || self.is_away() {
             return;
         }
         // SAFETY: dropped once, here, and not used after: this is the end of the struct.
@@ -257,10 +261,40 @@ impl Node {
     }
 
     fn open_over(options: &NodeOptions, layer: Option<Box<dyn Layer>>) -> std::io::Result<Self> {
+        let reactor = Reactor::open_for_threads(options.io, options.frame_bytes)?;
+        Self::new(reactor, options, layer, None, None)
+    }
+
+    /// A node on a simulated loop ([`byway_reactor::sim`]), whose keys and nonces are those of the seed. It belongs to the calling
+    /// thread, as the loop does. Nothing moves the world's clock here, so nobody may wait: the simulation turns each node by
+    /// [`Node::progress`] and looks at operations by [`Op::test`].
+    ///
+    /// # Errors
+    /// The kernel's: no memory.
+    ///
+    /// # Panics
+    /// Later, where another thread uses it.
+    #[doc(hidden)]
+    pub fn over(
+        reactor: Reactor,
+        options: &NodeOptions,
+        layer: Option<Box<dyn Layer>>,
+        seed: u64,
+    ) -> std::io::Result<Self> {
+        Self::new(reactor, options, layer, Some(seed), Some(std::thread::current().id()))
+    }
+
+    fn new(
+        reactor: Reactor,
+        options: &NodeOptions,
+        layer: Option<Box<dyn Layer>>,
+        seed: Option<u64>,
+        home: Option<ThreadId>,
+    ) -> std::io::Result<Self> {
+        let (waker, clock) = (reactor.waker(), reactor.clock());
+        let loop_fd = reactor.descriptor().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let shared = Arc::new(Mutex::new(Shared::default()));
-        let mut engine = Engine::new(options, &shared, layer)?;
-        let waker = engine.reactor().waker();
-        let loop_fd = engine.reactor().descriptor().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+        let engine = Engine::new(reactor, options, seed, &shared, layer);
         let inner = Inner {
             number: NODES.fetch_add(1, Ordering::Relaxed),
             mark: fork::Mark::new()?,
@@ -271,6 +305,8 @@ impl Node {
             waker,
             poll: OnceLock::new(),
             loop_fd,
+            clock,
+            home,
             kept: borrowed::Kept::default(),
         };
         Ok(Self { inner: Arc::new(inner) })

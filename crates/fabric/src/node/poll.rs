@@ -37,7 +37,8 @@ impl Poll {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        for fd in [inner.loop_fd.as_fd(), timer.as_fd(), event.as_fd()] {
+        let Some(loop_fd) = &inner.loop_fd else { return Err(std::io::ErrorKind::Unsupported.into()) };
+        for fd in [loop_fd.as_fd(), timer.as_fd(), event.as_fd()] {
             epoll::add(&all, fd, EventData::new_u64(0), EventFlags::IN)?;
         }
         Ok(Self { all, timer, event, armed: AtomicU64::new(DISARMED) })

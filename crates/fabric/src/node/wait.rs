@@ -159,7 +159,13 @@ impl Inner {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether this thread may not use the engine, see [`Inner::home`].
+    pub(super) fn is_away(&self) -> bool {
+        self.home.is_some_and(|home| home != std::thread::current().id())
+    }
+
     pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+        assert!(!self.is_away(), "a node on a simulated loop belongs to the thread that made it");
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),

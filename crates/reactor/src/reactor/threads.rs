@@ -72,6 +72,9 @@ impl Reactor {
     /// shared streams to ring. Gives whether one may sleep, and until when at most: the next timer.
     pub fn before_sleep(&mut self) -> (bool, Option<Instant>) {
         let quiet = self.shared.sleep() && self.aside.is_empty();
+        if let Backend::Sim(sim) = &self.backend {
+            return (quiet && !sim.has_ready(), None);
+        }
         match self.backend.os() {
             Some(os) => (quiet && os.ready.is_empty(), os.timers.next_at()),
             None => (quiet, None),

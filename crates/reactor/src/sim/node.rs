@@ -17,7 +17,7 @@ use crate::file::OpenFile;
 use crate::gather::{Gather, Scatter};
 use crate::handles::Table;
 use crate::op::{Address, Completion, Errno, File, Listener, Op, Outcome, Socket, Token, Wait};
-use crate::time::Instant;
+use crate::time::{Clock, Instant};
 use crate::waker::Waker;
 
 /// One life of a node, from its start to its crash.
@@ -165,6 +165,15 @@ impl SimLoop {
 
     pub(crate) fn now(&self) -> Instant {
         self.world.borrow().now
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        Clock::simulated(&self.world.borrow().clock)
+    }
+
+    /// Whether completions wait for the next reap.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.with(|node| !node.ready.is_empty()).unwrap_or_default()
     }
 
     pub(crate) fn counters(&self) -> Counters {

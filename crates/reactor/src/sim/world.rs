@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::disk::SimFile;
@@ -68,6 +70,8 @@ pub struct Disk {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) now: Instant,
+    /// The same, for clocks that are read from outside of the world.
+    pub(super) clock: Arc<AtomicU64>,
     pub(super) rng: Rng,
     pub(super) events: Events,
     /// Every loop that has not been dropped, also of nodes that crashed.
@@ -87,6 +91,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let inner = Inner {
             now: Instant::ZERO,
+            clock: Arc::default(),
             rng: Rng::new(seed),
             events: Events::default(),
             nodes: BTreeMap::new(),
@@ -129,6 +134,13 @@ impl World {
         }
     }
 
+    /// Whether completions wait for the next reap of the loop that lives at `ip`.
+    pub fn has_ready(&self, ip: IpAddr) -> bool {
+        let inner = self.inner.borrow();
+        let node = inner.live(ip).and_then(|id| inner.nodes.get(&id));
+        node.is_some_and(|node| !node.ready.is_empty())
+    }
+
     /// Moves the clock to the next event and makes ready what it causes. False when nothing is planned; completions may
     /// be waiting in the loops all the same.
     pub fn step(&self) -> bool {
@@ -142,8 +154,7 @@ impl World {
         while self.inner.borrow_mut().step(at) {
             turn();
         }
-        let mut inner = self.inner.borrow_mut();
-        inner.now = inner.now.max(at);
+        self.inner.borrow_mut().advance(at);
     }
 
     /// The simulated time.
@@ -216,16 +227,22 @@ impl Inner {
         let Some(at) = self.events.next_at().filter(|at| *at <= limit) else { return false };
         // Chance strikes only while something goes on, so that a world at rest comes to an end.
         if let Some(tick) = self.next_tick.filter(|tick| *tick <= at) {
-            self.now = self.now.max(tick);
+            self.advance(tick);
             self.next_tick = Some(self.now + FAULT_TICK);
             self.strike();
             return true;
         }
         if let Some((at, event)) = self.events.pop() {
-            self.now = self.now.max(at);
+            self.advance(at);
             self.happen(&event);
         }
         true
+    }
+
+    /// Moves the clock forward, if it does not show `at` already.
+    fn advance(&mut self, at: Instant) {
+        self.now = self.now.max(at);
+        self.clock.store(self.now.nanos(), Ordering::Relaxed);
     }
 
     fn happen(&mut self, event: &Event) {

@@ -38,11 +38,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::node::{
-    DESCRIPTOR_BYTES, Deadline, Descriptor, Node, NodeOptions, Op, OpError, OpId, Outcome, Session, SubmitError,
+    DESCRIPTOR_BYTES, Deadline, Descriptor, Layer, Node, NodeOptions, Op, OpError, OpId, Outcome, Session, SubmitError,
 };
 use byway_fabric::random::Random;
 use byway_fabric::{Slots, limits::SMALL_BYTES_MAX};
-use byway_reactor::Instant;
+use byway_reactor::{Instant, Reactor};
 
 use self::layer::RpcLayer;
 pub use self::server::{Request, Token};
@@ -160,11 +160,30 @@ impl Rpc {
     /// # Errors
     /// As for [`Node::open`]; `InvalidInput` if notices are granted.
     pub fn open_for(options: &NodeOptions, spoken: Vec<Spoken>) -> std::io::Result<Self> {
+        let id = Random::from_kernel().bytes16();
+        Self::new(id, spoken, |layer| Node::open_with(options, layer))
+    }
+
+    /// As [`Rpc::open_for`], on a simulated loop: see [`Node::over`].
+    ///
+    /// # Errors
+    /// As for [`Rpc::open_for`].
+    #[doc(hidden)]
+    pub fn over(reactor: Reactor, options: &NodeOptions, spoken: Vec<Spoken>, seed: u64) -> std::io::Result<Self> {
+        let mut random = Random::from_seed(seed);
+        let id = random.bytes16();
+        Self::new(id, spoken, |layer| Node::over(reactor, options, Some(layer), random.next_u64()))
+    }
+
+    fn new(
+        id: NodeId,
+        spoken: Vec<Spoken>,
+        open: impl FnOnce(Box<dyn Layer>) -> std::io::Result<Node>,
+    ) -> std::io::Result<Self> {
         if spoken.iter().filter_map(|one| one.grant).any(|grant| grant.notices > 0) {
             let why = "a program's node takes no notices: grant 0 of them";
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
         }
-        let id = Random::from_kernel().bytes16();
         let tables = Arc::new(Mutex::new(Tables {
             calls: Calls::new(id, spoken),
             waiting: WaitingCalls::default(),
@@ -174,7 +193,7 @@ impl Rpc {
             given: Slots::default(),
         }));
         let layer = Box::new(RpcLayer::new(Arc::clone(&tables)));
-        Ok(Self { node: Node::open_with(options, layer)?, id, tables })
+        Ok(Self { node: open(layer)?, id, tables })
     }
 
     /// The node, for sessions, memory, and messages of the program's own.
@@ -220,9 +239,18 @@ impl Rpc {
     /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol; the
     /// session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
+        let at = deadline.into().left().map_or(Instant::FAR, |left| self.node.now() + left);
+        self.call_by(session, call, at)
+    }
+
+    /// As [`Rpc::call`], with a deadline on the loop's clock ([`Node::now`]), which in a simulation is not the machine's.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(hidden)]
+    pub fn call_by(&self, session: Session, call: &Call<'_>, at: Instant) -> Result<Op, SubmitError> {
         let arguments = Inline::new(call.arguments).ok_or(SubmitError::TooLong)?;
         let payload = pack(call.windows, call.payload, 0)?;
-        let at = deadline.into().left().map_or(Instant::FAR, |left| self.node.now() + left);
         let (protocol, method, windows) = (call.protocol, call.method, call.windows.len() as u8);
         let waiting = WaitingCall { op: None, protocol, method, windows, arguments, payload, deadline: at };
         let op = self.begin(session, waiting)?;

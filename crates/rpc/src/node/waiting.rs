@@ -1,6 +1,6 @@
 //! Calls of this node that wait for credit.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use byway_fabric::Slot;
 use byway_fabric::node::OpId;
@@ -27,7 +27,8 @@ pub(super) type Line = (Slot, u8);
 /// Such calls by session and protocol, in order: those of one protocol do not wait behind another's.
 #[derive(Debug, Default)]
 pub(super) struct WaitingCalls {
-    lines: HashMap<Line, VecDeque<WaitingCall>>,
+    /// Ordered, so that a simulated run can be repeated.
+    lines: BTreeMap<Line, VecDeque<WaitingCall>>,
     len: usize,
 }
 
