@@ -117,11 +117,20 @@ impl Handler for Core {
         self.got_part(slot, get, result);
     }
 
-    fn put_refused(&mut self, _: &mut Fabric, _: &mut Reactor, slot: Slot, (header, error): (&Header, WindowError)) {
-        if let Some(&session) = self.by_fabric.get(&slot) {
-            let name = Slot::from_u64(put_number(header.body::<PutBody>().put));
-            self.part_ended(name, Some(session), Some(OpError::Refused(error)));
+    fn put_refused(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        slot: Slot,
+        (header, error): (&Header, WindowError),
+    ) {
+        let Some(&session) = self.by_fabric.get(&slot) else { return };
+        let body: PutBody = header.body();
+        let name = Slot::from_u64(put_number(body.put));
+        if body.message != 0 && self.message_refused(name, session) {
+            self.send_waiting(fabric, reactor, session);
         }
+        self.part_ended(name, Some(session), Some(OpError::Refused(error)));
     }
 
     fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: Slot, window: WindowKey) {

@@ -33,6 +33,8 @@ pub(super) struct Put {
     number: u64,
     /// The key of the window, if it goes through the stream.
     streamed: Option<u64>,
+    /// A message follows it, which has taken a credit.
+    has_message: bool,
     parts: usize,
     /// Parts that have not ended; one more until all have begun.
     left: u32,
@@ -55,6 +57,8 @@ pub(super) struct Linger {
     op: Slot,
     mappings: Vec<Mapping>,
     result: Completed,
+    /// Of a put: its session, and its place among the puts there, which flushes wait for.
+    put: Option<(Session, u64)>,
 }
 
 /// A run of one segment.
@@ -159,12 +163,20 @@ fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
 impl Core {
     /// Ends an operation once nobody can touch its memory any more.
     pub(super) fn linger(&mut self, op: Slot, mappings: Vec<Mapping>, result: Completed) {
-        if !mappings.iter().all(is_free) {
-            return self.lingering.push(Linger { op, mappings, result });
+        self.end_when_free(Linger { op, mappings, result, put: None });
+    }
+
+    fn end_when_free(&mut self, linger: Linger) {
+        if !linger.mappings.iter().all(is_free) {
+            return self.lingering.push(linger);
         }
+        let Linger { op, mappings, result, put } = linger;
         let result = outcome(&mappings, result);
         drop(mappings);
         self.complete(op, result);
+        if let Some((session, number)) = put {
+            self.end_flushes(session, number);
+        }
     }
 
     pub(super) fn end_lingering(&mut self) {
@@ -173,10 +185,8 @@ impl Core {
         }
         let free = |linger: &mut Linger| linger.mappings.iter().all(is_free);
         let ended: Vec<Linger> = self.lingering.extract_if(.., free).collect();
-        for Linger { op, mappings, result } in ended {
-            let result = outcome(&mappings, result);
-            drop(mappings);
-            self.complete(op, result);
+        for linger in ended {
+            self.end_when_free(linger);
         }
     }
 
@@ -281,7 +291,8 @@ impl Core {
             link.asked += parts.len();
         }
         let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
-        let put = Put { op, session, number, streamed, parts: parts.len(), left, error: None, mappings };
+        let (has_message, count) = (message.is_some(), parts.len());
+        let put = Put { op, session, number, streamed, has_message, parts: count, left, error: None, mappings };
         let name = self.puts.insert(put);
         let last = parts.len() - 1;
         let mut error = None;
@@ -306,6 +317,16 @@ impl Core {
         self.part_ended(name, None, None);
     }
 
+    /// The peer of `session` has refused the part of a put that a message follows: the credit is back. False if there was none.
+    pub(super) fn message_refused(&mut self, put: Slot, session: Session) -> bool {
+        let state = self.puts.get_mut(put).filter(|put| put.session == session);
+        let had_message = state.is_some_and(|put| std::mem::take(&mut put.has_message));
+        if let Some(link) = self.links.get_mut(&session).filter(|_| had_message) {
+            link.credits += 1;
+        }
+        had_message
+    }
+
     /// A part of a put has ended, as the peer of `session` says.
     pub(super) fn part_ended(&mut self, put: Slot, session: Option<Session>, error: Option<OpError>) {
         let Some(state) = self.puts.get_mut(put).filter(|put| session.is_none_or(|session| session == put.session))
@@ -324,9 +345,7 @@ impl Core {
     fn end_put(&mut self, put: Put, error: Option<OpError>) {
         let Put { op, session, number, streamed, parts, mappings, .. } = put;
         let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
-        self.linger(op, mappings, result);
-        let Some(link) = self.links.get_mut(&session) else { return };
-        link.puts.remove(&number);
+        let Some(link) = self.links.get_mut(&session) else { return self.linger(op, mappings, result) };
         link.asked -= parts;
         if let Some(Entry::Occupied(mut count)) = streamed.map(|window| link.streamed.entry(window)) {
             *count.get_mut() -= 1;
@@ -334,6 +353,13 @@ impl Core {
                 count.remove();
             }
         }
+        self.end_when_free(Linger { op, mappings, result, put: Some((session, number)) });
+    }
+
+    /// A put has ended, and so have the flushes that waited for it alone.
+    fn end_flushes(&mut self, session: Session, number: u64) {
+        let Some(link) = self.links.get_mut(&session) else { return };
+        link.puts.remove(&number);
         let first = link.puts.first().copied().unwrap_or(u64::MAX);
         let mut done = Vec::new();
         while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Node, NodeError, OpError, Outcome, Rights, Session, SubmitError};
+use byway_fabric::node::{Node, NodeError, NodeOptions, OpError, Outcome, Rights, Session, SubmitError};
 use byway_fabric::windows::WindowError;
 
 use crate::rig::{
-    CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern, prevent_registration, window_is_all,
+    CANARY, Rig, Turner, canaries_are_whole, connect, copy_of, done, end, pattern, prevent_registration, soon,
+    window_is_all,
 };
 
 crate::over_each_wire!(
@@ -14,6 +15,7 @@ crate::over_each_wire!(
     a_window_for_several_goes_with_the_last_of_them,
     scattered_ranges_are_one_operation,
     a_message_follows_a_put_into_one_range,
+    a_message_behind_a_put_that_is_refused_takes_no_credit,
 );
 
 crate::over_rdma!(a_window_that_cannot_be_registered_fails_alone);
@@ -197,4 +199,21 @@ fn a_message_follows_a_put_into_one_range(rig: &Rig) {
     assert_eq!(copy_of(&memory)[CANARY + 8000..CANARY + 8100], [6; 100]);
     let _turner = Turner::of(&pair.server);
     drop(client.join().unwrap());
+}
+
+/// The simulation of calls found that each such put cost a credit for ever.
+fn a_message_behind_a_put_that_is_refused_takes_no_credit(rig: &Rig) {
+    let pair = rig.pair_of(&NodeOptions { messages: 2, ..rig.options() });
+    let (_memory, window) = pair.open(5000, Rights::PUT);
+    let closed = window.descriptor();
+    pair.close(window);
+    let _turner = Turner::of(&pair.server);
+    let mine = pair.client.register(5000).unwrap();
+    for _ in 0..4 {
+        let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..5000)], (&closed, 0), b"lies there");
+        let result = end(&put.unwrap());
+        assert_eq!(result, Err(OpError::Refused(WindowError::Key)));
+    }
+    done(&pair.client.send(pair.to_server, b"all is well", &[]).unwrap());
+    assert_eq!(pair.server.receive_from(pair.to_client, soon()).unwrap().header, b"all is well");
 }
