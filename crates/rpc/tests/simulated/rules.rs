@@ -1,0 +1,60 @@
+//! What a broken rule is; patterns of bytes; the ends of sessions.
+
+use byway_fabric::CloseReason;
+use byway_fabric::wire::RefuseCode;
+
+/// Bytes of a word, each of which says which write it is from.
+pub const WORD: usize = 8;
+
+/// A rule that a run broke.
+#[derive(Debug)]
+pub struct Broken(pub String);
+
+/// Ends the run: [`super::run`] gives the reason. Quietly, unlike a panic of the code under test.
+pub fn broken(what: String) -> ! {
+    std::panic::resume_unwind(Box::new(Broken(what)))
+}
+
+/// Breaks a rule unless `holds`.
+macro_rules! rule {
+    ($holds:expr, $($what:tt)*) => {
+        if !$holds {
+            $crate::simulated::rules::broken(format!($($what)*));
+        }
+    };
+}
+pub(crate) use rule;
+
+/// The word at `index` of what is written under `tag` (48 bits).
+fn word(tag: u64, index: usize) -> u64 {
+    tag << 16 | (index as u64 & 0xffff)
+}
+
+/// Bytes of `words` words written under `tag`, from word `first` on.
+pub fn pattern(tag: u64, first: usize, words: usize) -> Vec<u8> {
+    (first..first + words).flat_map(|index| word(tag, index).to_le_bytes()).collect()
+}
+
+/// Under which tag the word at `index` was written; `None` if the bytes belong elsewhere. Zeroes have tag 0.
+pub fn tag_of(bytes: &[u8], index: usize) -> Option<u64> {
+    let value = u64::from_le_bytes(bytes.try_into().ok()?);
+    (value == 0 || value & 0xffff == index as u64 & 0xffff).then_some(value >> 16)
+}
+
+/// All nodes are honest and no bit flips: a session may end because of a fault or because its program closes it, but never
+/// because one end found the other's messages wrong.
+pub fn check_end_of_session(whose: usize, reason: CloseReason) {
+    let is_fault_of_the_world = match reason {
+        CloseReason::PeerClosed
+        | CloseReason::Truncated
+        | CloseReason::Io(_)
+        | CloseReason::SlowHandshake
+        | CloseReason::Silent
+        | CloseReason::Closed => true,
+        CloseReason::Refused(code) | CloseReason::WeRefused(code) => {
+            matches!(code, RefuseCode::Superseded | RefuseCode::UnknownSession | RefuseCode::ShuttingDown)
+        }
+        _ => false,
+    };
+    rule!(is_fault_of_the_world, "node {whose} ended a session of honest peers: {reason}");
+}
