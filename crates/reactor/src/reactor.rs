@@ -17,7 +17,7 @@ use crate::path::PathState;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
-use crate::time::{Clock, Instant};
+use crate::time::Instant;
 use crate::uring::{self, Uring};
 use crate::waker::Waker;
 
@@ -207,14 +207,6 @@ impl Reactor {
         match &self.backend {
             Backend::Sim(sim) => sim.now(),
             _ => crate::time::monotonic(),
-        }
-    }
-
-    /// The loop's clock, for any thread.
-    pub fn clock(&self) -> Clock {
-        match &self.backend {
-            Backend::Sim(sim) => sim.clock(),
-            _ => Clock::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Backend, Floor, Io, IoChoice, Reactor};
 use crate::epoll::Epoll;
 use crate::frame::FramePool;
 use crate::op::{Completion, Wait};
-use crate::time::Instant;
+use crate::time::{Clock, Instant};
 use crate::uring::Uring;
 
 impl Reactor {
@@ -24,6 +24,14 @@ impl Reactor {
             return Ok(Self::over(backend, Io { name: "uring", reason }, frames));
         }
         Ok(Self::over(Backend::Epoll(Box::new(Epoll::open()?)), Io { name: "epoll", reason }, frames))
+    }
+
+    /// The loop's clock, for any thread.
+    pub fn clock(&self) -> Clock {
+        match &self.backend {
+            Backend::Sim(sim) => sim.clock(),
+            _ => Clock::default(),
+        }
     }
 
     /// A descriptor that is readable while completions wait in the kernel, for those who wait with a poll of their own; none
