@@ -57,10 +57,38 @@ pub enum Bug {
     ShortReadAtWrongOffset,
     /// What was queued while a send was in flight is not sent at its end.
     SendNotResumed,
+    /// The home of a page forgets an ask that comes while it serves another.
+    DsmAskLost,
+    /// The home has the page sent to a writer before all other copies are gone.
+    DsmForwardedEarly,
+    /// The home serves the next ask before a reader has the copy that another reader sent.
+    DsmNotConfirmed,
+    /// The home takes a rank whose copy is gone for one that has it still.
+    DsmCopyRemembered,
+    /// The home gives its own page away and goes on using it.
+    DsmHomeKeepsItsCopy,
+    /// The registrar does not remember which rank touched a page first.
+    DsmHomeNotRecorded,
+    /// A copy is acknowledged as gone while the program can still read it.
+    DsmAcknowledgedBeforeUnmap,
+    /// A page is read for a writer while the program can still write to it.
+    DsmSentBeforeUnmap,
+    /// A page is read for a reader while the program can still write to it.
+    DsmSentBeforeProtect,
+    /// The program goes on writing to a page that a reader has a copy of.
+    DsmWriterNotProtected,
+    /// A reader's copy can be written to.
+    DsmCopyWritable,
+    /// The manager of a lock frees it although a rank has asked for it.
+    DsmLockFreedUnderWaiter,
+    /// A rank that returns a lock does not hand it to the rank that asked meanwhile.
+    DsmLockNotHandedOn,
+    /// A barrier opens when one rank is missing.
+    DsmBarrierEarly,
 }
 
 impl Bug {
-    /// All of them.
+    /// Those of volumes and the floors below.
     pub const ALL: [Self; 25] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
@@ -87,6 +115,24 @@ impl Bug {
         Self::NoKeepAlive,
         Self::ShortReadAtWrongOffset,
         Self::SendNotResumed,
+    ];
+
+    /// Those of shared memory.
+    pub const DSM: [Self; 14] = [
+        Self::DsmAskLost,
+        Self::DsmForwardedEarly,
+        Self::DsmNotConfirmed,
+        Self::DsmCopyRemembered,
+        Self::DsmHomeKeepsItsCopy,
+        Self::DsmHomeNotRecorded,
+        Self::DsmAcknowledgedBeforeUnmap,
+        Self::DsmSentBeforeUnmap,
+        Self::DsmSentBeforeProtect,
+        Self::DsmWriterNotProtected,
+        Self::DsmCopyWritable,
+        Self::DsmLockFreedUnderWaiter,
+        Self::DsmLockNotHandedOn,
+        Self::DsmBarrierEarly,
     ];
 }
 

@@ -4,6 +4,7 @@
 
 pub mod block;
 pub mod coherence;
+pub mod dsm;
 pub mod file;
 pub mod host;
 pub mod limits;

@@ -170,3 +170,18 @@ pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
 
 /// Buffers of [`FILE_TRANSFER_MAX`] that a client of files keeps for its next large reads and writes.
 pub const FILE_BUFFERS_MAX: usize = 16;
+
+/// Processes of a job with shared memory: a set of them is 64 bits.
+pub const DSM_RANKS_MAX: usize = 64;
+
+/// Pages of a job's area; a message about a page beyond is malformed, and a larger area is refused.
+pub const DSM_PAGES_MAX: u64 = 1 << 24;
+
+/// Segments of a job; a further one is refused.
+pub const DSM_SEGMENTS_MAX: usize = 256;
+
+/// Bytes of a segment's name.
+pub const DSM_NAME_BYTES_MAX: usize = 64;
+
+/// Calls of a process that wait for locks, and for segments, and its barriers; a further one is refused.
+pub const DSM_CALLS_MAX: usize = 1 << 16;

@@ -19,6 +19,7 @@ const MACHINES: &[&str] = &[
     "crates/rpc/src/",
     "crates/service/src/block/client/machine.rs",
     "crates/service/src/coherence/",
+    "crates/service/src/dsm/",
 ];
 
 /// Modules of `std` that reach outside.

@@ -1,0 +1,148 @@
+//! Barriers, at which all ranks meet, and segments, whose places rank 0 gives out.
+
+use std::collections::HashMap;
+
+use super::machine::Outbox;
+use super::wire::Message;
+use super::{Action, Misuse, Outcome, Page, Rank, SegmentRefused, Ticket};
+use crate::limits::{DSM_CALLS_MAX, DSM_NAME_BYTES_MAX, DSM_SEGMENTS_MAX};
+use byway_reactor::seeded::{self, Bug};
+
+/// Barriers: each rank's own, and those that it manages.
+#[derive(Debug)]
+pub(super) struct Barriers {
+    ranks: Rank,
+    own: HashMap<u32, Barrier>,
+    /// The round, and the ranks that have arrived, a bit each.
+    managed: HashMap<u32, (u64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Barrier {
+    round: u64,
+    waits: Option<Ticket>,
+}
+
+impl Barriers {
+    pub(super) fn new(ranks: Rank) -> Self {
+        Self { ranks, own: HashMap::new(), managed: HashMap::new() }
+    }
+
+    /// A thread waits. Gives the round.
+    pub(super) fn wait(&mut self, barrier: u32, ticket: Ticket) -> Result<u64, Misuse> {
+        if self.own.len() >= DSM_CALLS_MAX && !self.own.contains_key(&barrier) {
+            return Err(Misuse::TooMany);
+        }
+        let own = self.own.entry(barrier).or_default();
+        if own.waits.is_some() {
+            return Err(Misuse::AtBarrier { barrier });
+        }
+        own.waits = Some(ticket);
+        Ok(own.round)
+    }
+
+    /// At the manager: a rank has arrived.
+    pub(super) fn arrived(
+        &mut self,
+        from: Rank,
+        barrier: u32,
+        round: u64,
+        outbox: &mut Outbox,
+    ) -> Result<(), &'static str> {
+        let (current, arrived) = self.managed.entry(barrier).or_default();
+        if round != *current || *arrived & 1 << from != 0 {
+            return Err("it arrived at a barrier out of turn");
+        }
+        *arrived |= 1 << from;
+        let missing = u32::from(self.ranks) - arrived.count_ones();
+        if missing == 0 || missing == 1 && seeded::is(Bug::DsmBarrierEarly) {
+            (*current, *arrived) = (round + 1, 0);
+            outbox.extend((0..self.ranks).map(|rank| (rank, Message::Pass { barrier, round }, Vec::new())));
+        }
+        Ok(())
+    }
+
+    pub(super) fn passed(&mut self, barrier: u32, round: u64) -> Result<Action, &'static str> {
+        let own = self.own.get_mut(&barrier).filter(|own| own.round == round);
+        let own = own.ok_or("it let this rank pass a barrier of another round")?;
+        let ticket = own.waits.take().ok_or("it let this rank pass a barrier that it is not at")?;
+        own.round += 1;
+        Ok(Action::Done { ticket, outcome: Outcome::Passed })
+    }
+}
+
+const OK: u8 = 0;
+const OTHER_SIZE: u8 = 1;
+const NO_ROOM: u8 = 2;
+const TOO_MANY: u8 = 3;
+
+/// Segments: their places, at rank 0, and the threads that wait for an answer.
+#[derive(Debug)]
+pub(super) struct Segments {
+    /// Of the area.
+    pages: u64,
+    placed: HashMap<Vec<u8>, (Page, u64)>,
+    used: u64,
+    waiting: Vec<(Vec<u8>, Ticket)>,
+}
+
+impl Segments {
+    pub(super) fn new(pages: u64) -> Self {
+        Self { pages, placed: HashMap::new(), used: 0, waiting: Vec::new() }
+    }
+
+    pub(super) fn wait(&mut self, name: &[u8], pages: u64, ticket: Ticket) -> Result<(), Misuse> {
+        if name.is_empty() || name.len() > DSM_NAME_BYTES_MAX || pages == 0 {
+            return Err(Misuse::Segment);
+        }
+        if self.waiting.len() >= DSM_CALLS_MAX {
+            return Err(Misuse::TooMany);
+        }
+        self.waiting.push((name.to_vec(), ticket));
+        Ok(())
+    }
+
+    /// At rank 0: a rank wants a segment. The first to name it places it.
+    pub(super) fn asked(
+        &mut self,
+        from: Rank,
+        name: &[u8],
+        pages: u64,
+        outbox: &mut Outbox,
+    ) -> Result<(), &'static str> {
+        if name.is_empty() || name.len() > DSM_NAME_BYTES_MAX || pages == 0 {
+            return Err("it asked for a segment without a name or without pages");
+        }
+        let left = self.pages - self.used;
+        let answer = match self.placed.get(name) {
+            Some(&(first, has)) if has == pages => (OK, first, pages),
+            Some(&(_, has)) => (OTHER_SIZE, 0, has),
+            None if self.placed.len() >= DSM_SEGMENTS_MAX => (TOO_MANY, 0, 0),
+            None if pages > left => (NO_ROOM, 0, left),
+            None => {
+                let first = self.used as Page;
+                self.used += pages;
+                self.placed.insert(name.to_vec(), (first, pages));
+                (OK, first, pages)
+            }
+        };
+        let (status, first, pages) = answer;
+        outbox.push((from, Message::Mapped { status, first, pages }, name.to_vec()));
+        Ok(())
+    }
+
+    /// Rank 0 has answered: the first thread that waits for the segment is done.
+    pub(super) fn answered(&mut self, name: &[u8], answer: (u8, Page, u64)) -> Result<Option<Action>, &'static str> {
+        let place = self.waiting.iter().position(|(waits, _)| waits == name);
+        let (_, ticket) = self.waiting.remove(place.ok_or("it placed a segment that this rank did not ask for")?);
+        let (status, first, pages) = answer;
+        let outcome = match status {
+            OK if u64::from(first) + pages <= self.pages => Outcome::Mapped { first, pages },
+            OTHER_SIZE => Outcome::Refused(SegmentRefused::OtherSize { pages }),
+            NO_ROOM => Outcome::Refused(SegmentRefused::NoRoom { pages }),
+            TOO_MANY => Outcome::Refused(SegmentRefused::TooMany),
+            _ => return Err("it placed a segment outside of the area"),
+        };
+        Ok(Some(Action::Done { ticket, outcome }))
+    }
+}

@@ -1,0 +1,175 @@
+//! Shared memory: pages that processes on several machines load from and store to, with the order that one machine gives.
+//!
+//! A job has 2 to 64 ranks. Its memory is an area of pages; a segment is a range of them with a name. Each page has a home, the
+//! first rank that touched it, which knows the copies and serves asks for the page one at a time, by the
+//! [coherence machine](crate::coherence). A page is read by many ranks or written by one, and a write begins only when every other
+//! copy has been given up, so loads and stores have one order that all ranks see: sequential consistency (Lamport 1979), by the
+//! protocol of Li and Hudak's IVY with fixed distributed managers (1989).
+//!
+//! [`Machine`] is one rank's part, pure: faults, messages and the program's calls go in, [`Action`]s come out, to be done in their
+//! order. Messages of one rank to another arrive in the order in which they were sent. Failures are fail-stop: a rank that has gone
+//! ends the job, by name.
+
+mod home;
+mod locks;
+mod machine;
+mod meetings;
+pub mod wire;
+
+pub use self::machine::Machine;
+use self::wire::Message;
+use crate::coherence::Mode;
+
+/// A process of a job, from 0.
+pub type Rank = u8;
+
+/// A page, by its place in the job's area.
+pub type Page = u32;
+
+/// What the program waits for, by a number of the caller's.
+pub type Ticket = u64;
+
+/// What a rank does next. Actions are done in their order, each before the next begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message.
+    Send {
+        /// To which rank.
+        to: Rank,
+        /// The message.
+        message: Message,
+        /// What goes with it: a segment's name.
+        payload: Vec<u8>,
+    },
+    /// Send a message with the page's bytes as they are now.
+    SendPage {
+        /// To which rank.
+        to: Rank,
+        /// Which page.
+        page: Page,
+        /// The message.
+        message: Message,
+    },
+    /// Take the right to write from the program: it may load, and a store faults. Over when no store can be under way.
+    Protect {
+        /// Which page.
+        page: Page,
+    },
+    /// Take the page from the program: loads and stores fault. Over when none can be under way.
+    Unmap {
+        /// Which page.
+        page: Page,
+    },
+    /// Let the program load, or load and store, and wake its threads that wait for the page.
+    Install {
+        /// Which page.
+        page: Page,
+        /// What the program may do.
+        mode: Mode,
+        /// What the page holds from now on.
+        contents: Contents,
+    },
+    /// What the program waited for has come.
+    Done {
+        /// Of the call.
+        ticket: Ticket,
+        /// What came.
+        outcome: Outcome,
+    },
+    /// The job is over: no program shall go on with memory that is not whole.
+    End {
+        /// Why.
+        reason: End,
+    },
+}
+
+/// What an installed page holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Zeroes: it was never touched.
+    Zero,
+    /// These bytes.
+    Received(Vec<u8>),
+    /// What it holds already.
+    Kept,
+}
+
+/// The end of a call of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The program has the lock.
+    Locked,
+    /// All ranks have reached the barrier.
+    Passed,
+    /// The segment is there.
+    Mapped {
+        /// Where it begins.
+        first: Page,
+        /// How long it is.
+        pages: u64,
+    },
+    /// The segment is not there.
+    Refused(SegmentRefused),
+}
+
+/// Why a segment was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentRefused {
+    /// Another rank has given another size.
+    #[error("the segment exists with {pages} pages: give all ranks the same size")]
+    OtherSize {
+        /// What it has.
+        pages: u64,
+    },
+    /// It does not fit.
+    #[error("no room for the segment: only {pages} pages of the area are left")]
+    NoRoom {
+        /// What is left.
+        pages: u64,
+    },
+    /// There are as many as there may be.
+    #[error("the job has as many segments as it may have ({})", crate::limits::DSM_SEGMENTS_MAX)]
+    TooMany,
+}
+
+/// Why a job is over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum End {
+    /// A rank has gone before the job's end.
+    #[error("rank {rank} has gone: the job ends, since pages that only it had are lost")]
+    Gone {
+        /// Which.
+        rank: Rank,
+    },
+    /// A rank has broken the protocol.
+    #[error("rank {rank} broke the protocol: {what}")]
+    Misbehaved {
+        /// Which.
+        rank: Rank,
+        /// How.
+        what: &'static str,
+    },
+}
+
+/// Why a call of the program was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misuse {
+    /// It unlocks what it has not locked.
+    #[error("this process does not hold lock {lock}")]
+    NotLocked {
+        /// Which.
+        lock: u32,
+    },
+    /// Two threads of a process wait at one barrier.
+    #[error("another thread of this process waits at barrier {barrier}: one thread of each process may")]
+    AtBarrier {
+        /// Which.
+        barrier: u32,
+    },
+    /// Too much waits.
+    #[error("too many calls of this process wait")]
+    TooMany,
+    /// A segment's name or size is wrong.
+    #[error("a segment has a name of 1 to {} bytes and at least 1 page", crate::limits::DSM_NAME_BYTES_MAX)]
+    Segment,
+}

@@ -1,0 +1,61 @@
+//! The simulation of shared memory catches bugs: each of [`Bug::DSM`] is put in, and a rule must find it.
+//!
+//! A panic of the code under test is no catch: it ends the test.
+
+mod dsm_simulated;
+
+use byway_reactor::seeded::{self, Bug};
+use dsm_simulated::litmus::{Words, catalogue};
+use dsm_simulated::{programs, run};
+
+/// Seeds within which each is found: those of a run of the simulation.
+const SEEDS: u64 = 1000;
+/// Seeds that show that it is the bugs that are found.
+const SOUND_SEEDS: u64 = 100;
+
+/// The first seed that shows the bug, and the rule that it breaks.
+fn hunt(bug: Bug) -> Option<(u64, String)> {
+    seeded::select(Some(bug));
+    (1..=SEEDS).find_map(|seed| Some((seed, run(&programs::any(seed), seed).err()?.0)))
+}
+
+#[test]
+fn every_seeded_bug_is_caught() {
+    let mut survivors = Vec::new();
+    for bug in Bug::DSM {
+        match hunt(bug) {
+            Some((seed, rule)) => println!("{bug:?}: seed {seed}: {rule}"),
+            None => survivors.push(bug),
+        }
+    }
+    assert!(survivors.is_empty(), "{survivors:?} survived {SEEDS} seeds each: the simulation is too gentle");
+}
+
+/// The litmus programs alone find what lets two ranks disagree about the order of stores.
+#[test]
+fn litmus_programs_show_forbidden_outcomes_of_broken_machines() {
+    for bug in [Bug::DsmHomeKeepsItsCopy, Bug::DsmCopyWritable] {
+        seeded::select(Some(bug));
+        let shows = |seed| {
+            let mut all = Words::ALL.into_iter().flat_map(catalogue);
+            all.find(|litmus| match run(&litmus.job(), seed) {
+                Ok(report) => (litmus.forbids)(&litmus.outcome(&report.events)),
+                Err(broken) => broken.0.starts_with("no order"),
+            })
+        };
+        let shown = (1..=SEEDS).find_map(|seed| Some((seed, shows(seed)?.name)));
+        println!("{bug:?}: {shown:?}");
+        assert!(shown.is_some(), "{bug:?} shows no forbidden outcome in {SEEDS} runs of each program");
+    }
+}
+
+#[test]
+fn without_a_bug_the_same_build_breaks_no_rule() {
+    seeded::select(None);
+    for seed in 1..=SOUND_SEEDS {
+        match run(&programs::any(seed), seed) {
+            Ok(report) => assert!(report.killed || report.pages_sent > 0, "seed {seed}: {report:?}"),
+            Err(broken) => panic!("seed {seed}: {}", broken.0),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Jobs of 2 to 8 ranks in which chance says what happens next, and the rules that no run may break.
+//!
+//! A step is one thing of one rank: a load, a store or a call of a thread, one action of the rank's pager, or one fault, call or
+//! message that its machine takes. So the program's threads run between any two actions, and messages of different ranks overtake each
+//! other. Every seed is one run.
+
+pub mod history;
+pub mod litmus;
+pub mod programs;
+mod rank;
+
+use std::collections::{HashMap, VecDeque};
+
+use byway_service::dsm::wire::Message;
+use byway_service::dsm::{End, Rank};
+
+use self::history::Event;
+use self::programs::Op;
+use self::rank::{Input, SimulatedRank};
+
+/// Words of a simulated page.
+pub const PAGE_WORDS: usize = 2;
+/// Steps of a run; one that takes more never ends.
+const STEPS_MAX: usize = 400_000;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Chance(u64);
+
+impl Chance {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
+    }
+
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// The rule that a run has broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+/// What a job does: the threads of each rank, and when a rank is killed, if one is.
+pub struct Job {
+    pub ranks: Vec<Vec<Vec<Op>>>,
+    pub pages: usize,
+    pub killed: Option<(usize, Rank)>,
+}
+
+/// What a run has done.
+#[derive(Debug)]
+pub struct Report {
+    pub events: Vec<Event>,
+    /// Pages that ranks sent to each other.
+    pub pages_sent: u64,
+    pub killed: bool,
+}
+
+/// What all ranks share, for the rules alone.
+#[derive(Default)]
+pub struct Truth {
+    /// The last value that was stored in each word.
+    words: HashMap<usize, u64>,
+    /// Which thread has each lock.
+    locks: HashMap<u32, usize>,
+    /// How many threads have come to each barrier.
+    arrived: HashMap<u32, usize>,
+    /// The first rule that was broken by what a step saw.
+    broken: Option<String>,
+    events: Vec<Event>,
+}
+
+impl Truth {
+    fn breaks(&mut self, rule: impl FnOnce() -> String) {
+        if self.broken.is_none() {
+            self.broken = Some(rule());
+        }
+    }
+}
+
+type Wire = VecDeque<(Message, Vec<u8>)>;
+
+struct World {
+    chance: Chance,
+    ranks: Vec<SimulatedRank>,
+    wires: HashMap<(Rank, Rank), Wire>,
+    truth: Truth,
+    killed: Option<Rank>,
+}
+
+/// What can happen next.
+#[derive(Clone, Copy)]
+enum Next {
+    Thread(usize, usize),
+    Pager(usize),
+    Deliver(Rank, Rank),
+    /// The end of a killed rank's session is noticed.
+    Gone(usize),
+}
+
+/// Runs a job.
+pub fn run(job: &Job, seed: u64) -> Result<Report, Broken> {
+    let count = job.ranks.len() as Rank;
+    let mut first = 0;
+    let ranks = job.ranks.iter().enumerate().map(|(rank, threads)| {
+        let made = SimulatedRank::new(rank as Rank, count, job.pages, threads, first);
+        first += threads.len();
+        made
+    });
+    let (chance, ranks) = (Chance::new(seed), ranks.collect());
+    let mut world = World { chance, ranks, wires: HashMap::new(), truth: Truth::default(), killed: None };
+    for step in 0..STEPS_MAX {
+        if let Some((_, rank)) = job.killed.filter(|(at, _)| *at == step) {
+            world.kill(rank);
+        }
+        let next = world.candidates();
+        if next.is_empty() {
+            return world.end();
+        }
+        let chosen = next[world.chance.below(next.len())];
+        world.step(chosen);
+    }
+    Err(Broken(world.truth.broken.take().unwrap_or_else(|| "the run never ends".to_owned())))
+}
+
+impl World {
+    fn candidates(&self) -> Vec<Next> {
+        let mut next = Vec::new();
+        for (place, rank) in self.ranks.iter().enumerate() {
+            if !rank.runs() {
+                continue;
+            }
+            next.extend(rank.ready_threads().map(|thread| Next::Thread(place, thread)));
+            if rank.has_work() {
+                next.push(Next::Pager(place));
+            } else {
+                let to = place as Rank;
+                let comes = |from: &Rank| self.wires.get(&(*from, to)).is_some_and(|wire| !wire.is_empty());
+                let senders = (0..self.ranks.len() as Rank).filter(comes);
+                next.extend(senders.map(|from| Next::Deliver(from, to)));
+                let drained = |killed: Rank| self.wires.get(&(killed, to)).is_none_or(VecDeque::is_empty);
+                if self.killed.is_some_and(drained) {
+                    next.push(Next::Gone(place));
+                }
+            }
+        }
+        next
+    }
+
+    fn step(&mut self, next: Next) {
+        match next {
+            Next::Thread(rank, thread) => {
+                let exclusive = self.others_with_copies(rank, thread);
+                self.ranks[rank].run_thread(thread, &mut self.truth, exclusive);
+            }
+            Next::Pager(rank) => {
+                let from = rank as Rank;
+                if let Some((to, message, payload)) = self.ranks[rank].run_pager(&mut self.truth) {
+                    self.wires.entry((from, to)).or_default().push_back((message, payload));
+                }
+            }
+            Next::Deliver(from, to) => {
+                let Some((message, payload)) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else {
+                    return;
+                };
+                // As it would be over a real session.
+                let message = Message::from_bytes(&message.to_bytes()).expect("a rank sends what can be read");
+                self.ranks[usize::from(to)].take(Input::Message(from, message, payload));
+            }
+            Next::Gone(rank) => {
+                let killed = self.killed.expect("a rank was killed");
+                self.ranks[rank].take(Input::Gone(killed));
+            }
+        }
+    }
+
+    /// Ranks beside this one that can use the page that the thread is about to store to.
+    fn others_with_copies(&self, rank: usize, thread: usize) -> Vec<usize> {
+        let Some(page) = self.ranks[rank].page_of_store(thread) else { return Vec::new() };
+        let others = self.ranks.iter().enumerate().filter(|(place, other)| *place != rank && other.runs());
+        others.filter(|(_, other)| other.can_load(page)).map(|(place, _)| place).collect()
+    }
+
+    /// The rank is gone; of what it has sent to each other rank, the beginning still arrives.
+    fn kill(&mut self, rank: Rank) {
+        self.killed = Some(rank);
+        self.ranks[usize::from(rank)].kill();
+        for ((from, to), wire) in &mut self.wires {
+            if *from == rank {
+                let stays = self.chance.below(wire.len() + 1);
+                wire.truncate(stays);
+            } else if *to == rank {
+                wire.clear();
+            }
+        }
+    }
+
+    /// Nothing can happen any more.
+    fn end(self) -> Result<Report, Broken> {
+        let broken = |rule: String| Err(Broken(rule));
+        if let Err(cycle) = history::check(&self.truth.events) {
+            return broken(format!("no order of all loads and stores explains what was seen: {cycle}"));
+        }
+        if let Some(rule) = self.truth.broken {
+            return broken(rule);
+        }
+        for (place, rank) in self.ranks.iter().enumerate() {
+            match (rank.ended(), self.killed) {
+                (Some(End::Gone { rank: named }), Some(killed)) if *named == killed => {}
+                (Some(reason), _) => return broken(format!("rank {place} ended the job: {reason}")),
+                (None, Some(killed)) if place != usize::from(killed) => {
+                    return broken(format!("rank {place} did not end the job"));
+                }
+                (None, None) if !rank.is_done() => return broken(format!("rank {place} waits for ever")),
+                (None, _) => {}
+            }
+        }
+        let pages_sent = self.ranks.iter().map(SimulatedRank::pages_sent).sum();
+        Ok(Report { events: self.truth.events, pages_sent, killed: self.killed.is_some() })
+    }
+}

@@ -1,0 +1,243 @@
+//! A rank: its machine, the pager that does the machine's actions, and the program's threads with their view of the pages.
+
+use std::collections::VecDeque;
+
+use byway_service::coherence::Mode;
+use byway_service::dsm::wire::Message;
+use byway_service::dsm::{Action, Contents, End, Machine, Outcome, Page, Rank, Ticket};
+
+use super::history::Event;
+use super::programs::Op;
+use super::{PAGE_WORDS, Truth};
+
+/// What a machine takes.
+pub enum Input {
+    Message(Rank, Message, Vec<u8>),
+    Fault(Page, Mode),
+    Lock(u32, Ticket),
+    Unlock(u32),
+    Barrier(u32, Ticket),
+    Gone(Rank),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// It has faulted.
+    Needs(Page),
+    /// It waits for a call.
+    Waits,
+}
+
+struct Thread {
+    program: Vec<Op>,
+    at: usize,
+    state: State,
+}
+
+#[derive(Clone)]
+struct Memory {
+    mode: Mode,
+    words: [u64; PAGE_WORDS],
+}
+
+pub struct SimulatedRank {
+    machine: Machine,
+    inbox: VecDeque<Input>,
+    action: Option<Action>,
+    memory: Vec<Memory>,
+    threads: Vec<Thread>,
+    /// The number of its first thread among those of all ranks.
+    first: usize,
+    is_killed: bool,
+    ended: Option<End>,
+}
+
+type Sent = (Rank, Message, Vec<u8>);
+
+impl SimulatedRank {
+    pub fn new(rank: Rank, ranks: Rank, pages: usize, programs: &[Vec<Op>], first: usize) -> Self {
+        let thread = |program: &Vec<Op>| Thread { program: program.clone(), at: 0, state: State::Ready };
+        Self {
+            machine: Machine::new(rank, ranks, pages as u64),
+            inbox: VecDeque::new(),
+            action: None,
+            memory: vec![Memory { mode: Mode::None, words: [0; PAGE_WORDS] }; pages],
+            threads: programs.iter().map(thread).collect(),
+            first,
+            is_killed: false,
+            ended: None,
+        }
+    }
+
+    pub fn runs(&self) -> bool {
+        !self.is_killed && self.ended.is_none()
+    }
+
+    pub fn kill(&mut self) {
+        self.is_killed = true;
+    }
+
+    pub fn ended(&self) -> Option<&End> {
+        self.ended.as_ref()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.threads.iter().all(|thread| thread.at == thread.program.len())
+    }
+
+    pub fn pages_sent(&self) -> u64 {
+        self.machine.counters().pages_sent
+    }
+
+    pub fn can_load(&self, page: usize) -> bool {
+        self.memory[page].mode >= Mode::Read
+    }
+
+    pub fn ready_threads(&self) -> impl Iterator<Item = usize> {
+        let is_ready = |thread: &Thread| thread.state == State::Ready && thread.at < thread.program.len();
+        self.threads.iter().enumerate().filter(move |(_, thread)| is_ready(thread)).map(|(place, _)| place)
+    }
+
+    /// Whether the pager is busy; else it takes messages.
+    pub fn has_work(&self) -> bool {
+        self.action.is_some() || !self.inbox.is_empty()
+    }
+
+    pub fn take(&mut self, input: Input) {
+        self.inbox.push_back(input);
+    }
+
+    /// The page that a thread's store would change now.
+    pub fn page_of_store(&self, thread: usize) -> Option<usize> {
+        let thread = &self.threads[thread];
+        match thread.program[thread.at] {
+            Op::Store(word, _) => Some(word / PAGE_WORDS).filter(|page| self.memory[*page].mode == Mode::Write),
+            _ => None,
+        }
+    }
+
+    pub fn run_thread(&mut self, place: usize, truth: &mut Truth, others: Vec<usize>) {
+        let number = self.first + place;
+        let thread = &mut self.threads[place];
+        let op = thread.program[thread.at];
+        match op {
+            Op::Load(word) | Op::Store(word, _) => {
+                let needs = if matches!(op, Op::Load(_)) { Mode::Read } else { Mode::Write };
+                let page = word / PAGE_WORDS;
+                let memory = &mut self.memory[page];
+                if memory.mode < needs {
+                    thread.state = State::Needs(page as Page);
+                    self.inbox.push_back(Input::Fault(page as Page, needs));
+                    return;
+                }
+                let slot = &mut memory.words[word % PAGE_WORDS];
+                if let Op::Store(_, value) = op {
+                    *slot = value;
+                    truth.words.insert(word, value);
+                    if !others.is_empty() {
+                        truth.breaks(|| format!("thread {number} stores while ranks {others:?} have copies"));
+                    }
+                } else if truth.words.get(&word).copied().unwrap_or(0) != *slot {
+                    truth.breaks(|| format!("thread {number} loads an old value of word {word}"));
+                }
+                truth.events.push(Event { thread: number, stores: needs == Mode::Write, word, value: *slot });
+            }
+            Op::Lock(lock) => {
+                thread.state = State::Waits;
+                self.inbox.push_back(Input::Lock(lock, place as Ticket));
+                return;
+            }
+            Op::Unlock(lock) => {
+                truth.locks.remove(&lock);
+                self.inbox.push_back(Input::Unlock(lock));
+            }
+            Op::Barrier(barrier) => {
+                thread.state = State::Waits;
+                *truth.arrived.entry(barrier).or_default() += 1;
+                self.inbox.push_back(Input::Barrier(barrier, place as Ticket));
+                return;
+            }
+        }
+        thread.at += 1;
+    }
+
+    /// Does the next action; if there is none, the machine takes the next input.
+    pub fn run_pager(&mut self, truth: &mut Truth) -> Option<Sent> {
+        let sent = if let Some(action) = self.action.take() {
+            self.act(action, truth)
+        } else {
+            self.feed();
+            None
+        };
+        self.action = self.machine.next_action();
+        sent
+    }
+
+    fn feed(&mut self) {
+        let misuse = "the programs of these tests use locks and barriers well";
+        match self.inbox.pop_front() {
+            Some(Input::Message(from, message, payload)) => self.machine.received(from, message, payload),
+            Some(Input::Fault(page, mode)) => self.machine.fault(page, mode),
+            Some(Input::Lock(lock, ticket)) => self.machine.lock(lock, ticket).expect(misuse),
+            Some(Input::Unlock(lock)) => self.machine.unlock(lock).expect(misuse),
+            Some(Input::Barrier(barrier, ticket)) => self.machine.barrier(barrier, ticket).expect(misuse),
+            Some(Input::Gone(rank)) => self.machine.gone(rank),
+            None => {}
+        }
+    }
+
+    fn act(&mut self, action: Action, truth: &mut Truth) -> Option<Sent> {
+        match action {
+            Action::Send { to, message, payload } => return Some((to, message, payload)),
+            Action::SendPage { to, page, message } => {
+                let words = self.memory[page as usize].words;
+                return Some((to, message, words.iter().flat_map(|word| word.to_le_bytes()).collect()));
+            }
+            Action::Protect { page } => self.memory[page as usize].mode = Mode::Read,
+            Action::Unmap { page } => self.memory[page as usize].mode = Mode::None,
+            Action::Install { page, mode, contents } => self.install(page, mode, &contents),
+            Action::Done { ticket, outcome } => self.done(ticket as usize, outcome, truth),
+            Action::End { reason } => self.ended = Some(reason),
+        }
+        None
+    }
+
+    fn install(&mut self, page: Page, mode: Mode, contents: &Contents) {
+        let memory = &mut self.memory[page as usize];
+        match contents {
+            Contents::Zero => memory.words = [0; PAGE_WORDS],
+            Contents::Received(bytes) => {
+                let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+                memory.words.iter_mut().zip(words).for_each(|(slot, word)| *slot = word);
+            }
+            Contents::Kept => {}
+        }
+        memory.mode = mode;
+        for thread in self.threads.iter_mut().filter(|thread| thread.state == State::Needs(page)) {
+            thread.state = State::Ready;
+        }
+    }
+
+    fn done(&mut self, place: usize, outcome: Outcome, truth: &mut Truth) {
+        let number = self.first + place;
+        let thread = &mut self.threads[place];
+        match (thread.program[thread.at], outcome) {
+            (Op::Lock(lock), Outcome::Locked) => {
+                if let Some(other) = truth.locks.insert(lock, number) {
+                    truth.breaks(|| format!("threads {other} and {number} have lock {lock}"));
+                }
+            }
+            (Op::Barrier(barrier), Outcome::Passed) => {
+                // Each barrier of these programs is used once, by one thread of each rank.
+                let (arrived, ranks) = (truth.arrived[&barrier], self.machine.ranks());
+                if arrived < usize::from(ranks) {
+                    truth.breaks(|| format!("barrier {barrier} opened when {arrived} of {ranks} were there"));
+                }
+            }
+            (op, outcome) => truth.breaks(|| format!("thread {number} at {op:?} got {outcome:?}")),
+        }
+        thread.state = State::Ready;
+        thread.at += 1;
+    }
+}
