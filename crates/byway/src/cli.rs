@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
+use crate::attach::{self, AttachArguments, DetachArguments};
 use crate::bench::{self, BenchCommand};
 use crate::check;
 use crate::config::{TlsMode, http_address, parse_io, parse_stage};
@@ -58,6 +59,12 @@ pub enum Command {
     /// Describe a volume: its size, its block, its flags, how much of it is data
     #[command(after_long_help = help::INSPECT)]
     Info(InfoArguments),
+    /// Make a volume a block device of this machine
+    #[command(after_long_help = help::ATTACH)]
+    Attach(AttachArguments),
+    /// Take the block device of a volume apart
+    #[command(after_long_help = help::DETACH)]
+    Detach(DetachArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -252,6 +259,8 @@ pub fn run() -> ExitCode {
         Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Attach(arguments) => attach::attach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {

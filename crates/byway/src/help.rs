@@ -105,6 +105,35 @@ Examples:
 Exit status:
   0 if the server has answered, 1 if not, 2 for a wrong command line.";
 
+/// Of `byway attach`.
+pub(crate) const ATTACH: &str = "\
+Examples:
+  byway attach byway://store1/disk                prints the device, as /dev/loop0
+  mount /dev/byway/disk /mnt
+  byway attach byway://store1/disk --as scratch --read-only
+  byway attach --list
+
+Files:
+  /dev/byway/NAME                  leads to the device
+  /run/byway/attached/NAME.json    which volume, device and process
+  /run/byway/attached/NAME.log     what the process says, in the background
+
+Notes:
+  While the server is away, requests of the device wait, 10 minutes at most; then they fail, as a broken disk's do. A server that was
+  restarted gets again what was written and not flushed.
+
+Exit status:
+  0 once the device is ready, or with --foreground once it was detached; 1 if not, 2 for a wrong command line.";
+
+/// Of `byway detach`.
+pub(crate) const DETACH: &str = "\
+Examples:
+  umount /mnt && byway detach disk
+  byway detach /dev/loop0
+
+Exit status:
+  0 once the device is gone and all that was written is at the server, 1 if not, 2 for a wrong command line.";
+
 /// Of `byway doctor`.
 pub(crate) const DOCTOR: &str = "\
 Examples:
@@ -166,16 +195,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         super::write_pages(Cli::command(), folder.path()).unwrap();
         let page = |name: &str| std::fs::read_to_string(folder.path().join(format!("{name}.1"))).unwrap();
-        for name in
-            ["demo", "serve", "copy", "ctl", "ls", "info", "doctor", "bench-volume", "bench-fabric", "bench-figures"]
-        {
+        for name in [
+            "demo",
+            "serve",
+            "copy",
+            "ctl",
+            "ls",
+            "info",
+            "attach",
+            "detach",
+            "doctor",
+            "bench-volume",
+            "bench-fabric",
+            "bench-figures",
+        ] {
             let page = page(&format!("byway-{name}"));
             for section in [".SH \"EXAMPLES\"", ".SH \"EXIT STATUS\"", "\\-\\-log"] {
                 assert!(page.contains(section), "{name}: {section}\n{page}");
             }
         }
         assert!(page("byway-serve").contains(".SH \"FILES\"") && page("byway-ctl").contains(".SH \"FILES\""));
-        for name in ["copy", "ls", "info", "bench-volume"] {
+        for name in ["copy", "ls", "info", "attach", "bench-volume"] {
             let page = page(&format!("byway-{name}"));
             assert!(page.contains("byway+shm:") && page.contains("byway+rdma:"), "{name}\n{page}");
         }

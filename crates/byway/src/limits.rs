@@ -113,3 +113,15 @@ pub const LOG_LINES_PER_SECOND_MAX: u32 = 20;
 
 /// Threads that answer on the control socket, each one connection at a time; further ones wait in the kernel's queue.
 pub const CONTROL_THREADS: usize = 8;
+
+/// Memory of the loop of an attached volume, in bytes; when it is used up, requests wait in the kernel.
+pub const ATTACH_FRAME_BYTES: usize = 64 << 20;
+
+/// Requests of the kernel that an attached volume takes before it looks at its server again.
+pub const ATTACH_REQUESTS_PER_TURN: usize = 64;
+
+/// How long the requests of an attached volume wait for a server that is gone; then they fail, as a broken disk's do.
+pub const ATTACH_LOST_AFTER: Duration = Duration::from_mins(10);
+
+/// Files in the folder of attached volumes that are looked at.
+pub const ATTACHMENTS_MAX: usize = 4096;

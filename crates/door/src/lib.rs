@@ -5,4 +5,5 @@
 pub mod fuse;
 pub mod http;
 pub mod limits;
+pub mod loop_device;
 pub mod nbd;

@@ -231,6 +231,34 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, RequestError> {
     Ok(Parsed { unique, node: header.node, caller, operation })
 }
 
+/// Takes apart a request that was read into two places: the first [`WRITE_HEAD_BYTES`] into `head`, what is behind them into
+/// `rest`. The payload of a WRITE stays there; other requests are put together in `joined`.
+///
+/// # Errors
+/// See [`RequestError`].
+pub fn parse_parts<'a>(head: &'a [u8], rest: &'a [u8], joined: &'a mut Vec<u8>) -> Result<Parsed<'a>, RequestError> {
+    if rest.is_empty() {
+        return parse(head);
+    }
+    let short = RequestError::Length { got: head.len(), said: WRITE_HEAD_BYTES };
+    let (header, body) = InHeader::read_from_prefix(head).map_err(|_| short)?;
+    if header.opcode != opcode::WRITE || header.extension_words != 0 {
+        joined.clear();
+        joined.extend(head);
+        joined.extend(rest);
+        return parse(joined);
+    }
+    let write = abi::WriteIn::read_from_bytes(body).map_err(|_| short)?;
+    let got = head.len() + rest.len();
+    if header.len as usize != got {
+        return Err(RequestError::Length { got, said: header.len as usize });
+    }
+    let unique = header.unique;
+    let data = rest.get(..write.size as usize).ok_or(RequestError::Short { opcode: opcode::WRITE, unique })?;
+    let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
+    Ok(Parsed { unique, node: header.node, caller, operation: Operation::Write(Write::of(write, data)) })
+}
+
 fn is_known(code: u32) -> bool {
     // 7, 19, 37 and 39 to 41 are BMAP, IOCTL, POLL and the like, or nothing at all.
     matches!(code, 1..=6 | 8..=18 | 20..=36 | 38 | 42..=47 | opcode::TMPFILE)
@@ -350,15 +378,7 @@ impl<'a> Body<'a> {
             }
             opcode::WRITE => {
                 let write: abi::WriteIn = self.take()?;
-                Operation::Write(Write {
-                    handle: write.handle,
-                    offset: write.offset,
-                    data: self.bytes(write.size as usize)?,
-                    flags: write.flags,
-                    lock_owner: (write.write_flags & abi::READ_LOCK_OWNER != 0).then_some(write.lock_owner),
-                    from_cache: write.write_flags & abi::WRITE_CACHE != 0,
-                    kill_suid_gid: write.write_flags & abi::WRITE_KILL_SUIDGID != 0,
-                })
+                Operation::Write(Write::of(write, self.bytes(write.size as usize)?))
             }
             opcode::FALLOCATE => {
                 let abi::FallocateIn { handle, offset, length, mode, .. } = self.take()?;
@@ -456,6 +476,20 @@ impl<'a> Body<'a> {
         }
         let [major, minor, max_readahead, flags] = self.take::<[u32; 4]>()?;
         Some(Operation::Init(abi::InitIn { major, minor, max_readahead, flags, ..abi::InitIn::default() }))
+    }
+}
+
+impl<'a> Write<'a> {
+    fn of(write: abi::WriteIn, data: &'a [u8]) -> Self {
+        Self {
+            handle: write.handle,
+            offset: write.offset,
+            data,
+            flags: write.flags,
+            lock_owner: (write.write_flags & abi::READ_LOCK_OWNER != 0).then_some(write.lock_owner),
+            from_cache: write.write_flags & abi::WRITE_CACHE != 0,
+            kill_suid_gid: write.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+        }
     }
 }
 

@@ -100,6 +100,20 @@ fn what_is_cut_short_or_unknown_is_named() {
 
 proptest! {
     #[test]
+    fn a_request_in_two_parts_is_the_same_request(
+        opcode in prop_oneof![Just(opcode::WRITE), 0u32..60],
+        body in proptest::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..300),
+        size in 0u32..300,
+    ) {
+        let mut bytes = request(opcode, &[&body]);
+        if opcode == opcode::WRITE && body.len() >= 40 {
+            bytes[56..60].copy_from_slice(&size.to_ne_bytes());
+        }
+        let (head, rest) = bytes.split_at(bytes.len().min(WRITE_HEAD_BYTES));
+        prop_assert_eq!(parse_parts(head, rest, &mut Vec::new()), parse(&bytes));
+    }
+
+    #[test]
     fn no_bytes_of_a_kernel_make_it_panic(
         opcode in prop_oneof![0u32..60, any::<u32>()],
         extension_words in prop_oneof![Just(0u16), any::<u16>()],

@@ -1,0 +1,109 @@
+//! `byway detach`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use byway_door::loop_device::is_claimed;
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::registry::{self, Listed};
+use crate::output;
+
+/// How long a device may take to be written out and taken apart.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The flags of `byway detach`.
+#[derive(Args, Debug)]
+pub struct DetachArguments {
+    /// The attachment's name, as byway attach --list shows it, or its device
+    #[arg(value_name = "NAME|DEVICE")]
+    pub which: String,
+}
+
+/// Why a device is still there.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// No such attachment.
+    #[error("nothing is attached as {0}; byway attach --list shows what is")]
+    Unknown(String),
+    /// It is in use.
+    #[error("{} is in use{}; unmount it first, or end what uses it (swapoff, dmsetup remove, mdadm --stop)", device.display(), shown(mounts))]
+    InUse {
+        /// The device.
+        device: PathBuf,
+        /// Where it is mounted.
+        mounts: Vec<String>,
+    },
+    /// A program has it open, or its server does not answer.
+    #[error(
+        "{} is not gone after {} s: a program has it open, or the volume's server does not answer (log: {}); it goes when that \
+         ends", device.display(), LIMIT.as_secs(), log.display()
+    )]
+    Slow {
+        /// The device.
+        device: PathBuf,
+        /// The process's log.
+        log: PathBuf,
+    },
+    /// Another user's.
+    #[error("the process of the device cannot be told: {0}; run this as root")]
+    Process(io::Error),
+    /// The registry.
+    #[error("/run/byway/attached: {0}")]
+    State(io::Error),
+}
+
+fn shown(mounts: &[String]) -> String {
+    if mounts.is_empty() { String::new() } else { format!(" (mounted on {})", mounts.join(", ")) }
+}
+
+/// Detaches a volume, and waits until what was written has reached its server.
+///
+/// # Errors
+/// See [`DetachError`].
+pub fn detach(arguments: &DetachArguments) -> Result<(), DetachError> {
+    let which = &arguments.which;
+    let real = std::fs::canonicalize(which).ok();
+    let is_meant = |listed: &Listed| {
+        let attachment = &listed.attachment;
+        attachment.name == *which || real.as_deref() == Some(attachment.device.as_path())
+    };
+    let found = registry::list().map_err(DetachError::State)?.into_iter().find(is_meant);
+    let Listed { attachment, lives } = found.ok_or_else(|| DetachError::Unknown(which.clone()))?;
+    if !lives {
+        registry::remove(&attachment.name);
+        output::note("its process had died before; the device goes when its last user closes it");
+        return Ok(());
+    }
+    if is_claimed(&attachment.device).unwrap_or(false) {
+        let mounts = mounts_of(&attachment.device);
+        return Err(DetachError::InUse { device: attachment.device, mounts });
+    }
+    let process = Pid::from_raw(attachment.pid).ok_or(DetachError::Process(io::ErrorKind::InvalidData.into()))?;
+    let process = match pidfd_open(process, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(DetachError::Process(error.into())),
+    };
+    pidfd_send_signal(&process, Signal::TERM).map_err(|error| DetachError::Process(error.into()))?;
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let ended = rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)));
+    match ended.map_err(|error| DetachError::Process(error.into()))? {
+        0 => Err(DetachError::Slow { device: attachment.device, log: registry::log_of(&attachment.name) }),
+        _ => Ok(()),
+    }
+}
+
+/// Where a device is mounted, as this process sees it.
+fn mounts_of(device: &Path) -> Vec<String> {
+    let Ok(table) = std::fs::read_to_string("/proc/self/mounts") else { return Vec::new() };
+    let of_device = |line: &str| {
+        let mut words = line.split(' ');
+        (words.next().map(Path::new) == Some(device)).then(|| words.next().map(str::to_owned)).flatten()
+    };
+    table.lines().filter_map(of_device).collect()
+}

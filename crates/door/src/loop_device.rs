@@ -1,0 +1,200 @@
+//! Loop devices: the kernel's block devices over an open file.
+//!
+//! A [`LoopDevice`] is held by its descriptor: the kernel takes the device apart when the last user has closed it, also after the
+//! death of this process. The structures are those of `linux/loop.h`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+const CONFIGURE: Opcode = 0x4c0a;
+const SET_CAPACITY: Opcode = 0x4c07;
+const GET_FREE: Opcode = 0x4c82;
+
+const READ_ONLY: u32 = 1;
+const AUTOCLEAR: u32 = 4;
+const PARTITION_SCAN: u32 = 8;
+const DIRECT_IO: u32 = 16;
+
+/// How often a free device is asked for: others may take the one that the kernel named.
+const TRIES_MAX: usize = 64;
+
+/// The least number of the descriptor of a device. When a process dies, its descriptors are closed in their order; the
+/// device, which then writes what is dirty, must come after the channel of the file system that it stands on, or the
+/// dead process would be asked to write.
+const DESCRIPTOR_MIN: i32 = 512;
+
+/// `struct loop_config`, with `struct loop_info64` in it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Config {
+    file: u32,
+    block_bytes: u32,
+    device: u64,
+    inode: u64,
+    real_device: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encryption: u32,
+    key_bytes: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    encryption_name: [u8; 64],
+    key: [u8; 32],
+    init: [u64; 2],
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<Config>() == 304);
+
+/// Why there is no loop device.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    /// The control device.
+    #[error("/dev/loop-control: {0}; load the kernel's module (modprobe loop), and run as root")]
+    Control(io::Error),
+    /// The device's node.
+    #[error("{}: {source}; a container needs the host's loop devices in its /dev", path.display())]
+    Node {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refused the file.
+    #[error("{}: the kernel does not take the file: {source}", path.display())]
+    Configure {
+        /// The device.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// All that were free were taken by others.
+    #[error("no free loop device: others took each one that was free; try again")]
+    Taken,
+}
+
+/// `LOOP_CTL_GET_FREE`, which answers with the number of the device.
+struct GetFree;
+
+// SAFETY: the ioctl has no argument, and its result is a number.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut rustix::ffi::c_void) -> rustix::io::Result<u32> {
+        u32::try_from(output).map_err(|_| Errno::RANGE)
+    }
+}
+
+/// How a file becomes a device.
+#[derive(Clone, Copy, Debug)]
+pub struct LoopOptions<'a> {
+    /// Its logical block: 512 to 4096 bytes, a power of two.
+    pub block_bytes: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What `losetup` and `/sys` show as its file; at most 63 bytes of it.
+    pub name: &'a str,
+}
+
+/// A loop device that lives as long as somebody has it open, this for one.
+#[derive(Debug)]
+pub struct LoopDevice {
+    device: OwnedFd,
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// A device over `file`, with direct I/O and its partitions. The file must be served by then: the kernel reads from it.
+    ///
+    /// # Errors
+    /// See [`LoopError`].
+    pub fn over(file: impl AsFd, options: LoopOptions<'_>) -> Result<Self, LoopError> {
+        let control = File::options().read(true).write(true).open("/dev/loop-control").map_err(LoopError::Control)?;
+        for _ in 0..TRIES_MAX {
+            // SAFETY: see `GetFree`.
+            let number = unsafe { ioctl(&control, GetFree) }.map_err(|error| LoopError::Control(error.into()))?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let device = match open_device(&path, options.read_only) {
+                Ok(device) => device,
+                Err(source) => return Err(LoopError::Node { path, source }),
+            };
+            match configure(&device, file.as_fd().as_raw_fd(), options) {
+                Ok(()) => return Ok(Self { device, path }),
+                Err(Errno::BUSY) => {}
+                Err(error) => return Err(LoopError::Configure { path, source: error.into() }),
+            }
+        }
+        Err(LoopError::Taken)
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has the kernel look at the file's size again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn renew_size(&self) -> io::Result<()> {
+        // SAFETY: the ioctl has no argument.
+        Ok(unsafe { ioctl(&self.device, NoArg::<SET_CAPACITY>::new()) }?)
+    }
+
+    /// Whether it is mounted, part of another device, or otherwise claimed.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_claimed(&self) -> io::Result<bool> {
+        is_claimed(&self.path)
+    }
+}
+
+/// Whether a block device is mounted, part of another one, or otherwise claimed by one user alone.
+///
+/// # Errors
+/// The kernel's.
+pub fn is_claimed(path: &Path) -> io::Result<bool> {
+    // O_EXCL without O_CREAT claims a block device (open(2)).
+    let flags = rustix::fs::OFlags::EXCL.bits() as i32;
+    match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(_) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_device(path: &Path, read_only: bool) -> io::Result<OwnedFd> {
+    let device = File::options().read(true).write(!read_only).open(path)?;
+    Ok(rustix::io::fcntl_dupfd_cloexec(&device, DESCRIPTOR_MIN)?)
+}
+
+fn configure(device: &OwnedFd, file: i32, options: LoopOptions<'_>) -> rustix::io::Result<()> {
+    let mut config = Config::new_zeroed();
+    config.file = file as u32;
+    config.block_bytes = options.block_bytes;
+    config.flags = AUTOCLEAR | PARTITION_SCAN | DIRECT_IO | if options.read_only { READ_ONLY } else { 0 };
+    let room = config.file_name.len() - 1;
+    for (byte, of_name) in config.file_name[..room].iter_mut().zip(options.name.bytes()) {
+        *byte = of_name;
+    }
+    // SAFETY: the ioctl reads a `struct loop_config`, whose layout `Config` has; it lives until the call returns.
+    unsafe { ioctl(device, Setter::<CONFIGURE, Config>::new(config)) }
+}
