@@ -11,7 +11,7 @@ mod rig;
 mod script;
 mod server;
 
-pub use byway_skip::{SkipReason, skip};
+pub use byway_skip::{SkipReason, skip, skip_this};
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
 pub use networks::{FAR, NEAR, Networks, Side};

@@ -71,6 +71,8 @@ pub(super) struct VolumeFile {
     notices: Vec<Notice>,
     events: Sender<Event>,
     ended: bool,
+    /// The server is away, and the log says so.
+    is_away: bool,
     last_flush: Option<Result<(), VolumeError>>,
 }
 
@@ -130,6 +132,7 @@ impl VolumeFile {
             notices: Vec::new(),
             events,
             ended: false,
+            is_away: false,
             last_flush: None,
         })
     }
@@ -269,11 +272,13 @@ impl VolumeFile {
         for notice in self.notices.drain(..) {
             let bytes = match notice {
                 Notice::Opened(info) => {
+                    self.is_away = false;
                     tracing::info!("the volume is open again; requests that waited go on");
                     info.len
                 }
                 Notice::Resized(bytes) => bytes,
-                Notice::Disconnected(reason) => {
+                Notice::Disconnected(reason) if !self.is_away => {
+                    self.is_away = true;
                     tracing::warn!(%reason, "the server is not there; requests wait for it, {} s at most", ATTACH_LOST_AFTER.as_secs());
                     continue;
                 }
@@ -281,6 +286,8 @@ impl VolumeFile {
                     tracing::warn!(%error, "the server does not open the volume; requests wait");
                     continue;
                 }
+                // Each of the attempts to reach it again tells as much.
+                Notice::Disconnected(_) => continue,
             };
             if bytes != self.info.len {
                 self.info.len = bytes;

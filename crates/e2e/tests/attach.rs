@@ -1,0 +1,306 @@
+//! Volumes as block devices of this machine: file systems on them, servers that die under them, and their end.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use byway_e2e::{LIMIT, Rig, Server, SkipReason, binary, find_tool, noise, run, run_well, until};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// An attached volume, and a file system that may be mounted on it. Both go with the test, also when it fails.
+struct Attached {
+    name: String,
+    device: PathBuf,
+    pid: i32,
+    mounted: Option<PathBuf>,
+}
+
+impl Attached {
+    /// Attaches a volume under a name of this test's own.
+    fn new(uri: &str, name: &str, more: &[&str]) -> Self {
+        let name = format!("test-{name}-{}", std::process::id());
+        let said = run_well(&binary(), &[&["attach", uri, "--as", &name], more].concat());
+        let device = PathBuf::from(said.trim());
+        assert_eq!(std::fs::read_link(format!("/dev/byway/{name}")).unwrap(), device);
+        let file = std::fs::read_to_string(format!("/run/byway/attached/{name}.json")).unwrap();
+        let file: serde_json::Value = serde_json::from_str(&file).unwrap();
+        assert_eq!((file["uri"].as_str(), file["device"].as_str()), (Some(uri), device.to_str()));
+        Self { name, device, pid: file["pid"].as_i64().unwrap() as i32, mounted: None }
+    }
+
+    fn device(&self) -> &str {
+        self.device.to_str().unwrap()
+    }
+
+    /// Bytes, as the kernel has them.
+    fn bytes(&self) -> u64 {
+        let size = Path::new("/sys/class/block").join(self.device.file_name().unwrap()).join("size");
+        std::fs::read_to_string(size).unwrap().trim().parse::<u64>().unwrap() * 512
+    }
+
+    fn mount(&mut self, at: PathBuf) {
+        run_well(&find_tool("mount").unwrap(), &[self.device(), at.to_str().unwrap()]);
+        self.mounted = Some(at);
+    }
+
+    fn unmount(&mut self) {
+        if let Some(at) = self.mounted.take() {
+            run_well(&find_tool("umount").unwrap(), &[at.to_str().unwrap()]);
+        }
+    }
+
+    fn lives(&self) -> bool {
+        // One that has ended and was not collected yet is a zombie.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    }
+
+    fn kill(&self) {
+        let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
+        until(Instant::now() + LIMIT, "the process's death", || (!self.lives()).then_some(()));
+    }
+
+    /// Whether the kernel still has a file behind the device.
+    fn is_there(&self) -> bool {
+        Path::new("/sys/class/block").join(self.device.file_name().unwrap()).join("loop").exists()
+    }
+
+    fn detach(&mut self) {
+        run_well(&binary(), &["detach", &self.name]);
+        // The process has ended by then, and the device with it.
+        assert!(!self.is_there() && !self.lives());
+        assert!(!Path::new("/dev/byway").join(&self.name).exists());
+        assert!(!Path::new(&format!("/run/byway/attached/{}.json", self.name)).exists());
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Some(at) = self.mounted.take() {
+            let _ = Command::new("umount").arg("-l").arg(at).status();
+        }
+        if self.lives() {
+            let detached = run(&binary(), &["detach", &self.name]);
+            if !detached.status.success() {
+                let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
+            }
+        }
+        let log = format!("/run/byway/attached/{}.log", self.name);
+        if std::thread::panicking() {
+            eprintln!("--- the device's log:\n{}", std::fs::read_to_string(&log).unwrap_or_default());
+        }
+        for path in [log, format!("/run/byway/attached/{}.json", self.name), format!("/dev/byway/{}", self.name)] {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether this machine has no loop devices over FUSE, or lacks one of these tools; which is said aloud.
+fn lacks(tools: &[&'static str]) -> bool {
+    if let Some(missing) = tools.iter().find(|tool| find_tool(tool).is_none()) {
+        byway_e2e::skip_this(SkipReason::MissingTool(missing));
+        return true;
+    }
+    let lacks = !rustix::process::geteuid().is_root()
+        || ["/dev/fuse", "/dev/loop-control"].iter().any(|device| !Path::new(device).exists());
+    if lacks {
+        byway_e2e::skip_this(SkipReason::Machine("needs root, /dev/fuse and loop devices"));
+    }
+    lacks
+}
+
+/// A node with these volumes, and the URI of one on byway's own wire.
+fn node(volumes: &str, prepare: impl FnOnce(&Rig), volume: &str) -> (Rig, String) {
+    let socket = format!("/dev/shm/byway-attach-{}-{volume}", std::process::id());
+    let _ = std::fs::remove_file(&socket);
+    let rig = Rig::new("\"first=mem:1M\"", &["--listen", &format!("unix://{socket}")]);
+    prepare(&rig);
+    rig.configure(&volumes.replace("DIR", rig.folder.path().to_str().unwrap()));
+    rig.reload();
+    (rig, format!("byway+unix:///{volume}?socket={socket}"))
+}
+
+#[test]
+fn ext4_does_not_notice_that_its_server_is_killed() {
+    if lacks(&["mkfs.ext4", "fsck.ext4", "mount", "umount"]) {
+        return;
+    }
+    let kills = if std::env::var_os("BYWAY_LONG").is_some() { 50 } else { 5 };
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::File::create(at("disk")).unwrap().set_len(512 << 20).unwrap();
+    std::fs::create_dir(at("fs")).unwrap();
+    let arguments = [format!("disk={}", at("disk")), format!("unix://{}", at("sock"))];
+    let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
+    let mut server = start();
+    let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), "killed", &[]);
+    run_well(&find_tool("mkfs.ext4").unwrap(), &["-q", attached.device()]);
+    attached.mount(folder.path().join("fs"));
+
+    let files = kills * 12;
+    let file = |number: usize| (at(&format!("fs/{number}")), noise(1 + number % 7 * 77_777, number as u64));
+    let written = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            for number in 0..files {
+                let (path, bytes) = file(number);
+                std::fs::write(&path, bytes).unwrap();
+                if number % 3 == 0 {
+                    std::fs::File::open(&path).unwrap().sync_all().unwrap();
+                }
+                written.store(number + 1, Ordering::SeqCst);
+            }
+        });
+        for kill in 0..kills {
+            let enough = || (written.load(Ordering::SeqCst) > kill * 10 || writing.is_finished()).then_some(());
+            until(Instant::now() + LIMIT, "some files", enough);
+            server.kill();
+            server = start();
+        }
+    });
+    attached.unmount();
+    run_well(&find_tool("fsck.ext4").unwrap(), &["-f", "-n", attached.device()]);
+    // Nothing of what is read now is in the page cache of that mount any more.
+    attached.mount(folder.path().join("fs"));
+    for number in 0..files {
+        let (path, bytes) = file(number);
+        assert!(std::fs::read(&path).unwrap() == bytes, "{path}");
+    }
+    attached.unmount();
+    attached.detach();
+    assert_eq!(server.terminate(), Some(0));
+    // What the store holds, without anything of ours in between.
+    run_well(&find_tool("fsck.ext4").unwrap(), &["-f", "-n", &at("disk")]);
+}
+
+#[test]
+fn a_device_has_the_size_of_its_volume_and_gives_space_back() {
+    if lacks(&["blkdiscard"]) {
+        return;
+    }
+    let prepare = |rig: &Rig| drop(rig.file("grows", 64 << 20));
+    let (rig, uri) = node("\"grows=DIR/grows\"", prepare, "grows");
+    let mut attached = Attached::new(&uri, "grows", &[]);
+    assert_eq!(attached.bytes(), 64 << 20);
+    rig.file("grows", 96 << 20);
+    assert_eq!(rig.reload(), "resized: grows\n");
+    until(Instant::now() + LIMIT, "the device to grow", || (attached.bytes() == 96 << 20).then_some(()));
+
+    let below = rig.path("grows");
+    let allocated = || std::fs::metadata(&below).unwrap().blocks() * 512;
+    let bytes = noise(32 << 20, 5);
+    let write = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    // The last part lies where the volume has grown.
+    std::os::unix::fs::FileExt::write_all_at(&write, &bytes, 64 << 20).unwrap();
+    write.sync_all().unwrap();
+    drop(write);
+    let file = std::fs::File::open(&below).unwrap();
+    let range = |offset: u64, len: usize| {
+        let mut range = vec![0; len];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut range, offset).unwrap();
+        range
+    };
+    assert!(range(64 << 20, 32 << 20) == bytes, "an fsync of the device has brought it all there");
+    let before = allocated();
+    assert!(before >= 32 << 20);
+    let discarded = (64 << 20).to_string();
+    run_well(&find_tool("blkdiscard").unwrap(), &["--offset", &discarded, "--length", "16777216", attached.device()]);
+    assert_eq!(allocated(), before - (16 << 20), "the space is the file system's again");
+    assert!(range(64 << 20, 16 << 20).iter().all(|byte| *byte == 0) && range(80 << 20, 16 << 20) == bytes[16 << 20..]);
+    attached.detach();
+}
+
+#[test]
+fn a_read_only_volume_is_a_read_only_device() {
+    if lacks(&[]) {
+        return;
+    }
+    let prepare = |rig: &Rig| drop(rig.file("fixed", 1 << 20));
+    let (rig, uri) = node(
+        "\"fixed=DIR/fixed,ro\", \"free=DIR/free\"",
+        |rig| {
+            prepare(rig);
+            rig.file("free", 1 << 20);
+        },
+        "fixed",
+    );
+    for (uri, more) in [(uri.clone(), &[][..]), (uri.replace("/fixed?", "/free?"), &["--read-only"][..])] {
+        let mut attached = Attached::new(&uri, "fixed", more);
+        let refused = std::fs::OpenOptions::new().write(true).open(&attached.device).and_then(|file| {
+            // The kernel may let one open it, and refuses the write.
+            std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 0).and_then(|()| file.sync_all())
+        });
+        assert!(refused.is_err(), "{uri}");
+        assert_eq!(std::fs::read(&attached.device).unwrap().len(), 1 << 20);
+        attached.detach();
+    }
+    drop(rig);
+}
+
+#[test]
+fn what_cannot_be_attached_or_detached_is_said() {
+    if lacks(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let (rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let mut attached = Attached::new(&uri, "said", &[]);
+    let name = attached.name.clone();
+    let said = |arguments: &[&str]| {
+        let output = run(&binary(), arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(said(&["attach", &uri, "--as", &name]).contains("is attached already (byway attach --list)"));
+    for way in ["ublk", "nbd"] {
+        assert!(said(&["attach", &uri, "--via", way]).contains(&format!("{way} is not supported yet")));
+    }
+    assert!(said(&["attach", "nbd://127.0.0.1/x"]).contains("byway attach uses byway's own wire"));
+    let missing = uri.replace("/m?", "/none?");
+    assert!(said(&["attach", &missing]).contains("no volume has that name"));
+    assert!(said(&["detach", "no-such-name"]).contains("nothing is attached as no-such-name"));
+    let listed = run_well(&binary(), &["attach", "--list"]);
+    let line = listed.lines().find(|line| line.starts_with(&name)).unwrap();
+    assert!(line.contains(attached.device()) && line.contains("64.0 MiB") && line.contains(&uri), "{line}");
+
+    run_well(&find_tool("mkfs.ext4").unwrap(), &["-q", attached.device()]);
+    let at = rig.path("fs");
+    std::fs::create_dir(&at).unwrap();
+    attached.mount(at.clone());
+    let busy = said(&["detach", attached.device()]);
+    assert!(busy.contains("is in use") && busy.contains(at.to_str().unwrap()), "{busy}");
+    assert!(attached.lives() && attached.is_there(), "and nothing was done");
+    attached.unmount();
+    attached.detach();
+}
+
+#[test]
+fn a_killed_process_takes_its_device_along() {
+    if lacks(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let (rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let unused = Attached::new(&uri, "unused", &[]);
+    unused.kill();
+    until(Instant::now() + LIMIT, "the device to go", || (!unused.is_there()).then_some(()));
+    let listed = run_well(&binary(), &["attach", "--list"]);
+    let line = listed.lines().find(|line| line.starts_with(&unused.name)).unwrap();
+    assert!(line.contains("its process has died"), "{line}");
+    run_well(&binary(), &["detach", &unused.name]);
+    assert!(!run_well(&binary(), &["attach", "--list"]).contains(&unused.name));
+
+    let mut mounted = Attached::new(&uri, "mounted", &[]);
+    run_well(&find_tool("mkfs.ext4").unwrap(), &["-q", mounted.device()]);
+    let at = rig.path("fs");
+    std::fs::create_dir(&at).unwrap();
+    mounted.mount(at.clone());
+    mounted.kill();
+    // The file system has errors, as with a broken disk, and can be unmounted: nobody hangs.
+    let failed = std::fs::write(at.join("file"), vec![1; 1 << 20])
+        .and_then(|()| std::fs::File::open(at.join("file")))
+        .and_then(|file| file.sync_all());
+    assert!(failed.is_err());
+    mounted.unmount();
+    until(Instant::now() + LIMIT, "the device to go", || (!mounted.is_there()).then_some(()));
+}
