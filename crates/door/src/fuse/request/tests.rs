@@ -110,7 +110,8 @@ proptest! {
             bytes[56..60].copy_from_slice(&size.to_ne_bytes());
         }
         let (head, rest) = bytes.split_at(bytes.len().min(WRITE_HEAD_BYTES));
-        prop_assert_eq!(parse_parts(head, rest, &mut Vec::new()), parse(&bytes));
+        let mut joined = Vec::new();
+        prop_assert_eq!(parse_parts(head, rest, &mut joined), parse(&bytes));
     }
 
     #[test]
