@@ -20,6 +20,7 @@ use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
 use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
+use crate::mount::{self, MountArguments, UmountArguments};
 use crate::node::Measuring;
 use crate::opener;
 use crate::output;
@@ -65,6 +66,11 @@ pub enum Command {
     /// Take the block device of a volume apart
     #[command(after_long_help = help::DETACH)]
     Detach(DetachArguments),
+    /// Use a share as a directory of this machine
+    #[command(after_long_help = help::MOUNT)]
+    Mount(MountArguments),
+    /// Remove a mount of a share
+    Umount(UmountArguments),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -261,6 +267,8 @@ pub fn run() -> ExitCode {
         Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Attach(arguments) => attach::attach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Mount(arguments) => mount::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Umount(arguments) => mount::umount(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {

@@ -45,6 +45,19 @@ Exit status:
   0 after SIGTERM or SIGINT, or if --check finds nothing wrong. 1 if the node could not start, an event loop failed, or it was
   told to end at once. 2 for a wrong command line.";
 
+/// Of `byway mount`.
+pub(crate) const MOUNT: &str = "\
+Examples:
+  byway mount byway://store1/home /mnt/home --background
+  byway mount 'byway+unix:///home?socket=/run/byway.sock' /mnt/home -o ro
+  byway umount /mnt/home
+
+Nothing is cached: each client sees at once what another has written. While the server is away, calls wait, and go on when it is
+back; after --wait seconds they fail with EIO.
+
+Exit status:
+  0 once it is unmounted, or with --background once the mount works. 1 if it could not be mounted. 2 for a wrong command line.";
+
 /// Of `byway copy`.
 pub(crate) const COPY: &str = "\
 Examples:

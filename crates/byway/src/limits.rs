@@ -11,6 +11,13 @@ pub const VOLUMES_MAX: usize = 1024;
 /// Shares of one node; a configuration with more is refused.
 pub const SHARES_MAX: usize = 1024;
 
+/// Threads of a mount: requests that are under way at its server.
+pub const MOUNT_THREADS: usize = 8;
+
+/// Locks that the programs of a mount wait for; a further wait is refused with `ENOLCK`. Each has a thread, and takes one of the
+/// session's calls.
+pub const MOUNT_LOCKS_WAITING_MAX: usize = 64;
+
 /// Listeners of one kind (native, NBD); a configuration with more is refused.
 pub const LISTENERS_MAX: usize = 64;
 

@@ -162,6 +162,8 @@ pub const FLAG_CANCEL: u32 = 32;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;
+/// [`AttachResult`]: rights are those of the users that calls name, and their groups count.
+pub const SHARE_TRUSTS: u32 = 2;
 
 /// Arguments of every method. Unused fields are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -34,6 +34,8 @@ pub(super) struct Live {
     /// The server process.
     pub(super) instance: u64,
     pub(super) read_only: bool,
+    /// The groups of callers count.
+    pub(super) trusts: bool,
 }
 
 /// How a call ended that brought no answer of the file service.
@@ -159,8 +161,9 @@ impl Link {
         let reply = self.call_on(session, Method::Attach, &arguments, share, None).map_err(failed)?;
         let result = AttachResult::read_from_bytes(&reply.result[..]).map_err(|_| ClientError::Lost)?;
         let (root, _) = Entry::read_from_prefix(&reply.payload).map_err(|_| ClientError::Lost)?;
-        let read_only = result.flags.get() & super::super::wire::SHARE_READ_ONLY != 0;
-        let live = Live { session, epoch, instance: result.instance.get(), read_only };
+        let is = |flag| result.flags.get() & flag != 0;
+        let (read_only, trusts) = (is(super::super::wire::SHARE_READ_ONLY), is(super::super::wire::SHARE_TRUSTS));
+        let live = Live { session, epoch, instance: result.instance.get(), read_only, trusts };
         if attached(live, &root) {
             Ok(live)
         } else {

@@ -170,6 +170,11 @@ impl Client {
         Some(self.link.now()?.read_only)
     }
 
+    /// Whether the groups of a [`Caller`] count at the server.
+    pub fn wants_groups(&self) -> bool {
+        self.link.now().is_some_and(|live| live.trusts)
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::super::share::Acting;
 use super::super::wire::{
     Arguments, AttachResult, CallError, Entry, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes,
-    SHARE_READ_ONLY, ShareEntry,
+    SHARE_READ_ONLY, SHARE_TRUSTS, ShareEntry,
 };
 use super::outcome::Outcome;
 use super::table::{Node, Open};
@@ -140,13 +140,16 @@ impl Shares {
         };
         let root = tree::found(share.root().try_clone().map_err(|_| CallError::Busy)?)?;
         let attributes = root.attributes;
+        let trusts = *share.acting() == Acting::Caller;
         let client = self.make_client(at.reactor, asked.call.session);
         let node = client.hold(root, &share, right)?;
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, &share)) {
             client.shares.push(share);
         }
+        let trusts = if trusts { SHARE_TRUSTS } else { 0 };
+        let flags = if right == Right::Read { SHARE_READ_ONLY | trusts } else { trusts };
         let result = AttachResult {
-            flags: U32::new(if right == Right::Read { SHARE_READ_ONLY } else { 0 }),
+            flags: U32::new(flags),
             transfer_max: U32::new(FILE_TRANSFER_MAX as u32),
             instance: U64::new(self.instance),
         };

@@ -1,0 +1,416 @@
+//! What the kernel asks of a mount, asked of the share's server.
+//!
+//! Nothing is cached: attributes and names are asked for each time, and reads and writes pass the page cache by, so that each
+//! client sees at once what another has done. Each request is answered by the thread that read it, but for waits for locks,
+//! which have threads of their own.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use byway_door::fuse::abi::{FileLock, StatFsOut, open};
+use byway_door::fuse::reply::{Directory, Entry, Listed};
+use byway_door::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime};
+use byway_door::fuse::{Filesystem, Reply, Request};
+use byway_reactor::Errno;
+use byway_service::file::client::{self, Client, Found, LockKind, LockRange};
+use byway_service::file::wire::{self, NewAttributes};
+use zerocopy::FromZeros;
+
+use super::attributes::attr;
+use super::groups::groups_of;
+use crate::limits::MOUNT_LOCKS_WAITING_MAX;
+
+/// Reads and writes ask the server, also at once.
+const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
+
+/// How often an interrupted wait for a lock is called off, until it has ended.
+const CANCEL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Types of locks, as `fcntl(2)` has them.
+const SHARED: u32 = 0;
+const EXCLUSIVE: u32 = 1;
+const UNLOCK: u32 = 2;
+
+/// Locks of the mount's programs.
+#[derive(Default)]
+struct Locks {
+    /// Waits, by the request's number.
+    waiting: HashMap<u64, (u64, LockRange)>,
+    /// Owners that have had POSIX locks of a file, by its handle's node: closing it tells the server.
+    owners: HashSet<(u64, u64)>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Mounted {
+    client: Arc<Client>,
+    locks: Arc<Mutex<Locks>>,
+}
+
+thread_local! {
+    /// What is read on its way to the kernel.
+    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+fn entry(found: &Found) -> Entry {
+    Entry { node: found.node, attr: attr(&found.attributes), ..Entry::default() }
+}
+
+impl Mounted {
+    pub(super) fn new(client: Arc<Client>) -> Self {
+        Self { client, locks: Arc::default() }
+    }
+
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a request. An error is answered by the caller; the reply comes back with it.
+    fn answer(&self, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        // The groups of the caller travel where the server asks for them.
+        let groups = if self.client.wants_groups() { groups_of(&parsed.caller) } else { Vec::new() };
+        let Caller { uid, gid, .. } = parsed.caller;
+        let me = client::Caller { uid, gid, groups: &groups };
+        match parsed.operation {
+            Operation::Read { handle, offset, size, .. } => BYTES.with_borrow_mut(|bytes| {
+                bytes.resize(bytes.len().max(size as usize), 0);
+                let into = &mut bytes[..size as usize];
+                give(reply, self.client.read(me, handle, offset, into), |reply, count| reply.data(&into[..count]))
+            }),
+            Operation::Write(write) => {
+                let written = self.client.write(me, write.handle, write.offset, write.data);
+                give(reply, written, |reply, count| reply.written(count as u32))
+            }
+            Operation::ReadDirectory { handle, offset, size, plus } => {
+                let part = self.list(me, (handle, offset), size, plus);
+                give(reply, part, |reply, part| reply.directory(&part))
+            }
+            Operation::Lookup { name } => {
+                give(reply, self.client.look_up(me, parsed.node, name), |reply, found| reply.entry(&entry(&found)))
+            }
+            Operation::GetAttr { handle } => {
+                let attributes = self.client.attributes(me, parsed.node, handle);
+                give(reply, attributes, |reply, attributes| reply.attributes(attr(&attributes), Duration::ZERO))
+            }
+            Operation::SetAttr(set) => {
+                let attributes = self.client.set_attributes(me, parsed.node, set.handle, &new_attributes(&set));
+                give(reply, attributes, |reply, attributes| reply.attributes(attr(&attributes), Duration::ZERO))
+            }
+            Operation::GetLock { .. } | Operation::SetLock { .. } | Operation::Flush { .. } => {
+                self.lock(me, parsed, reply)
+            }
+            Operation::Open { .. }
+            | Operation::OpenDirectory { .. }
+            | Operation::Create { .. }
+            | Operation::TemporaryFile { .. }
+            | Operation::Release { .. }
+            | Operation::ReleaseDirectory { .. } => self.open_or_close(me, parsed, reply),
+            Operation::GetXattr { .. }
+            | Operation::SetXattr { .. }
+            | Operation::ListXattr { .. }
+            | Operation::RemoveXattr { .. } => self.xattr(me, parsed, reply),
+            Operation::Fsync { .. }
+            | Operation::FsyncDirectory { .. }
+            | Operation::Fallocate { .. }
+            | Operation::Seek { .. }
+            | Operation::CopyFileRange { .. } => self.on_handle(me, parsed, reply),
+            _ => self.on_name(me, parsed, reply),
+        }
+    }
+
+    /// Operations that make, remove or ask for a name or a node.
+    fn on_name(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let (client, node) = (&self.client, parsed.node);
+        let made = match parsed.operation {
+            Operation::SymLink { name, target } => client.make_symlink(me, node, name, target),
+            Operation::MakeNode { name, mode, .. } => client.make_node(me, node, name, mode),
+            Operation::MakeDirectory { name, mode, .. } => client.make_directory(me, node, name, mode),
+            Operation::Link { old_node, name } => client.link(me, old_node, node, name),
+            Operation::Unlink { name } => return done(reply, client.unlink(me, node, name)),
+            Operation::RemoveDirectory { name } => return done(reply, client.remove_directory(me, node, name)),
+            Operation::Rename { name, new_directory, new_name, flags } => {
+                return done(reply, client.rename(me, (node, name), (new_directory, new_name), flags));
+            }
+            Operation::Access { mask } => return done(reply, client.access(me, node, mask)),
+            Operation::ReadLink => {
+                return give(reply, client.read_link(me, node), |reply, target| reply.data(&target));
+            }
+            Operation::StatFs => {
+                return give(reply, client.stat_file_system(me, node), |reply, sizes| reply.numbers(&numbers(&sizes)));
+            }
+            _ => Err(Errno::NOSYS),
+        };
+        give(reply, made, |reply, found| reply.entry(&entry(&found)))
+    }
+
+    fn open_or_close(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let (client, node) = (&self.client, parsed.node);
+        let created = match parsed.operation {
+            Operation::Open { flags, .. } => {
+                return give(reply, client.open(me, node, flags), |reply, handle| reply.opened(handle, OPENED));
+            }
+            Operation::OpenDirectory { .. } => {
+                return give(reply, client.open_directory(me, node), |reply, handle| reply.opened(handle, 0));
+            }
+            Operation::Create { name, flags, mode, .. } => client.create(me, (node, name), flags, mode),
+            Operation::TemporaryFile { flags, mode, .. } => client.create_unnamed(me, node, flags, mode),
+            Operation::Release { handle, lock_owner, flock_unlock, .. } => {
+                if flock_unlock {
+                    let range = LockRange { whole: true, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };
+                    let _ = client.lock(me, handle, range, LockKind::Unlock, false);
+                }
+                client.close_handle(handle);
+                return done(reply, Ok(()));
+            }
+            Operation::ReleaseDirectory { handle, .. } => {
+                client.close_handle(handle);
+                return done(reply, Ok(()));
+            }
+            _ => Err(Errno::NOSYS),
+        };
+        give(reply, created, |reply, (found, handle)| reply.created(&entry(&found), handle, OPENED))
+    }
+
+    fn on_handle(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let client = &self.client;
+        match parsed.operation {
+            Operation::Fsync { handle, data_only } | Operation::FsyncDirectory { handle, data_only } => {
+                done(reply, client.sync(me, handle, data_only))
+            }
+            Operation::Fallocate { handle, offset, length, mode } => {
+                done(reply, client.allocate(me, handle, mode, offset, length))
+            }
+            Operation::Seek { handle, offset, whence } => {
+                give(reply, client.seek(me, handle, offset, whence), Reply::offset)
+            }
+            Operation::CopyFileRange { handle, offset, to_handle, to_offset, len, .. } => {
+                // The answer has 32 bits.
+                let len = len.min(u64::from(u32::MAX));
+                let copied = client.copy_range(me, (handle, offset), (to_handle, to_offset), len);
+                give(reply, copied, |reply, count| reply.written(count as u32))
+            }
+            _ => Err((Errno::NOSYS, reply)),
+        }
+    }
+
+    fn xattr(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let (client, node) = (&self.client, parsed.node);
+        let (bytes, size) = match parsed.operation {
+            Operation::SetXattr { name, value, flags } => {
+                return done(reply, client.set_xattr(me, node, name, value, flags));
+            }
+            Operation::RemoveXattr { name } => return done(reply, client.remove_xattr(me, node, name)),
+            Operation::GetXattr { name, size } => (client.get_xattr(me, node, name), size as usize),
+            Operation::ListXattr { size } => (client.list_xattrs(me, node), size as usize),
+            _ => (Err(Errno::NOSYS), 0),
+        };
+        match bytes {
+            Ok(bytes) if size == 0 => done_with(|| reply.xattr_size(bytes.len() as u32)),
+            Ok(bytes) if bytes.len() > size => Err((Errno::RANGE, reply)),
+            Ok(bytes) => done_with(|| reply.data(&bytes)),
+            Err(error) => Err((error, reply)),
+        }
+    }
+
+    /// A part of a listing that fits into the kernel's buffer.
+    fn list(
+        &self,
+        me: client::Caller<'_>,
+        (handle, offset): (u64, u64),
+        size: u32,
+        plus: bool,
+    ) -> Result<Directory, Errno> {
+        let mut part = Directory::new(size, plus);
+        // An entry is longer for the kernel than on the wire, by less than half.
+        let listed = self.client.read_directory(me, handle, offset, size as usize * 2 / 3, plus)?;
+        let mut room = true;
+        for one in &listed {
+            let found = one.node.map(|node| entry(&Found { node, attributes: one.attributes }));
+            let (ino, kind) = (one.attributes.ino.get(), one.attributes.mode.get() >> 12);
+            let told = Listed { name: &one.name, ino, kind, next: one.cookie };
+            room = room && part.push(told, found.as_ref());
+            // What the kernel does not hear of, it does not forget.
+            if let Some(node) = one.node.filter(|_| !room) {
+                self.client.forget(node, 1);
+            }
+        }
+        Ok(part)
+    }
+
+    fn lock(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let of = |lock: FileLock, owner, whole| LockRange {
+            whole,
+            owner,
+            pid: lock.pid,
+            start: lock.start,
+            // The kernel's end of a file is the largest signed offset.
+            last: if lock.end >= i64::MAX as u64 { u64::MAX } else { lock.end },
+        };
+        match parsed.operation {
+            Operation::Flush { handle, lock_owner } => {
+                let had = self.locks().owners.remove(&(parsed.node, lock_owner));
+                if had {
+                    let range = LockRange { whole: false, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };
+                    let _ = self.client.lock(me, handle, range, LockKind::Unlock, false);
+                }
+                done(reply, Ok(()))
+            }
+            Operation::GetLock { handle, owner, lock } => {
+                let found = self.client.test_lock(me, handle, of(lock, owner, false), lock.kind == EXCLUSIVE);
+                give(reply, found, |reply, found| {
+                    reply.lock(found.map_or(FileLock { kind: UNLOCK, ..lock }, |held| FileLock {
+                        start: held.start,
+                        end: held.last.min(i64::MAX as u64),
+                        kind: if held.exclusive { EXCLUSIVE } else { SHARED },
+                        pid: held.pid,
+                    }));
+                })
+            }
+            Operation::SetLock { handle, owner, lock, flock, wait } => {
+                let range = of(lock, owner, flock);
+                let kind = match lock.kind {
+                    SHARED => LockKind::Shared,
+                    EXCLUSIVE => LockKind::Exclusive,
+                    _ => LockKind::Unlock,
+                };
+                if !flock && kind != LockKind::Unlock {
+                    self.locks().owners.insert((parsed.node, owner));
+                }
+                if !wait || kind == LockKind::Unlock {
+                    return done(reply, self.client.lock(me, handle, range, kind, false));
+                }
+                self.wait_for_lock(me, (handle, range, kind), reply)
+            }
+            _ => Err((Errno::NOSYS, reply)),
+        }
+    }
+
+    /// Waits for a lock in a thread of its own.
+    fn wait_for_lock(
+        &self,
+        me: client::Caller<'_>,
+        (handle, range, kind): (u64, LockRange, LockKind),
+        reply: Reply,
+    ) -> Result<(), (Errno, Reply)> {
+        let unique = reply.unique();
+        {
+            let mut locks = self.locks();
+            if locks.waiting.len() >= MOUNT_LOCKS_WAITING_MAX {
+                return Err((Errno::NOLCK, reply));
+            }
+            locks.waiting.insert(unique, (handle, range));
+        }
+        let (this, uid, gid, groups) = (self.clone(), me.uid, me.gid, me.groups.to_vec());
+        let wait = move || {
+            let me = client::Caller { uid, gid, groups: &groups };
+            let locked = this.client.lock(me, handle, range, kind, true);
+            this.locks().waiting.remove(&unique);
+            match locked {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error),
+            }
+        };
+        // Without a thread the reply is dropped, which answers EIO.
+        if std::thread::Builder::new().name("byway-lock".to_owned()).spawn(wait).is_err() {
+            self.locks().waiting.remove(&unique);
+        }
+        Ok(())
+    }
+}
+
+fn done_with(answer: impl FnOnce()) -> Result<(), (Errno, Reply)> {
+    answer();
+    Ok(())
+}
+
+fn done(reply: Reply, result: Result<(), Errno>) -> Result<(), (Errno, Reply)> {
+    give(reply, result, |reply, ()| reply.ok())
+}
+
+fn give<T>(reply: Reply, result: Result<T, Errno>, answer: impl FnOnce(Reply, T)) -> Result<(), (Errno, Reply)> {
+    match result {
+        Ok(value) => done_with(|| answer(reply, value)),
+        Err(error) => Err((error, reply)),
+    }
+}
+
+fn new_attributes(set: &SetAttr) -> NewAttributes {
+    let mut new = NewAttributes::new_zeroed();
+    let mut which = 0;
+    if let Some(mode) = set.mode {
+        (new.mode, which) = (mode.into(), which | wire::SET_MODE);
+    }
+    if let Some(uid) = set.uid {
+        (new.uid, which) = (uid.into(), which | wire::SET_UID);
+    }
+    if let Some(gid) = set.gid {
+        (new.gid, which) = (gid.into(), which | wire::SET_GID);
+    }
+    if let Some(size) = set.size {
+        (new.size, which) = (size.into(), which | wire::SET_SIZE);
+    }
+    match set.atime {
+        Some(SetTime::Now) => which |= wire::SET_ACCESSED_NOW,
+        Some(SetTime::To { seconds, nanoseconds }) => {
+            (new.accessed_s, new.accessed_ns) = (seconds.into(), nanoseconds.into());
+            which |= wire::SET_ACCESSED;
+        }
+        None => {}
+    }
+    match set.mtime {
+        Some(SetTime::Now) => which |= wire::SET_MODIFIED_NOW,
+        Some(SetTime::To { seconds, nanoseconds }) => {
+            (new.modified_s, new.modified_ns) = (seconds.into(), nanoseconds.into());
+            which |= wire::SET_MODIFIED;
+        }
+        None => {}
+    }
+    new.which = which.into();
+    new
+}
+
+fn numbers(sizes: &wire::FileSystem) -> StatFsOut {
+    StatFsOut {
+        blocks: sizes.blocks.get(),
+        blocks_free: sizes.blocks_free.get(),
+        blocks_available: sizes.blocks_available.get(),
+        files: sizes.files.get(),
+        files_free: sizes.files_free.get(),
+        block_bytes: sizes.block_bytes.get() as u32,
+        name_bytes_max: sizes.name_max.get() as u32,
+        fragment_bytes: sizes.block_bytes.get() as u32,
+        ..StatFsOut::default()
+    }
+}
+
+impl Filesystem for Mounted {
+    fn request(&self, request: Request, reply: Reply) {
+        if let Err((error, reply)) = self.answer(&request.parsed(), reply) {
+            reply.error(error);
+        }
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.client.forget(node, lookups);
+    }
+
+    fn interrupt(&self, unique: u64) {
+        let this = self.clone();
+        let cancel = move || {
+            // The server may not have heard of the wait yet: it is told until the wait has ended.
+            loop {
+                let Some((handle, range)) = this.locks().waiting.get(&unique).copied() else { return };
+                let _ = this.client.cancel_lock(client::Caller::default(), handle, range);
+                std::thread::park_timeout(CANCEL_PAUSE);
+            }
+        };
+        // Without a thread the wait goes on.
+        let _ = std::thread::Builder::new().name("byway-interrupt".to_owned()).spawn(cancel);
+    }
+
+    fn ended(&self) {
+        self.client.close();
+    }
+}

@@ -1,0 +1,203 @@
+//! `byway mount` and `byway umount`: a share as a directory of this machine.
+
+mod attributes;
+mod filesystem;
+mod groups;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_door::fuse::mount::{MountError, MountOptions, mount, unmount};
+use byway_door::fuse::session::Wishes;
+use byway_door::fuse::{Driver, DriverError};
+use byway_service::file::client::{Client, ClientError, ClientOptions};
+use clap::Args;
+
+use self::filesystem::Mounted;
+use crate::limits::MOUNT_THREADS;
+use crate::remote::{RemoteUri, RemoteUriError};
+use crate::tls::{ClientTlsArguments, ClientTlsError};
+
+/// How long the kernel may take to begin.
+const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// What `byway mount` prints, before the directory, once the mount works.
+const READY: &str = "ready mount ";
+
+/// The flags of `byway mount`.
+#[derive(Args, Debug)]
+pub struct MountArguments {
+    /// The share: byway://HOST[:PORT]/SHARE, byway+unix:///SHARE?socket=PATH, or the same with an s, as byways://, for TLS;
+    /// byway+shm:///SHARE?socket=PATH through shared memory, byway+rdma://HOST[:PORT]/SHARE by RDMA
+    pub uri: RemoteUri,
+    /// The directory to mount it on
+    pub directory: PathBuf,
+    /// TLS.
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
+    /// Go to the background once the mount works; else stay until it is unmounted, or SIGINT or SIGTERM unmounts it
+    #[arg(long)]
+    pub background: bool,
+    /// Options, separated by commas: ro, allow_other (users other than this one may use it), default_permissions (this machine's
+    /// kernel checks modes and owners, besides the server)
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    pub options: Vec<MountOption>,
+    /// How long calls wait for a server that does not answer before they fail, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    pub wait: u64,
+}
+
+/// What `-o` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum MountOption {
+    /// Nothing may be changed.
+    Ro,
+    /// Changes are allowed, as without it.
+    Rw,
+    /// Other users may use it.
+    AllowOther,
+    /// The kernel checks modes and owners.
+    DefaultPermissions,
+}
+
+/// The flags of `byway umount`.
+#[derive(Args, Debug)]
+pub struct UmountArguments {
+    /// Where the share is mounted
+    pub directory: PathBuf,
+    /// Take it out of the tree at once; it ends with its last open file
+    #[arg(long)]
+    pub lazy: bool,
+}
+
+/// Why a share is not mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// No share is named.
+    #[error("{0} names no share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
+    NoShare(String),
+    /// An address of NBD.
+    #[error("{0}: NBD has volumes, and no shares; write byway://HOST/SHARE")]
+    Nbd(String),
+    /// The address.
+    #[error(transparent)]
+    Uri(#[from] RemoteUriError),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
+    /// The server.
+    #[error("{uri}: {source}")]
+    Client {
+        /// Which share.
+        uri: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// The kernel.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The threads.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// It ended at once.
+    #[error("the kernel did not begin with the mount; `byway doctor` says what this machine allows")]
+    NotBegun,
+    /// The process in the background.
+    #[error("cannot start the process in the background: {0}")]
+    Background(std::io::Error),
+    /// It failed, and has said why.
+    #[error("{} is not mounted: the process in the background has said why", .0.display())]
+    BackgroundFailed(PathBuf),
+    /// Signals.
+    #[error("cannot wait for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+/// Mounts a share, and serves the mount until it ends.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
+    if arguments.background {
+        return in_background(&arguments.directory);
+    }
+    let uri = &arguments.uri;
+    let RemoteUri::Native(_) = uri else { return Err(CommandError::Nbd(uri.to_string())) };
+    let share = uri.volume().filter(|name| !name.is_empty()).ok_or_else(|| CommandError::NoShare(uri.to_string()))?;
+    arguments.tls.check(uri.wants_tls())?;
+    let tls = uri.wants_tls().then(|| arguments.tls.client(uri.host())).transpose()?;
+    let lost_after = Duration::from_secs(arguments.wait);
+    let options = ClientOptions { tls, lost_after, ..ClientOptions::new(uri.resolve()?, share) };
+    let failed = |source| CommandError::Client { uri: uri.to_string(), source };
+    let client = Arc::new(Client::connect(options).map_err(failed)?);
+    let is = |option| arguments.options.contains(&option);
+    let options = MountOptions {
+        source: uri.to_string(),
+        read_only: is(MountOption::Ro) || client.is_read_only() == Some(true),
+        allow_other: is(MountOption::AllowOther),
+        default_permissions: is(MountOption::DefaultPermissions),
+        ..MountOptions::default()
+    };
+    let channel = mount(&options, &arguments.directory)?;
+    let wishes = Wishes { locks: true, ..Wishes::default() };
+    let started = Driver::start(channel, Arc::new(Mounted::new(client)), wishes, MOUNT_THREADS);
+    let driver = started.inspect_err(|_| {
+        let _ = unmount(&arguments.directory, true);
+    })?;
+    if driver.wait_until_ready(BEGIN_LIMIT).is_none() {
+        let _ = unmount(&arguments.directory, true);
+        return Err(CommandError::NotBegun);
+    }
+    unmount_at_signals(arguments.directory.clone())?;
+    crate::output::line(format_args!("{READY}{}", arguments.directory.display()));
+    driver.wait();
+    Ok(())
+}
+
+/// SIGINT and SIGTERM unmount: files that are open stay usable until they are closed.
+fn unmount_at_signals(directory: PathBuf) -> Result<(), CommandError> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(CommandError::Signals)?;
+    let watch = move || {
+        for _ in signals.forever() {
+            if let Err(error) = unmount(&directory, true) {
+                tracing::error!(%error, "not unmounted");
+            }
+        }
+    };
+    std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(CommandError::Signals)?;
+    Ok(())
+}
+
+/// Has a process of its own do it, and waits until the mount works.
+fn in_background(directory: &Path) -> Result<(), CommandError> {
+    let program = std::env::current_exe().map_err(CommandError::Background)?;
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
+    let mut command = Command::new(program);
+    // Not of the terminal's group: a key for this one does not end the mount.
+    command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(CommandError::Background)?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut line).map_err(CommandError::Background)?;
+    }
+    if !line.starts_with(READY) {
+        let _ = child.wait();
+        return Err(CommandError::BackgroundFailed(directory.to_owned()));
+    }
+    crate::output::line(line.trim_end());
+    Ok(())
+}
+
+/// Unmounts.
+///
+/// # Errors
+/// [`CommandError::Mount`].
+pub fn umount(arguments: &UmountArguments) -> Result<(), CommandError> {
+    Ok(unmount(&arguments.directory, arguments.lazy)?)
+}
