@@ -180,14 +180,23 @@ fn in_background(directory: &Path) -> Result<(), CommandError> {
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
     let mut command = Command::new(program);
     // Not of the terminal's group: a key for this one does not end the mount.
-    command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(CommandError::Background)?;
+    // What it says until the mount works. Later it has no terminal, and whoever waits for the end of this one's output waits no longer.
+    let said = child.stderr.take().map(|mut said| {
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut said, &mut std::io::stderr());
+        })
+    });
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {
         BufReader::new(output).read_line(&mut line).map_err(CommandError::Background)?;
     }
     if !line.starts_with(READY) {
         let _ = child.wait();
+        if let Some(said) = said {
+            let _ = said.join();
+        }
         return Err(CommandError::BackgroundFailed(directory.to_owned()));
     }
     crate::output::line(line.trim_end());

@@ -1,0 +1,381 @@
+//! A share, mounted: what programs do with it, what two mounts see of each other, and what a lost server does to them.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use byway_e2e::{LIMIT, Server, SkipReason, binary, find_tool, noise, run, run_well, until};
+use rustix::fs::{FlockOperation, flock};
+
+/// Whether this machine mounts nothing, which is said aloud.
+fn lacks_mounts() -> bool {
+    let lacks = !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists();
+    if lacks {
+        byway_skip::skip_this(SkipReason::Machine("needs root and /dev/fuse"));
+    }
+    lacks
+}
+
+/// A folder that is shared, and a server.
+struct Rig {
+    folder: tempfile::TempDir,
+    options: &'static str,
+}
+
+impl Rig {
+    fn new(options: &'static str) -> Self {
+        let rig = Self { folder: tempfile::tempdir().unwrap(), options };
+        std::fs::create_dir(rig.below()).unwrap();
+        rig
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The shared folder.
+    fn below(&self) -> PathBuf {
+        self.path("below")
+    }
+
+    fn serve(&self) -> Server {
+        let share = format!("share={}{}", self.below().display(), self.options);
+        let socket = format!("unix://{}", self.path("socket").display());
+        let arguments = ["--share", &share, "--listen", "tcp://127.0.0.1:0", "--listen", &socket, "--threads", "2"];
+        Server::start(self.folder.path(), 2, &arguments)
+    }
+
+    fn unix(&self) -> String {
+        format!("byway+unix:///share?socket={}", self.path("socket").display())
+    }
+
+    fn mount(&self, name: &str, uri: &str, more: &[&str]) -> Mount {
+        let at = self.path(name);
+        std::fs::create_dir_all(&at).unwrap();
+        let log = File::create(self.path(&format!("{name}.log"))).unwrap();
+        let mut command = Command::new(binary());
+        command.arg("mount").arg(uri).arg(&at).args(more);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let out = child.stdout.take().unwrap();
+        let mount = Mount { at, child };
+        let (send, ready) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(out).read_line(&mut line);
+            let _ = send.send(line);
+        });
+        let line = ready.recv_timeout(LIMIT).unwrap_or_default();
+        let log = std::fs::read_to_string(self.path(&format!("{name}.log"))).unwrap();
+        assert!(line.starts_with("ready mount "), "{line}\n{log}");
+        mount
+    }
+}
+
+/// A mount and its process; both end with this.
+struct Mount {
+    at: PathBuf,
+    child: Child,
+}
+
+impl Mount {
+    fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    fn unmount(mut self) {
+        run_well(&binary(), &["umount", &self.at.display().to_string()]);
+        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", || self.child.try_wait().unwrap());
+        assert!(ended.success());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = run(&binary(), &["umount", "--lazy", &self.at.display().to_string()]);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn shell(folder: &Path, script: &str) -> String {
+    let script = format!("set -e; cd {}; {script}", folder.display());
+    run_well(Path::new("/bin/sh"), &["-c", &script])
+}
+
+/// Of FIFOs it says no more than that they are some.
+const DIFF: &str = "diff -r --no-dereference -x fifo";
+
+/// A small tree with all kinds of entries, made by the shell.
+const TREE: &str = "mkdir -p tree/a/b/c; echo one > tree/a/one; echo 'echo run' > tree/a/run; chmod 755 tree/a/run; \
+    ln -s ../a/one tree/a/b/link; ln tree/a/one tree/a/b/hard; mkfifo tree/a/fifo; : > tree/empty; \
+    for n in $(seq 200); do echo $n > tree/a/b/c/file$n; done; touch -d '2001-02-03 04:05:06.789 UTC' tree/a/one; \
+    chmod 1777 tree/a/b; head -c 3000000 /dev/urandom > tree/noise";
+
+#[test]
+fn trees_go_through_a_mount_whole() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let server = rig.serve();
+    std::fs::create_dir(rig.path("local")).unwrap();
+    shell(&rig.path("local"), TREE);
+    let tcp = format!("byway://127.0.0.1:{}/share", server.port("byway"));
+    for (name, uri) in [("tcp", tcp), ("unix", rig.unix())] {
+        let mount = rig.mount(name, &uri, &[]);
+        let (local, at) = (rig.path("local").display().to_string(), mount.at.clone());
+        shell(&at, &format!("cp -a {local}/tree . && {DIFF} {local}/tree tree"));
+        // Attributes too, as the folder below has them.
+        let stats = "find tree -printf '%P %y %m %n %s %T@ %l\\n' | sort";
+        let expected = shell(&rig.path("local"), stats);
+        assert!(expected.contains("one f 644 2 4 981173106.7890000000"), "{expected}");
+        assert_eq!(shell(&at, stats).replace(" d 755 5 ", ""), shell(&rig.below(), stats).replace(" d 755 5 ", ""));
+        let files = "find tree ! -type d -printf '%P %y %m %n %s %T@ %l\\n' | sort";
+        assert_eq!(shell(&at, files), shell(&rig.path("local"), files));
+        shell(
+            &at,
+            &format!("tar cf all.tar tree && mkdir out && tar xf all.tar -C out && {DIFF} {local}/tree out/tree"),
+        );
+        assert_eq!(shell(&at, "out/tree/a/run 2>/dev/null || sh out/tree/a/run").trim(), "run");
+        shell(&at, "rm -r tree out all.tar && test -z \"$(ls -A)\"");
+        mount.unmount();
+    }
+}
+
+#[test]
+fn git_and_sqlite_work_in_a_mount() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let _server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &[]);
+    if find_tool("git").is_some() {
+        // The settings of this machine's users do not count.
+        let settings = "export GIT_CONFIG_NOSYSTEM=1 HOME=$PWD XDG_CONFIG_HOME=$PWD";
+        let script = "git -c init.defaultBranch=main init -q repo && cd repo && git config user.email a@b && git config user.name a && \
+            for n in 1 2 3 4 5; do echo $n > file$n; git add . ; git commit -qm $n; done && git gc -q && git fsck --strict && \
+            git status --short && cd .. && git clone -q repo copy && cd copy && git log --oneline | wc -l";
+        assert_eq!(shell(&mount.at, &format!("{settings}; {script}")).trim(), "5");
+    } else {
+        byway_skip::skip_part_of_this(SkipReason::MissingTool("git"));
+    }
+    if find_tool("sqlite3").is_some() {
+        for mode in ["delete", "wal"] {
+            let script = format!(
+                "sqlite3 {mode}.db 'pragma journal_mode={mode}; create table t(n); insert into t select value from generate_series(1, 500); \
+                 delete from t where n % 2; pragma integrity_check; select count(*) from t'"
+            );
+            let said = shell(&mount.at, &script);
+            assert_eq!(said.split_whitespace().collect::<Vec<_>>(), [mode, "ok", "250"]);
+        }
+    } else {
+        byway_skip::skip_part_of_this(SkipReason::MissingTool("sqlite3"));
+    }
+    mount.unmount();
+}
+
+#[test]
+fn two_mounts_see_each_other_at_once() {
+    const LINES: usize = 300;
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let server = rig.serve();
+    let one = rig.mount("one", &rig.unix(), &[]);
+    let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+    let mut writer = File::create(one.path("file")).unwrap();
+    let mut reader = File::open(two.path("file")).unwrap();
+    for round in 0..50u32 {
+        writer.write_all(&round.to_le_bytes()).unwrap();
+        assert_eq!(reader.metadata().unwrap().len(), u64::from(round + 1) * 4);
+        let mut bytes = [0; 4];
+        reader.read_exact(&mut bytes).unwrap();
+        assert_eq!(u32::from_le_bytes(bytes), round);
+        writer.rewind().unwrap();
+        writer.write_all(&bytes).unwrap();
+        let mut first = [0; 4];
+        reader.rewind().unwrap();
+        reader.read_exact(&mut first).unwrap();
+        assert_eq!(first, bytes, "an overwrite of what was read before");
+        let end = std::io::SeekFrom::Start(u64::from(round + 1) * 4);
+        writer.seek(end).unwrap();
+        reader.seek(end).unwrap();
+        std::fs::rename(one.path("file"), one.path("moved")).unwrap();
+        assert!(!two.path("file").exists());
+        std::fs::rename(two.path("moved"), two.path("file")).unwrap();
+        assert!(one.path("file").exists());
+    }
+    std::thread::scope(|scope| {
+        for (mount, letter) in [(&one, "a"), (&two, "b")] {
+            scope.spawn(move || {
+                let mut log = File::options().create(true).append(true).open(mount.path("log")).unwrap();
+                (0..LINES).for_each(|_| log.write_all(format!("{letter}\n").as_bytes()).unwrap());
+            });
+        }
+    });
+    let log = std::fs::read_to_string(one.path("log")).unwrap();
+    let count = |letter: &str| log.lines().filter(|line| *line == letter).count();
+    assert_eq!((count("a"), count("b")), (LINES, LINES));
+    drop((reader, writer));
+    one.unmount();
+    two.unmount();
+}
+
+#[test]
+fn locks_hold_across_mounts() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let _server = rig.serve();
+    let (one, two) = (rig.mount("one", &rig.unix(), &[]), rig.mount("two", &rig.unix(), &[]));
+    let held = File::create(one.path("file")).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let wanted = File::open(two.path("file")).unwrap();
+    assert_eq!(flock(&wanted, FlockOperation::NonBlockingLockShared), Err(rustix::io::Errno::WOULDBLOCK));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| flock(&wanted, FlockOperation::LockShared));
+        drop(held);
+        waits.join().unwrap().unwrap();
+    });
+    if find_tool("python3").is_some() {
+        // A process that dies lets go, and one that waits can be interrupted.
+        let script = "import fcntl, os, signal, sys\n\
+            a = open(sys.argv[1], 'r+'); b = open(sys.argv[2], 'r+')\n\
+            fcntl.lockf(a, fcntl.LOCK_EX, 10, 0)\n\
+            pid = os.fork()\n\
+            if pid == 0:\n\
+            \x20   try: fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 5); os._exit(1)\n\
+            \x20   except BlockingIOError: pass\n\
+            \x20   fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 10)\n\
+            \x20   def stop(*_): raise KeyboardInterrupt\n\
+            \x20   signal.signal(signal.SIGALRM, stop); signal.setitimer(signal.ITIMER_REAL, 0.2)\n\
+            \x20   try: fcntl.lockf(b, fcntl.LOCK_EX, 10, 0); os._exit(2)\n\
+            \x20   except KeyboardInterrupt: os._exit(0)\n\
+            assert os.waitpid(pid, 0)[1] == 0\n\
+            fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 10)\n\
+            a.close()\n\
+            fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 0)\n";
+        let python = find_tool("python3").unwrap();
+        let (one, two) = (one.path("file").display().to_string(), two.path("file").display().to_string());
+        run_well(&python, &["-c", script, &one, &two]);
+    } else {
+        byway_skip::skip_part_of_this(SkipReason::MissingTool("python3"));
+    }
+}
+
+#[test]
+fn a_killed_server_is_waited_for() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let mut server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &["--wait", "60"]);
+    let bytes = noise(300_000, 1);
+    std::fs::create_dir(mount.path("folder")).unwrap();
+    let mut file = File::create(mount.path("folder/file")).unwrap();
+    for round in 0..3 {
+        file.write_all(&bytes).unwrap();
+        file.sync_all().unwrap();
+        server.kill();
+        let waits = std::thread::spawn({
+            let path = mount.path("folder/file");
+            move || std::fs::metadata(path).map(|metadata| metadata.len())
+        });
+        server = rig.serve();
+        assert_eq!(waits.join().unwrap().unwrap(), (round + 1) * bytes.len() as u64);
+    }
+    // The file was opened again, and its place in the listing of names is as it was.
+    assert!(std::fs::read(rig.below().join("folder/file")).unwrap() == bytes.repeat(3));
+    file.write_all(b"more").unwrap();
+    server.kill();
+    server = rig.serve();
+    let lost = file.sync_all().unwrap_err();
+    assert_eq!(lost.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "what was not synced may be lost");
+    file.sync_all().unwrap();
+    drop(file);
+    mount.unmount();
+    drop(server);
+}
+
+#[test]
+fn a_mount_without_a_server_fails_by_name_and_goes() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new("");
+    let mut server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &["--wait", "0"]);
+    std::fs::write(mount.path("file"), "f").unwrap();
+    server.kill();
+    let lost = std::fs::metadata(mount.path("file")).unwrap_err();
+    assert_eq!(lost.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    mount.unmount();
+    let refused = run(&binary(), &["mount", &rig.unix(), &rig.path("mount").display().to_string()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("cannot connect"), "{said}");
+    let _server = rig.serve();
+    let nothing = run(&binary(), &["mount", &rig.unix().replace("share?", "other?"), "/mnt"]);
+    let said = String::from_utf8_lossy(&nothing.stderr);
+    assert!(!nothing.status.success() && said.contains("no share has that name"), "{said}");
+}
+
+#[test]
+fn a_mount_goes_to_the_background_and_is_removed() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new(",ro");
+    std::fs::write(rig.below().join("file"), "f").unwrap();
+    let _server = rig.serve();
+    let at = rig.path("mount");
+    std::fs::create_dir(&at).unwrap();
+    let at_text = at.display().to_string();
+    let ready = run_well(&binary(), &["mount", &rig.unix(), &at_text, "--background"]);
+    assert_eq!(ready, format!("ready mount {at_text}\n"));
+    let said = std::fs::write(at.join("new"), "n").unwrap_err();
+    let read = std::fs::read(at.join("file"));
+    run_well(&binary(), &["umount", &at_text]);
+    assert_eq!(said.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    assert_eq!(read.unwrap(), b"f");
+    assert!(!at.join("file").exists());
+}
+
+#[test]
+fn users_of_a_trusting_share_have_their_own_rights() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new(",users=trust");
+    std::fs::set_permissions(rig.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(rig.below(), PermissionsExt::from_mode(0o1777)).unwrap();
+    let _server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &["-o", "allow_other"]);
+    let mut secret =
+        File::options().write(true).create(true).truncate(true).mode(0o640).open(mount.path("secret")).unwrap();
+    secret.write_all(b"s").unwrap();
+    std::os::unix::fs::chown(mount.path("secret"), Some(0), Some(7777)).unwrap();
+    if find_tool("setpriv").is_none() {
+        return byway_skip::skip_this(SkipReason::MissingTool("setpriv"));
+    }
+    drop(secret);
+    let as_user = |groups: &str, script: &str| {
+        let groups = if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups={groups}") };
+        let script = format!("cd {} && {script}", mount.at.display());
+        run(&find_tool("setpriv").unwrap(), &["--reuid=4711", "--regid=4712", &groups, "/bin/sh", "-c", &script])
+    };
+    assert!(!as_user("", "cat secret").status.success());
+    assert_eq!(as_user("7777", "cat secret").stdout, b"s");
+    assert!(!as_user("7777", "echo x >> secret").status.success());
+    assert!(as_user("", "umask 022 && mkdir mine && echo x > mine/file && ! rm -f secret").status.success());
+    let made = std::fs::metadata(rig.below().join("mine/file")).unwrap();
+    assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (4711, 4712, 0o644));
+    mount.unmount();
+}
