@@ -20,6 +20,7 @@ use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
 use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
+use crate::lend::LendSpec;
 use crate::mount::{self, MountArguments, UmountArguments};
 use crate::node::Measuring;
 use crate::opener;
@@ -160,6 +161,12 @@ pub struct ServeArguments {
     /// until it is let go of. It stays in the page cache. The memory is the machine's, or that of the node's cgroup.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped: Option<u64>,
+    /// Lend memory to programs of other machines (byway far): SIZE[,guard=SIZE], in slabs of 64M [default: none]
+    ///
+    /// With guard=SIZE no slab is lent that would leave the machine less than SIZE of available memory. A slab takes memory as its
+    /// borrower fills it, and is free again when the borrower gives it back or its session ends.
+    #[arg(long, value_name = "SIZE")]
+    pub lend: Option<LendSpec>,
     /// Event loops, 1 to 256, each with at least 4M of the frames [default: one per core, as far as there are frames]
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,

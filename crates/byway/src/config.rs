@@ -34,13 +34,13 @@
 
 mod share;
 mod tls;
+mod volume;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use byway_fabric::access::AccessError;
 use byway_reactor::{Address, IoChoice};
 use byway_service::block::spec::{Stage, VolumeName, VolumeSpec};
 use byway_service::file::ShareSpec;
@@ -49,11 +49,13 @@ use serde::Deserialize;
 use crate::address::{AddressError, BYWAY_PORT, Cidr, Listen, NBD_PORT};
 use crate::admission::{ClientAuthentication, Guarded, Origin, admissible};
 use crate::cli::ServeArguments;
+use crate::lend::LendSpec;
 use crate::memory::memory_bytes;
 use crate::{limits, spec, units};
 
 use self::share::ShareForm;
 pub use self::tls::{Tls, TlsMode};
+use self::volume::VolumeForm;
 
 /// A node's configuration, checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,6 +80,8 @@ pub struct Configuration {
     pub mapped_bytes: Option<u64>,
     /// Where direct volumes are staged that do not say it themselves; `None`: in main memory.
     pub stage: Option<Stage>,
+    /// Memory that is lent; `None`: none.
+    pub lend: Option<LendSpec>,
     /// Event loops; `None`: one per core.
     pub threads: Option<u16>,
     /// TLS, for both doors; `None`: none.
@@ -108,6 +112,7 @@ struct FileForm {
     frames: Option<String>,
     mapped: Option<String>,
     stage: Option<String>,
+    lend: Option<String>,
     threads: Option<u64>,
     #[serde(default)]
     volumes: Vec<String>,
@@ -124,26 +129,6 @@ struct FileForm {
     insecure: bool,
     user: Option<String>,
     slow_us: Option<u64>,
-}
-
-/// A volume as a table.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct VolumeForm {
-    store: String,
-    #[serde(default)]
-    read_only: bool,
-    #[serde(default)]
-    direct: bool,
-    stage: Option<String>,
-    #[serde(default)]
-    tls_required: bool,
-    rate: Option<String>,
-    access: Option<Vec<String>>,
-    #[serde(default)]
-    shared: bool,
-    format: Option<String>,
-    description: Option<String>,
 }
 
 /// What is wrong with a configuration: where it was said, and the remedy.
@@ -230,6 +215,7 @@ impl Configuration {
         };
         let mapped = form.mapped.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mapped"), e)));
         let stage = form.stage.as_deref().map(|text| parse_stage(text).map_err(|error| value(at("stage"), error)));
+        let lend = form.lend.as_deref().map(|text| text.parse().map_err(|error| value(at("lend"), error)));
         let threads = form
             .threads
             .map(|threads| u16::try_from(threads).map_err(|_| value(at("threads"), too_many_threads(threads))));
@@ -245,6 +231,7 @@ impl Configuration {
             frame_bytes,
             mapped_bytes: mapped.transpose()?,
             stage: stage.transpose()?,
+            lend: lend.transpose()?,
             threads: threads.transpose()?,
             tls: form.tls.clone(),
             allow: allow.collect::<Result<_, _>>()?,
@@ -268,6 +255,7 @@ impl Configuration {
         self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
         self.mapped_bytes = flags.mapped.or(self.mapped_bytes);
         self.stage = flags.stage.or(self.stage);
+        self.lend = flags.lend.or(self.lend);
         self.threads = flags.threads.or(self.threads);
         self.slow_us = flags.slow_us.unwrap_or(self.slow_us);
         self.allow.extend(&flags.allow);
@@ -451,45 +439,6 @@ impl Configuration {
     }
 }
 
-impl VolumeForm {
-    fn volume(&self, name: &str, place: &str) -> Result<VolumeSpec, ConfigError> {
-        let at = |key: &str| format!("{place}volume.{name}{key}");
-        let volume_name = VolumeName::new(name).map_err(|error| value(at(""), error))?;
-        let store = spec::parse_store(&self.store).map_err(|error| value(at(".store"), error))?;
-        if self.direct {
-            spec::check_direct(&store).map_err(|error| value(at(".direct"), error))?;
-        }
-        let mut volume = VolumeSpec::new(volume_name, store);
-        (volume.read_only, volume.direct, volume.shared) = (self.read_only, self.direct, self.shared);
-        if let Some(stage) = &self.stage {
-            volume.stage = Some(parse_stage(stage).map_err(|error| value(at(".stage"), error))?);
-            spec::check_stage(&volume).map_err(|error| value(at(".stage"), error))?;
-        }
-        volume.raw = match self.format.as_deref() {
-            None => false,
-            Some("raw") => true,
-            Some(_) => return Err(value(at(".format"), spec::FORMAT_USAGE)),
-        };
-        spec::check_shared(&volume).map_err(|error| value(at(".shared"), error))?;
-        if let Some(clients) = &self.access {
-            // An empty list would join to nothing, which is refused: it must not let everybody in.
-            volume.access = clients.join(",").parse().map_err(|error: AccessError| value(at(".access"), error))?;
-        }
-        volume.tls_required = self.tls_required;
-        if let Some(rate) = &self.rate {
-            let bytes =
-                units::parse_size(rate.strip_suffix("/s").unwrap_or(rate)).map_err(|e| value(at(".rate"), e))?;
-            volume.rate_bytes_per_second = Some(spec::check_rate(bytes).map_err(|error| value(at(".rate"), error))?);
-        }
-        if self.description.as_ref().is_some_and(|text| text.len() > limits::DESCRIPTION_BYTES_MAX) {
-            return Err(value(at(".description"), spec::SpecFault::Description));
-        }
-        volume.description.clone_from(&self.description);
-        Ok(volume)
-    }
-}
-
-// By value so that it can stand in `map_err`.
 #[allow(clippy::needless_pass_by_value)]
 fn value(at: String, message: impl ToString) -> ConfigError {
     ConfigError::Value { at, message: message.to_string() }

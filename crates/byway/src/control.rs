@@ -12,7 +12,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use byway_door::http::{
-    DoorSnapshot, FailureSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot, flush_failed,
+    DoorSnapshot, FailureSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot,
+    flush_failed,
 };
 use byway_reactor::Address;
 use byway_reactor::socket_file::SocketAccess;
@@ -95,6 +96,9 @@ pub struct Status {
     pub doors: Vec<DoorSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
+    /// Memory that is lent.
+    #[serde(default)]
+    pub lending: Option<LendingSnapshot>,
     /// The busiest NBD clients.
     #[serde(default)]
     pub nbd_clients: Vec<NbdClientSnapshot>,
@@ -167,6 +171,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, order: &impl Fn(Order)) -
                 uptime_seconds: now.uptime_seconds,
                 doors: now.doors,
                 volumes: now.volumes,
+                lending: now.lending,
                 nbd_clients: now.nbd_clients,
                 peers: now.peers,
             })
@@ -294,6 +299,12 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     }
     for volume in &status.volumes {
         print_volume(out, volume)?;
+    }
+    if let Some(LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused }) = status.lending {
+        writeln!(
+            out,
+            "memory: {lent_bytes} of {limit_bytes} bytes lent, to {borrowers} borrowers; {refused} leases refused"
+        )?;
     }
     status.nbd_clients.iter().try_for_each(|client| print_nbd_client(out, client))?;
     status.peers.iter().try_for_each(|peer| print_peer(out, peer))

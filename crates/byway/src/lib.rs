@@ -27,6 +27,7 @@ pub mod figures;
 mod help;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
+pub mod lend;
 pub mod limits;
 pub mod listening;
 mod log;

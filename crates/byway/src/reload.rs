@@ -241,6 +241,7 @@ pub fn check_fixed(old: &Configuration, new: &Configuration) -> Result<(), Reloa
         (old.io == new.io, "io"),
         (old.frame_bytes == new.frame_bytes, "frames"),
         (old.mapped_bytes == new.mapped_bytes, "mapped"),
+        (old.lend == new.lend, "lend"),
         (old.threads == new.threads, "threads"),
         (old.user == new.user, "user"),
         (old.slow_us == new.slow_us, "slow_us"),

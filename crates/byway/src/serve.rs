@@ -18,6 +18,7 @@ use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 use byway_service::file::Share;
+use byway_service::memory::Lending;
 
 use crate::address::{Cidr, Listen};
 use crate::admission::{Guarded, peer_allowed};
@@ -25,6 +26,7 @@ use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, Asker, Order};
+use crate::lend::LendSpec;
 use crate::listening::{self, Endpoint, SocketFiles};
 use crate::memory::{default_mapped_bytes, memory_bytes};
 use crate::node::{Measuring, Node, NodeOptions, StartError};
@@ -88,6 +90,9 @@ pub enum ServeError {
     /// The limit on mapped files.
     #[error("cannot limit mapped files (--mapped): {0}; is /proc mounted?")]
     Mapped(std::io::Error),
+    /// The guard of lent memory.
+    #[error("cannot look at this machine's memory (--lend ...,guard=SIZE): {0}; is /proc mounted?")]
+    Lend(std::io::Error),
     /// The service manager's environment is damaged.
     #[error("the service manager's environment (NOTIFY_SOCKET, LISTEN_FDS): {0}")]
     Manager(std::io::Error),
@@ -137,12 +142,13 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
     // It stays unconfined, and with --user privileged, for reloads.
     let opener = Arc::new(PrivilegedOpener::start(opener_arguments()).map_err(ServeError::Opener)?);
     sockets.opener = Some(Arc::clone(&opener));
+    let lending = configuration.lend.map(LendSpec::open).transpose().map_err(ServeError::Lend)?;
     confine_to(&configuration)?;
     mapped_bytes.map_or(Ok(()), limit_mapped).map_err(ServeError::Mapped)?;
     let (events, happened) = channel();
     let ending = Arc::new(AtomicBool::new(false));
     watch_signals(events.clone(), Arc::clone(&ending))?;
-    let options = node_options(&configuration, (native, nbd), (&plan.served, &shares), tls.clone());
+    let options = node_options(&configuration, (native, nbd), (&plan.served, &shares), (tls.clone(), lending));
     let loop_events = events.clone();
     let on_failure = Arc::new(move || {
         // Nobody listens only when the node is ending anyway.
@@ -402,8 +408,8 @@ impl Listeners {
 }
 
 fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<Listeners, ServeError> {
-    if configuration.volumes.is_empty() && configuration.shares.is_empty() {
-        return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH or --share NAME=DIR"));
+    if configuration.volumes.is_empty() && configuration.shares.is_empty() && configuration.lend.is_none() {
+        return Err(ServeError::Nothing("nothing to serve: give --volume NAME=PATH, --share NAME=DIR or --lend SIZE"));
     }
     if configuration.volumes.is_empty() && configuration.listen.is_empty() {
         return Err(ServeError::Nothing(
@@ -448,12 +454,13 @@ fn node_options(
     configuration: &Configuration,
     (native, nbd): (Vec<Endpoint>, Vec<Endpoint>),
     (served, shares): (&[Served], &[Arc<Share>]),
-    tls: ServerTls,
+    (tls, lending): (ServerTls, Option<Arc<Lending>>),
 ) -> NodeOptions {
     NodeOptions {
         io: configuration.io,
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
+        lending,
         volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
         shares: shares.to_vec(),
         native,

@@ -8,3 +8,4 @@ pub mod dsm;
 pub mod file;
 pub mod host;
 pub mod limits;
+pub mod memory;

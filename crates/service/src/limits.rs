@@ -185,3 +185,13 @@ pub const DSM_NAME_BYTES_MAX: usize = 64;
 
 /// Calls of a process that wait for locks, and for segments, and its barriers; a further one is refused.
 pub const DSM_CALLS_MAX: usize = 1 << 16;
+
+/// Bytes of a slab of lent memory: few enough that little is lost to what a borrower leaves unused, so many that a borrower of 4 GiB
+/// has each of its slabs mapped over shared memory ([`LOANS_MAX`](byway_fabric::limits::LOANS_MAX)).
+pub const SLAB_BYTES: usize = 64 << 20;
+
+/// Slabs of one borrower's session; more are refused. Each has two windows of the loop.
+pub const SLABS_PER_SESSION_MAX: usize = 1024;
+
+/// Calls of leases that a session may have in flight.
+pub const LEASE_CALLS_PER_SESSION: u16 = 16;

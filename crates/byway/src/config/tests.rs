@@ -71,6 +71,7 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         frames,
         mapped,
         stage,
+        lend,
         threads,
         volumes,
         mut volume,
@@ -83,7 +84,7 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         slow_us,
     } = form;
     assert!(![listen, nbd, volumes, shares, allow].iter().any(Vec::is_empty) && !insecure);
-    assert!([http, io, frames, mapped, stage, user].iter().all(Option::is_some));
+    assert!([http, io, frames, mapped, stage, lend, user].iter().all(Option::is_some));
     assert!(ctl.is_some() && threads.is_some());
     let Tls { certificate: _, key: _, client_ca, crl, clients, mode } = tls.unwrap();
     assert_eq!(

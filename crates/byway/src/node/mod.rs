@@ -20,6 +20,7 @@ use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 use byway_service::file::Share;
+use byway_service::memory::Lending;
 
 use self::load::Loads;
 pub use self::report::NodeReport;
@@ -37,6 +38,8 @@ pub struct NodeOptions {
     pub threads: usize,
     /// Bytes of frames of all loops together.
     pub frame_bytes: usize,
+    /// Memory that is lent; `None`: none.
+    pub lending: Option<Arc<Lending>>,
     /// The volumes.
     pub volumes: Vec<Arc<Volume>>,
     /// The shares.
@@ -165,7 +168,7 @@ impl Node {
         let mut node = Self {
             loops: Vec::new(),
             ready: Vec::new(),
-            report: NodeReport::new(Vec::new(), Arc::default(), String::new()),
+            report: NodeReport::new(Vec::new(), Arc::default(), String::new(), None),
             io: String::new(),
         };
         match node.start_loops(options) {
@@ -212,7 +215,7 @@ impl Node {
         }
         let native = options.native.iter().filter(|one| one.socket.is_some());
         self.ready.extend(native.map(|one| Ready { door: "byway", address: one.address.clone() }));
-        self.report = NodeReport::new(peers, slow, self.io.clone());
+        self.report = NodeReport::new(peers, slow, self.io.clone(), options.lending.clone());
         Ok(())
     }
 

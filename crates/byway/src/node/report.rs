@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use byway_door::http::{
-    DoorSnapshot, FailureSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation, Snapshot,
-    VolumeSnapshot,
+    DoorSnapshot, FailureSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
+    Snapshot, VolumeSnapshot,
 };
 use byway_door::nbd::server::NbdClient;
 use byway_fabric::Stall;
@@ -17,6 +17,7 @@ use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
 use byway_service::host::{PeerFeedback, keep_busiest};
+use byway_service::memory::{Lending, LendingStatus};
 
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
@@ -104,12 +105,18 @@ pub struct NodeReport {
     io: String,
     started: Instant,
     draining: Arc<AtomicBool>,
+    lending: Option<Arc<Lending>>,
 }
 
 impl NodeReport {
-    pub(super) fn new(loops: Vec<(Sender<Message>, Waker)>, slow: Arc<SlowOperations>, io: String) -> Self {
+    pub(super) fn new(
+        loops: Vec<(Sender<Message>, Waker)>,
+        slow: Arc<SlowOperations>,
+        io: String,
+        lending: Option<Arc<Lending>>,
+    ) -> Self {
         let draining = Arc::new(AtomicBool::new(false));
-        Self { loops: Arc::new(loops), slow, io, started: Instant::now(), draining }
+        Self { loops: Arc::new(loops), slow, io, started: Instant::now(), draining, lending }
     }
 
     /// From now on the node does not take clients.
@@ -149,6 +156,7 @@ impl Report for NodeReport {
             memory: memory(),
             mapped: mapped_memory(),
             slow: self.slow.list(),
+            lending: self.lending.as_ref().map(|lending| lending_snapshot(lending)),
             ..Snapshot::default()
         };
         if self.draining.load(Ordering::Relaxed) {
@@ -195,6 +203,11 @@ impl Report for NodeReport {
         snapshot.volumes = volumes.into_values().map(volume).collect();
         snapshot
     }
+}
+
+fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
+    let LendingStatus { limit_bytes, lent_bytes, borrowers, refused } = lending.status();
+    LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused }
 }
 
 fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {

@@ -20,6 +20,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         io: IoChoice::Auto,
         threads: 3,
         frame_bytes: 12 << 20,
+        lending: None,
         volumes: volumes.iter().map(|volume| Arc::clone(volume)).collect(),
         shares: Vec::new(),
         native: Vec::new(),

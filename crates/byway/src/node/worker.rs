@@ -11,12 +11,14 @@ use byway_reactor::{
     Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
     Waker,
 };
+use byway_rpc::session::Spoken;
 use byway_service::block::server::Volumes;
 use byway_service::block::{Catalog, Done, ENGINE_CLASS, Engine, Volume};
 use byway_service::file::Share;
 use byway_service::file::server::Shares;
 use byway_service::host::{Host, Services};
 use byway_service::limits::CALLS_PER_SESSION;
+use byway_service::memory::{Lender, Lending};
 
 use super::load::Loads;
 use super::report::{LoopReport, SlowOperations, VolumeReport, nbd_client};
@@ -69,6 +71,7 @@ pub(super) struct Worker {
     host: Host,
     volumes: Volumes,
     shares: Shares,
+    lender: Lender,
     listeners: Vec<(Listener, Address)>,
     peers: Vec<(Sender<Message>, Waker)>,
     loads: Arc<Loads>,
@@ -81,6 +84,13 @@ pub(super) struct Worker {
     throttled: Option<Instant>,
     draining: bool,
     stopped: bool,
+}
+
+/// The protocols of a loop, and its lender. One that lends nothing is asked for nothing: its protocol is not spoken.
+fn spoken(lending: Option<&Arc<Lending>>) -> (Vec<Spoken>, Lender) {
+    let mut spoken = vec![Volumes::spoken(CALLS_PER_SESSION), Shares::spoken(CALLS_PER_SESSION)];
+    spoken.extend(lending.map(|_| Lender::spoken()));
+    (spoken, Lender::new(lending.cloned().unwrap_or_else(|| Arc::new(Lending::new(0, None)))))
 }
 
 impl Worker {
@@ -102,8 +112,8 @@ impl Worker {
         }
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
-        let spoken = vec![Volumes::spoken(CALLS_PER_SESSION), Shares::spoken(CALLS_PER_SESSION)];
         let mut shares = Shares::new(&reactor, FILE_CLASS, registry.instance());
+        let (spoken, lender) = spoken(options.lending.as_ref());
         let mut host = Host::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS), spoken);
         let mut volumes = Volumes::new(NATIVE_CLASS);
         host.set_tls(options.tls.clone());
@@ -127,6 +137,7 @@ impl Worker {
             host,
             volumes,
             shares,
+            lender,
             listeners: Vec::new(),
             peers,
             loads,
@@ -181,7 +192,10 @@ impl Worker {
         let mut completions = Vec::new();
         let mut done = Vec::new();
         while !self.stopped && !(self.draining && self.nbd.connection_count() == 0 && self.is_native_idle()) {
-            self.host.flush(&mut self.reactor, &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares]);
+            self.host.flush(
+                &mut self.reactor,
+                &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender],
+            );
             self.wait_for_rates();
             // The doors have one pool; the other one looks at it when this turn ends.
             let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
@@ -226,7 +240,8 @@ impl Worker {
                 nbd.handle(&mut floor, completion);
             }
             NATIVE_CLASS => {
-                let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+                let services: Services<'_, '_> =
+                    &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender];
                 self.host.handle(&mut self.reactor, services, completion);
             }
             FILE_CLASS => self.shares.complete(&mut self.host, &mut self.reactor, completion),
@@ -242,7 +257,8 @@ impl Worker {
             NODE_CLASS => self.accepted(completion),
             _ => {
                 if completion.token == Token::WAKE {
-                    let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+                    let services: Services<'_, '_> =
+                        &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender];
                     self.host.woken(&mut self.reactor, services);
                     self.take_messages();
                 }
@@ -387,7 +403,8 @@ impl Worker {
         for (id, len) in changes.resized {
             self.volumes.resized(&mut self.host, &mut self.reactor, id, len);
         }
-        let services: Services<'_, '_> = &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares];
+        let services: Services<'_, '_> =
+            &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender];
         self.host.end_revoked(&mut self.reactor, services);
         self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
         let (nbd, mut floor) = self.door();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
 
-use super::snapshot::{DoorSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
+use super::snapshot::{DoorSnapshot, LendingSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
@@ -15,6 +15,7 @@ pub fn render(snapshot: &Snapshot) -> String {
     moved(&mut page, snapshot);
     doors(&mut page, &snapshot.doors);
     volumes(&mut page, &snapshot.volumes);
+    snapshot.lending.iter().for_each(|lending| lent(&mut page, lending));
     delays(&mut page, &snapshot.delays);
     peers(&mut page, &snapshot.peers);
     page.0
@@ -158,6 +159,19 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
 }
 
 /// What transfers waited for: histograms over all peers, so that their number does not depend on that of the peers.
+fn lent(page: &mut Page, lending: &LendingSnapshot) {
+    let all = [
+        ("byway_lend_limit_bytes", "gauge", "Memory that is lent at most.", lending.limit_bytes),
+        ("byway_lent_bytes", "gauge", "Memory that is leased to borrowers.", lending.lent_bytes),
+        ("byway_borrowers", "gauge", "Sessions that have slabs of lent memory.", lending.borrowers),
+        ("byway_leases_refused_total", "counter", "Leases refused for want of memory.", lending.refused),
+    ];
+    for (name, kind, help, value) in all {
+        page.head(name, kind, help);
+        page.line(name, &[], value);
+    }
+}
+
 fn delays(page: &mut Page, delays: &Delays) {
     let name = "byway_transfer_delay_seconds";
     let help =

@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub doors: Vec<DoorSnapshot>,
     /// Each volume.
     pub volumes: Vec<VolumeSnapshot>,
+    /// Memory that is lent; `None`: the node lends none.
+    pub lending: Option<LendingSnapshot>,
     /// What the transfers of byway's own wire waited for, all that there ever were.
     pub delays: Delays,
     /// The peers of byway's own wire that move the most, the busiest first; bounded by the node.
@@ -74,6 +76,19 @@ pub struct DoorSnapshot {
     pub refused: u64,
     /// Connections that ended by an error: a reset, a time-out, a broken protocol.
     pub connection_errors: u64,
+}
+
+/// Memory that a node lends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LendingSnapshot {
+    /// Bytes that are lent at most.
+    pub limit_bytes: u64,
+    /// Of these, bytes that are leased.
+    pub lent_bytes: u64,
+    /// Sessions that have slabs.
+    pub borrowers: u64,
+    /// Leases that were refused for want of memory.
+    pub refused: u64,
 }
 
 /// One volume.

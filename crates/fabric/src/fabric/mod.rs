@@ -17,6 +17,7 @@ mod placing;
 mod reach;
 mod receive;
 mod secure;
+mod slab;
 mod transfer;
 
 use std::net::SocketAddr;
@@ -33,6 +34,7 @@ pub use self::handler::Handler;
 use self::lane::{Lane, Phase};
 use self::lending::Loans;
 use self::links::Links;
+pub use self::slab::Slab;
 pub use self::transfer::{Announced, GetError, Remote, Route};
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};

@@ -69,7 +69,7 @@ mod shared;
 mod transfers;
 mod wait;
 mod windows;
-mod wire;
+pub(crate) mod wire;
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;

@@ -82,6 +82,11 @@ pub trait Service {
         let _ = (at, session);
     }
 
+    /// Nothing of an ended session is on its way any more: slabs that are open to its client are to be closed and dropped.
+    fn peer_drained(&mut self, at: &mut At<'_>, session: Slot) {
+        let _ = (at, session);
+    }
+
     /// Once a turn: begins what waited for frames.
     fn turn(&mut self, at: &mut At<'_>) {
         let _ = at;
@@ -282,9 +287,11 @@ impl Handler for Hosting<'_, '_, '_> {
         self.sessions.send_outbox(fabric);
     }
 
-    /// A host opens no windows: a put has nowhere to go.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (kind, _): (Message, &Header)) {
-        fabric.close(reactor, session, CloseReason::Unexpected(kind));
+    /// A client has put bytes into a slab that a service opened to it: no service hears of it.
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Message, &Header)) {
+        if let Err(reason) = fabric.confirm_put(session, message) {
+            fabric.close(reactor, session, reason);
+        }
     }
 
     fn got(
@@ -311,7 +318,10 @@ impl Handler for Hosting<'_, '_, '_> {
         }
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) {
+        for service in &mut *self.services {
+            service.peer_drained(&mut At { fabric, reactor, sessions: self.sessions }, slot);
+        }
         self.sessions.drained(fabric, slot);
     }
 }

@@ -1,0 +1,11 @@
+//! Memory of one machine, lent to programs of others.
+//!
+//! A [`Lender`] leases *slabs* to borrowers. A borrower puts its pages into a slab and gets them back by itself: the lender's service
+//! hears nothing of it, and over shared memory and RDMA its CPU does nothing. A [`Borrower`] is the client, for programs on a node.
+
+mod borrower;
+mod lender;
+pub mod wire;
+
+pub use self::borrower::{BorrowError, Borrower, LeasedSlab};
+pub use self::lender::{Guard, Lender, Lending, LendingStatus};

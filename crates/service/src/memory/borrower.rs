@@ -1,0 +1,151 @@
+//! The borrower's end: leases of one lender, over a node's session.
+
+use std::time::Duration;
+
+use byway_fabric::node::{
+    Address, Deadline, Descriptor, NodeError, NodeOptions, OpError, Session, SubmitError, WaitError,
+};
+use byway_fabric::{DESCRIPTOR_BYTES, node::Node};
+use byway_rpc::node::{Call, Reply, Rpc};
+use byway_rpc::session::Spoken;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::LendingStatus;
+use super::wire::{Arguments, LeaseResult, LendError, Method, PROTOCOL, StatusResult, VERSIONS};
+
+/// Why a lender could not be asked, or says no.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BorrowError {
+    /// The lender's.
+    #[error(transparent)]
+    Lender(#[from] LendError),
+    /// The session with it cannot be had, or has ended.
+    #[error("the lender cannot be reached: {0}")]
+    Node(#[from] NodeError),
+    /// It does not answer.
+    #[error("the lender does not answer: {0}")]
+    Wait(#[from] WaitError),
+    /// The session has ended.
+    #[error("the session with the lender has ended: {0}")]
+    Op(OpError),
+    /// It cannot be asked.
+    #[error("the lender cannot be asked: {0}")]
+    Submit(SubmitError),
+    /// The answer has a wrong form.
+    #[error("the lender's answer is malformed; it speaks another version of the protocol")]
+    Answer,
+}
+
+/// A slab that was leased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeasedSlab {
+    /// Its name at the lender.
+    pub number: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Where to put and get.
+    pub window: Descriptor,
+}
+
+/// A lender's session. Several may stand on one node ([`Borrower::connect_on`]).
+pub struct Borrower {
+    rpc: Rpc,
+    session: Session,
+    /// How long an answer may take.
+    patience: Duration,
+}
+
+impl Borrower {
+    /// A node for borrowers.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_node(options: &NodeOptions) -> std::io::Result<Rpc> {
+        Rpc::open_for(options, vec![Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: None }])
+    }
+
+    /// Connects to a lender.
+    ///
+    /// # Errors
+    /// See [`BorrowError`].
+    pub fn connect_on(rpc: &Rpc, address: &Address, patience: Duration) -> Result<Self, BorrowError> {
+        let session = rpc.node().connect(address, Deadline::after(patience))?;
+        Ok(Self { rpc: rpc.clone(), session, patience })
+    }
+
+    /// The node, for puts and gets.
+    pub fn node(&self) -> &Node {
+        self.rpc.node()
+    }
+
+    /// The session, for puts and gets.
+    pub fn session(&self) -> Session {
+        self.session
+    }
+
+    /// Leases a slab, and waits for it.
+    ///
+    /// # Errors
+    /// See [`BorrowError`].
+    pub fn lease(&self) -> Result<LeasedSlab, BorrowError> {
+        let reply = self.ask(Method::Lease, 0)?;
+        let result = LeaseResult::read_from_prefix(&padded(&reply.result)).map_err(|_| BorrowError::Answer)?.0;
+        let window = reply.payload.first_chunk::<DESCRIPTOR_BYTES>().ok_or(BorrowError::Answer)?;
+        let (number, window) = (result.slab.get(), Descriptor::from_bytes(window));
+        let rights = window.rights();
+        if window.len() != result.bytes.get() || window.is_empty() || !(rights.put && rights.get) {
+            return Err(BorrowError::Answer);
+        }
+        Ok(LeasedSlab { number, bytes: window.len(), window })
+    }
+
+    /// Gives a slab back: nothing of the borrower's may be under way there.
+    ///
+    /// # Errors
+    /// See [`BorrowError`].
+    pub fn give_back(&self, slab: &LeasedSlab) -> Result<(), BorrowError> {
+        self.ask(Method::Return, slab.number).map(drop)
+    }
+
+    /// What the lender lends to all.
+    ///
+    /// # Errors
+    /// See [`BorrowError`].
+    pub fn status(&self) -> Result<LendingStatus, BorrowError> {
+        let reply = self.ask(Method::Status, 0)?;
+        let status = StatusResult::read_from_prefix(&padded(&reply.result)).map_err(|_| BorrowError::Answer)?.0;
+        Ok(LendingStatus {
+            limit_bytes: status.limit_bytes.get(),
+            lent_bytes: status.lent_bytes.get(),
+            borrowers: status.borrowers.get().into(),
+            refused: 0,
+        })
+    }
+
+    fn ask(&self, method: Method, slab: u64) -> Result<Reply, BorrowError> {
+        let mut arguments = Arguments::new_zeroed();
+        arguments.slab.set(slab);
+        let soon = Deadline::after(self.patience);
+        let call =
+            Call { protocol: PROTOCOL, method: method as u16, arguments: arguments.as_bytes(), ..Call::default() };
+        let refused = |error| match error {
+            SubmitError::Unsupported => BorrowError::Lender(LendError::NotServed),
+            other => BorrowError::Submit(other),
+        };
+        let ended = self.rpc.call(self.session, &call, soon).map_err(refused)?.wait(soon)?;
+        let failed = |error| match error {
+            OpError::Status(status) => BorrowError::Lender(LendError::from_status(status)),
+            other => BorrowError::Op(other),
+        };
+        Reply::of(ended.map_err(failed)?).map_err(|_| BorrowError::Answer)
+    }
+}
+
+/// A result that is shorter than its structure has zeroes at its end.
+fn padded(result: &[u8]) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let len = result.len().min(64);
+    bytes[..len].copy_from_slice(&result[..len]);
+    bytes
+}

@@ -1,0 +1,132 @@
+//! Memory is leased, filled, got back and given back over each wire, and a borrower that goes leaves nothing behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use byway_fabric::node::{Deadline, NodeOptions, OpError, parse_address};
+use byway_fabric::{Options, Registry, WindowError};
+use byway_reactor::{Address, IoChoice, Reactor, Wait};
+use byway_service::host::Host;
+use byway_service::limits::SLAB_BYTES;
+use byway_service::memory::wire::LendError;
+use byway_service::memory::{BorrowError, Borrower, Lender, Lending};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A loop that lends, until it is dropped.
+struct Server {
+    at: String,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(io: IoChoice, at: Address, lending: &Arc<Lending>) -> Self {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (stop, lending) = (Arc::new(AtomicBool::new(false)), Arc::clone(lending));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut reactor = Reactor::open(io, 4 << 20).unwrap();
+            let mut host = Host::new(&reactor, Arc::new(Registry::new(1)), Options::new(0x20), vec![Lender::spoken()]);
+            let (mut lender, mut completions) = (Lender::new(lending), Vec::new());
+            let listener = host.listen(&mut reactor, &at).unwrap();
+            let at = reactor.local_address(listener).map_or(at, Address::Tcp);
+            send.send(at.to_string()).unwrap();
+            while !stopped.load(Ordering::Acquire) {
+                host.flush(&mut reactor, &mut [&mut lender]);
+                reactor.reap(&mut completions, Wait::Until(reactor.now() + Duration::from_millis(20))).unwrap();
+                for completion in completions.drain(..) {
+                    host.handle(&mut reactor, &mut [&mut lender], completion);
+                }
+            }
+        });
+        Self { at: receive.recv().unwrap(), stop, thread: Some(thread) }
+    }
+
+    fn borrower(&self) -> Borrower {
+        let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
+        Borrower::connect_on(&rpc, &parse_address(&self.at).unwrap(), SOON).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn on_each_wire(test: impl Fn(&Server, &Lending)) {
+    let folder = tempfile::tempdir().unwrap();
+    for io in [IoChoice::Auto, IoChoice::Epoll] {
+        let at = |name: &str| folder.path().join(format!("{name}{io:?}"));
+        let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        for at in [tcp, Address::Unix(at("unix")), Address::Shared(at("shm"))] {
+            let lending = Arc::new(Lending::new(2 * SLAB_BYTES as u64, None));
+            test(&Server::start(io, at, &lending), &lending);
+        }
+    }
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !is() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_was_put_into_a_slab_is_got_back_and_a_new_lease_has_zeroes() {
+    on_each_wire(|server, lending| {
+        let borrower = server.borrower();
+        let (node, session) = (borrower.node(), borrower.session());
+        let slab = borrower.lease().unwrap();
+        assert_eq!((slab.bytes, lending.status().lent_bytes), (SLAB_BYTES as u64, SLAB_BYTES as u64));
+        let memory = node.register(8 << 20).unwrap();
+        let bytes: Vec<u8> = (0..8usize << 20).map(|at| (at % 251) as u8).collect();
+        memory.write(0, &bytes).unwrap();
+        let end = slab.bytes - bytes.len() as u64;
+        node.put(session, &[memory.segment(0..bytes.len())], &slab.window, end).unwrap().wait(SOON).unwrap().unwrap();
+        let ranges = [end + 4096..end + 8192, 0..4096];
+        let into = node.register(8192).unwrap();
+        let got = node.get_ranges(session, &slab.window, &ranges, &[into.segment(0..8192)]).unwrap();
+        got.wait(SOON).unwrap().unwrap();
+        let mut back = vec![1; 8192];
+        into.read(0, &mut back).unwrap();
+        assert!(back[..4096] == bytes[4096..8192] && back[4096..] == [0; 4096]);
+
+        borrower.give_back(&slab).unwrap();
+        assert_eq!(lending.status().lent_bytes, 0);
+        assert!(matches!(borrower.give_back(&slab), Err(BorrowError::Lender(LendError::UnknownSlab))));
+        let put = node.put(session, &[memory.segment(0..4096)], &slab.window, 0).unwrap().wait(SOON).unwrap();
+        assert_eq!(put, Err(OpError::Refused(WindowError::Key)), "it is the lender's again");
+        let again = borrower.lease().unwrap();
+        node.get(session, &again.window, end, &[into.segment(0..8192)]).unwrap().wait(SOON).unwrap().unwrap();
+        into.read(0, &mut back).unwrap();
+        assert_eq!(back, [0; 8192]);
+    });
+}
+
+#[test]
+fn a_borrower_has_no_more_than_is_lent_and_leaves_all_when_it_goes() {
+    on_each_wire(|server, lending| {
+        let (first, second) = (server.borrower(), server.borrower());
+        let mine = first.lease().unwrap();
+        second.lease().unwrap();
+        assert!(matches!(second.lease(), Err(BorrowError::Lender(LendError::AllLent))));
+        let status = second.status().unwrap();
+        assert_eq!((status.lent_bytes, status.borrowers), (2 * SLAB_BYTES as u64, 2));
+        // Another's window is nobody's but his.
+        let memory = second.node().register(4096).unwrap();
+        let stolen = second.node().get(second.session(), &mine.window, 0, &[memory.segment(0..4096)]).unwrap();
+        assert_eq!(stolen.wait(Deadline::after(SOON)).unwrap(), Err(OpError::Refused(WindowError::Key)));
+        drop(stolen);
+        drop(second);
+        until("the second borrower's slab", || lending.status().lent_bytes == SLAB_BYTES as u64);
+        first.lease().unwrap();
+        drop(first);
+        until("all slabs", || lending.status().lent_bytes == 0 && lending.status().borrowers == 0);
+    });
+}
