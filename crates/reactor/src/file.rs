@@ -114,6 +114,15 @@ impl OpenFile {
         }
     }
 
+    /// A simulated file by another open file description; `None` for others, which are opened by their path.
+    #[must_use]
+    pub fn simulated_again(&self) -> Option<Self> {
+        match &self.backing {
+            Backing::Os(_) => None,
+            Backing::Sim(file) => Some(Self::simulated(file.open_again(), self.options)),
+        }
+    }
+
     /// Gives a file in memory another size; [`OpenFile::reopen`] takes note of it.
     ///
     /// # Errors

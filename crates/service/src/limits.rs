@@ -68,6 +68,13 @@ pub const REPLACED_PAUSE: Duration = Duration::from_millis(2);
 /// Paths of a stripe.
 pub const STRIPE_PATHS_MAX: usize = 64;
 
+/// Open file descriptions of each file of a volume that is written to: as many syncs of it, on all loops together, wait for no other.
+pub const SYNC_DESCRIPTIONS: usize = 16;
+/// The same for all files of a stripe together; each file has one at least.
+pub const SYNC_DESCRIPTIONS_MAX: usize = 64;
+/// No more are opened where this share of the process's file descriptors (`RLIMIT_NOFILE`) is used: the rest is for clients.
+pub const SYNC_DESCRIPTORS_SHARE: u64 = 4;
+
 const _: () =
     assert!(SLICE_BYTES_MIN.is_power_of_two() && SLICE_BYTES.is_power_of_two() && SLICE_BYTES_MIN <= SLICE_BYTES);
 const _: () = assert!(PIECE_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::events::Event;
+use super::losses::Losses;
 use super::node::{InFlight, Work};
 use super::rng::Rng;
 use super::world::{Crash, Inner};
@@ -44,11 +45,12 @@ pub struct FileFault {
 }
 
 /// A file of a simulated disk. Cloning it gives another handle to the same one, also for another loop: all are one open
-/// file, so that of all who sync one is told of bytes that were lost. Its length is fixed: a write past its end answers
+/// file description, so that of all who sync one is told of bytes that were lost. Its length is fixed: a write past its end answers
 /// `EINVAL`.
 #[derive(Clone, Debug)]
 pub struct SimFile {
     state: Arc<Mutex<State>>,
+    description: usize,
 }
 
 #[derive(Debug)]
@@ -65,8 +67,7 @@ struct State {
     /// Syncs in flight, by operation: the version up to which each makes durable.
     syncs: BTreeMap<u64, u64>,
     faults: VecDeque<FileFault>,
-    /// That bytes were lost, until somebody who syncs was told.
-    untold: Option<Errno>,
+    losses: Losses,
     /// So many of the next writes find no room.
     full_for: u64,
 }
@@ -90,10 +91,16 @@ impl SimFile {
             writes: BTreeMap::new(),
             syncs: BTreeMap::new(),
             faults: VecDeque::new(),
-            untold: None,
+            losses: Losses::new(),
             full_for: 0,
         };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Arc::new(Mutex::new(state)), description: 0 }
+    }
+
+    /// The same file by another open file description.
+    pub(crate) fn open_again(&self) -> Self {
+        let description = self.lock().losses.open();
+        Self { state: Arc::clone(&self.state), description }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -133,13 +140,13 @@ impl SimFile {
         self.lock().faults.push_back(fault);
     }
 
-    /// Writing out what is not durable yet fails: it is lost, and the kernel takes it for clean. The next sync or durable
-    /// write that ends is told, and nobody after.
+    /// Writing out what is not durable yet fails: it is lost, and the kernel takes it for clean. Over each description
+    /// the next sync or durable write that ends is told, and nobody after.
     pub fn fail_writeback(&self, error: Errno) {
         let mut state = self.lock();
         let version = state.version;
         state.forget_dirty(version);
-        state.untold = Some(error);
+        state.losses.add(error);
     }
 
     /// What is left after a crash; gives the number of sectors that fell back to an older value.
@@ -450,7 +457,7 @@ impl Inner {
             }
             Op::Sync { .. } => {
                 let fault = file.lock().fault(FileOp::Sync);
-                let fault = fault.or_else(|| file.lock().untold.take());
+                let fault = fault.or_else(|| file.lock().losses.tell(file.description));
                 let fault = fault.or_else(|| self.lose(file, plan.sync_error));
                 self.count.disk_errors += u64::from(fault.is_some());
                 let mut state = file.lock();
@@ -484,17 +491,19 @@ impl Inner {
         }
     }
 
-    /// By chance, bytes that are written out are lost: what the first to sync is told. A disk that had no room for them may
-    /// have none for what comes next.
+    /// By chance, bytes that are written out are lost: what the first to sync over each description is told. A disk that had no room
+    /// for them may have none for what comes next.
     fn lose(&mut self, file: &SimFile, probability: f64) -> Option<Errno> {
         if !self.rng.chance(probability) {
             return None;
         }
-        if !self.rng.one_in(2) {
-            return Some(Errno::IO);
+        let error = if self.rng.one_in(2) { Errno::NOSPC } else { Errno::IO };
+        let mut state = file.lock();
+        if error == Errno::NOSPC {
+            state.full_for = self.rng.below(4);
         }
-        file.lock().full_for = self.rng.below(4);
-        Some(Errno::NOSPC)
+        state.losses.add(error);
+        state.losses.tell(file.description)
     }
 
     fn end_write(&mut self, key: u64, file: &SimFile, len: usize, durable: bool) -> Result<usize, Errno> {
@@ -515,7 +524,7 @@ impl Inner {
         state.end_write(&write, usize::MAX);
         if durable && len > 0 {
             let version = state.version;
-            if let Some(error) = state.untold.take().or(others) {
+            if let Some(error) = state.losses.tell(file.description).or(others) {
                 self.count.disk_errors += 1;
                 state.forget_dirty(version);
                 return Err(error);

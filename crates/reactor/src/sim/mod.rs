@@ -13,6 +13,7 @@
 mod disk;
 mod events;
 mod faults;
+mod losses;
 mod net;
 mod node;
 mod rng;

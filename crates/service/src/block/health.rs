@@ -21,9 +21,23 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct Syncs {
     begun: u64,
-    /// By number: whose they are.
-    under_way: BTreeMap<u64, Place>,
+    /// By description and number: whose they are.
+    under_way: BTreeMap<Description, BTreeMap<u64, Place>>,
     places: u64,
+}
+
+/// One of the open file descriptions of a file of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Description {
+    file: usize,
+    number: usize,
+}
+
+impl Description {
+    /// The place among those of its file.
+    pub(super) fn number(self) -> usize {
+        self.number
+    }
 }
 
 /// One who syncs: a volume on one loop.
@@ -31,13 +45,14 @@ struct Syncs {
 pub(super) struct Place(u64);
 
 /// A moment: what began before, and what after.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark(u64);
 
 /// A sync, or a write that syncs, from before it is submitted until what came of it is noted.
 #[derive(Debug)]
 pub(super) struct SyncUnderWay {
     health: Arc<Health>,
+    on: Description,
     number: u64,
     noted: bool,
 }
@@ -70,25 +85,44 @@ impl Health {
         Place(syncs.places)
     }
 
-    pub(super) fn begin_sync(self: &Arc<Self>, place: Place) -> SyncUnderWay {
+    /// Begins a sync of a file that has so many descriptions: on the one with the fewest under way.
+    pub(super) fn begin_sync(self: &Arc<Self>, place: Place, file: usize, descriptions: usize) -> SyncUnderWay {
         let mut syncs = self.syncs();
         syncs.begun += 1;
-        let number = syncs.begun;
-        syncs.under_way.insert(number, place);
-        SyncUnderWay { health: Arc::clone(self), number, noted: false }
+        let begun = syncs.begun;
+        let under_way =
+            |number: &usize| syncs.under_way.get(&Description { file, number: *number }).map_or(0, BTreeMap::len);
+        let number = (0..descriptions).min_by_key(under_way).unwrap_or(0);
+        let on = Description { file, number };
+        syncs.under_way.entry(on).or_default().insert(begun, place);
+        SyncUnderWay { health: Arc::clone(self), on, number: begun, noted: false }
     }
 
     pub(super) fn mark(&self) -> Mark {
         Mark(self.syncs().begun)
     }
 
-    /// Whose the oldest sync is of those that began before the mark and have not ended.
-    pub(super) fn under_way_at(&self, mark: Mark) -> Option<Place> {
-        self.syncs().under_way.range(..=mark.0).next().map(|(_, place)| *place)
+    /// Of the syncs on these descriptions that began before the mark and have not ended: the first description that has one, and
+    /// whose the oldest there is.
+    pub(super) fn under_way_at(
+        &self,
+        mark: Mark,
+        on: impl IntoIterator<Item = Description>,
+    ) -> Option<(Description, Place)> {
+        let syncs = self.syncs();
+        on.into_iter().find_map(|on| {
+            let (_, place) = syncs.under_way.get(&on)?.range(..=mark.0).next()?;
+            Some((on, *place))
+        })
     }
 }
 
 impl SyncUnderWay {
+    /// Where it is.
+    pub(super) fn on(&self) -> Description {
+        self.on
+    }
+
     /// It has ended, and what came of it is noted.
     pub(super) fn end(mut self) {
         self.noted = true;
@@ -101,6 +135,8 @@ impl Drop for SyncUnderWay {
         if !self.noted {
             self.health.note_failed_flush();
         }
-        self.health.syncs().under_way.remove(&self.number);
+        if let Some(under_way) = self.health.syncs().under_way.get_mut(&self.on) {
+            under_way.remove(&self.number);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What a volume's bytes lie in: a file or device, several of them, memory, or nothing.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::identity::FileIdentity;
 use super::image_format::image_format;
 use super::spec::Stage;
 use super::stripe::Layout;
-use crate::limits::STRIPE_PATHS_MAX;
+use crate::limits::{STRIPE_PATHS_MAX, SYNC_DESCRIPTIONS, SYNC_DESCRIPTIONS_MAX, SYNC_DESCRIPTORS_SHARE};
 
 /// How long a writable file that somebody else has locked is waited for: a server that was killed a moment ago keeps
 /// its locks until the kernel has ended its I/O, and its successor must not start before that.
@@ -93,6 +93,9 @@ pub struct Store {
     locks: Vec<Lock>,
     /// The memory that each of its files is staged in; empty where that is main memory.
     staging: Vec<Arc<DeviceMemory>>,
+    /// Of each of its files, by other open file descriptions: a sync over one that no other sync uses is told by itself of bytes that
+    /// were lost (docs/decisions/0030).
+    more_descriptions: Vec<Vec<Arc<OpenFile>>>,
     len: u64,
     block_bytes: u32,
     medium: u64,
@@ -162,6 +165,12 @@ impl Store {
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut store = Self::of_files(files, paths.to_vec(), layout)?;
         store.locks = locks;
+        if !options.read_only {
+            let Kind::Files { files, .. } = &store.kind else { return Ok(store) };
+            let more = SYNC_DESCRIPTIONS.min(SYNC_DESCRIPTIONS_MAX / paths.len().max(1)).saturating_sub(1);
+            let open = |(path, file): (&PathBuf, &Arc<OpenFile>)| open_more(path, file, more, options, opener);
+            store.more_descriptions = paths.iter().zip(files).map(open).collect();
+        }
         if options.direct && options.stage == Stage::Device {
             store.staging = paths.iter().map(|path| device_memory(path, opener)).collect::<Result<_, _>>()?;
         }
@@ -183,7 +192,9 @@ impl Store {
         }
         let medium = medium_of(&files);
         let (locks, staging) = (Vec::new(), Vec::new());
-        Ok(Self { kind: Kind::Files { layout, files }, paths, locks, staging, len, block_bytes, medium })
+        let more_descriptions = more_simulated(&files);
+        let kind = Kind::Files { layout, files };
+        Ok(Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, medium })
     }
 
     /// The first of its paths that no longer names the file that is open.
@@ -233,8 +244,10 @@ impl Store {
             return Ok(None);
         }
         let files = files.iter().map(|file| file.reopen().map(Arc::new)).collect::<Result<_, _>>().map_err(failed)?;
-        let (locks, staging) = (self.locks.clone(), self.staging.clone());
-        Self::of_files(files, self.paths.clone(), *layout).map(|store| Some(Self { locks, staging, ..store }))
+        let (locks, staging, more_descriptions) =
+            (self.locks.clone(), self.staging.clone(), self.more_descriptions.clone());
+        Self::of_files(files, self.paths.clone(), *layout)
+            .map(|store| Some(Self { locks, staging, more_descriptions, ..store }))
     }
 
     /// Gives memory another size; [`Store::reopened`] takes note of it. What is cut off is gone.
@@ -251,9 +264,10 @@ impl Store {
         let (len, block_bytes) = (file.len(), file.block_bytes());
         let files = vec![file];
         let medium = medium_of(&files);
+        let more_descriptions = more_simulated(&files);
         let kind = Kind::Files { layout: Layout::SINGLE, files };
         let (paths, locks, staging) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, paths, locks, staging, len, block_bytes, medium }
+        Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, medium }
     }
 
     /// The same store, staged in that memory: for memory that somebody else has opened.
@@ -282,8 +296,9 @@ impl Store {
 
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
-        let (paths, locks, staging) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind: Kind::Null, paths, locks, staging, len: bytes, block_bytes: 1, medium: NULL_MEDIUM }
+        let (paths, locks, staging, more_descriptions) = Default::default();
+        let (kind, block_bytes, medium) = (Kind::Null, 1, NULL_MEDIUM);
+        Self { kind, paths, locks, staging, more_descriptions, len: bytes, block_bytes, medium }
     }
 
     /// Names what the bytes lie in ([`OpenFile::medium`]); of a stripe, the media in their order. 0 if that is not known.
@@ -294,6 +309,11 @@ impl Store {
     /// The device memory that each of its files is staged in; empty where that is main memory.
     pub(super) fn staging(&self) -> &[Arc<DeviceMemory>] {
         &self.staging
+    }
+
+    /// Of each of its files, by other open file descriptions.
+    pub(super) fn more_descriptions(&self) -> &[Vec<Arc<OpenFile>>] {
+        &self.more_descriptions
     }
 
     /// Bytes.
@@ -329,6 +349,41 @@ fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {
         return Err(OpenError::Stripe("the chunk must be a power of two of at least 4K"));
     }
     Ok(Layout { chunk_bytes, files: files as u64 })
+}
+
+/// Opens a file again, for syncs alone: up to so many times, and while the process has most of its descriptors left for clients. With
+/// fewer all is as right, and syncs wait for each other more.
+fn open_more(
+    path: &Path,
+    file: &OpenFile,
+    count: usize,
+    options: StoreOptions,
+    opener: &dyn Opener,
+) -> Vec<Arc<OpenFile>> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let again = || {
+        let (fd, first) = (opener.open(path, options).ok()?, file.descriptor()?);
+        let is_same = FileIdentity::of(fd.as_fd()).ok()? == FileIdentity::of(first).ok()?;
+        // The kernel gives out the lowest number that is free.
+        let leaves_enough = (fd.as_raw_fd() as u64) < limit / SYNC_DESCRIPTORS_SHARE;
+        let file_options = FileOptions { map: false, ..file.options() };
+        (is_same && leaves_enough).then(|| OpenFile::from_fd(fd, file_options).ok()).flatten().map(Arc::new)
+    };
+    let opened: Vec<_> = (0..count).map_while(|_| again()).collect();
+    if opened.len() < count {
+        tracing::info!(
+            path = %path.display(),
+            times = 1 + opened.len(),
+            wanted = 1 + count,
+            "a file is open fewer times than wanted: durable writes wait for each other more; raise LimitNOFILE"
+        );
+    }
+    opened
+}
+
+/// Of simulated files just one more description, so that some syncs share theirs.
+fn more_simulated(files: &[Arc<OpenFile>]) -> Vec<Vec<Arc<OpenFile>>> {
+    files.iter().map(|file| file.simulated_again().map(Arc::new).into_iter().collect()).collect()
 }
 
 /// The memory of a path's disk, of which some can be had.
@@ -412,5 +467,27 @@ pub fn lock_for_writing(fd: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError
             }
             Err(error) => return Err(OpenError::Open { path: path.to_owned(), source: error.into() }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_written_is_open_several_times_and_locked_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let store = Store::path(file.path(), StoreOptions::default(), &OpenHere).unwrap();
+        let more = &store.more_descriptions()[0];
+        assert_eq!(more.len(), SYNC_DESCRIPTIONS - 1);
+        for file in more {
+            // A lock of the same description would be had again.
+            let locked = rustix::fs::flock(file.descriptor().unwrap(), FlockOperation::NonBlockingLockExclusive);
+            assert_eq!(locked, Err(rustix::io::Errno::WOULDBLOCK));
+        }
+        let read_only = StoreOptions { read_only: true, ..StoreOptions::default() };
+        let store = Store::path(file.path(), read_only, &OpenHere).unwrap();
+        assert!(store.more_descriptions()[0].is_empty(), "nothing is synced");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use byway_reactor::{File, Instant, Reactor};
+use byway_reactor::{File, Instant, OpenFile, Reactor};
 
 use super::count::VolumeCounters;
 use super::hold::Held;
@@ -23,6 +23,8 @@ pub(super) struct Attached {
     /// Held until the last request has ended; not read.
     _serving: ServingLoop,
     pub(super) files: Vec<File>,
+    /// Of each, by other open file descriptions: for syncs alone.
+    pub(super) more_descriptions: Vec<Vec<File>>,
     /// Where the bytes of each file are staged; empty where that is main memory.
     pub(super) stages: Vec<Stage>,
     /// Files of the sizes that it had before: replies that are on their way may still name them.
@@ -43,6 +45,7 @@ impl Engine {
     /// Makes a volume ready to be served on this loop.
     pub fn attach(&mut self, reactor: &mut Reactor, volume: Arc<Volume>) -> VolumeId {
         let files = add_files(reactor, &volume);
+        let more_descriptions = add_more_descriptions(reactor, &volume);
         let stages = self.stages_of(&volume);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
@@ -56,6 +59,7 @@ impl Engine {
             _serving: volume.serve(),
             volume,
             files,
+            more_descriptions,
             stages,
             retired,
             jobs,
@@ -101,7 +105,8 @@ impl Engine {
         let attached = &self.volumes[id.index as usize];
         if attached.detached && attached.jobs == 0 {
             let attached = self.volumes.remove(id.index as usize);
-            for file in attached.files.into_iter().chain(attached.retired) {
+            let more = attached.more_descriptions.into_iter().flatten();
+            for file in attached.files.into_iter().chain(attached.retired).chain(more) {
                 reactor.remove_file(file);
             }
         }
@@ -231,4 +236,9 @@ fn add_files(reactor: &mut Reactor, volume: &Volume) -> Vec<File> {
         Kind::Files { files, .. } => files.iter().map(|file| reactor.add_file(Arc::clone(file))).collect(),
         Kind::Null => Vec::new(),
     }
+}
+
+fn add_more_descriptions(reactor: &mut Reactor, volume: &Volume) -> Vec<Vec<File>> {
+    let mut add = |files: &Vec<Arc<OpenFile>>| files.iter().map(|file| reactor.add_file(Arc::clone(file))).collect();
+    volume.store().more_descriptions().iter().map(&mut add).collect()
 }

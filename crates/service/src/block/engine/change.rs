@@ -26,11 +26,11 @@ impl Engine {
         if attached.files.is_empty() || attached.volume.is_read_only() || drops {
             return Ok(Step::Now(()));
         }
-        let files = attached.files.clone();
+        let files = attached.files.len();
         let request = Request { volume: id, operation: Operation::Flush, offset: 0, len: 0, tag };
-        let job = self.start_job(reactor, request, files.len(), JobKind::Flush);
-        for (part, file) in files.into_iter().enumerate() {
-            self.start_run(reactor, job, part, 0, Op::Sync { file });
+        let job = self.start_job(reactor, request, files, JobKind::Flush);
+        for file in 0..files {
+            self.start_sync(reactor, job, file, file);
         }
         Ok(Step::Later)
     }

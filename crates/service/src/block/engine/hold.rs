@@ -1,17 +1,19 @@
 //! Good answers that are held back.
 //!
-//! The kernel tells one of the syncs of an open file that bytes were lost, and the others that all is well. So who says
-//! that bytes are durable waits for the syncs that were under way when its own had ended, on any loop: one of them may
-//! have been told, though nobody has looked yet (docs/decisions/0030). It does not wait for those that begin later.
+//! Of the syncs over one open file description the kernel tells one that bytes were lost, and the others that all is well. So an
+//! answer that says that bytes are durable waits for the syncs over the same description that were under way when its own had ended,
+//! on any loop: one of them may have been told, though nobody has looked yet (docs/decisions/0030). It does not wait for those that
+//! begin later.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Op, Reactor, Token};
+use byway_reactor::{File, Op, Reactor, Token};
 
+use super::job::RunState;
 use super::{Done, ENGINE_CLASS, Engine, VolumeId};
-use crate::block::health::{Mark, Place};
+use crate::block::health::{Description, Mark, Place, SyncUnderWay};
 
 /// The tag of the timer that looks for the ends of other loops' syncs.
 pub(super) const TAG_LOOK: u8 = 1;
@@ -23,8 +25,8 @@ const LOOK_MAX: Duration = Duration::from_millis(2);
 
 /// Of one volume on one loop.
 pub(super) struct Held {
-    /// Jobs that have ended well, and what they wait for the ends of: in order.
-    answers: VecDeque<(Mark, usize)>,
+    /// Jobs that have ended well, by the description whose syncs they wait for, and which of these: in order.
+    answers: BTreeMap<Description, VecDeque<(Mark, usize)>>,
     pub(super) place: Place,
     /// Whether the timer is set.
     looks: bool,
@@ -32,13 +34,45 @@ pub(super) struct Held {
     pause: Duration,
 }
 
+/// What becomes of the first of some answers.
+enum Front {
+    /// The job's answer need not wait any longer.
+    Clear(usize),
+    /// It waits for another description now, for a sync of this loop or another.
+    Moved { by_other: bool },
+    /// It goes on waiting.
+    Waits { by_other: bool },
+}
+
 impl Held {
     pub(super) fn new(place: Place) -> Self {
-        Self { answers: VecDeque::new(), place, looks: false, pause: LOOK_MIN }
+        Self { answers: BTreeMap::new(), place, looks: false, pause: LOOK_MIN }
     }
 }
 
 impl Engine {
+    /// Syncs a file of the job's volume, by its place there.
+    pub(super) fn start_sync(&mut self, reactor: &mut Reactor, job: usize, part: usize, file: usize) {
+        let (sync, file) = self.begin_sync(job, file);
+        self.submit_run(reactor, RunState { job, part, len: 0, then_sync: None, sync, fault: None }, Op::Sync { file });
+    }
+
+    /// Counts a sync of a file; gives the description by which it is to be done.
+    pub(super) fn begin_sync(&mut self, job: usize, file: usize) -> (Option<SyncUnderWay>, File) {
+        let attached = &self.volumes[self.jobs[job].volume.index as usize];
+        if !attached.volume.syncs_can_fail() {
+            return (None, attached.files[file]);
+        }
+        let more = &attached.more_descriptions[file];
+        let sync = attached.volume.health().begin_sync(attached.held.place, file, 1 + more.len());
+        let by = sync.on().number().checked_sub(1).map_or(attached.files[file], |number| more[number]);
+        let synced = &mut self.jobs[job].synced;
+        if let Err(place) = synced.binary_search(&sync.on()) {
+            synced.insert(place, sync.on());
+        }
+        (Some(sync), by)
+    }
+
     /// Keeps a job that has ended if its answer must wait; [`Engine::release`] is to be asked next.
     pub(super) fn hold_back(&mut self, at: usize) -> bool {
         let job = &self.jobs[at];
@@ -50,29 +84,61 @@ impl Engine {
             return false;
         }
         let health = attached.volume.health();
-        let mark = health.mark();
-        if health.flush_failed() || health.under_way_at(mark).is_none() {
+        if health.flush_failed() {
             return false;
         }
-        attached.held.answers.push_back((mark, at));
+        let mark = health.mark();
+        let Some((on, _)) = health.under_way_at(mark, job.synced.iter().copied()) else { return false };
+        attached.held.answers.entry(on).or_default().push_back((mark, at));
         true
     }
 
     /// Answers what need not wait any longer.
     pub(super) fn release(&mut self, reactor: &mut Reactor, id: VolumeId, done: &mut Vec<Done>) {
-        while let Some(attached) = self.attached_mut(id) {
-            let Some((mark, at)) = attached.held.answers.front().copied() else { return };
-            match attached.volume.health().under_way_at(mark) {
-                None => {
-                    attached.held.answers.pop_front();
-                    attached.held.pause = LOOK_MIN;
-                    self.answer(reactor, at, done);
+        let Some(attached) = self.attached_mut(id).filter(|attached| !attached.held.answers.is_empty()) else { return };
+        let descriptions: Vec<Description> = attached.held.answers.keys().copied().collect();
+        let mut waits_for_others = false;
+        for on in descriptions {
+            while let Some(next) = self.look_at_front(id, on) {
+                match next {
+                    Front::Clear(at) => self.answer(reactor, at, done),
+                    Front::Moved { by_other } => waits_for_others |= by_other,
+                    Front::Waits { by_other } => {
+                        waits_for_others |= by_other;
+                        break;
+                    }
                 }
-                // Its end will ask again.
-                Some(place) if place == attached.held.place => return,
-                Some(_) => return self.look_later(reactor, id),
             }
         }
+        if waits_for_others {
+            self.look_later(reactor, id);
+        }
+    }
+
+    /// What becomes of the first of the answers that wait for syncs on a description. None if there is none.
+    fn look_at_front(&mut self, id: VolumeId, on: Description) -> Option<Front> {
+        let attached = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation)?;
+        let Held { answers, place: here, pause, .. } = &mut attached.held;
+        let Some((mark, at)) = answers.get(&on)?.front().copied() else {
+            answers.remove(&on);
+            return None;
+        };
+        // Those before it in the order are clear by now.
+        let left = self.jobs[at].synced.iter().copied().filter(|other| *other >= on);
+        let Some((next, place)) = attached.volume.health().under_way_at(mark, left) else {
+            answers.get_mut(&on)?.pop_front();
+            *pause = LOOK_MIN;
+            return Some(Front::Clear(at));
+        };
+        // The end of one of its own asks again.
+        let by_other = place != *here;
+        if next == on {
+            return Some(Front::Waits { by_other });
+        }
+        answers.get_mut(&on)?.pop_front();
+        let queue = answers.entry(next).or_default();
+        queue.insert(queue.partition_point(|(other, _)| *other <= mark), (mark, at));
+        Some(Front::Moved { by_other })
     }
 
     fn look_later(&mut self, reactor: &mut Reactor, id: VolumeId) {

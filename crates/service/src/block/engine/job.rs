@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Extent, File, Instant};
+use byway_reactor::{Allocate, Extent, Instant};
 
 use super::fault::{Fault, RunFault};
 use super::slicing::{Cut, Seen};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
-use crate::block::health::SyncUnderWay;
+use crate::block::health::{Description, SyncUnderWay};
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
 use crate::block::volume::Volume;
@@ -32,6 +32,8 @@ pub(super) struct Job {
     pub(super) part: bool,
     /// Put in on purpose.
     pub(super) fault: Option<Fault>,
+    /// Where it has synced, in order.
+    pub(super) synced: Vec<Description>,
     pub(super) kind: JobKind,
 }
 
@@ -95,8 +97,8 @@ pub(super) struct RunState {
     pub(super) job: usize,
     pub(super) part: usize,
     pub(super) len: usize,
-    /// The file to sync when this write to it has ended well.
-    pub(super) then_sync: Option<File>,
+    /// The file to sync, by its place in the volume, when this write to it has ended well.
+    pub(super) then_sync: Option<usize>,
     /// If it syncs.
     pub(super) sync: Option<SyncUnderWay>,
     /// `None` but in tests of what stands above.

@@ -268,7 +268,7 @@ impl Engine {
         let started = reactor.now();
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
-        let (error, first_slice, part) = (None, None, false);
+        let (error, first_slice, part, synced) = (None, None, false, Vec::new());
         let change = operation.changes_bytes().then(|| attached.changes.begin());
         self.jobs.insert(Job {
             tag,
@@ -283,24 +283,29 @@ impl Engine {
             first_slice,
             part,
             fault,
+            synced,
             kind,
         })
     }
 
     fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
         let attached = &self.volumes[self.jobs[job].volume.index as usize];
-        let can_fail = attached.volume.syncs_can_fail();
-        let syncs = can_fail && matches!(op, Op::Sync { .. });
-        let sync = syncs.then(|| attached.volume.health().begin_sync(attached.held.place));
         let then_sync = match (&self.jobs[job].kind, &op) {
-            (JobKind::Write { durable: true }, Op::Write { file, .. }) if can_fail => Some(*file),
+            (JobKind::Write { durable: true }, Op::Write { file, .. }) if attached.volume.syncs_can_fail() => {
+                attached.files.iter().position(|known| known == file)
+            }
             _ => None,
         };
-        let (fault, op) = match self.jobs[job].fault {
+        self.submit_run(reactor, RunState { job, part, len, then_sync, sync: None, fault: None }, op);
+    }
+
+    fn submit_run(&mut self, reactor: &mut Reactor, mut run: RunState, op: Op) {
+        let (fault, op) = match self.jobs[run.job].fault {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
-        let run = self.runs.insert(RunState { job, part, len, then_sync, sync, fault });
+        run.fault = fault;
+        let run = self.runs.insert(run);
         reactor.submit(op, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 

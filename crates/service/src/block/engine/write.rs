@@ -2,7 +2,7 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, File, Frame, Op, Reactor, Socket, Token};
+use byway_reactor::{Errno, Frame, Op, Reactor, Socket, Token};
 
 use super::attached::Attached;
 use super::job::RunState;
@@ -199,10 +199,9 @@ impl Engine {
     /// The second step of a durable write, once the kernel has its bytes. A write that syncs by itself (`RWF_DSYNC`) would
     /// answer for both with one errno: an `ENOSPC` of it may be about its own bytes, which are refused, or about older ones,
     /// which are lost; on a full thin device about both.
-    pub(super) fn sync_written(&mut self, reactor: &mut Reactor, written: &RunState, file: File) {
+    pub(super) fn sync_written(&mut self, reactor: &mut Reactor, written: &RunState, file: usize) {
         let RunState { job, part, .. } = *written;
-        let attached = &self.volumes[self.jobs[job].volume.index as usize];
-        let sync = Some(attached.volume.health().begin_sync(attached.held.place));
+        let (sync, file) = self.begin_sync(job, file);
         let run = self.runs.insert(RunState { job, part, len: 0, then_sync: None, sync, fault: None });
         reactor.submit(Op::Sync { file }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }

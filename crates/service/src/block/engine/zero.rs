@@ -73,8 +73,8 @@ impl Engine {
         let files = &self.volumes[volume.index as usize].files;
         let Some(run) = zeroing.ranges.last().copied() else {
             // Without a file to sync it has ended already.
-            let Some(file) = zeroing.unsynced.last().map(|file| files[*file]) else { return };
-            return self.start_run(reactor, job, 0, 0, Op::Sync { file });
+            let Some(file) = zeroing.unsynced.last().copied() else { return };
+            return self.start_sync(reactor, job, 0, file);
         };
         let file = files[run.file];
         let op = match zeroing.way {
