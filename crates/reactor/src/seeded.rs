@@ -85,11 +85,27 @@ pub enum Bug {
     DsmLockNotHandedOn,
     /// A barrier opens when one rank is missing.
     DsmBarrierEarly,
+    /// A node's message behind a put that is refused uses up its credit.
+    RefusedMessageKeepsCredit,
+    /// A node does not tell the peer that its program has taken messages.
+    GrantForgotten,
+    /// A node sends messages that the peer has not granted.
+    MessageWithoutCredit,
+    /// A flush ends before the puts that were begun before it.
+    FlushNotAwaited,
+    /// A node's puts under way do not end with their session.
+    PutsOfTheDead,
+    /// A get into several pieces of memory gets the first bytes into each.
+    GetPieceAtWrongOffset,
+    /// A window that the program has closed stays open to the peer.
+    ClosedWindowStaysOpen,
+    /// An operation ends while its memory is in use.
+    MemoryNotAwaited,
 }
 
 impl Bug {
-    /// Those of volumes and the floors below.
-    pub const ALL: [Self; 25] = [
+    /// Those that the simulation of volumes must find.
+    pub const VOLUMES: [Self; 25] = [
         Self::DroppedFlush,
         Self::IgnoredFua,
         Self::ForgottenFlushError,
@@ -133,6 +149,18 @@ impl Bug {
         Self::DsmLockFreedUnderWaiter,
         Self::DsmLockNotHandedOn,
         Self::DsmBarrierEarly,
+    ];
+
+    /// Those that the simulation of nodes must find.
+    pub const NODES: [Self; 8] = [
+        Self::RefusedMessageKeepsCredit,
+        Self::GrantForgotten,
+        Self::MessageWithoutCredit,
+        Self::FlushNotAwaited,
+        Self::PutsOfTheDead,
+        Self::GetPieceAtWrongOffset,
+        Self::ClosedWindowStaysOpen,
+        Self::MemoryNotAwaited,
     ];
 }
 

@@ -57,4 +57,6 @@ pub mod limits;
 pub mod message;
 pub mod node;
 pub mod protocol;
+#[doc(hidden)]
+pub mod seeded;
 pub mod session;

@@ -1,4 +1,4 @@
-//! The simulation catches bugs: each of [`Bug::ALL`] is put in, and a rule of [`simulated`] must find it.
+//! The simulation catches bugs: each of [`Bug::VOLUMES`] is put in, and a rule of [`simulated`] must find it.
 //!
 //! A panic of the code under test is no catch: it ends the test. The seeds that each took are a table in
 //! docs/testing.md; a change of the simulation changes them, so what is fixed is their bound.
@@ -29,7 +29,7 @@ fn every_seeded_bug_is_caught() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some(bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some(bug) = Bug::VOLUMES.get(next.fetch_add(1, Ordering::Relaxed)) {
                     caught.lock().unwrap().push((*bug as usize, *bug, hunt(*bug)));
                 }
             });

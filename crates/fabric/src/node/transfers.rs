@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::Entry;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Gather, Mapping, Reactor};
 use zerocopy::little_endian::U32;
 
@@ -167,7 +168,7 @@ impl Core {
     }
 
     fn end_when_free(&mut self, linger: Linger) {
-        if !linger.mappings.iter().all(is_free) {
+        if !linger.mappings.iter().all(is_free) && !seeded::is(Bug::MemoryNotAwaited) {
             return self.lingering.push(linger);
         }
         let Linger { op, mappings, result, put } = linger;
@@ -198,14 +199,15 @@ impl Core {
         }
         let Some(link) = self.links.get_mut(&session) else { return };
         let is_full = is_full(fabric, link.fabric);
-        if is_full || link.credits == 0 || !link.waiting.is_empty() {
+        let has_credit = link.credits > 0 || seeded::is(Bug::MessageWithoutCredit);
+        if is_full || !has_credit || !link.waiting.is_empty() {
             link.waiting.push_back(waiting);
             if is_full {
                 self.note_crowded(session);
             }
             return self.note_credit(fabric, reactor, session);
         }
-        link.credits -= 1;
+        link.credits = link.credits.saturating_sub(1);
         self.send_now(fabric, reactor, session, waiting);
     }
 
@@ -321,6 +323,7 @@ impl Core {
     pub(super) fn message_refused(&mut self, put: Slot, session: Session) -> bool {
         let state = self.puts.get_mut(put).filter(|put| put.session == session);
         let had_message = state.is_some_and(|put| std::mem::take(&mut put.has_message));
+        let had_message = had_message && !seeded::is(Bug::RefusedMessageKeepsCredit);
         if let Some(link) = self.links.get_mut(&session).filter(|_| had_message) {
             link.credits += 1;
         }
@@ -379,7 +382,7 @@ impl Core {
         if let Some(reason) = link.ended {
             return self.complete(op, Err(OpError::Ended(reason)));
         }
-        if link.puts.is_empty() {
+        if link.puts.is_empty() || seeded::is(Bug::FlushNotAwaited) {
             return self.complete(op, Ok(Outcome::Done));
         }
         link.flushes.push_back((link.put_count, op));
@@ -414,7 +417,7 @@ impl Core {
             let mut offset = part.offset;
             for piece in &part.pieces {
                 pieces.push((offset, frame(&segments, piece)));
-                offset += piece.len as u64;
+                offset += if seeded::is(Bug::GetPieceAtWrongOffset) { 0 } else { piece.len as u64 };
             }
         }
         let refused = fabric.get_pieces(reactor, slot, window, pieces, name.to_u64());
@@ -470,7 +473,9 @@ impl Core {
             && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
         {
             link.granted += taken;
-            grant(fabric, link.fabric, taken);
+            if !seeded::is(Bug::GrantForgotten) {
+                grant(fabric, link.fabric, taken);
+            }
         }
     }
 
@@ -478,7 +483,7 @@ impl Core {
     pub(super) fn end_transfers(&mut self, session: Session, reason: CloseReason) {
         let puts: Vec<Slot> =
             self.puts.iter().filter(|(_, put)| put.session == session).map(|(name, _)| name).collect();
-        for name in puts {
+        for name in puts.into_iter().filter(|_| !seeded::is(Bug::PutsOfTheDead)) {
             if let Some(put) = self.puts.remove(name) {
                 self.end_put(put, Some(OpError::Ended(reason)));
             }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Mapping, Reactor};
 
 use super::Session;
@@ -114,7 +115,7 @@ impl Core {
             recalled.extend(lent.map(|key| (link.fabric, key.0)));
         }
         for key in [keys.0, keys.1] {
-            if matches!(fabric.windows().close(key), Closed::WhenReceived) {
+            if !seeded::is(Bug::ClosedWindowStaysOpen) && matches!(fabric.windows().close(key), Closed::WhenReceived) {
                 self.note_filling(key, sessions);
             }
         }

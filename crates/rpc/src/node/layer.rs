@@ -12,6 +12,7 @@ use super::waiting::Line;
 use super::{Arrived, Tables, lock};
 use crate::limits::REQUESTS_MAX;
 use crate::message::{Inline, Status, Token};
+use crate::seeded::{self, Bug};
 use crate::session::{Answer, CallRef, CannotSend, EndedCalls, Event, Incomer};
 
 pub(super) struct RpcLayer {
@@ -33,6 +34,9 @@ impl RpcLayer {
         for out in std::mem::take(tables.calls.outbox()) {
             turn.send(out.session.into(), out.header, &out.payload);
         }
+        if seeded::is(Bug::WaitingCallsForgotten) {
+            return;
+        }
         for line in tables.waiting.lines() {
             send_waiting(&mut tables, turn, line);
         }
@@ -46,7 +50,8 @@ impl RpcLayer {
             Event::Notified(incomer) => tables.calls.notice_taken(incomer.session, incomer.protocol),
             Event::Cancelled(call) => {
                 let place = tables.queue.iter().position(|arrived| arrived.call == call);
-                if place.and_then(|place| tables.queue.remove(place)).is_some() {
+                let was_waiting = place.and_then(|place| tables.queue.remove(place)).is_some();
+                if was_waiting && !seeded::is(Bug::CancelledCallUnanswered) {
                     tables.calls.reply(call, Status::Abandoned as u16, 0, &Inline::EMPTY).into_iter().for_each(
                         |route| {
                             turn.send(route.session.into(), route.header, token_bytes(route.token.as_ref()));
@@ -155,7 +160,7 @@ impl Layer for RpcLayer {
         for op in with_session {
             turn.complete(op, Err(OpError::Ended(reason)));
         }
-        for op in answer_lost {
+        for op in answer_lost.into_iter().filter(|_| !seeded::is(Bug::LostAnswerUntold)) {
             turn.complete(op, Err(OpError::Status(Status::DelegateLost as u16)));
         }
         Self::send(tables, turn);
@@ -165,7 +170,11 @@ impl Layer for RpcLayer {
         let mut tables = self.tables();
         let was_taker = tables.leave_takers(op);
         let waited = !tables.waiting.extract(|_, call| call.op == Some(op)).is_empty();
-        let sent = tables.calls.find(|other| *other == op).and_then(|call| tables.calls.cancel(call)).is_some();
+        let call = tables.calls.find(|other| *other == op);
+        if call.is_some() && seeded::is(Bug::CancelUntold) {
+            return turn.complete(op, Err(OpError::Cancelled));
+        }
+        let sent = call.is_some_and(|call| tables.calls.cancel(call).is_some());
         tables.in_flight -= usize::from(sent);
         if was_taker || waited || sent {
             turn.complete(op, Err(OpError::Cancelled));
@@ -184,7 +193,7 @@ impl Layer for RpcLayer {
             turn.complete(op, Err(OpError::Deadline));
         }
         let next = [tables.calls.next_deadline(), tables.waiting.next_deadline()].into_iter().flatten().min();
-        if let Some(at) = next {
+        if let Some(at) = next.filter(|_| !seeded::is(Bug::AlarmNotSetAgain)) {
             turn.set_alarm(at);
         }
         Self::send(tables, turn);

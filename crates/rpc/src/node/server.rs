@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::{Arrived, Call, Rpc, Tables, pack};
 use crate::message::{Inline, Status, TOKEN_BYTES};
+use crate::seeded::{self, Bug};
 use crate::session::{Ask, CallRef, CannotSend};
 
 /// A call for this node's program.
@@ -140,8 +141,8 @@ impl Token {
         let outbox = std::mem::take(tables.calls.outbox());
         drop(tables);
         let payload = match &route.token {
-            Some(token) => [token.as_bytes(), &payload].concat(),
-            None => payload,
+            Some(token) if !seeded::is(Bug::TokenLeftOut) => [token.as_bytes(), &payload].concat(),
+            _ => payload,
         };
         let sent = self.rpc.node.layer_send(route.session.into(), route.header, payload);
         // Behind the answer: a caller that hears first that it was answered takes an answer over its own session for lost.
@@ -176,7 +177,8 @@ impl Token {
         }
         let windows = call.windows.len() as u8;
         let ask = Ask { protocol: call.protocol, method: call.method, arguments: &arguments, windows };
-        let left = (self.deadline < Instant::FAR).then(|| self.deadline.since(self.rpc.node.now()));
+        let has_deadline = self.deadline < Instant::FAR && !seeded::is(Bug::DeadlineNotPassedOn);
+        let left = has_deadline.then(|| self.deadline.since(self.rpc.node.now()));
         let mut tables = self.rpc.tables();
         let delegated = tables.calls.delegate(self.call, third.into(), &ask, left);
         let (speaks, is_owed) = (tables.calls.speaks(call.protocol), tables.calls.is_owed(self.call));

@@ -9,12 +9,12 @@ use byway_reactor::Instant;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::incoming::{Owed, Way};
-use super::seeded::{self, Bug};
 use super::{
     Answer, Ask, Breach, CallId, CallRef, Calls, CannotSend, Context, Event, Incomer, LOST, MALFORMED, Route,
     call_header, incomer, reply_header, secret, split_token, split_windows,
 };
 use crate::message::{CallBody, DataBody, Inline, Status, TOKEN_BYTES, Token, call_number};
+use crate::seeded::{self, Bug};
 
 impl<C> Calls<C> {
     /// Calls of a session's peer that were not answered.

@@ -6,9 +6,9 @@ use byway_reactor::Instant;
 use zerocopy::FromZeros;
 
 use super::outgoing::Progress;
-use super::seeded::{self, Bug};
 use super::{Ask, Breach, CallId, Calls, CannotSend, Context, Event, call_header, secret, split_token};
 use crate::message::{CancelBody, DataBody, ReplyBody, Status, Token};
+use crate::seeded::{self, Bug};
 
 impl<C> Calls<C> {
     /// Whether a call of the protocol can begin.

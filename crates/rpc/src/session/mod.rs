@@ -15,7 +15,6 @@ mod caller;
 mod incoming;
 mod outgoing;
 mod protocols;
-mod seeded;
 #[cfg(test)]
 mod tests;
 
@@ -32,9 +31,9 @@ use self::incoming::Incoming;
 use self::outgoing::Outgoing;
 pub use self::protocols::{CannotSend, Grant, Spoken};
 use self::protocols::{Protocols, entries};
-use self::seeded::Bug;
 use crate::limits::{PROTOCOLS_MAX, WINDOWS_PER_CALL_MAX};
 use crate::message::{CallBody, CancelBody, CreditBody, Inline, NodeId, ProtocolsBody, ReplyBody, Status, Token};
+use crate::seeded::{self, Bug};
 
 /// Names a call at its callee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,9 +6,9 @@ use std::collections::BinaryHeap;
 use byway_fabric::{Slot, Slots};
 use byway_reactor::Instant;
 
-use super::seeded::{self, Bug};
 use super::{Answer, LOST};
 use crate::message::{Inline, ReplyBody};
+use crate::seeded::{self, Bug};
 
 /// Entries of the heap of deadlines that may be stale before it is built anew, besides one for each call.
 const STALE_DEADLINES_MAX: usize = 64;

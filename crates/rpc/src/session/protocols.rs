@@ -213,7 +213,7 @@ impl Protocols {
         if agreed.notices_owed * 2 < u32::from(agreed.local?.notices) {
             return None;
         }
-        if !super::seeded::is(super::Bug::NoticeNotTakenOff) {
+        if !crate::seeded::is(crate::seeded::Bug::NoticeNotTakenOff) {
             agreed.notices_in -= agreed.notices_owed;
         }
         Some(std::mem::take(&mut agreed.notices_owed))

@@ -210,7 +210,8 @@ impl Life {
         drop(token);
     }
 
-    fn delegate(&mut self, ledger: &mut Ledger, key: u64) {
+    /// Hands a call on to the peer of some session.
+    pub fn delegate(&mut self, ledger: &mut Ledger, key: u64) {
         let Some((third, to)) = self.pick_session(ledger) else { return };
         let Some(held) = self.held.get(&key).filter(|held| held.hop + 1 < HOPS_MAX) else { return };
         let (number, hop) = (held.number, held.hop + 1);

@@ -15,23 +15,37 @@ use super::{NODES, Run};
 /// Until everything has ended once the faults have.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
+/// Until a message over an idle link has come.
+const MESSAGE_TIME_MAX: Duration = Duration::from_millis(5);
 
 impl Run {
     pub(super) fn finish(&mut self) -> Report {
         self.world.faults(FaultPlan::default());
-        for node in 0..NODES {
-            (0..node).for_each(|other| self.world.heal(ip(node), ip(other)));
-        }
+        let faults = self.world.fault_count().total();
+        self.heal_all();
         self.ledger.mode = Mode::Settling;
         self.settle("the last fault");
-        let faults = self.world.fault_count().total();
         self.check_credit();
-        self.check_deadline_and_cancel();
+        self.check_cancel();
+        self.settle("the calls that were cancelled");
+        self.check_deadline();
         self.settle("the last call");
         self.check_contents();
         self.end();
         self.ledger.report.faults = faults;
         self.ledger.report
+    }
+
+    fn heal_all(&self) {
+        for node in 0..NODES {
+            (0..node).for_each(|other| self.world.heal(ip(node), ip(other)));
+        }
+    }
+
+    fn partition_all(&self) {
+        for node in 0..NODES {
+            (0..node).for_each(|other| self.world.partition(ip(node), ip(other)));
+        }
     }
 
     fn until(&mut self, what: &str, limit: Duration, mut is_so: impl FnMut(&mut Self) -> bool) {
@@ -46,12 +60,13 @@ impl Run {
         }
     }
 
-    /// Everything that was begun ends, and all are connected.
+    /// Everything that was begun ends, all are connected, and all messages over the sessions that are up have come.
     fn settle(&mut self, after: &str) {
         self.until(&format!("everything has ended after {after}"), ENDS_WITHIN, |run| {
             let mut has_ended = true;
             for life in run.nodes.iter_mut().flatten() {
                 life.reconnect(&run.ledger);
+                life.receive();
                 let held: Vec<u64> = life.held.iter().filter(|(_, held)| !held.is_busy).map(|(key, _)| *key).collect();
                 for key in held {
                     life.answer(&mut run.ledger, key);
@@ -59,10 +74,10 @@ impl Run {
                 life.turn(&run.world, &mut run.ledger);
                 has_ended &= life.is_idle() && life.is_connected(&run.ledger);
             }
-            has_ended
+            // Messages may be on their way behind a stall that has not ended.
+            let (sent, received) = run.messages();
+            has_ended && sent == received
         });
-        let (sent, received) = self.messages();
-        rule!(sent == received, "{sent} messages were sent over the sessions that are up, and {received} came");
     }
 
     /// Messages sent and received over all sessions that are up.
@@ -105,25 +120,53 @@ impl Run {
         self.settle("calls by all credit");
     }
 
-    /// Who keeps a call is told that it is cancelled, and knows when it is late.
-    fn check_deadline_and_cancel(&mut self) {
+    /// A node that keeps a call learns that it is cancelled, also if the call was delegated to it.
+    fn check_cancel(&mut self) {
+        let calls = self.keep_calls(Instant::FAR);
+        for (node, number) in calls {
+            let (life, ledger) = self.life(node);
+            life.cancel_number(ledger, number);
+        }
+        self.until("all who keep a call know that it is cancelled", TOLD_WITHIN, Self::are_all_cancelled);
+        self.ledger.mode = Mode::Settling;
+    }
+
+    /// It also knows when the call is late, without a word of the caller.
+    fn check_deadline(&mut self) {
+        let deadline = self.world.now() + Duration::from_millis(30);
+        self.keep_calls(deadline);
+        self.partition_all();
+        // On the way a deadline is a number of milliseconds.
+        self.pass(deadline.since(self.world.now()) + 2 * MESSAGE_TIME_MAX);
+        rule!(self.are_all_cancelled(), "a node keeps a call without knowing that it is late");
+        self.heal_all();
+        self.ledger.mode = Mode::Settling;
+    }
+
+    /// Begins a call over each session, and has its callee delegate it if there is credit, and keep it else. Gives the callers and the
+    /// numbers.
+    fn keep_calls(&mut self, deadline: Instant) -> Vec<(usize, u64)> {
         self.ledger.mode = Mode::Keeping;
-        let deadline = self.world.now() + Duration::from_millis(50);
+        let mut calls = Vec::new();
         for (node, session) in self.sessions() {
             let (life, ledger) = self.life(node);
-            life.begin(ledger, (session, KEPT), deadline, None);
-            let number = life.begin(ledger, (session, KEPT), Instant::FAR, None);
-            self.pass(Duration::from_millis(1));
-            let (life, ledger) = self.life(node);
-            if let Some(number) = number {
-                life.cancel_number(ledger, number);
+            let number = life.begin(ledger, (session, KEPT), deadline, None);
+            calls.extend(number.map(|number| (node, number)));
+        }
+        self.pass(MESSAGE_TIME_MAX);
+        for life in self.nodes.iter_mut().flatten() {
+            let held: Vec<u64> = life.held.keys().copied().collect();
+            for key in held {
+                life.delegate(&mut self.ledger, key);
             }
         }
-        self.until("all who keep a call know that nobody waits for its answer", TOLD_WITHIN, |run| {
-            let mut held = run.nodes.iter().flatten().flat_map(|life| life.held.values());
-            held.all(|held| held.token.is_cancelled()) && run.nodes.iter().flatten().all(|life| life.calls() == 0)
-        });
-        self.ledger.mode = Mode::Settling;
+        self.pass(MESSAGE_TIME_MAX);
+        calls
+    }
+
+    fn are_all_cancelled(&mut self) -> bool {
+        let mut held = self.nodes.iter().flatten().flat_map(|life| life.held.values());
+        held.all(|held| held.token.is_cancelled()) && self.nodes.iter().flatten().all(|life| life.calls() == 0)
     }
 
     /// What was put lies where it belongs.

@@ -15,7 +15,7 @@ use byway_rpc::session::{Grant, Spoken};
 
 use super::blocks::{Mine, Theirs};
 use super::calls::{CallWindows, Held};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Mode};
 use super::rules::{broken, rule};
 
 /// Calls that each peer may have in flight.
@@ -155,9 +155,9 @@ impl Life {
         };
         life.rpc.node().listen(&at(index)).expect("a simulated address is free");
         life.frame_bytes_idle = life.node().counters().expect("not in a child").frame_bytes;
-        let (accept, receive) = (life.node().start_accept(), life.node().start_receive(None));
-        life.add(accept.expect("an accept"), Pending::Accept);
-        life.add(receive.expect("a receive"), Pending::Receive);
+        let accept = life.node().start_accept().expect("an accept");
+        life.add(accept, Pending::Accept);
+        life.receive();
         life
     }
 
@@ -169,6 +169,14 @@ impl Life {
     pub fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Takes the next message or end of a session, if it does not wait for that.
+    pub fn receive(&mut self) {
+        if !self.is_ending && !self.pending.values().any(|(_, pending)| matches!(pending, Pending::Receive)) {
+            let receive = self.node().start_receive(None).expect("a receive");
+            self.add(receive, Pending::Receive);
+        }
     }
 
     /// Begins to wait for an operation.
@@ -237,8 +245,10 @@ impl Life {
                     Err(OpError::Cancelled) if self.is_ending => return,
                     other => broken(format!("a receive of node {} ended with {other:?}", self.index)),
                 }
-                let receive = self.node().start_receive(None).expect("a receive");
-                self.add(receive, Pending::Receive);
+                // Messages that a program leaves have their senders wait for credit.
+                if ledger.mode != Mode::Busy || !ledger.one_in(3) {
+                    self.receive();
+                }
             }
             Pending::Send => {}
             Pending::Close(memory) => {

@@ -154,6 +154,9 @@ impl Run {
         let (is_calm, ledger) = (self.ledger.is_calm, &mut self.ledger);
         for life in self.nodes.iter_mut().flatten() {
             life.reconnect(ledger);
+            if ledger.one_in(2) {
+                life.receive();
+            }
             for _ in 0..ledger.below(5) {
                 match ledger.below(100) {
                     0..34 => life.begin_call(ledger),
