@@ -7,15 +7,20 @@ mod rig;
 mod held;
 mod random;
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use byway_door::fuse::mount::{MountError, unmount};
+use byway_door::fuse::Driver;
+use byway_door::fuse::mount::{MountError, MountOptions, mount, unmount};
 use byway_door::fuse::session::Wishes;
 use passthrough::Passthrough;
 use rig::{Mount, lacks_mounts, run, until};
 
+/// The user without rights.
+const NOBODY: u32 = 65534;
 /// What makes this program a server of a mount: the folder and the mountpoint, with a line break between them.
 const CHILD: &str = "BYWAY_TEST_FUSE_CHILD";
 
@@ -97,11 +102,67 @@ fn a_mount_whose_process_was_killed_is_removed() {
     drop(guard);
 }
 
-/// No test by itself: the process that the test above kills.
+#[test]
+fn a_user_without_root_mounts_by_fusermount3() {
+    if lacks_mounts() {
+        return;
+    }
+    for tool in ["fusermount3", "unshare", "setpriv"] {
+        if !std::path::Path::new("/usr/bin").join(tool).is_file() {
+            return byway_skip::skip_this(byway_skip::SkipReason::MissingTool(tool));
+        }
+    }
+    let place = tempfile::tempdir().unwrap();
+    let open_to_all = |path: &std::path::Path| std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    open_to_all(place.path());
+    // The user may not reach the folder that this program lies in.
+    let program = place.path().join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let (below, at) = (place.path().join("below"), place.path().join("at, with a comma"));
+    for folder in [&below, &at] {
+        std::fs::create_dir(folder).unwrap();
+        std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    // In a mount namespace of its own, where everybody may open /dev/fuse: udev has it so, containers may not.
+    let script = r#"mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse &&
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups ./program --exact "$1" --nocapture"#;
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh", "mounts_without_root_for_another_test"])
+        .env(CHILD, format!("{}\n{}", below.display(), at.display()))
+        .current_dir(place.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert_eq!(std::fs::read_to_string(below.join("file")).unwrap(), "through the mount", "{said}");
+}
+
+/// No test by itself: the process of the test above. It mounts, writes and unmounts.
+#[test]
+fn mounts_without_root_for_another_test() {
+    let Some((below, at)) = folders().filter(|_| !rustix::process::geteuid().is_root()) else { return };
+    let files = Arc::new(Passthrough::new(&below).unwrap().with_open_flags(byway_door::fuse::abi::open::NO_FLUSH));
+    let options = MountOptions { source: "byway-test,nobody".into(), ..MountOptions::default() };
+    let driver = Driver::start(mount(&options, &at).unwrap(), files, Wishes::default(), 2).unwrap();
+    let table = std::fs::read_to_string("/proc/mounts").unwrap();
+    let line = table.lines().find(|line| line.starts_with("byway-test,nobody ")).unwrap();
+    assert!(line.contains("fuse.byway") && line.contains("nosuid,nodev"), "{line}");
+    std::fs::write(at.join("file"), "through the mount").unwrap();
+    until("the mount to be idle", || unmount(&at, false).ok());
+    assert!(unmount(&at, false).is_err(), "nothing is there any more");
+    driver.wait();
+}
+
+/// No test by itself: the process that a test above kills.
 #[test]
 fn serves_a_mount_for_another_test() {
-    let Ok(folders) = std::env::var(CHILD) else { return };
-    let (below, at) = folders.split_once('\n').unwrap();
-    let files = Arc::new(Passthrough::new(std::path::Path::new(below)).unwrap());
-    rig::start(std::path::Path::new(at), files, Wishes::default()).wait();
+    let Some((below, at)) = folders() else { return };
+    rig::start(&at, Arc::new(Passthrough::new(&below).unwrap()), Wishes::default()).wait();
+}
+
+/// What [`CHILD`] says.
+fn folders() -> Option<(PathBuf, PathBuf)> {
+    let folders = std::env::var(CHILD).ok()?;
+    let (below, at) = folders.split_once('\n')?;
+    Some((below.into(), at.into()))
 }
