@@ -1,8 +1,9 @@
 //! Volumes as block devices of this machine: file systems on them, servers that die under them, and their end.
 
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -62,9 +63,10 @@ impl Attached {
         until(Instant::now() + LIMIT, "the process's death", || (!self.lives()).then_some(()));
     }
 
-    /// Whether the kernel still has a file behind the device.
+    /// Whether the kernel still has the volume's file behind the device; the number may be another device's by now.
     fn is_there(&self) -> bool {
-        Path::new("/sys/class/block").join(self.device.file_name().unwrap()).join("loop").exists()
+        let file = Path::new("/sys/class/block").join(self.device.file_name().unwrap()).join("loop/backing_file");
+        std::fs::read_to_string(file).is_ok_and(|path| path.trim() == format!("/{}", self.name))
     }
 
     fn detach(&mut self) {
@@ -237,6 +239,62 @@ fn a_read_only_volume_is_a_read_only_device() {
         attached.detach();
     }
     drop(rig);
+}
+
+#[test]
+fn a_flush_that_fails_at_the_server_fails_at_the_device() {
+    if lacks(&[]) {
+        return;
+    }
+    let prepare = |rig: &Rig| drop(rig.file("broken", 1 << 20));
+    let (rig, uri) = node("\"broken=fault:flush=eio#1:DIR/broken\"", prepare, "broken");
+    let mut attached = Attached::new(&uri, "broken", &[]);
+    let device = std::fs::OpenOptions::new().read(true).write(true).open(&attached.device).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&device, &[1; 4096], 0).unwrap();
+    assert!(device.sync_all().is_err());
+    // It stays so until the volume is opened anew; then what the client has kept is written again.
+    assert!(rig.ctl(&["reopen", "broken"]).status.success());
+    until(Instant::now() + LIMIT, "a flush that succeeds", || device.sync_all().ok());
+    drop(device);
+    attached.detach();
+}
+
+#[test]
+fn a_service_manager_is_told_and_a_signal_detaches_what_is_not_in_use() {
+    if lacks(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let (rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let socket = UnixDatagram::bind(rig.path("notify")).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let told = || {
+        let mut text = [0; 512];
+        let bytes = socket.recv(&mut text).expect("a message to the service manager");
+        String::from_utf8_lossy(&text[..bytes]).into_owned()
+    };
+    let name = format!("test-manager-{}", std::process::id());
+    let mut child = Command::new(binary())
+        .args(["attach", &uri, "--as", &name, "--foreground"])
+        .env("NOTIFY_SOCKET", rig.path("notify"))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ready = told();
+    let device = std::fs::read_link(format!("/dev/byway/{name}")).unwrap();
+    assert_eq!(ready, format!("READY=1\nSTATUS={} is {uri}", device.display()));
+    let mut attached = Attached { name, device, pid: child.id() as i32, mounted: None };
+    run_well(&find_tool("mkfs.ext4").unwrap(), &["-q", attached.device()]);
+    std::fs::create_dir(rig.path("fs")).unwrap();
+    attached.mount(rig.path("fs"));
+    let terminate = || kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    terminate();
+    std::fs::write(rig.path("fs").join("file"), noise(1 << 20, 3)).unwrap();
+    attached.unmount();
+    assert!(attached.is_there(), "the first signal found it mounted");
+    terminate();
+    assert!(told().starts_with("STOPPING=1"));
+    let ended = until(Instant::now() + LIMIT, "its end", || child.try_wait().unwrap());
+    assert!(ended.success() && !attached.is_there());
 }
 
 #[test]

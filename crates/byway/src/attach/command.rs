@@ -21,6 +21,7 @@ use super::registry::{self, Attachment, Claim};
 use super::{background, volume_file};
 use crate::output;
 use crate::remote::{RemoteError, RemoteUri};
+use crate::supervisor::Supervisor;
 use crate::tls::ClientTlsArguments;
 use crate::units::show_size;
 
@@ -106,6 +107,9 @@ pub enum AttachError {
     /// Less than a sector.
     #[error("the volume has {0} bytes, less than one sector")]
     Empty(u64),
+    /// The service manager.
+    #[error("NOTIFY_SOCKET: {0}; leave it out where no service manager is")]
+    Manager(io::Error),
     /// A thread or signals.
     #[error("cannot wait for signals and requests: {0}")]
     Thread(io::Error),
@@ -198,10 +202,11 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     if arguments.in_background {
         background::settle();
     }
+    let supervisor = Supervisor::from_environment().map_err(AttachError::Manager)?;
     let mut claim = Claim::new(name).map_err(AttachError::State)?.ok_or_else(|| AttachError::Taken(name.to_owned()))?;
     let (events, heard) = channel();
     watch_signals(events.clone())?;
-    start_loop(arguments, uri, events)?;
+    start_loop(arguments, (name, uri), events)?;
     let (info, mount, notifier) = loop {
         match heard.recv() {
             Ok(Event::Ready(info, mount, notifier)) => break (info, mount, notifier),
@@ -213,7 +218,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
             Err(_) => return Err(AttachError::Ended("its thread has died".to_owned())),
         }
     };
-    let (file, device) = make_device(&mount, &info, uri)?;
+    let (file, device) = make_device(&mount, &info, (name, uri))?;
     // The file is enough from here on.
     drop(mount);
     // All of it, also what comes later: a page that is fetched back from a disk on this device would wait for itself.
@@ -226,7 +231,8 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     claim.publish(&attachment).map_err(AttachError::State)?;
     tracing::info!(volume = %attachment.uri, device = %path.display(), bytes = info.len, "attached");
     output::line(path.display());
-    follow(&heard, Held { file, device, notifier })
+    tell(supervisor.ready(&format!("{} is {}", path.display(), attachment.uri)));
+    follow(&heard, Held { file, device, notifier }, &supervisor)
 }
 
 /// What keeps the device.
@@ -237,7 +243,7 @@ struct Held {
 }
 
 /// Follows the volume's size until the device is detached, and its last user has closed it.
-fn follow(heard: &Receiver<Event>, held: Held) -> Result<(), AttachError> {
+fn follow(heard: &Receiver<Event>, held: Held, supervisor: &Supervisor) -> Result<(), AttachError> {
     let mut held = Some(held);
     loop {
         match (heard.recv(), &held) {
@@ -246,18 +252,27 @@ fn follow(heard: &Receiver<Event>, held: Held) -> Result<(), AttachError> {
                     tracing::error!(%error, bytes, "the volume has another size, and the device has not");
                 }
             }
-            (Ok(Event::Signal), Some(device)) => match device.device.is_claimed() {
-                Ok(true) => output::note(format!(
+            (Ok(Event::Signal), Some(device)) if device.device.is_claimed().unwrap_or(false) => {
+                output::note(format!(
                     "{} is in use (mounted, swap, or part of another device), and stays attached; unmount it first",
                     device.device.path().display()
-                )),
+                ));
+            }
+            (Ok(Event::Signal), Some(_)) => {
+                tell(supervisor.stopping("writing out what is not at the server yet"));
                 // The kernel takes it apart when its last user closes it: at once, unless a program has it open.
-                Ok(false) | Err(_) => held = None,
-            },
+                held = None;
+            }
             (Ok(Event::Ended(result)), _) => return result.map_err(AttachError::Ended),
             (Err(_), _) => return Err(AttachError::Ended("its thread has died".to_owned())),
             (Ok(_), _) => {}
         }
+    }
+}
+
+fn tell(told: io::Result<()>) {
+    if let Err(error) = told {
+        tracing::warn!(%error, "the service manager was not told");
     }
 }
 
@@ -272,7 +287,11 @@ fn renew_size(held: &Held) -> Result<(), AttachError> {
     Ok(())
 }
 
-fn make_device(mount: &OwnedFd, info: &VolumeInfo, uri: &RemoteUri) -> Result<(File, LoopDevice), AttachError> {
+fn make_device(
+    mount: &OwnedFd,
+    info: &VolumeInfo,
+    (name, uri): (&str, &RemoteUri),
+) -> Result<(File, LoopDevice), AttachError> {
     let block_bytes = info.block_bytes.max(512);
     if block_bytes > 4096 {
         return Err(AttachError::Block(block_bytes));
@@ -282,7 +301,7 @@ fn make_device(mount: &OwnedFd, info: &VolumeInfo, uri: &RemoteUri) -> Result<(F
     }
     let access = if info.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(mount, volume_file::NAME, flags, Mode::empty());
+    let file = rustix::fs::openat(mount, name, flags, Mode::empty());
     let file = File::from(file.map_err(|error| AttachError::File(error.into()))?);
     let options = LoopOptions { block_bytes, read_only: info.read_only, name: &uri.to_string() };
     let device = LoopDevice::over(file.as_fd(), options)?;
@@ -290,10 +309,14 @@ fn make_device(mount: &OwnedFd, info: &VolumeInfo, uri: &RemoteUri) -> Result<(F
 }
 
 /// Opens the volume and serves its file in a thread of its own.
-fn start_loop(arguments: &AttachArguments, uri: &RemoteUri, events: Sender<Event>) -> Result<(), AttachError> {
-    let (uri, tls, read_only) = (uri.clone(), arguments.tls.clone(), arguments.read_only);
+fn start_loop(
+    arguments: &AttachArguments,
+    (name, uri): (&str, &RemoteUri),
+    events: Sender<Event>,
+) -> Result<(), AttachError> {
+    let (name, uri, tls, read_only) = (name.to_owned(), uri.clone(), arguments.tls.clone(), arguments.read_only);
     let run = move || {
-        let event = match volume_file::VolumeFile::open(&uri, &tls, read_only, events.clone()) {
+        let event = match volume_file::VolumeFile::open((&name, &uri), &tls, read_only, events.clone()) {
             Ok(file) => Event::Ended(file.serve()),
             Err(error) => Event::Failed(error),
         };

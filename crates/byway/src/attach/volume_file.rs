@@ -29,8 +29,7 @@ use crate::remote::{RemoteError, RemoteUri, native_failed};
 use crate::tls::ClientTlsArguments;
 use requests::Waiting;
 
-/// The file's name and its node.
-pub(super) const NAME: &str = "volume";
+/// The file's node.
 pub(super) const NODE: u64 = 2;
 
 const CLASS: u8 = 0x30;
@@ -50,6 +49,8 @@ pub(super) struct VolumeFile {
     descriptor: Descriptor,
     session: Session,
     info: VolumeInfo,
+    /// The file's.
+    name: String,
     /// What the next request is read into.
     head: [u8; WRITE_HEAD_BYTES],
     incoming: Option<Frame>,
@@ -84,9 +85,9 @@ enum Asked {
 }
 
 impl VolumeFile {
-    /// Opens the volume, makes its file, and says so.
+    /// Opens the volume, makes its file, of that name, and says so.
     pub(super) fn open(
-        uri: &RemoteUri,
+        (name, uri): (&str, &RemoteUri),
         tls: &ClientTlsArguments,
         read_only: bool,
         events: Sender<Event>,
@@ -118,6 +119,7 @@ impl VolumeFile {
             descriptor,
             session: Session::new(wishes),
             info,
+            name: name.to_owned(),
             head: [0; WRITE_HEAD_BYTES],
             incoming: None,
             joined: Vec::new(),
@@ -139,8 +141,11 @@ impl VolumeFile {
 
     /// Serves until the file's last user has closed it, then flushes the volume and leaves.
     pub(super) fn serve(mut self) -> Result<(), String> {
-        while !self.ended {
+        loop {
             self.take_requests()?;
+            if self.ended {
+                break;
+            }
             self.turn(Wait::Block)?;
         }
         self.reactor.remove_descriptor(self.descriptor);

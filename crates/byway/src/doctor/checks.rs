@@ -88,17 +88,25 @@ fn nbd() -> Finding {
 }
 
 fn fuse() -> Finding {
-    device(
-        "FUSE",
-        "/dev/fuse",
-        "files can be mounted without privilege",
-        "modprobe fuse, or give the container /dev/fuse",
-    )
+    let name = "FUSE";
+    let users = ["/usr/bin/fusermount3", "/bin/fusermount3"].iter().any(|path| Path::new(path).exists());
+    let good =
+        if users { "root mounts, and other users by fusermount3" } else { "root mounts; other users need fusermount3" };
+    // Linux before 6.13 has no such file, and a limit of 256.
+    let limit = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok().and_then(|text| text.trim().parse().ok());
+    match limit {
+        Some(pages @ 0u32..256) => Finding::limited(
+            name,
+            format!("{good}; requests have {} KiB at most", pages * 4),
+            "set sysctl fs.fuse.max_pages_limit=256",
+        ),
+        _ => device(name, "/dev/fuse", good, "modprobe fuse, or give the container /dev/fuse"),
+    }
 }
 
 fn loop_devices() -> Finding {
-    let load = "modprobe loop; needed only for file systems on volumes where neither nbd nor ublk is";
-    device("loop devices", "/dev/loop-control", "a mounted file can be a block device", load)
+    let load = "modprobe loop, or give the container /dev/loop-control and loop devices; byway attach needs them";
+    device("loop devices", "/dev/loop-control", "byway attach makes volumes block devices, with FUSE", load)
 }
 
 fn userfaultfd() -> Finding {

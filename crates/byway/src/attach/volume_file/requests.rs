@@ -12,7 +12,7 @@ use byway_service::block::client::{Done, Request};
 use rustix::fs::FallocateFlags;
 use zerocopy::IntoBytes;
 
-use super::{Asked, FLUSH_TAG, NAME, NODE, VolumeFile, errno_of};
+use super::{Asked, FLUSH_TAG, NODE, VolumeFile, errno_of};
 
 /// How long the kernel believes what it is told of the file: until it is told otherwise.
 const VALID: Duration = Duration::from_hours(24);
@@ -115,7 +115,7 @@ impl VolumeFile {
     fn request_on_names(&mut self, parsed: &Parsed<'_>, operation: Operation<'_>) {
         let unique = parsed.unique;
         match operation {
-            Operation::Lookup { name } if name == NAME.as_bytes() && parsed.node == ROOT => {
+            Operation::Lookup { name } if name == self.name.as_bytes() && parsed.node == ROOT => {
                 let attr = self.attributes(NODE);
                 let entry = Entry { node: NODE, generation: 0, attr, entry_valid: VALID, attr_valid: VALID };
                 self.finish(unique, Ok(&[entry.encode().as_bytes()]));
