@@ -1,6 +1,6 @@
 //! Where a node listens, and how clients name what it shares.
 
-mod percent;
+pub(crate) mod percent;
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,5 +1,7 @@
 //! `byway ls` and `byway info`: what a server has, and what one volume is.
 
+mod directory;
+
 use std::io::Write;
 
 use byway_door::nbd::client as nbd;
@@ -7,12 +9,14 @@ use byway_door::nbd::flags::TransmissionFlags;
 use byway_reactor::{IoChoice, Reactor};
 use byway_service::block::client as native;
 use byway_service::block::client::{Answer, ListedVolume, Request};
+use byway_service::file::client as files;
+use byway_service::file::client::ClientError;
 use clap::Args;
 use serde::Serialize;
 
 use crate::config::parse_io;
 use crate::limits::INFO_EXTENTS_MAX;
-use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri};
+use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, TreeUri};
 use crate::tls::ClientTlsArguments;
 use crate::units::show_size;
 
@@ -24,10 +28,10 @@ const FRAME_BYTES: usize = 8 << 20;
 /// The flags of `byway ls`.
 #[derive(Args, Debug)]
 pub struct LsArguments {
-    /// The server: byway://HOST[:PORT], byway+unix:///?socket=PATH, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH, or
+    /// The server, or a directory of a share (byway://HOST[:PORT]/SHARE/PATH, byway+unix:///SHARE/PATH?socket=PATH): byway://HOST[:PORT], byway+unix:///?socket=PATH, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH, or
     /// the same with an s, as byways://, for TLS; byway+shm:///?socket=PATH through shared memory, byway+rdma://HOST[:PORT] by
     /// RDMA
-    pub uri: RemoteUri,
+    pub uri: TreeUri,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
@@ -63,18 +67,38 @@ pub enum InspectError {
     /// The server.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// A whole server is listed.
+    /// A volume of an NBD server.
     #[error("{0} names a volume; leave its name out to list the server, or see byway info {0}")]
     OneVolume(String),
+    /// A resource that is no share.
+    #[error("no share is named so in {0}; leave the name out to list the server, or see byway info {0} for a volume")]
+    NoShare(String),
+    /// A share, or a directory in it.
+    #[error("{uri}: {source}")]
+    Share {
+        /// As it was written.
+        uri: String,
+        /// Why not.
+        source: ClientError,
+    },
+    /// A directory of a share.
+    #[error("{uri}: {source}; byway ls lists the directories above it")]
+    Directory {
+        /// As it was written.
+        uri: String,
+        /// The file system's word.
+        source: byway_reactor::Errno,
+    },
     /// Standard output.
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
 }
 
-/// A volume of a list.
+/// A volume or share of a list.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Entry {
     name: String,
+    kind: &'static str,
     uri: String,
     /// Not told by servers that keep it to themselves until the export is opened.
     size_bytes: Option<u64>,
@@ -110,11 +134,14 @@ struct Contents {
 /// # Errors
 /// See [`InspectError`].
 pub fn ls(arguments: &LsArguments) -> Result<(), InspectError> {
-    let uri = &arguments.uri;
-    if uri.volume().is_some_and(|name| !name.is_empty()) {
-        return Err(InspectError::OneVolume(uri.to_string()));
-    }
+    let uri = &arguments.uri.remote;
     arguments.tls.check(uri.wants_tls()).map_err(RemoteError::from)?;
+    if let Some(name) = uri.volume().filter(|name| !name.is_empty()) {
+        return match uri {
+            RemoteUri::Nbd(_) => Err(InspectError::OneVolume(uri.to_string())),
+            RemoteUri::Native(_) => directory::list(arguments, name),
+        };
+    }
     let reactor = Reactor::open(arguments.io, FRAME_BYTES).map_err(RemoteError::Loop)?;
     let entries = list(reactor, uri, &arguments.tls)?;
     let mut out = crate::output::stdout();
@@ -133,9 +160,15 @@ fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<V
     Ok(match uri {
         RemoteUri::Native(_) => {
             let failed = |source| remote::native_failed(uri, tls, secure.as_ref(), source);
+            let listed_at = address.clone();
             let listed = native::list(reactor, address, byway_fabric::Options::new(CLASS), secure.clone());
             let listed = listed.map_err(failed)?;
-            listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect()
+            let mut entries: Vec<_> =
+                listed.into_iter().map(|volume| native_entry(named(&volume.name), volume)).collect();
+            let failed = |source| InspectError::Share { uri: uri.to_string(), source };
+            let shares = files::list(&listed_at, secure.as_ref()).map_err(failed)?;
+            entries.extend(shares.into_iter().map(|share| share_entry(named(&share.name), share)));
+            entries
         }
         RemoteUri::Nbd(_) => {
             let failed = |source| remote::nbd_failed(uri, tls, secure.as_ref(), source);
@@ -145,9 +178,22 @@ fn list(reactor: Reactor, uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<V
     })
 }
 
+fn share_entry(uri: String, share: files::ListedShare) -> Entry {
+    Entry {
+        kind: "share",
+        uri,
+        size_bytes: None,
+        block_bytes: None,
+        flags: share.read_only.then_some("read-only").into_iter().collect(),
+        description: share.description,
+        name: share.name,
+    }
+}
+
 fn native_entry(uri: String, volume: ListedVolume) -> Entry {
     let words = [(volume.read_only, "read-only"), (volume.volatile, "volatile"), (volume.tls_required, "tls-required")];
     Entry {
+        kind: "volume",
         uri,
         size_bytes: Some(volume.len),
         block_bytes: Some(volume.block_bytes),
@@ -166,6 +212,7 @@ fn nbd_entry(uri: String, export: nbd::ListedExport) -> Entry {
     let read_only = rules.is_some_and(|rules| rules.flags.has(TransmissionFlags::READ_ONLY));
     let words = [(read_only, "read-only"), (volatile, "volatile")];
     Entry {
+        kind: "volume",
         uri,
         size_bytes: rules.map(|rules| rules.size_bytes),
         block_bytes: rules.map(|rules| rules.block.minimum),
@@ -176,12 +223,14 @@ fn nbd_entry(uri: String, export: nbd::ListedExport) -> Entry {
 }
 
 fn write_table(out: &mut impl Write, entries: &[Entry]) -> std::io::Result<()> {
-    let mut rows = vec![["NAME", "SIZE", "BLOCK", "FLAGS", "DESCRIPTION"].map(str::to_owned)];
+    let mut rows = vec![["NAME", "KIND", "SIZE", "BLOCK", "FLAGS", "DESCRIPTION"].map(str::to_owned)];
     rows.extend(entries.iter().map(|entry| {
         let name = if entry.name.is_empty() { "(default)" } else { &entry.name };
-        let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "?".to_owned());
+        let unknown = if entry.kind == "share" { "-" } else { "?" };
+        let or_unknown = |text: Option<String>| text.unwrap_or_else(|| unknown.to_owned());
         [
             printable(name),
+            entry.kind.to_owned(),
             or_unknown(entry.size_bytes.map(show_size)),
             or_unknown(entry.block_bytes.map(|bytes| bytes.to_string())),
             if entry.flags.is_empty() { "-".to_owned() } else { entry.flags.join(",") },
@@ -189,10 +238,10 @@ fn write_table(out: &mut impl Write, entries: &[Entry]) -> std::io::Result<()> {
         ]
     }));
     let widths =
-        [0, 1, 2, 3].map(|column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+        [0, 1, 2, 3, 4].map(|column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
     for row in &rows {
         let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        writeln!(out, "{}", format!("{}  {}", cells.join("  "), row[4]).trim_end())?;
+        writeln!(out, "{}", format!("{}  {}", cells.join("  "), row[5]).trim_end())?;
     }
     Ok(())
 }
@@ -299,6 +348,7 @@ mod tests {
     fn the_table_is_aligned_and_harmless() {
         let entry = |name: &str, size_bytes, flags| Entry {
             name: name.to_owned(),
+            kind: "volume",
             uri: String::new(),
             size_bytes,
             block_bytes: size_bytes.map(|_| 512),
@@ -308,9 +358,9 @@ mod tests {
         let entries = [entry("disk", Some(1 << 30), vec!["read-only", "flush"]), entry("", None, vec![])];
         let mut out = Vec::new();
         write_table(&mut out, &entries).unwrap();
-        let expected = "NAME       SIZE     BLOCK  FLAGS            DESCRIPTION\n\
-                        disk       1.0 GiB  512    read-only,flush  a\u{fffd}[2J\n\
-                        (default)  ?        ?      -                a\u{fffd}[2J\n";
+        let expected = "NAME       KIND    SIZE     BLOCK  FLAGS            DESCRIPTION\n\
+                        disk       volume  1.0 GiB  512    read-only,flush  a\u{fffd}[2J\n\
+                        (default)  volume  ?        ?      -                a\u{fffd}[2J\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 }

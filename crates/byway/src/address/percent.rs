@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The bytes that a text stands for; `None` if a percent sign is without two hexadecimal digits.
-pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

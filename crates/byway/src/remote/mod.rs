@@ -3,6 +3,7 @@
 //! Both clients take the same requests; this makes their answers and their words for failures the same too.
 
 mod error;
+mod tree;
 mod uri;
 
 use std::rc::Rc;
@@ -21,6 +22,7 @@ use byway_service::block::client::{
 use byway_service::block::wire::CallError;
 
 pub use error::{RemoteError, native_failed, nbd_failed};
+pub use tree::TreeUri;
 pub use uri::{RemoteUri, RemoteUriError};
 
 use crate::tls::ClientTlsArguments;

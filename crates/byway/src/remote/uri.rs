@@ -35,6 +35,9 @@ pub enum RemoteUriError {
     /// A bad NBD URI.
     #[error(transparent)]
     Nbd(#[from] NbdUriError),
+    /// A path below a share with a bad percent sign.
+    #[error("`{0}`: a percent sign in the path stands before two hexadecimal digits; write %25 for itself")]
+    Path(String),
     /// TLS without what it is for.
     #[error("over TLS the server's certificate is always checked; leave out tls-verify-peer=0")]
     Unverified,

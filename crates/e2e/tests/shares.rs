@@ -1,0 +1,130 @@
+//! Shares of a node: how they are listed, looked into, and changed by a reload.
+
+use std::path::Path;
+
+use byway_e2e::{Server, binary, run, run_well};
+
+/// Two folders that are shared, and a configuration that a test rewrites.
+struct Rig {
+    folder: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let rig = Self { folder: tempfile::tempdir().unwrap() };
+        for name in ["shared/a/b", "other"] {
+            std::fs::create_dir_all(rig.folder.path().join(name)).unwrap();
+        }
+        std::fs::write(rig.folder.path().join("shared/a/file"), "12345").unwrap();
+        std::os::unix::fs::symlink("/etc", rig.folder.path().join("shared/a/link")).unwrap();
+        rig
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn configure(&self, shares: &str) {
+        let (listen, ctl) = (self.path("wire"), self.path("ctl"));
+        let text = format!("listen = ['unix://{listen}']\nctl = '{ctl}'\nthreads = 2\n{shares}");
+        std::fs::write(self.folder.path().join("byway.toml"), text).unwrap();
+    }
+
+    fn serve(&self) -> Server {
+        Server::start(self.folder.path(), 2, &["--config", &self.path("byway.toml")])
+    }
+
+    fn uri(&self, path: &str) -> String {
+        format!("byway+unix:///{path}?socket={}", self.path("wire"))
+    }
+
+    fn ls(&self, path: &str) -> String {
+        run_well(&binary(), &["ls", &self.uri(path)])
+    }
+
+    /// What `byway ls` says of something that it cannot list.
+    fn ls_fails(&self, path: &str) -> String {
+        let output = run(&binary(), &["ls", &self.uri(path)]);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    fn ctl(&self, command: &str) -> std::process::Output {
+        run(&binary(), &["ctl", command, "--socket", &self.path("ctl")])
+    }
+}
+
+#[test]
+fn shares_are_listed_beside_volumes_and_looked_into() {
+    let rig = Rig::new();
+    let shared = rig.path("shared");
+    rig.configure(&format!("volumes = ['disk=mem:1M']\nshares = ['home={shared},ro,description=ours']\n"));
+    let _server = rig.serve();
+    let table = rig.ls("");
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1][..3], ["disk", "volume", "1.0"], "{table}");
+    assert_eq!(lines[2], ["home", "share", "-", "-", "read-only", "ours"], "{table}");
+    let json = run_well(&binary(), &["ls", "--json", &rig.uri("")]);
+    assert!(json.contains("\"kind\":\"share\"") && json.contains(&rig.uri("home")), "{json}");
+    let names = |path: &str| -> Vec<String> {
+        rig.ls(path).lines().map(|line| line.split_whitespace().last().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names("home"), ["a"]);
+    assert_eq!(names("home/a"), ["b", "file", "link"]);
+    assert_eq!(names("home/a/b/"), [""; 0]);
+    let file = rig.ls("home/a/file");
+    assert!(file.starts_with("file ") && file.contains(" 5  file"), "{file}");
+    assert!(rig.ls_fails("home/a/none").contains("No such file"));
+    assert!(rig.ls_fails("home/a/link/passwd").contains("Not a directory"), "links are data");
+    assert!(rig.ls_fails("home/../shared").contains("Invalid argument"));
+    let said = rig.ls_fails("disk");
+    assert!(said.contains("no share is named so") && said.contains("byway info"), "{said}");
+}
+
+#[test]
+fn a_reload_changes_shares_that_the_node_can_reach() {
+    let rig = Rig::new();
+    let (shared, other) = (rig.path("shared"), rig.path("other"));
+    rig.configure(&format!("shares = ['home={shared}', 'old={shared}']\n"));
+    let server = rig.serve();
+    rig.configure(&format!("shares = ['home={shared},ro', 'deep={shared}/a']\n"));
+    let said = rig.ctl("reload");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let table = rig.ls("");
+    assert!(!table.contains("old") && table.contains("read-only") && table.contains("deep"), "{table}");
+    assert!(rig.ls("deep").contains("file"));
+    assert!(rig.ls_fails("old").contains("no share is named so"));
+    if byway_skip::lacks_landlock() || !rustix::process::geteuid().is_root() {
+        byway_skip::skip_part_of_this(byway_skip::NO_LANDLOCK);
+    } else {
+        rig.configure(&format!("shares = ['home={shared}', 'other={other}']\n"));
+        let said = rig.ctl("reload");
+        let text = String::from_utf8_lossy(&said.stderr).into_owned() + &String::from_utf8_lossy(&said.stdout);
+        assert!(!said.status.success() && text.contains("at its start; restart it"), "{text}\n{}", server.log());
+        assert!(rig.ls("").contains("deep"), "nothing has changed");
+    }
+    rig.configure("");
+    assert!(!rig.ctl("reload").status.success(), "nothing would be left");
+}
+
+#[test]
+fn what_cannot_be_shared_is_said_at_the_start() {
+    let rig = Rig::new();
+    let refused = |arguments: &[&str], said: &str| {
+        let output = run(&binary(), &[&["serve"], arguments].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(said), "{arguments:?}: {stderr}");
+    };
+    let missing = format!("home={}", rig.path("missing"));
+    let listen = ["--listen", "tcp://127.0.0.1:0"];
+    refused(&["--share", &missing, listen[0], listen[1]], "name a directory that is there");
+    let file = format!("home={}", rig.path("shared/a/file"));
+    refused(&["--share", &file, listen[0], listen[1]], "name a directory that is there");
+    let home = format!("home={}", rig.path("shared"));
+    refused(&["--share", &home, "--nbd", "tcp://127.0.0.1:0"], "give --listen");
+    refused(&["--share", &home], "give --listen");
+    refused(&[listen[0], listen[1]], "--share NAME=DIR");
+    let good = run_well(&binary(), &["serve", "--check", "--share", &home, listen[0], listen[1]]);
+    assert_eq!(good, "good: 0 volumes, 1 shares, 1 listeners\n");
+    assert!(Path::new(&rig.path("shared")).exists());
+}

@@ -1,0 +1,326 @@
+//! A client that keeps to no rule, against the wire: it must reach nothing outside of the share, and harm nobody.
+
+mod file_server;
+
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, SubmitError};
+use byway_reactor::Errno;
+use byway_rpc::message::Status;
+use byway_rpc::node::{Call, Reply, Rpc};
+use byway_rpc::protocol::CALLS_FILES;
+use byway_service::file::Users;
+use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, PROTOCOL};
+use byway_service::limits::{FILE_HANDLES_MAX, FILE_LOCKS_MAX};
+use file_server::{Server, share, tcp};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The wire itself.
+struct Wire {
+    rpc: Rpc,
+    session: Session,
+}
+
+impl Wire {
+    fn connect(server: &Server) -> Self {
+        let rpc = Rpc::open_for(&NodeOptions::default(), vec![CALLS_FILES]).unwrap();
+        let session = rpc.node().connect(&server.at, Deadline::after(Duration::from_secs(20))).unwrap();
+        Self { rpc, session }
+    }
+
+    fn ask(&self, method: u16, arguments: &[u8], payload: &[u8]) -> Result<Reply, CallError> {
+        let call = Call { protocol: PROTOCOL, method, arguments, payload, ..Call::default() };
+        let soon = Deadline::after(Duration::from_secs(20));
+        match self.rpc.call(self.session, &call, soon).unwrap().wait(soon).unwrap() {
+            Ok(outcome) => Ok(Reply::of(outcome).unwrap()),
+            Err(OpError::Status(status)) => Err(CallError::from_status(status)),
+            Err(error) => panic!("the session ended: {error}"),
+        }
+    }
+
+    fn call(&self, method: Method, arguments: &Arguments, payload: &[u8]) -> Result<Reply, CallError> {
+        self.ask(method as u16, arguments.as_bytes(), payload)
+    }
+
+    fn attach(&self) -> u64 {
+        let reply = self.call(Method::Attach, &named(0, b"share"), b"share").unwrap();
+        Entry::read_from_prefix(&reply.payload).unwrap().0.node.get()
+    }
+
+    fn look_up(&self, node: u64, name: &[u8]) -> Result<Entry, CallError> {
+        let reply = self.call(Method::LookUp, &named(node, name), name)?;
+        Ok(Entry::read_from_prefix(&reply.payload).unwrap().0)
+    }
+}
+
+fn named(node: u64, name: &[u8]) -> Arguments {
+    Arguments { node: node.into(), name_len: (name.len() as u16).into(), ..Arguments::new_zeroed() }
+}
+
+fn errno(errno: Errno) -> CallError {
+    CallError::Errno(errno)
+}
+
+#[test]
+fn names_lead_nowhere_but_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("share");
+    std::fs::create_dir_all(below.join("directory")).unwrap();
+    std::fs::write(folder.path().join("secret"), "secret").unwrap();
+    symlink("/", below.join("absolute")).unwrap();
+    symlink("../secret", below.join("relative")).unwrap();
+    symlink(&below, below.join("inside")).unwrap();
+    let server = Server::start(tcp(), vec![share(&below, Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    let bad = [&b".."[..], b".", b"", b"/", b"/etc", b"a/b", b"directory/../..", b"..//", b"a\0b", b"\0"];
+    for name in bad {
+        for method in [
+            Method::LookUp,
+            Method::Create,
+            Method::MakeDirectory,
+            Method::MakeNode,
+            Method::MakeSymlink,
+            Method::Unlink,
+            Method::RemoveDirectory,
+            Method::Rename,
+        ] {
+            let said = wire.call(method, &Arguments { second: root.into(), ..named(root, name) }, name).unwrap_err();
+            assert_eq!(said, errno(Errno::INVAL), "{method:?} {name:?}");
+        }
+        // As the new name, too.
+        let arguments =
+            Arguments { second: root.into(), second_name_len: (name.len() as u16).into(), ..named(root, b"directory") };
+        let payload = [b"directory", name].concat();
+        assert_eq!(wire.call(Method::Rename, &arguments, &payload).unwrap_err(), errno(Errno::INVAL), "{name:?}");
+        assert_eq!(wire.call(Method::Link, &named(root, name), name).unwrap_err(), CallError::Stale);
+    }
+    assert_eq!(wire.look_up(root, &[b'x'; 255]), Err(errno(Errno::NOENT)));
+    assert_eq!(wire.look_up(root, &[b'x'; 256]), Err(errno(Errno::NAMETOOLONG)));
+    for link in [&b"absolute"[..], b"relative", b"inside"] {
+        let node = wire.look_up(root, link).unwrap().node.get();
+        assert_eq!(wire.look_up(node, b"secret"), Err(errno(Errno::NOTDIR)), "a link is not followed");
+        assert_eq!(wire.call(Method::Open, &named(node, b""), b"").unwrap_err(), errno(Errno::OPNOTSUPP));
+        assert_eq!(wire.call(Method::OpenDirectory, &named(node, b""), b"").unwrap_err(), errno(Errno::NOTDIR));
+        // Made through a link, it would lie outside.
+        let create = Arguments { mode: 0o644.into(), flags: 1.into(), ..named(root, link) };
+        assert_eq!(wire.call(Method::Create, &create, link).unwrap_err(), errno(Errno::EXIST));
+        let mut new = NewAttributes::new_zeroed();
+        (new.which, new.size) = (8.into(), 0.into());
+        let said = wire.call(Method::SetAttributes, &named(node, b""), new.as_bytes()).unwrap_err();
+        assert_eq!(said, errno(Errno::INVAL), "no truncation through a link");
+    }
+    assert_eq!(std::fs::read(folder.path().join("secret")).unwrap(), b"secret");
+}
+
+#[test]
+fn directories_and_links_that_are_swapped_lead_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("share");
+    std::fs::create_dir_all(below.join("real")).unwrap();
+    std::fs::create_dir_all(folder.path().join("outside")).unwrap();
+    std::fs::write(folder.path().join("outside/file"), "secret").unwrap();
+    std::fs::write(below.join("real/file"), "shared").unwrap();
+    symlink("../outside", below.join("link")).unwrap();
+    let server = Server::start(tcp(), vec![share(&below, Users::Owner, false)]);
+    let client = Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap();
+    let me = Caller::default();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // One name is by turns the directory and the link that leads out.
+            while !stop.load(Ordering::Relaxed) {
+                for name in ["real", "link"] {
+                    std::fs::rename(below.join(name), below.join("name")).unwrap();
+                    std::fs::rename(below.join("name"), below.join(name)).unwrap();
+                }
+            }
+        });
+        let mut found = 0;
+        for _ in 0..20_000 {
+            let Ok(directory) = client.look_up(me, ROOT, b"name") else { continue };
+            if let Ok(file) = client.look_up(me, directory.node, b"file") {
+                let handle = client.open(me, file.node, 0).unwrap();
+                let mut bytes = [0; 6];
+                client.read(me, handle, 0, &mut bytes).unwrap();
+                client.close_handle(handle);
+                client.forget(file.node, 1);
+                assert_eq!(&bytes, b"shared");
+                found += 1;
+            }
+            client.forget(directory.node, 1);
+            if found > 100 {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(found > 0, "the race was run");
+    });
+}
+
+#[test]
+fn forged_and_stale_names_are_refused() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let (wire, other) = (Wire::connect(&server), Wire::connect(&server));
+    let file_of = |wire: &Wire| wire.look_up(wire.attach(), b"file").unwrap().node.get();
+    let (file, _) = (file_of(&wire), file_of(&other));
+    let reply = other.call(Method::Open, &named(file_of(&other), b""), b"").unwrap();
+    let handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get();
+    // The other session's handle is none here, whatever its number.
+    for number in [0, 1, u64::MAX, 1 << 32, handle, handle + 1, handle ^ 1 << 32] {
+        for method in [Method::Read, Method::Write, Method::Sync, Method::ReadDirectory, Method::Lock, Method::Close] {
+            assert_eq!(wire.call(method, &named(number, b""), b"").unwrap_err(), CallError::Stale, "{method:?}");
+        }
+    }
+    for number in [0, u64::MAX, 99 << 32, 1 << 32 | 77] {
+        for method in [Method::GetAttributes, Method::Open, Method::ReadLink, Method::StatFileSystem, Method::Access] {
+            assert_eq!(wire.call(method, &named(number, b""), b"").unwrap_err(), CallError::Stale, "{method:?}");
+        }
+    }
+    // What was forgotten is gone, and forgetting more than there was does no harm.
+    let forget = |count: u64| Forgotten { node: file.into(), count: count.into() };
+    let all = [forget(u64::MAX), forget(5), Forgotten { node: u64::MAX.into(), count: 1.into() }];
+    wire.call(Method::Forget, &Arguments::new_zeroed(), all.as_bytes()).unwrap();
+    assert_eq!(wire.call(Method::GetAttributes, &named(file, b""), b"").unwrap_err(), CallError::Stale);
+    let again = wire.look_up(wire.attach(), b"file").unwrap().node.get();
+    assert_ne!(again, file);
+    // Before it has attached, a session has nothing.
+    let third = Wire::connect(&server);
+    assert_eq!(third.call(Method::GetAttributes, &named(1 << 32, b""), b"").unwrap_err(), CallError::Stale);
+    assert_eq!(third.call(Method::Attach, &named(0, b"other"), b"other").unwrap_err(), CallError::NoShare);
+}
+
+#[test]
+fn wrong_forms_and_sizes_are_refused() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), vec![7; 100_000]).unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    let file = wire.look_up(root, b"file").unwrap().node.get();
+    let open = Arguments { flags: 2.into(), ..named(file, b"") };
+    let reply = wire.call(Method::Open, &open, b"").unwrap();
+    let handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
+    // Names and groups that the payload does not have.
+    let long = |n: u16, s: u16, g: u8| Arguments {
+        name_len: n.into(),
+        second_name_len: s.into(),
+        group_count: g,
+        ..named(root, b"")
+    };
+    for arguments in [long(5, 0, 0), long(0, 5, 0), long(0, 0, 2), long(0, 0, 255), long(u16::MAX, u16::MAX, 64)] {
+        assert_eq!(wire.call(Method::LookUp, &arguments, b"file").unwrap_err(), CallError::Malformed);
+    }
+    let on =
+        |len: u64, offset: u64| Arguments { len: len.into(), offset: offset.into(), node: handle, ..named(0, b"") };
+    // Long transfers without a window, or longer than any.
+    for len in [16_385, 1 << 20, (1 << 20) + 1, u64::MAX] {
+        assert_eq!(wire.call(Method::Read, &on(len, 0), b"").unwrap_err(), CallError::Malformed);
+        assert_eq!(wire.call(Method::Write, &on(len, 0), b"").unwrap_err(), CallError::Malformed);
+    }
+    assert_eq!(wire.call(Method::Write, &on(5, 0), b"four").unwrap_err(), CallError::Malformed);
+    assert_eq!(wire.call(Method::Read, &on(5, u64::MAX), b"").unwrap_err(), errno(Errno::INVAL));
+    assert_eq!(wire.call(Method::Write, &on(4, i64::MAX as u64), b"four").unwrap_err(), errno(Errno::INVAL));
+    // A window that is shorter than the write says, and one that closes before it is got.
+    let memory = wire.rpc.node().register_shared(1 << 20).unwrap();
+    let window = wire.rpc.node().open_window(wire.session, &memory, 0..20_000, Rights::BOTH).unwrap();
+    let arguments = on(30_000, 0);
+    let call = Call {
+        protocol: PROTOCOL,
+        method: Method::Write as u16,
+        arguments: arguments.as_bytes(),
+        windows: &[window.descriptor()],
+        payload: &[],
+    };
+    let soon = || Deadline::after(Duration::from_secs(20));
+    let refused = wire.rpc.call(wire.session, &call, soon()).unwrap().wait(soon()).unwrap();
+    assert_eq!(refused, Err(OpError::Status(CallError::Malformed.status())));
+    let descriptor = window.descriptor();
+    window.close().unwrap().wait(soon()).unwrap().unwrap();
+    let arguments = on(20_000, 0);
+    let call = Call { arguments: arguments.as_bytes(), windows: &[descriptor], ..call };
+    let refused = wire.rpc.call(wire.session, &call, soon()).unwrap().wait(soon()).unwrap();
+    assert_eq!(refused, Err(OpError::Status(CallError::Malformed.status())), "the window is gone");
+    assert!(std::fs::read(below.path().join("file")).unwrap() == vec![7; 100_000], "nothing was written");
+    // Methods and flags that there are not.
+    assert_eq!(wire.ask(0, &[], &[]).unwrap_err(), CallError::UnknownMethod);
+    assert_eq!(wire.ask(34, &[], &[]).unwrap_err(), CallError::UnknownMethod);
+    let device = Arguments { mode: 0o060_644.into(), ..named(root, b"disk") };
+    assert_eq!(wire.call(Method::MakeNode, &device, b"disk").unwrap_err(), errno(Errno::PERM));
+    let whiteout =
+        Arguments { second: root.into(), flags: 4.into(), second_name_len: 1.into(), ..named(root, b"file") };
+    assert_eq!(wire.call(Method::Rename, &whiteout, b"filex").unwrap_err(), errno(Errno::INVAL));
+    let seek = Arguments { mode: 2.into(), ..on(0, 0) };
+    assert_eq!(wire.call(Method::Seek, &seek, b"").unwrap_err(), errno(Errno::INVAL));
+    assert_eq!(wire.call(Method::SetAttributes, &named(file, b""), b"short").unwrap_err(), CallError::Malformed);
+    assert_eq!(wire.call(Method::GetXattr, &named(file, b"user.\0x"), b"user.\0x").unwrap_err(), errno(Errno::INVAL));
+    let target = Arguments { second_name_len: 4096.into(), ..named(root, b"link") };
+    let payload = [&b"link"[..], &[b'x'; 4096]].concat();
+    assert_eq!(wire.call(Method::MakeSymlink, &target, &payload).unwrap_err(), errno(Errno::NAMETOOLONG));
+    // A directory is not read as a file, nor a file listed.
+    let reply = wire.call(Method::OpenDirectory, &named(root, b""), b"").unwrap();
+    let directory = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
+    let on_directory = Arguments { node: directory, len: 10.into(), ..Arguments::new_zeroed() };
+    assert_eq!(wire.call(Method::Read, &on_directory, b"").unwrap_err(), errno(Errno::ISDIR));
+    assert_eq!(wire.call(Method::ReadDirectory, &on(4096, 0), b"").unwrap_err(), errno(Errno::NOTDIR));
+}
+
+#[test]
+fn one_client_cannot_take_all_handles_and_locks() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let file = wire.look_up(wire.attach(), b"file").unwrap().node.get();
+    let open = named(file, b"");
+    let mut handle = 0;
+    if limit > FILE_HANDLES_MAX as u64 + 1000 {
+        for _ in 0..FILE_HANDLES_MAX {
+            let reply = wire.call(Method::Open, &open, b"").unwrap();
+            handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get();
+        }
+        assert_eq!(wire.call(Method::Open, &open, b"").unwrap_err(), CallError::TooManyOpen);
+    } else {
+        byway_skip::skip_part_of_this(byway_skip::SkipReason::Machine("too few descriptors (ulimit -n)"));
+        let reply = wire.call(Method::Open, &open, b"").unwrap();
+        handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get().max(handle);
+    }
+    let lock =
+        |at: u64| Arguments { offset: (at * 2).into(), len: (at * 2).into(), mode: 1.into(), ..named(handle, b"") };
+    let refused = (0..=FILE_LOCKS_MAX as u64).find_map(|at| wire.call(Method::Lock, &lock(at), b"").err());
+    assert_eq!(refused, Some(CallError::TooManyLocks));
+    // Others go on.
+    let other = Wire::connect(&server);
+    let file = other.look_up(other.attach(), b"file").unwrap().node.get();
+    other.call(Method::Open, &named(file, b""), b"").unwrap();
+}
+
+#[test]
+fn more_calls_than_granted_wait_at_an_honest_client() {
+    let below = tempfile::tempdir().unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    let arguments = named(root, b"");
+    let method = Method::GetAttributes as u16;
+    let call = Call { protocol: PROTOCOL, method, arguments: arguments.as_bytes(), ..Call::default() };
+    let soon = Deadline::after(Duration::from_secs(20));
+    let ops: Vec<_> = std::iter::from_fn(|| match wire.rpc.call(wire.session, &call, soon) {
+        Ok(op) => Some(op),
+        Err(SubmitError::Busy) => None,
+        Err(error) => panic!("{error}"),
+    })
+    .take(1000)
+    .collect();
+    assert!(ops.len() >= 256);
+    for op in ops {
+        let answered = op.wait(soon).unwrap();
+        assert!(answered.is_ok() || answered == Err(OpError::Status(Status::Busy as u16)), "{answered:?}");
+    }
+}
