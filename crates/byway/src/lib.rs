@@ -32,7 +32,7 @@ pub mod limits;
 pub mod listening;
 mod log;
 pub mod memory;
-pub mod mount;
+mod mount;
 pub mod node;
 pub mod opener;
 pub mod output;

@@ -177,7 +177,7 @@ fn forged_and_stale_names_are_refused() {
             assert_eq!(wire.call(method, &named(number, b""), b"").unwrap_err(), CallError::Stale, "{method:?}");
         }
     }
-    for number in [0, u64::MAX, 99 << 32, 1 << 32 | 77] {
+    for number in [0, u64::MAX, 99 << 32, (1 << 32) + 77] {
         for method in [Method::GetAttributes, Method::Open, Method::ReadLink, Method::StatFileSystem, Method::Access] {
             assert_eq!(wire.call(method, &named(number, b""), b"").unwrap_err(), CallError::Stale, "{method:?}");
         }
@@ -247,7 +247,11 @@ fn wrong_forms_and_sizes_are_refused() {
     let refused = wire.rpc.call(wire.session, &call, soon()).unwrap().wait(soon()).unwrap();
     assert_eq!(refused, Err(OpError::Status(CallError::Malformed.status())), "the window is gone");
     assert!(std::fs::read(below.path().join("file")).unwrap() == vec![7; 100_000], "nothing was written");
-    // Methods and flags that there are not.
+    knows_no_other_forms(&wire, root, file, handle.get());
+}
+
+/// Methods, flags and types that there are not.
+fn knows_no_other_forms(wire: &Wire, root: u64, file: u64, handle: u64) {
     assert_eq!(wire.ask(0, &[], &[]).unwrap_err(), CallError::UnknownMethod);
     assert_eq!(wire.ask(34, &[], &[]).unwrap_err(), CallError::UnknownMethod);
     let device = Arguments { mode: 0o060_644.into(), ..named(root, b"disk") };
@@ -255,7 +259,7 @@ fn wrong_forms_and_sizes_are_refused() {
     let whiteout =
         Arguments { second: root.into(), flags: 4.into(), second_name_len: 1.into(), ..named(root, b"file") };
     assert_eq!(wire.call(Method::Rename, &whiteout, b"filex").unwrap_err(), errno(Errno::INVAL));
-    let seek = Arguments { mode: 2.into(), ..on(0, 0) };
+    let seek = Arguments { mode: 2.into(), ..named(handle, b"") };
     assert_eq!(wire.call(Method::Seek, &seek, b"").unwrap_err(), errno(Errno::INVAL));
     assert_eq!(wire.call(Method::SetAttributes, &named(file, b""), b"short").unwrap_err(), CallError::Malformed);
     assert_eq!(wire.call(Method::GetXattr, &named(file, b"user.\0x"), b"user.\0x").unwrap_err(), errno(Errno::INVAL));
@@ -267,7 +271,7 @@ fn wrong_forms_and_sizes_are_refused() {
     let directory = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
     let on_directory = Arguments { node: directory, len: 10.into(), ..Arguments::new_zeroed() };
     assert_eq!(wire.call(Method::Read, &on_directory, b"").unwrap_err(), errno(Errno::ISDIR));
-    assert_eq!(wire.call(Method::ReadDirectory, &on(4096, 0), b"").unwrap_err(), errno(Errno::NOTDIR));
+    assert_eq!(wire.call(Method::ReadDirectory, &named(handle, b""), b"").unwrap_err(), errno(Errno::NOTDIR));
 }
 
 #[test]
