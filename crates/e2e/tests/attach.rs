@@ -178,6 +178,56 @@ fn ext4_does_not_notice_that_its_server_is_killed() {
 }
 
 #[test]
+fn fio_finds_its_own_bytes_although_the_server_is_killed() {
+    if lacks(&["fio"]) {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::File::create(at("disk")).unwrap().set_len(128 << 20).unwrap();
+    let arguments = [format!("disk={}", at("disk")), format!("unix://{}", at("sock"))];
+    let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
+    let mut server = start();
+    let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), "fio", &[]);
+    let mut fio = Command::new(find_tool("fio").unwrap())
+        .args([
+            "--name=verify",
+            "--rw=randwrite",
+            "--bsrange=4k-256k",
+            "--direct=1",
+            "--ioengine=libaio",
+            "--iodepth=16",
+        ])
+        .args(["--fsync=64", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_backlog=256"])
+        .arg(format!("--filename={}", attached.device()))
+        .stdout(std::fs::File::create(at("said")).unwrap())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let changed = || std::fs::metadata(at("disk")).unwrap().modified().unwrap();
+    let mut kills = 0;
+    let status = loop {
+        let before = changed();
+        let next = until(Instant::now() + LIMIT, "fio to write, or to end", || match fio.try_wait().unwrap() {
+            Some(status) => Some(Some(status)),
+            None => (changed() != before).then_some(None),
+        });
+        if let Some(status) = next {
+            break status;
+        }
+        if kills < 5 {
+            kills += 1;
+            server.kill();
+            server = start();
+        }
+    };
+    assert!(status.success(), "{}", std::fs::read_to_string(at("said")).unwrap());
+    assert!(kills > 0, "fio was done before the first kill");
+    attached.detach();
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
 fn a_device_has_the_size_of_its_volume_and_gives_space_back() {
     if lacks(&["blkdiscard"]) {
         return;
