@@ -128,8 +128,8 @@ Examples:
 
 Files:
   /dev/byway/NAME                  leads to the device
-  /run/byway/attached/NAME.json    which volume, device and process
-  /run/byway/attached/NAME.log     what the process says, in the background
+  /run/byway-attach/NAME.json    which volume, device and process
+  /run/byway-attach/NAME.log     what the process says, in the background
 
 Notes:
   While the server is away, requests of the device wait, 10 minutes at most; then they fail, as a broken disk's do. A server that was

@@ -25,7 +25,7 @@ impl Attached {
         let said = run_well(&binary(), &[&["attach", uri, "--as", &name], more].concat());
         let device = PathBuf::from(said.trim());
         assert_eq!(std::fs::read_link(format!("/dev/byway/{name}")).unwrap(), device);
-        let file = std::fs::read_to_string(format!("/run/byway/attached/{name}.json")).unwrap();
+        let file = std::fs::read_to_string(format!("/run/byway-attach/{name}.json")).unwrap();
         let file: serde_json::Value = serde_json::from_str(&file).unwrap();
         assert_eq!((file["uri"].as_str(), file["device"].as_str()), (Some(uri), device.to_str()));
         Self { name, device, pid: file["pid"].as_i64().unwrap() as i32, mounted: None }
@@ -74,7 +74,7 @@ impl Attached {
         // The process has ended by then, and the device with it.
         assert!(!self.is_there() && !self.lives());
         assert!(!Path::new("/dev/byway").join(&self.name).exists());
-        assert!(!Path::new(&format!("/run/byway/attached/{}.json", self.name)).exists());
+        assert!(!Path::new(&format!("/run/byway-attach/{}.json", self.name)).exists());
     }
 }
 
@@ -89,11 +89,11 @@ impl Drop for Attached {
                 let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
             }
         }
-        let log = format!("/run/byway/attached/{}.log", self.name);
+        let log = format!("/run/byway-attach/{}.log", self.name);
         if std::thread::panicking() {
             eprintln!("--- the device's log:\n{}", std::fs::read_to_string(&log).unwrap_or_default());
         }
-        for path in [log, format!("/run/byway/attached/{}.json", self.name), format!("/dev/byway/{}", self.name)] {
+        for path in [log, format!("/run/byway-attach/{}.json", self.name), format!("/dev/byway/{}", self.name)] {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -90,7 +90,7 @@ pub enum AttachError {
     #[error("{0} is attached already (byway attach --list); detach it, or give another name with --as")]
     Taken(String),
     /// The registry.
-    #[error("/run/byway/attached: {0}; it must be writable")]
+    #[error("/run/byway-attach: {0}; it must be writable")]
     State(io::Error),
     /// FUSE.
     #[error(transparent)]
@@ -232,7 +232,12 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     tracing::info!(volume = %attachment.uri, device = %path.display(), bytes = info.len, "attached");
     output::line(path.display());
     tell(supervisor.ready(&format!("{} is {}", path.display(), attachment.uri)));
-    follow(&heard, Held { file, device, notifier }, &supervisor)
+    let ended = follow(&heard, Held { file, device, notifier }, &supervisor);
+    if ended.is_ok() && arguments.in_background {
+        // It has nothing to say any more.
+        let _ = std::fs::remove_file(registry::log_of(&attachment.name));
+    }
+    ended
 }
 
 /// What keeps the device.

@@ -53,7 +53,7 @@ pub enum DetachError {
     #[error("the process of the device cannot be told: {0}; run this as root")]
     Process(io::Error),
     /// The registry.
-    #[error("/run/byway/attached: {0}")]
+    #[error("/run/byway-attach: {0}")]
     State(io::Error),
 }
 

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::ATTACHMENTS_MAX;
 
-/// Where the files are.
-const FOLDER: &str = "/run/byway/attached";
+/// Where the files are: not in /run/byway, which systemd removes when a node of this machine stops (RuntimeDirectory).
+const FOLDER: &str = "/run/byway-attach";
 /// Where a link with the attachment's name leads to its device.
 const LINKS: &str = "/dev/byway";
 

@@ -143,7 +143,9 @@ impl Session {
                     return Step::Refuse(ENOLCK);
                 }
                 self.locks_waiting += usize::from(waits);
-                self.under_way.insert(request.unique, waits);
+                // The kernel gives no number twice; should it, there is one answer to come.
+                let before = self.under_way.insert(request.unique, waits);
+                self.locks_waiting -= usize::from(before == Some(true));
                 Step::Serve
             }
         }
