@@ -184,9 +184,8 @@ impl VolumeFile {
         } else {
             self.progress() != self.tried_at
         };
-        if may_go_on && !self.ended {
-            return Ok(());
-        }
+        // The server is heard also while the kernel always has more.
+        let wait = if may_go_on && !self.ended { Wait::Poll } else { wait };
         if !self.waits_for_requests && !self.may_have_requests && !self.ended {
             self.waits_for_requests = true;
             self.reactor.submit(Op::Readable { descriptor: self.descriptor }, READABLE);
