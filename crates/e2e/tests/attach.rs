@@ -366,7 +366,11 @@ fn what_cannot_be_attached_or_detached_is_said() {
     }
     assert!(said(&["attach", "nbd://127.0.0.1/x"]).contains("byway attach uses byway's own wire"));
     let missing = uri.replace("/m?", "/none?");
-    assert!(said(&["attach", &missing]).contains("no volume has that name"));
+    let missing_name = format!("{name}-missing");
+    let not_there = said(&["attach", &missing, "--as", &missing_name]);
+    let log = format!("/run/byway-attach/{missing_name}.log");
+    assert!(not_there.contains("no volume has that name") && not_there.contains(&log), "{not_there}");
+    std::fs::remove_file(log).unwrap();
     assert!(said(&["detach", "no-such-name"]).contains("nothing is attached as no-such-name"));
     let listed = run_well(&binary(), &["attach", "--list"]);
     let line = listed.lines().find(|line| line.starts_with(&name)).unwrap();
