@@ -119,10 +119,11 @@ pub struct ServeArguments {
     pub volume: Vec<String>,
     /// A directory to share; may be repeated. Clients come in where byway's own wire listens (--listen).
     ///
-    /// NAME=DIR[,ro][,users=squash:UID[:GID]|trust][,access=CLIENT[:ro]]...[,description=TEXT]. What clients may do there is what one
-    /// user of this machine may do: the owner and group of DIR, if the node runs as root, else the node's user. users=squash:UID[:GID] names
-    /// another one (GID is UID if it is left out), and users=trust takes user and groups as each client's machine tells them; both need
-    /// root. A name is a volume's or a share's. CLIENT is as for --volume.
+    /// NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,access=CLIENT[:ro]]...[,description=TEXT]. Without users, clients
+    /// have the rights of the owner and group of DIR if the node runs as root, else those of the node's user; root as owner or
+    /// group counts as nobody (65534). users=squash:UID[:GID] names another user (GID is UID if it is left out; squash:0 makes clients
+    /// root). users=trust takes user and groups as each client's machine tells them, with root as nobody, and users=trust-root takes root,
+    /// too. All three need root. A name is a volume's or a share's. CLIENT is as for --volume.
     #[arg(long, value_name = "SPEC")]
     pub share: Vec<String>,
     /// Refused, with what to write.

@@ -164,6 +164,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         let name = configuration.user.clone().unwrap_or_default();
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
+    warn_of_nobody(&shares);
     announce(&node, http.as_ref().map(HttpDoor::address), configuration.ctl.as_deref());
     let mut serving = Serving {
         arguments,
@@ -186,6 +187,17 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests were still in flight; ended anyway");
     }
     if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
+}
+
+/// Says why the clients of a share may do little there.
+fn warn_of_nobody(shares: &[Arc<Share>]) {
+    let is_root = rustix::process::geteuid().is_root();
+    for share in shares.iter().filter(|share| is_root && share.is_for_nobody()) {
+        tracing::warn!(
+            share = share.name(),
+            "the directory belongs to root, so clients have the rights of nobody; name a user with users=squash:UID"
+        );
+    }
 }
 
 /// Opens the HTTP door for those who may connect now.
@@ -375,6 +387,7 @@ impl Serving<'_> {
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
         let shares = reload::plan_shares(&self.shares, &configuration.shares)?;
+        warn_of_nobody(&shares);
         let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         reload::note_shares(&mut plan.summary, &self.shares, &shares);
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {

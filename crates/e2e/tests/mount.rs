@@ -120,7 +120,7 @@ fn trees_go_through_a_mount_whole() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let server = rig.serve();
     std::fs::create_dir(rig.path("local")).unwrap();
     shell(&rig.path("local"), TREE);
@@ -151,7 +151,7 @@ fn git_and_sqlite_work_in_a_mount() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let _server = rig.serve();
     let mount = rig.mount("mount", &rig.unix(), &[]);
     if find_tool("git").is_some() {
@@ -185,7 +185,7 @@ fn two_mounts_see_each_other_at_once() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let server = rig.serve();
     let one = rig.mount("one", &rig.unix(), &[]);
     let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
@@ -232,7 +232,7 @@ fn locks_hold_across_mounts() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let _server = rig.serve();
     let (one, two) = (rig.mount("one", &rig.unix(), &[]), rig.mount("two", &rig.unix(), &[]));
     let held = File::create(one.path("file")).unwrap();
@@ -275,7 +275,7 @@ fn a_killed_server_is_waited_for() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let mut server = rig.serve();
     let mount = rig.mount("mount", &rig.unix(), &["--wait", "60"]);
     let bytes = noise(300_000, 1);
@@ -310,7 +310,7 @@ fn a_mount_without_a_server_fails_by_name_and_goes() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new("");
+    let rig = Rig::new(",users=squash:0");
     let mut server = rig.serve();
     let mount = rig.mount("mount", &rig.unix(), &["--wait", "0"]);
     std::fs::write(mount.path("file"), "f").unwrap();
@@ -332,7 +332,7 @@ fn a_mount_goes_to_the_background_and_is_removed() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new(",ro");
+    let rig = Rig::new(",ro,users=squash:0");
     std::fs::write(rig.below().join("file"), "f").unwrap();
     let _server = rig.serve();
     let at = rig.path("mount");
@@ -353,7 +353,7 @@ fn users_of_a_trusting_share_have_their_own_rights() {
     if lacks_mounts() {
         return;
     }
-    let rig = Rig::new(",users=trust");
+    let rig = Rig::new(",users=trust-root");
     std::fs::set_permissions(rig.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(rig.below(), PermissionsExt::from_mode(0o1777)).unwrap();
     let _server = rig.serve();

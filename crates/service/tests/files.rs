@@ -253,7 +253,7 @@ fn a_share_gives_the_rights_that_it_says() {
     assert_eq!((made.uid(), made.gid()), (4711, 4712));
     drop(server);
 
-    let server = Server::start(tcp(), vec![share(path, Users::Trust, false)]);
+    let server = Server::start(tcp(), vec![share(path, Users::TrustRoot, false)]);
     let client = connect(&server);
     let secret = client.look_up(ME, ROOT, b"secret").unwrap();
     let one = Caller { uid: 1000, gid: 1001, groups: &[] };

@@ -141,7 +141,7 @@ pub enum SpecFault {
     )]
     ShareOption(String),
     /// A bad `users=`.
-    #[error("`{0}` names no users; write users=squash:UID[:GID] with numbers, or users=trust")]
+    #[error("`{0}` names no users; write users=squash:UID[:GID] with numbers, users=trust or users=trust-root")]
     Users(String),
     /// A rate under [`limits::RATE_BYTES_MIN`].
     #[error("a rate of {0} bytes per second is under 1K/s; write for example 100M/s")]

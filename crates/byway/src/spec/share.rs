@@ -75,8 +75,10 @@ fn apply(share: &mut ShareSpec, parts: impl Iterator<Item = Text>) -> Result<(),
 /// [`SpecFault::Users`].
 pub(crate) fn parse_users(text: &str) -> Result<Users, SpecFault> {
     let wrong = || SpecFault::Users(text.to_owned());
-    if text == "trust" {
-        return Ok(Users::Trust);
+    match text {
+        "trust" => return Ok(Users::Trust),
+        "trust-root" => return Ok(Users::TrustRoot),
+        _ => {}
     }
     let numbers = text.strip_prefix("squash:").ok_or_else(wrong)?;
     let (uid, gid) = numbers.split_once(':').unwrap_or((numbers, numbers));
@@ -102,6 +104,7 @@ mod tests {
         assert_eq!((share.users, share.read_only), (Users::Owner, false));
         assert_eq!(share.access.right(&Identity::default()), None);
         assert_eq!(parse_share("h=/srv,users=trust").unwrap().users, Users::Trust);
+        assert_eq!(parse_share("h=/srv,users=trust-root").unwrap().users, Users::TrustRoot);
     }
 
     #[test]

@@ -15,14 +15,21 @@ use crate::block::spec::VolumeName;
 /// Whose rights the clients of a share have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Users {
-    /// Those of the directory's owner and group if the server is root, else the server's.
+    /// Those of the directory's owner and group if the server is root, else the server's. Where one of them is root's it is
+    /// [`NOBODY`]: clients are root only if the operator says so.
     #[default]
     Owner,
     /// Those of one user.
     Squash(User),
-    /// Those of the user that each call names: the clients' machines are trusted to name the right one.
+    /// Those of the user that each call names: the clients' machines are trusted to name the right one. Root and its group are
+    /// [`NOBODY`].
     Trust,
+    /// As `Trust`, and root of a client is root here.
+    TrustRoot,
 }
+
+/// The user and group without rights of their own, by the number that Linux has for them.
+pub const NOBODY: u32 = 65534;
 
 /// A share as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,15 +73,44 @@ pub enum ShareError {
     /// Another user's rights need root.
     #[error("users={0} needs a server that runs as root: leave it out, or start the node as root and without --user")]
     NotRoot(String),
+    /// The number that stands for none in the kernel's calls.
+    #[error("users=squash: {} is no user or group; name another number", u32::MAX)]
+    NoUser,
 }
 
-/// The user whose rights a call has; `None`: the one that the call names.
+/// The user whose rights a call has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Acting {
     /// Always this one.
     As(User),
     /// The one of the call.
-    Caller,
+    Caller {
+        /// Root may be one.
+        root: bool,
+    },
+}
+
+impl Acting {
+    /// The user for a call that names `caller`. `None`: no user has that number.
+    pub(super) fn user(&self, caller: impl FnOnce() -> User) -> Option<User> {
+        let root = match self {
+            Self::As(user) => return Some(user.clone()),
+            Self::Caller { root } => *root,
+        };
+        let squashed = |number| if root { number } else { no_root(number) };
+        let User { uid, gid, groups } = caller();
+        let user = User { uid: squashed(uid), gid: squashed(gid), groups: groups.into_iter().map(squashed).collect() };
+        is_one(&user).then_some(user)
+    }
+}
+
+fn no_root(number: u32) -> u32 {
+    if number == 0 { NOBODY } else { number }
+}
+
+/// Whether all numbers are those of users and groups: the last one stands for none in the kernel's calls.
+fn is_one(user: &User) -> bool {
+    user.uid != u32::MAX && user.gid != u32::MAX && !user.groups.contains(&u32::MAX)
 }
 
 /// A share that is served.
@@ -99,14 +135,17 @@ impl Share {
         let uid = rustix::process::geteuid().as_raw();
         let acting = match &spec.users {
             Users::Trust if uid != 0 => return Err(ShareError::NotRoot("trust".to_owned())),
-            Users::Trust => Acting::Caller,
+            Users::TrustRoot if uid != 0 => return Err(ShareError::NotRoot("trust-root".to_owned())),
+            Users::Trust => Acting::Caller { root: false },
+            Users::TrustRoot => Acting::Caller { root: true },
+            Users::Squash(user) if !is_one(user) => return Err(ShareError::NoUser),
             Users::Squash(user) if uid != 0 && uid != user.uid => {
                 return Err(ShareError::NotRoot(format!("squash:{}", user.uid)));
             }
             Users::Squash(user) => Acting::As(user.clone()),
             Users::Owner if uid == 0 => {
                 let owner = rustix::fs::fstat(&root).map_err(open)?;
-                let (uid, gid) = (owner.st_uid, owner.st_gid);
+                let (uid, gid) = (no_root(owner.st_uid), no_root(owner.st_gid));
                 Acting::As(User { uid, gid, groups: vec![gid] })
             }
             Users::Owner => {
@@ -121,6 +160,11 @@ impl Share {
     /// As it was configured.
     pub fn spec(&self) -> &ShareSpec {
         &self.spec
+    }
+
+    /// Whether clients are nobody because the directory is root's and no user is named.
+    pub fn is_for_nobody(&self) -> bool {
+        self.spec.users == Users::Owner && matches!(&self.acting, Acting::As(user) if user.uid == NOBODY)
     }
 
     /// What clients call it.

@@ -1,6 +1,7 @@
 //! A loop that serves shares, for tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use byway_fabric::{Options, Registry};
+use byway_reactor::privilege::User;
 use byway_reactor::{Address, IoChoice, Reactor, Wait};
 use byway_service::block::spec::VolumeName;
 use byway_service::file::server::Shares;
@@ -20,8 +22,11 @@ const FILE_CLASS: u8 = 0x21;
 
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
-/// A share named `share` of a directory.
+/// A share named `share` of a directory. Tests that run as root say for their directory that clients may be root there.
 pub fn share(directory: &Path, users: Users, read_only: bool) -> Arc<Share> {
+    let root = || User { uid: 0, gid: 0, groups: vec![0] };
+    let is_roots = users == Users::Owner && std::fs::metadata(directory).unwrap().uid() == 0;
+    let users = if is_roots { Users::Squash(root()) } else { users };
     let name = VolumeName::new("share").unwrap();
     let spec = ShareSpec { users, read_only, ..ShareSpec::new(name, directory.to_owned()) };
     Arc::new(Share::open(spec).unwrap())

@@ -62,14 +62,12 @@ impl<'a> Asked<'a> {
     }
 
     /// Whose rights the call has.
-    fn user(&self, node: &Node) -> User {
-        match node.share.acting() {
-            Acting::As(user) => user.clone(),
-            Acting::Caller => {
-                let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group));
-                User { uid: self.arguments.uid.get(), gid: self.arguments.gid.get(), groups: groups.collect() }
-            }
-        }
+    fn user(&self, node: &Node) -> Result<User, CallError> {
+        let user = node.share.acting().user(|| {
+            let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group));
+            User { uid: self.arguments.uid.get(), gid: self.arguments.gid.get(), groups: groups.collect() }
+        });
+        user.ok_or_else(|| Errno::INVAL.into())
     }
 }
 
@@ -140,7 +138,7 @@ impl Shares {
         };
         let root = tree::found(share.root().try_clone().map_err(|_| CallError::Busy)?)?;
         let attributes = root.attributes;
-        let trusts = *share.acting() == Acting::Caller;
+        let trusts = matches!(share.acting(), Acting::Caller { .. });
         let client = self.make_client(at.reactor, asked.call.session);
         let node = client.hold(root, &share, right)?;
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, &share)) {
@@ -183,12 +181,20 @@ impl Shares {
     }
 
     /// Has a worker do it.
-    fn work(&mut self, at: &mut At<'_>, asked: &Asked<'_>, node: Arc<Node>, window: Option<Window>, work: Work) {
-        let user = asked.user(&node);
+    fn work(
+        &mut self,
+        at: &mut At<'_>,
+        asked: &Asked<'_>,
+        node: Arc<Node>,
+        window: Option<Window>,
+        work: Work,
+    ) -> Result<(), CallError> {
+        let user = asked.user(&node)?;
         let job = self.start(at, Job::Worker { call: asked.call, node, window });
         if !self.workers.run(job, user, work) {
             self.end(at, job, Err(CallError::Busy));
         }
+        Ok(())
     }
 
     fn on_handle(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
@@ -241,8 +247,7 @@ impl Shares {
                 })
             }
         };
-        self.work(at, asked, node, window, work);
-        Ok(())
+        self.work(at, asked, node, window, work)
     }
 
     fn on_node(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
@@ -304,8 +309,7 @@ impl Shares {
             }
             _ => on_directory(asked, this)?,
         };
-        self.work(at, asked, node, None, work);
-        Ok(())
+        self.work(at, asked, node, None, work)
     }
 }
 

@@ -197,6 +197,10 @@ pub(super) fn set_attributes(
 ) -> Result<Outcome, Errno> {
     let which = new.which.get();
     let is = |bit| which & bit != 0;
+    // The kernel takes the last number for "unchanged".
+    if is(wire::SET_UID) && new.uid.get() == u32::MAX || is(wire::SET_GID) && new.gid.get() == u32::MAX {
+        return Err(Errno::INVAL);
+    }
     if is(wire::SET_UID | wire::SET_GID) {
         let uid = is(wire::SET_UID).then(|| Uid::from_raw(new.uid.get()));
         let gid = is(wire::SET_GID).then(|| Gid::from_raw(new.gid.get()));

@@ -1,0 +1,104 @@
+//! Whose rights a share's clients have.
+
+mod file_server;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::sync::Arc;
+
+use byway_reactor::Errno;
+use byway_reactor::privilege::User;
+use byway_service::block::spec::VolumeName;
+use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::wire::{NewAttributes, SET_GID, SET_UID};
+use byway_service::file::{NOBODY, Share, ShareError, ShareSpec, Users};
+use file_server::{Server, tcp};
+use rustix::fs::OFlags;
+use zerocopy::FromZeros;
+
+const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[0] };
+
+fn is_not_root() -> bool {
+    let not_root = !rustix::process::geteuid().is_root();
+    if not_root {
+        byway_skip::skip_this(byway_skip::SkipReason::Machine("not root, who alone can act as other users"));
+    }
+    not_root
+}
+
+fn spec(directory: &Path, users: Users) -> ShareSpec {
+    ShareSpec { users, ..ShareSpec::new(VolumeName::new("share").unwrap(), directory.to_owned()) }
+}
+
+fn serve(directory: &Path, users: Users) -> (Server, Client) {
+    let server = Server::start(tcp(), vec![Arc::new(Share::open(spec(directory, users)).unwrap())]);
+    let client = Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap();
+    (server, client)
+}
+
+/// A folder of root's in which all may make files.
+fn open_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    folder
+}
+
+fn make(client: &Client, caller: Caller<'_>, name: &str) {
+    let flags = (OFlags::WRONLY | OFlags::EXCL).bits();
+    let (_, handle) = client.create(caller, (ROOT, name.as_bytes()), flags, 0o644).unwrap();
+    client.close_handle(handle);
+}
+
+#[test]
+fn clients_are_root_only_where_the_operator_says_so() {
+    if is_not_root() {
+        return;
+    }
+    let folder = open_folder();
+    let owner = |name: &str| {
+        let made = std::fs::metadata(folder.path().join(name)).unwrap();
+        (made.uid(), made.gid())
+    };
+    let (_server, client) = serve(folder.path(), Users::Owner);
+    make(&client, ME, "default");
+    assert_eq!(owner("default"), (NOBODY, NOBODY), "the directory is root's");
+    let (_server, client) = serve(folder.path(), Users::Trust);
+    make(&client, ME, "trust");
+    assert_eq!(owner("trust"), (NOBODY, NOBODY), "root of a client");
+    make(&client, Caller { uid: 4711, ..ME }, "group");
+    assert_eq!(owner("group"), (4711, NOBODY), "root's group");
+    let (_server, client) = serve(folder.path(), Users::TrustRoot);
+    make(&client, ME, "trust-root");
+    assert_eq!(owner("trust-root"), (0, 0));
+    let root = User { uid: 0, gid: 0, groups: vec![0] };
+    let (_server, client) = serve(folder.path(), Users::Squash(root));
+    make(&client, Caller { uid: 4711, ..ME }, "squash");
+    assert_eq!(owner("squash"), (0, 0));
+    chown(folder.path(), Some(4711), Some(0)).unwrap();
+    let (_server, client) = serve(folder.path(), Users::Owner);
+    make(&client, ME, "owner");
+    assert_eq!(owner("owner"), (4711, NOBODY));
+}
+
+#[test]
+fn the_number_for_no_user_is_refused_everywhere() {
+    if is_not_root() {
+        return;
+    }
+    const NONE: u32 = u32::MAX;
+    let folder = open_folder();
+    let none = User { uid: NONE, gid: 0, groups: Vec::new() };
+    let refused = Share::open(spec(folder.path(), Users::Squash(none))).unwrap_err();
+    assert!(matches!(refused, ShareError::NoUser), "{refused}");
+    let (_server, client) = serve(folder.path(), Users::TrustRoot);
+    for caller in [Caller { uid: NONE, ..ME }, Caller { gid: NONE, ..ME }, Caller { groups: &[1, NONE], ..ME }] {
+        assert_eq!(client.make_directory(caller, ROOT, b"directory", 0o755), Err(Errno::INVAL), "{caller:?}");
+    }
+    let mut new = NewAttributes::new_zeroed();
+    (new.uid, new.gid) = (NONE.into(), NONE.into());
+    for which in [SET_UID, SET_GID, SET_UID | SET_GID] {
+        new.which = which.into();
+        assert_eq!(client.set_attributes(ME, ROOT, None, &new).unwrap_err(), Errno::INVAL);
+    }
+    client.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
+}
