@@ -93,6 +93,19 @@ pub fn clear_umask_of_thread() -> io::Result<()> {
     Ok(())
 }
 
+/// Takes from this thread, and from those that it starts, what lets root write beyond a user's rights on an open file: keeping the
+/// set-user-ID bit (`CAP_FSETID`), and passing quotas (`CAP_SYS_RESOURCE`). The thread's ring has its operations done with the
+/// rights that it has when it submits them. A thread that becomes root again after being another user has both again.
+///
+/// # Errors
+/// The kernel's.
+pub fn limit_writes_of_thread() -> io::Result<()> {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    let mut sets = capabilities(None)?;
+    sets.effective.remove(CapabilitySet::FSETID | CapabilitySet::SYS_RESOURCE);
+    Ok(set_capabilities(None, sets)?)
+}
+
 /// Becomes `user` in all threads, for good: no way back, and no program run from here gets privilege.
 ///
 /// # Errors

@@ -102,3 +102,31 @@ fn the_number_for_no_user_is_refused_everywhere() {
     }
     client.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
 }
+
+#[test]
+fn a_write_takes_the_set_user_id_bit_away() {
+    if is_not_root() {
+        return;
+    }
+    let folder = open_folder();
+    let path = folder.path().join("program");
+    let (_server, client) = serve(folder.path(), Users::Squash(User { uid: 4711, gid: 4712, groups: vec![4712] }));
+    for len in [10, 100_000] {
+        std::fs::write(&path, "the program").unwrap();
+        chown(&path, Some(0), Some(4712)).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o6775)).unwrap();
+        let program = client.look_up(ME, ROOT, b"program").unwrap();
+        let handle = client.open(ME, program.node, OFlags::WRONLY.bits()).unwrap();
+        assert_eq!(client.write(ME, handle, 0, &vec![b'x'; len]).unwrap(), len);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o775, "after {len} bytes");
+        client.close_handle(handle);
+    }
+    // A user's own bits are the user's.
+    let mut new = NewAttributes::new_zeroed();
+    let root = User { uid: 0, gid: 0, groups: vec![0] };
+    let (_server, client) = serve(folder.path(), Users::Squash(root));
+    let program = client.look_up(ME, ROOT, b"program").unwrap();
+    (new.which, new.mode) = (byway_service::file::wire::SET_MODE.into(), 0o2755.into());
+    let set = client.set_attributes(ME, program.node, None, &new).unwrap();
+    assert_eq!(set.mode.get() & 0o7777, 0o2755, "root's workers have root's rights");
+}

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_fabric::access::Right;
 use byway_fabric::{GetError, Slot, Slots, WindowKey};
+use byway_reactor::privilege::limit_writes_of_thread;
 use byway_reactor::{Completion, File, Frame, Reactor, Waker};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
@@ -111,8 +112,15 @@ impl Shares {
     }
 
     /// Takes `shares` as the whole list. The sessions that use one that is gone end: their clients come back and find it gone, or
-    /// as it is now.
+    /// as it is now. From the first share on the calling thread, which is the loop's, writes to files without root's privileges: what
+    /// it writes is for users.
     pub fn replace(&mut self, host: &mut Host, reactor: &mut Reactor, shares: &[Arc<Share>]) {
+        if !shares.is_empty()
+            && let Err(error) = limit_writes_of_thread()
+        {
+            tracing::error!(%error, "cannot give up root's privileges of writing; the shares stay as they were");
+            return;
+        }
         self.shares = shares.to_vec();
         let at = host.at(reactor);
         let stays = |share: &Arc<Share>| shares.iter().any(|new| Arc::ptr_eq(new, share));

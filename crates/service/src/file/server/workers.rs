@@ -9,6 +9,7 @@ use byway_reactor::privilege::{User, clear_umask_of_thread};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
+use super::super::share::NOBODY;
 use super::outcome::Outcome;
 use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 
@@ -140,7 +141,10 @@ impl Rights {
         self.now = None;
         let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
         let groups: Vec<Gid> = user.groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        rustix::thread::set_thread_res_uid(None::<Uid>, Uid::ROOT, None::<Uid>)?;
+        // Root has all of root's rights, also in a thread that its loop started with fewer.
+        for uid in [Uid::ROOT, Uid::from_raw(NOBODY), Uid::ROOT] {
+            rustix::thread::set_thread_res_uid(None::<Uid>, uid, None::<Uid>)?;
+        }
         rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_res_gid(None::<Gid>, gid, None::<Gid>)?;
         rustix::thread::set_thread_res_uid(None::<Uid>, uid, None::<Uid>)?;
