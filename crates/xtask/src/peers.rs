@@ -14,6 +14,7 @@ mod idle;
 mod native;
 mod network;
 mod report;
+mod scale;
 mod servers;
 mod stub;
 mod wires;
@@ -47,6 +48,8 @@ pub enum Task {
     Wires(WiresOptions),
     /// Few and many clients of a server with few frames, beside a program in C.
     Clients(ClientsOptions),
+    /// Clients and loops: how the rate of byway's own wire grows with both, over tcp, unix sockets and shared memory.
+    Scale(ScaleOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -75,6 +78,21 @@ pub struct ClientsOptions {
     /// How many; rates are also shown as shares of what is moved with the first number.
     #[arg(long, value_delimiter = ',', default_value = "16,1024", value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: Vec<u16>,
+    #[command(flatten)]
+    contest: ContestOptions,
+}
+
+#[derive(Args)]
+pub struct ScaleOptions {
+    /// Clients, each a process; by itself 1 and half of the CPUs.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
+    clients: Vec<u16>,
+    /// Loops of the node; by itself 1 and half of the CPUs.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=16))]
+    loops: Vec<u16>,
+    /// Only the cases whose name contains this, such as `tcp 64 KiB`.
+    #[arg(long)]
+    only: Option<String>,
     #[command(flatten)]
     contest: ContestOptions,
 }
@@ -187,6 +205,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Idle(options) => watch_connections(options),
         Task::Wires(options) => compare_wires(options, &settings),
         Task::Clients(options) => compare_clients(options, &settings),
+        Task::Scale(options) => compare_scale(options, &settings),
         Task::Stub(_) => Ok(()),
     }
 }
@@ -239,6 +258,32 @@ fn compare_clients(options: &ClientsOptions, settings: &BTreeMap<String, String>
         println!("- {name}: {value}");
     }
     print!("\n{}", clients::markdown(&rows));
+    if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_scale(options: &ScaleOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let ContestOptions { rounds, seconds, json, byway } = &options.contest;
+    let byway = provide_byway(byway.as_deref())?;
+    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let file = folder.path().join("volume.img");
+    write_file(&file)?;
+    let half = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u16 / 2).clamp(1, 16);
+    let or_default = |given: &[u16]| {
+        let mut numbers = if given.is_empty() { vec![1, half] } else { given.to_vec() };
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    };
+    let numbers = (&or_default(&options.clients)[..], &or_default(&options.loops)[..]);
+    let rows = scale::run(&byway, (&file, folder.path()), numbers, options.only.as_deref(), (*rounds, *seconds))?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", scale::markdown(&rows));
     if let Some(path) = json {
         std::fs::write(path, serde_json::to_string_pretty(&rows)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
