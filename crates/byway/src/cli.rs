@@ -18,6 +18,7 @@ use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::far::{self, FarArguments};
 use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::lend::LendSpec;
@@ -52,6 +53,9 @@ pub enum Command {
     /// Copy an image from and to files and volumes: in parallel, holes as holes; resumes an interrupted copy
     #[command(after_long_help = help::COPY)]
     Copy(CopyArguments),
+    /// Run a program whose memory lies on other machines
+    #[command(after_long_help = help::FAR)]
+    Far(FarArguments),
     /// Ask a running node: reload, reopen, status
     #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
@@ -269,6 +273,7 @@ pub fn run() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map_err(Failure::from),
+        Command::Far(arguments) => far::run(&arguments).map_err(Failure::from),
         Command::Ctl(arguments) => control::run(&arguments).map_err(Failure::from),
         Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),

@@ -148,6 +148,20 @@ Exit status:
   0 once the device is gone and all that was written is at the server, 1 if not, 2 for a wrong command line.";
 
 /// Of `byway doctor`.
+pub(crate) const FAR: &str = "\
+Examples:
+  On a machine with idle memory:
+    byway serve --listen tcp://0.0.0.0 --lend 8G,guard=2G --allow 10.0.0.0/8 --insecure
+  On a machine without:
+    byway far --limit 2G --from byway://HOST -- sort -S 4G --parallel=4 large.txt
+    byway far --limit 512M --from byway://A,byway://B --class none --report -- python3 model.py
+
+Private anonymous memory is paged: heaps and mappings of the program and of all that it executes. Thread stacks, files, shared memory and memory that is
+executable stay. A forked child has its parent's pages, and keeps what it touches until it executes a program. For a moment after it
+was mapped (a millisecond) new memory is above the limit. Programs that are static, or run with another user's rights, are refused.
+
+Exit status: the program's, or 128 and the signal that ended it; 126 if it cannot be paged; 1 if it was not started.";
+
 pub(crate) const DOCTOR: &str = "\
 Examples:
   byway doctor

@@ -177,3 +177,12 @@ pub const FUSE_THREADS_MAX: usize = 64;
 pub const FUSE_SMALL_REQUEST_BYTES: usize = 16 << 10;
 
 const _: () = assert!(FUSE_THREADS_MAX < FUSE_BUFFERS_MAX && FUSE_LOCKS_WAITING_MAX < FUSE_REQUESTS_MAX);
+
+/// Frames of a job of far memory: what is on its way, or stands by for a second chance. 2 MiB.
+pub const FAR_FRAMES: u32 = 512;
+
+/// Pages that a job's programs always have, whatever their limit: less would only thrash.
+pub const FAR_BUDGET_PAGES_MIN: usize = 256;
+
+/// Address spaces that a job pages at a time; the program that is one too many is refused.
+pub const FAR_PROGRAMS_MAX: usize = 1024;

@@ -7,6 +7,7 @@
 //! until it is answered. While such a change is under way, or its message unread, calls that fill or move pages fail with
 //! [`FillError::Changing`]: the caller reads the messages first, then looks again whether the page is still to be filled.
 
+pub mod helper;
 mod message;
 
 use std::ops::Range;
@@ -171,8 +172,6 @@ const NEW: Opcode = opcode::none(GROUP, 0);
 /// `UFFDIO_WRITEPROTECT_MODE_*`.
 const PROTECT: u64 = 1;
 const PROTECT_DONTWAKE: u64 = 2;
-/// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`.
-const ALLOW_HOLES: u64 = 2;
 
 impl Userfault {
     /// Makes one for this process, with these features; faults that the kernel raises on the process's behalf (in system calls) are
@@ -293,18 +292,16 @@ impl Userfault {
         filled(done, request.updated)
     }
 
-    /// Moves anonymous private pages of this process to a place that has none; places without a page are passed over. The
-    /// destination must be registered.
+    /// Moves anonymous private pages of this process to a place that has none. The destination must be registered.
     ///
     /// # Safety
     /// What refers to the pages at `from` finds none there, and is answered as `register` asks for; nothing relies on what lies at `to`.
     ///
     /// # Errors
-    /// See [`Partly`]: `Busy` for a pinned page, or one that a fork shares; `EINVAL` from another process, and between mappings that are
+    /// See [`Partly`]: `NoMapping` where no page lies; `Busy` for a pinned page, or one that a fork shares; `EINVAL` from another process, and between mappings that are
     /// not alike (rights, locks).
     pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> Filled {
-        let mut request =
-            sys::uffdio_move { dst: to as u64, src: from as u64, len: len as u64, mode: ALLOW_HOLES, move_: 0 };
+        let mut request = sys::uffdio_move { dst: to as u64, src: from as u64, len: len as u64, mode: 0, move_: 0 };
         // SAFETY: the structure is that of the call; what becomes of the pages is the caller's to answer for.
         let done = unsafe { ioctl(&self.fd, Updater::<MOVE, _>::new(&mut request)) };
         filled(done, request.move_)

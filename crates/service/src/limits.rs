@@ -202,3 +202,15 @@ pub const SLABS_PER_SESSION_MAX: usize = 1024;
 
 /// Calls of leases that a session may have in flight.
 pub const LEASE_CALLS_PER_SESSION: u16 = 16;
+
+/// Pages that a pager lets out of their program at a time: few enough that a fault does not wait long for the batch's end.
+pub const PAGER_MOVES_MAX: usize = 32;
+
+/// Pages below its budget that a pager aims for, so that a page that comes finds room.
+pub const PAGER_HEADROOM_PAGES: usize = 128;
+
+/// Frames that pages on their way out leave for those that come.
+pub const PAGER_FRAMES_KEPT: usize = 32;
+
+/// Pages that come at once where a program goes through its memory in order.
+pub const PAGER_AHEAD_PAGES: u64 = 16;

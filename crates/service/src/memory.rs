@@ -5,6 +5,7 @@
 
 mod borrower;
 mod lender;
+pub mod pager;
 pub mod wire;
 
 pub use self::borrower::{BorrowError, Borrower, LeasedSlab};

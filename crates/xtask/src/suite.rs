@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<()> {
         println!("not here: {tool} (package {package}); tests that need it are skipped; --install gets it");
     }
     let has_nextest = provide_nextest(options.install || is_ci)?;
-    process::run(process::cargo().args(["build", "--release", "--package", "byway"]))?;
+    process::run(process::cargo().args(["build", "--release", "--package", "byway", "--package", "byway-preload"]))?;
     if options.long {
         fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;
         guest::run_all()?;

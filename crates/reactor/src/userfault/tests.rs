@@ -134,7 +134,9 @@ fn a_page_moves_out_and_back() {
         unsafe { userfault.register(pages.page(0).start..pages.page(3).end, Modes::MISSING) }.unwrap();
     }
     // SAFETY: nothing refers to the pages.
-    unsafe { userfault.move_pages(aside.at, pages.at, PAGES * PAGE) }.unwrap();
+    let moved = |index: usize| unsafe { userfault.move_pages(aside.page(index).start, pages.page(index).start, PAGE) };
+    assert_eq!((moved(0), moved(2)), (Ok(()), Ok(())));
+    assert!(matches!(moved(1), Err(Partly { error: FillError::NoMapping, .. })), "there is no page");
     assert_eq!((aside.read(0), aside.read(2)), (1, 3));
     let back = meanwhile(
         || pages.read(2),

@@ -1,0 +1,239 @@
+//! `byway far`: runs a program whose memory lies on other machines.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::Duration;
+
+use byway_door::fault::{self, FarJob, FarOptions, FarReport};
+use byway_fabric::node::NodeOptions;
+use byway_reactor::userfault::OpenError;
+use byway_reactor::userfault::helper::SOCKET_VARIABLE;
+use byway_service::memory::{BorrowError, Borrower};
+use clap::{Args, ValueEnum};
+
+use crate::executable::{self, ExecutableError};
+use crate::limits::FAR_LIMIT_BYTES_MIN;
+use crate::remote::{RemoteUri, RemoteUriError};
+use crate::units::{parse_size, show_size};
+
+/// How long a lender may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The library's file, beside this program or where the installation has it.
+const LIBRARY: &str = "libbyway_preload.so";
+
+/// The flags of `byway far`.
+#[derive(Args, Debug)]
+pub struct FarArguments {
+    /// Memory that the program and its children keep on this machine, all together; at least 16M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub limit: u64,
+    /// Lenders, started with byway serve --lend: byway://HOST[:PORT], byway+unix:///?socket=PATH, byway+shm:///?socket=PATH or
+    /// byway+rdma://ADDRESS; several with commas between, which are used in turns
+    #[arg(long, value_name = "URI", value_delimiter = ',', required = true)]
+    pub from: Vec<RemoteUri>,
+    /// What each page that is not here relies on
+    #[arg(long, value_enum, default_value_t = Class::Disk)]
+    pub class: Class,
+    /// The folder of the file for --class disk
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub spill: PathBuf,
+    /// Say at the end what was here and far, on standard error
+    #[arg(long)]
+    pub report: bool,
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// What a page relies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Class {
+    /// A lender alone: if it goes, the program gets SIGBUS where it touches a page that lay there.
+    None,
+    /// A lender and a file of this machine: if the lender goes, the page comes from the file.
+    Disk,
+}
+
+/// Why a program was not run, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum FarError {
+    /// The program.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
+    /// Too little memory to go on.
+    #[error("--limit {0}: less than 16M leaves no program room to work; give more")]
+    Limit(u64),
+    /// The kernel.
+    #[error("programs cannot be paged here: {0} (messages of forks need root, or CAP_SYS_PTRACE)")]
+    Userfault(#[from] OpenError),
+    /// Not byway's wire, or TLS.
+    #[error("{0} names no lender; write byway://HOST, byway+unix:///?socket=PATH or byway+shm:///?socket=PATH")]
+    NoLender(String),
+    /// The lender's address.
+    #[error(transparent)]
+    Uri(#[from] RemoteUriError),
+    /// The lender.
+    #[error("{uri}: {source}")]
+    Lender {
+        /// Which.
+        uri: String,
+        /// Why not.
+        source: BorrowError,
+    },
+    /// The library.
+    #[error(
+        "{LIBRARY} is not beside this program, nor in ../lib/byway: build it with `cargo build -p byway-preload`, or install byway"
+    )]
+    NoLibrary,
+    /// The file for pages.
+    #[error("{}: {source}; name a folder with --spill that can be written, or give up the copies with --class none", folder.display())]
+    Spill {
+        /// Where.
+        folder: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The program cannot be started.
+    #[error("{program}: {source}")]
+    Start {
+        /// Which.
+        program: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The pager.
+    #[error("the pager cannot work: {0}")]
+    Pager(Box<dyn std::error::Error>),
+}
+
+/// Runs the program; gives its exit status, or 128 and the signal that ended it.
+///
+/// # Errors
+/// See [`FarError`].
+pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
+    if arguments.limit < FAR_LIMIT_BYTES_MIN {
+        return Err(FarError::Limit(arguments.limit));
+    }
+    let (name, rest) = arguments.command.split_first().ok_or(ExecutableError::NoName)?;
+    let program = executable::find(name)?;
+    executable::check(&program)?;
+    fault::availability()?;
+    let library = library()?;
+    let rpc = Borrower::open_node(&NodeOptions::default()).map_err(|error| FarError::Pager(error.into()))?;
+    let mut lenders = Vec::new();
+    for uri in &arguments.from {
+        lenders.push((uri.to_string(), borrow(&rpc, uri)?));
+    }
+    let spill = match arguments.class {
+        Class::None => None,
+        Class::Disk => Some(spill_file(&arguments.spill)?),
+    };
+    let folder = tempfile_folder().map_err(|error| FarError::Pager(error.into()))?;
+    let socket = folder.0.join("pager");
+    let options = FarOptions { limit_bytes: arguments.limit, spill };
+    let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
+    let mut child = Command::new(&program)
+        .arg0(name)
+        .args(rest)
+        .env(SOCKET_VARIABLE, &socket)
+        .env("LD_PRELOAD", preload(&library))
+        .spawn()
+        .map_err(|source| FarError::Start { program: program.display().to_string(), source })?;
+    let mut status = None;
+    let report = job.run(|| has_ended(&mut child, &mut status)).map_err(|error| FarError::Pager(error.into()))?;
+    if arguments.report {
+        say(&report, arguments.limit);
+    }
+    Ok(code(status))
+}
+
+fn has_ended(child: &mut Child, status: &mut Option<ExitStatus>) -> bool {
+    if status.is_none() {
+        *status = child.try_wait().ok().flatten();
+    }
+    status.is_some()
+}
+
+/// As a shell gives it.
+fn code(status: Option<ExitStatus>) -> ExitCode {
+    let Some(status) = status else { return ExitCode::FAILURE };
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+fn borrow(rpc: &byway_rpc::node::Rpc, uri: &RemoteUri) -> Result<Borrower, FarError> {
+    if !matches!(uri, RemoteUri::Native(_)) || uri.volume().is_some_and(|name| !name.is_empty()) || uri.wants_tls() {
+        return Err(FarError::NoLender(uri.to_string()));
+    }
+    let failed = |source| FarError::Lender { uri: uri.to_string(), source };
+    let lender = Borrower::connect_on(rpc, &uri.resolve()?, PATIENCE).map_err(failed)?;
+    // One that lends nothing says so now, and not in the midst of the program.
+    lender.status().map_err(failed)?;
+    Ok(lender)
+}
+
+fn library() -> Result<PathBuf, FarError> {
+    let program = std::env::current_exe().map_err(|_| FarError::NoLibrary)?;
+    let folder = program.parent().ok_or(FarError::NoLibrary)?;
+    let places = [folder.join(LIBRARY), folder.join("../lib/byway").join(LIBRARY)];
+    places.into_iter().find(|place| place.is_file()).ok_or(FarError::NoLibrary)
+}
+
+/// With what is to be loaded anyway.
+fn preload(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+/// A file without a name: it goes with this process.
+fn spill_file(folder: &Path) -> Result<std::fs::File, FarError> {
+    use rustix::fs::{Mode, OFlags, open};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open(folder, flags, Mode::RUSR | Mode::WUSR);
+    file.map(Into::into).map_err(|error| FarError::Spill { folder: folder.to_owned(), source: error.into() })
+}
+
+/// A folder of this process alone, for the pager's socket; removed when it is dropped.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn tempfile_folder() -> std::io::Result<Folder> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+    let path = std::env::temp_dir().join(format!("byway-far-{:016x}", u64::from_ne_bytes(random)));
+    std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+    Ok(Folder(path))
+}
+
+fn say(report: &FarReport, limit: u64) {
+    let counters = &report.pager;
+    crate::output::note(format!(
+        "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched ({} ahead); {} put, {} went as \
+         zeroes, {} moves refused, {} lost",
+        report.programs,
+        show_size(report.resident_bytes_max as u64),
+        show_size(limit),
+        counters.faults,
+        counters.zeroed,
+        counters.returned,
+        counters.fetched,
+        counters.ahead,
+        counters.put,
+        counters.went_zero,
+        counters.stayed,
+        counters.lost,
+    ));
+}

@@ -1,0 +1,492 @@
+//! The front end of far memory: page faults of programs, answered by a [`Pager`] over lenders.
+//!
+//! The pager is a process of its own. Each program that it pages has a helper ([`helper`](byway_reactor::userfault::helper)), which is loaded
+//! before the program begins, hands over the program's userfaultfd, and moves pages out as it is told. Why a process and not a thread of
+//! the program: docs/decisions/0043.
+//!
+//! Mappings are found by looking (/proc/PID/maps), since the kernel tells of what becomes of watched mappings, and not of new ones. Until
+//! the programs have half of the limit nothing is watched, and costs nothing.
+//!
+//! While a move is under way no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes a
+//! page of another mapping than the pager meant.
+
+mod maps;
+mod process;
+mod store;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use byway_reactor::userfault::helper::{Hello, MOVES_MAX, WORDS_MAX, hear_with_fd, say};
+use byway_reactor::userfault::{Event, FaultKind, Features, Read, Userfault};
+use byway_rpc::node::Rpc;
+use byway_service::memory::Borrower;
+use byway_service::memory::pager::{
+    Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, SpaceId,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
+
+use self::process::Process;
+use self::store::{Ended, Store};
+use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES, FAR_PROGRAMS_MAX};
+
+/// How often the programs' memory is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How often it is looked whether a forked child has ended, and whether pages that could not be moved now can be.
+const SLOW_LOOK: Duration = Duration::from_millis(100);
+
+/// How often all mappings are looked through, also if a program has not more of them by the number of its bytes.
+const MAPS_LOOK: Duration = Duration::from_millis(20);
+
+/// What the pager asks of the kernel.
+const FEATURES: Features = Features::UNMAP
+    .and(Features::REMAP)
+    .and(Features::REMOVE)
+    .and(Features::FORK)
+    .and(Features::MOVE)
+    .and(Features::POISON)
+    .and(Features::WRITE_PROTECT);
+
+/// Zeroes for as many pages as come at once.
+static ZEROES: [u8; byway_service::limits::PAGER_AHEAD_PAGES as usize * PAGE_BYTES] =
+    [0; byway_service::limits::PAGER_AHEAD_PAGES as usize * PAGE_BYTES];
+
+/// What a job is run with.
+#[derive(Debug)]
+pub struct FarOptions {
+    /// Bytes of memory of its programs that may be on this machine, all together.
+    pub limit_bytes: u64,
+    /// Where each page goes too, beside its lender; `None`: a lost lender loses pages.
+    pub spill: Option<File>,
+}
+
+/// What a job has used, for its report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FarReport {
+    /// What the pager did.
+    pub pager: Counters,
+    /// The most bytes that were resident when they were looked at.
+    pub resident_bytes_max: usize,
+    /// Programs that were paged.
+    pub programs: u32,
+}
+
+/// The programs of one `byway far`.
+pub struct FarJob {
+    rpc: Rpc,
+    listener: OwnedFd,
+    path: PathBuf,
+    pager: Pager,
+    store: Store,
+    processes: Vec<Process>,
+    limit_bytes: usize,
+    spaces: u32,
+    /// Mappings are watched.
+    is_watching: bool,
+    looked: Instant,
+    looked_slowly: Instant,
+    looked_through: Instant,
+    report: FarReport,
+    was_exhausted: bool,
+}
+
+/// Whether this process may page others: it needs the messages of forks.
+///
+/// # Errors
+/// Why not, and what to do.
+pub fn availability() -> Result<(), byway_reactor::userfault::OpenError> {
+    Userfault::open(FEATURES, false).map(drop)
+}
+
+impl FarJob {
+    /// A job over these lenders, on one node. Programs find it at `path`, which must not be there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(
+        rpc: Rpc,
+        lenders: Vec<(String, Borrower)>,
+        path: &Path,
+        options: FarOptions,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        bind(&listener, &SocketAddrUnix::new(path)?)?;
+        listen(&listener, 64)?;
+        let store = Store::new(&rpc, lenders, options.spill, FAR_FRAMES)?;
+        let limit_bytes = usize::try_from(options.limit_bytes).unwrap_or(usize::MAX);
+        let now = Instant::now();
+        Ok(Self {
+            rpc,
+            listener,
+            path: path.to_owned(),
+            pager: Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES),
+            store,
+            processes: Vec::new(),
+            limit_bytes,
+            spaces: 0,
+            is_watching: false,
+            looked: now,
+            looked_slowly: now,
+            looked_through: now,
+            report: FarReport::default(),
+            was_exhausted: false,
+        })
+    }
+
+    /// Pages programs until `has_ended` says so and none is left; then gives what they used.
+    ///
+    /// # Errors
+    /// The kernel's: nothing can be waited for.
+    pub fn run(mut self, mut has_ended: impl FnMut() -> bool) -> std::io::Result<FarReport> {
+        while !(has_ended() && self.processes.is_empty()) {
+            self.turn()?;
+        }
+        let _ = std::fs::remove_file(&self.path);
+        self.report.pager = self.pager.counters();
+        self.store.close();
+        Ok(self.report)
+    }
+
+    fn turn(&mut self) -> std::io::Result<()> {
+        self.wait()?;
+        let (ended, lost) = self.store.take_ended(self.rpc.node());
+        for slab in lost {
+            self.pager.lose_slab(slab);
+        }
+        self.pager.pause_moves(true);
+        for one in ended {
+            match one {
+                Ended::Put(frame, well) => self.pager.put_ended(frame, well),
+                Ended::Got(frame, well) => self.pager.got(frame, well),
+            }
+            self.act();
+        }
+        self.accept();
+        self.take_answers();
+        self.read_messages();
+        self.look();
+        self.pager.pause_moves(false);
+        self.act();
+        Ok(())
+    }
+
+    /// Waits until there is something to do, a millisecond at most.
+    fn wait(&self) -> std::io::Result<()> {
+        let node = self.rpc.node().descriptor()?;
+        let mut fds = vec![PollFd::from_borrowed_fd(node, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        for process in &self.processes {
+            let Some(helped) = &process.helped else {
+                fds.push(PollFd::new(&process.userfault, PollFlags::IN));
+                continue;
+            };
+            fds.push(PollFd::new(&helped.pidfd, PollFlags::IN));
+            fds.extend(helped.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            fds.extend(helped.commanded.is_empty().then(|| PollFd::new(&process.userfault, PollFlags::IN)));
+        }
+        let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes programs that begin.
+    fn accept(&mut self) {
+        while let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            if let Err(error) = self.welcome(socket) {
+                tracing::error!(%error, "a program cannot be paged");
+            }
+        }
+    }
+
+    fn welcome(&mut self, socket: OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
+        if self.processes.len() >= FAR_PROGRAMS_MAX {
+            return Err(format!("more than {FAR_PROGRAMS_MAX} programs at a time").into());
+        }
+        let mut words = [0; WORDS_MAX];
+        let (count, userfault) = hear_with_fd(&socket, &mut words)?;
+        let hello = Hello::of(&words[..count]).ok_or("its library is of another version of byway")?;
+        // SAFETY: it is the program's, which has sent it.
+        let userfault = unsafe { Userfault::of_other_process(userfault.ok_or("it has sent no userfaultfd")?) };
+        userfault.agree(FEATURES)?;
+        // The same process runs another file now.
+        let is_same = |process: &Process| process.helped.as_ref().is_some_and(|helped| helped.process == hello.process);
+        while let Some(index) = self.processes.iter().position(is_same) {
+            self.remove(index);
+        }
+        let space = self.next_space();
+        let answer = socket.try_clone()?;
+        let process = Process::of_program(space, &hello, userfault, socket)?;
+        self.pager.add_space(space, true);
+        self.processes.push(process);
+        self.report.programs += 1;
+        say(&answer, &[self.store.frames_bytes() as u64], Some(self.store.file()))?;
+        Ok(())
+    }
+
+    fn next_space(&mut self) -> SpaceId {
+        self.spaces += 1;
+        SpaceId(self.spaces)
+    }
+
+    fn remove(&mut self, index: usize) {
+        let process = self.processes.swap_remove(index);
+        for frame in process.helped.iter().flat_map(|helped| &helped.commanded) {
+            self.pager.moved(*frame, Moved::Missing);
+        }
+        self.pager.remove_space(process.space);
+        self.act();
+    }
+
+    /// Takes what helpers have done, and looks whether programs have ended.
+    fn take_answers(&mut self) {
+        for index in (0..self.processes.len()).rev() {
+            let process = &mut self.processes[index];
+            let Some(helped) = &mut process.helped else { continue };
+            match helped.answers() {
+                Ok(answers) => {
+                    for (frame, outcome) in answers {
+                        self.pager.moved(frame, process::moved(outcome));
+                    }
+                }
+                Err(error) => {
+                    helped.socket = None;
+                    // The pages of a command under way: if the program lives, they were not moved.
+                    let commanded = std::mem::take(&mut helped.commanded);
+                    let space = process.space;
+                    if is_readable(&helped.pidfd) {
+                        for frame in commanded {
+                            self.pager.moved(frame, Moved::Missing);
+                        }
+                    } else {
+                        tracing::debug!(%error, process = helped.process, "a program has closed its helper's socket; its pages stay");
+                        for frame in commanded {
+                            self.pager.moved(frame, Moved::Stays);
+                        }
+                        self.pager.cannot_move(space);
+                    }
+                }
+            }
+            if self.processes[index].helped.as_ref().is_some_and(|helped| is_readable(&helped.pidfd)) {
+                self.remove(index);
+            }
+        }
+        self.act();
+    }
+
+    /// Reads the messages of programs with no move under way.
+    fn read_messages(&mut self) {
+        let mut index = 0;
+        while index < self.processes.len() {
+            let is_free = self.processes[index].helped.as_ref().is_none_or(|helped| helped.commanded.is_empty());
+            let mut events = Vec::new();
+            while is_free
+                && matches!(self.processes[index].userfault.read(|event| events.push(event)), Read::Messages(_))
+            {
+            }
+            let space = self.processes[index].space;
+            // The kernel gives faults before changes that came earlier, and a page is to be filled as the change leaves it.
+            events.sort_by_key(|event| matches!(event, Event::Fault { .. }));
+            for event in events {
+                self.message(space, event);
+                self.act();
+            }
+            index += 1;
+        }
+        self.pager.retry();
+        self.act();
+    }
+
+    fn message(&mut self, space: SpaceId, event: Event) {
+        let pages = |range: &std::ops::Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
+        match event {
+            Event::Fault { address, kind: FaultKind::Missing, .. } => {
+                let at = PageId { space, page: (address / PAGE_BYTES) as u64 };
+                if !self.pager.knows(at) {
+                    self.adopt(space);
+                }
+                if !self.pager.knows(at) {
+                    // The mapping has grown where it is. Nothing of it was ever moved out, since only what is known is.
+                    self.pager.add_pages(space, at.page, &[false]);
+                }
+                self.pager.fault(at);
+            }
+            Event::Fault { address, .. } => self.wake(space, &(address..address + PAGE_BYTES)),
+            Event::Removed(range) => {
+                self.pager.removed(space, pages(&range));
+                self.wake(space, &range);
+            }
+            Event::Unmapped(range) => {
+                self.pager.unmapped(space, pages(&range));
+                self.wake(space, &range);
+            }
+            Event::Remapped { from, to, bytes } => {
+                let page = |address: usize| (address / PAGE_BYTES) as u64;
+                self.pager.remapped(space, (page(from), page(to)), page(bytes));
+                self.wake(space, &(from..from + bytes));
+            }
+            Event::Forked(userfault) => {
+                let child = self.next_space();
+                self.pager.forked(space, child);
+                self.processes.push(Process::of_child(child, userfault));
+            }
+        }
+    }
+
+    fn wake(&self, space: SpaceId, range: &std::ops::Range<usize>) {
+        if let Some(process) = self.processes.iter().find(|process| process.space == space) {
+            let page = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
+            process.userfault.wake(page(range.start)..page(range.end));
+        }
+    }
+
+    /// Watches the mappings of a program that are not watched yet.
+    fn adopt(&mut self, space: SpaceId) {
+        let Some(process) = self.processes.iter().find(|process| process.space == space) else { return };
+        let Some(helped) = &process.helped else { return };
+        let Ok(candidates) = helped.candidates() else { return };
+        for range in candidates {
+            let pages = (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
+            if !process.is_watched(range.clone()) {
+                self.pager.forget_present(space, pages.clone());
+            }
+            for part in self.pager.unknown(space, pages) {
+                let bytes = part.start as usize * PAGE_BYTES..part.end as usize * PAGE_BYTES;
+                // Gone again, or of a kind that cannot be watched.
+                if process.watch(bytes).is_err() {
+                    continue;
+                }
+                let count = (part.end - part.start) as usize;
+                let present = helped.proc.present(part.start, count).unwrap_or_else(|_| vec![true; count]);
+                self.pager.add_pages(space, part.start, &present);
+            }
+        }
+    }
+
+    /// Looks at the programs' memory.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.looked) < LOOK {
+            return;
+        }
+        self.looked = now;
+        if now.duration_since(self.looked_slowly) >= SLOW_LOOK {
+            self.looked_slowly = now;
+            for index in (0..self.processes.len()).rev() {
+                if self.processes[index].helped.is_none() && self.processes[index].is_gone() {
+                    self.remove(index);
+                }
+            }
+            self.pager.retry_moves();
+        }
+        let mut resident = 0;
+        let mut grown = Vec::new();
+        for process in &mut self.processes {
+            let Some(helped) = &mut process.helped else { continue };
+            let Some((mapped, bytes)) = helped.proc.sizes() else { continue };
+            resident += bytes;
+            if mapped != helped.mapped_bytes {
+                helped.mapped_bytes = mapped;
+                grown.push(process.space);
+            }
+        }
+        self.report.resident_bytes_max = self.report.resident_bytes_max.max(resident);
+        let begins = !self.is_watching && resident > self.limit_bytes / 2;
+        self.is_watching |= begins;
+        if !self.is_watching {
+            return;
+        }
+        if begins || now.duration_since(self.looked_through) >= MAPS_LOOK {
+            self.looked_through = now;
+            grown = self.processes.iter().map(|process| process.space).collect();
+        }
+        for space in grown {
+            self.adopt(space);
+        }
+        let others = resident.saturating_sub(self.pager.local_pages() * PAGE_BYTES);
+        let budget = self.limit_bytes.saturating_sub(others + self.store.frames_bytes()) / PAGE_BYTES;
+        self.pager.set_budget(budget.max(FAR_BUDGET_PAGES_MIN));
+        self.act();
+    }
+
+    /// Does what the pager says.
+    fn act(&mut self) {
+        let mut moves: Vec<(PageId, u32)> = Vec::new();
+        while let Some(action) = self.pager.next_action() {
+            match action {
+                Action::MoveOut(at, frame) => moves.push((at, frame)),
+                Action::Put(frame, place) => self.store.put(frame, place),
+                Action::Get(frame, place) => self.store.get(frame, place),
+                Action::Fill(at, contents) => self.fill(at, contents),
+                Action::Poison(at) => self.poison(at),
+                Action::Wake(at) => {
+                    let start = at.page as usize * PAGE_BYTES;
+                    self.wake(at.space, &(start..start + PAGE_BYTES));
+                }
+                Action::Lease => self.lease(),
+            }
+        }
+        while let Some((first, _)) = moves.first().copied() {
+            let (mut one, others): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(at, _)| at.space == first.space);
+            let more = one.split_off(one.len().min(MOVES_MAX));
+            moves = [more, others].concat();
+            let helped = self.processes.iter_mut().find(|process| process.space == first.space);
+            let helped = helped.and_then(|process| process.helped.as_mut());
+            // A helper has one command at a time.
+            let said = helped.is_some_and(|helped| helped.commanded.is_empty() && helped.command(&one));
+            if !said {
+                for (_, frame) in one {
+                    self.pager.moved(frame, Moved::Stays);
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, at: PageId, contents: Contents) {
+        let Some(process) = self.processes.iter().find(|process| process.space == at.space) else {
+            return self.pager.filled(at, contents, FillOutcome::NoMapping);
+        };
+        let mut page = [0; PAGE_BYTES];
+        let bytes = match contents {
+            Contents::Zeroes(count) => &ZEROES[..count as usize * PAGE_BYTES],
+            Contents::Frame(frame) => {
+                self.store.read(frame, &mut page);
+                &page[..]
+            }
+        };
+        let outcome = process.fill(at, bytes);
+        self.pager.filled(at, contents, outcome);
+    }
+
+    fn poison(&self, at: PageId) {
+        let Some(process) = self.processes.iter().find(|process| process.space == at.space) else { return };
+        let start = at.page as usize * PAGE_BYTES;
+        tracing::error!(
+            address = format!("{start:#x}"),
+            "a page is lost with its lender: its program gets SIGBUS; --class disk keeps a copy of each page"
+        );
+        let _ = process.userfault.poison(start..start + PAGE_BYTES);
+    }
+
+    fn lease(&mut self) {
+        match self.store.lease() {
+            Ok(()) => self.pager.add_slab(),
+            Err(error) => {
+                if !std::mem::replace(&mut self.was_exhausted, true) {
+                    tracing::warn!(%error, "no more memory is lent: the programs stay above their limit");
+                }
+                self.pager.no_more_slabs();
+            }
+        }
+    }
+}
+
+fn is_readable(fd: impl AsFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
+}

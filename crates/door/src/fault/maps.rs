@@ -1,0 +1,166 @@
+//! What the kernel tells of a program's memory: /proc/PID/maps, pagemap and statm.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use byway_service::memory::pager::PAGE_BYTES;
+
+/// The largest guard in front of a thread's stack.
+const GUARD_BYTES_MAX: usize = 64 << 10;
+
+/// The largest mapping behind a guard that is taken for a thread's stack.
+const STACK_BYTES_MAX: usize = 64 << 20;
+
+/// Pages of which the kernel is asked at once.
+const PAGEMAP_PAGES: usize = 4096;
+
+/// A mapping, as a line of /proc/PID/maps has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping<'a> {
+    range: Range<usize>,
+    rights: &'a str,
+    is_file: bool,
+    name: &'a str,
+}
+
+fn mapping(line: &str) -> Option<Mapping<'_>> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
+    let rights = words.next()?;
+    let inode = words.nth(2)?;
+    let name = words.next().unwrap_or_default().trim_start();
+    Some(Mapping { range, rights, is_file: inode != "0", name })
+}
+
+/// Whether a file's zeroed data, which lies behind it, is used by the helper: by the functions of the C library that copy and fill.
+fn is_helpers(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    ["libc.so", "libc-", "ld-linux", "ld-", "libbyway_preload.so"].iter().any(|library| name.starts_with(library))
+}
+
+/// The mappings that can be paged: private, anonymous, to be read and written. Not the stacks, of the first thread and of others: the
+/// kernel writes to a thread's stack when the thread ends, where nobody can be asked for a page any more. A mapping right behind a small
+/// guard is taken for one.
+pub(super) fn candidates(maps: &str) -> Vec<Range<usize>> {
+    let mut candidates = Vec::new();
+    let mut before: Option<Mapping<'_>> = None;
+    for mapping in maps.lines().filter_map(mapping) {
+        let is_anonymous = !mapping.is_file
+            && (mapping.name.is_empty() || mapping.name == "[heap]" || mapping.name.starts_with("[anon:"));
+        let has_guard = before.as_ref().is_some_and(|guard| {
+            guard.rights == "---p" && guard.range.end == mapping.range.start && guard.range.len() <= GUARD_BYTES_MAX
+        });
+        let is_stack = has_guard && mapping.range.len() <= STACK_BYTES_MAX;
+        let is_needed =
+            before.as_ref().is_some_and(|file| file.range.end == mapping.range.start && is_helpers(file.name));
+        if mapping.rights == "rw-p" && is_anonymous && !is_stack && !is_needed {
+            candidates.push(mapping.range.clone());
+        }
+        before = Some(mapping);
+    }
+    candidates
+}
+
+/// A program's files in /proc. They are of the process that had the number when they were opened.
+#[derive(Debug)]
+pub(super) struct Proc {
+    maps: String,
+    pagemap: File,
+    statm: File,
+}
+
+impl Proc {
+    pub(super) fn open(process: u32) -> std::io::Result<Self> {
+        let at = |name: &str| format!("/proc/{process}/{name}");
+        Ok(Self { maps: at("maps"), pagemap: File::open(at("pagemap"))?, statm: File::open(at("statm"))? })
+    }
+
+    /// The mappings that can be paged, but for those that `own` overlaps.
+    pub(super) fn candidates(&self, own: &[Range<usize>]) -> std::io::Result<Vec<Range<usize>>> {
+        let maps = std::fs::read_to_string(&self.maps)?;
+        let mut found = candidates(&maps);
+        for own in own {
+            // The kernel shows neighbours that are alike as one.
+            found = found.into_iter().flat_map(|range| without(range, own)).collect();
+        }
+        Ok(found)
+    }
+
+    /// Of each page from `first` on, whether it is there.
+    pub(super) fn present(&self, first: u64, count: usize) -> std::io::Result<Vec<bool>> {
+        let mut present = Vec::with_capacity(count);
+        let mut bytes = vec![0; PAGEMAP_PAGES * 8];
+        while present.len() < count {
+            let pages = (count - present.len()).min(PAGEMAP_PAGES);
+            let into = &mut bytes[..pages * 8];
+            self.pagemap.read_exact_at(into, (first + present.len() as u64) * 8)?;
+            // Bit 63: present; bit 62: swapped, or on its way to another frame (Documentation/admin-guide/mm/pagemap.rst).
+            present.extend(into.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry) >> 62 != 0));
+        }
+        Ok(present)
+    }
+
+    /// Mapped and resident bytes.
+    pub(super) fn sizes(&self) -> Option<(usize, usize)> {
+        let mut text = [0; 128];
+        let len = self.statm.read_at(&mut text, 0).ok()?;
+        let mut words = std::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace();
+        let mut bytes = || Some(words.next()?.parse::<usize>().ok()? * PAGE_BYTES);
+        Some((bytes()?, bytes()?))
+    }
+}
+
+fn without(range: Range<usize>, hole: &Range<usize>) -> Vec<Range<usize>> {
+    let before = range.start..range.end.min(hole.start);
+    let after = range.start.max(hole.end)..range.end;
+    [before, after].into_iter().filter(|part| !part.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heaps_and_mappings_are_paged_and_files_and_stacks_are_not() {
+        let maps = "\
+55d000000000-55d000021000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0000010000 rw-p 00001000 fe:00 1234                       /usr/lib/libc.so.6
+7f0000010000-7f0000018000 rw-p 00000000 00:00 0 
+7f0000018000-7f0000019000 r--p 00000000 fe:00 1235                       /usr/bin/program
+7f0000019000-7f0000020000 rw-p 00000000 00:00 0 
+7f0000020000-7f0000030000 rwxp 00000000 00:00 0 
+7f0000030000-7f0000031000 ---p 00000000 00:00 0 
+7f0000031000-7f0000831000 rw-p 00000000 00:00 0 
+7f0000900000-7f0000a00000 rw-s 00000000 00:01 77                         /memfd:byway (deleted)
+7f0001000000-7f0001100000 ---p 00000000 00:00 0 
+7f0001100000-7f0001200000 rw-p 00000000 00:00 0                          [anon:malloc]
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+";
+        let expected = [
+            0x55d0_0000_0000..0x55d0_0002_1000,
+            0x7f00_0001_9000..0x7f00_0002_0000,
+            0x7f00_0110_0000..0x7f00_0120_0000,
+        ];
+        assert_eq!(candidates(maps), expected);
+    }
+
+    #[test]
+    fn what_is_the_helpers_is_left_out() {
+        assert_eq!(without(0..10, &(3..5)), [0..3, 5..10]);
+        assert_eq!(without(0..10, &(0..10)), Vec::<Range<usize>>::new());
+        assert_eq!(without(0..10, &(20..30)), std::slice::from_ref(&(0..10)));
+    }
+
+    #[test]
+    fn this_process_tells_what_is_there() {
+        let proc = Proc::open(std::process::id()).unwrap();
+        let own = vec![1u8; 64 * PAGE_BYTES];
+        let first = (own.as_ptr().addr() / PAGE_BYTES + 1) as u64;
+        assert_eq!(proc.present(first, 62).unwrap(), vec![true; 62]);
+        let (mapped, resident) = proc.sizes().unwrap();
+        assert!(mapped >= resident && resident >= own.len());
+        assert!(!proc.candidates(&[]).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,151 @@
+//! One address space that is paged: its userfaultfd, and the helper in it.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use byway_reactor::userfault::helper::{Hello, MOVES_MAX, Outcome, WORDS_MAX, hear, say};
+use byway_reactor::userfault::{FillError, Modes, Userfault};
+use byway_service::memory::pager::{FillOutcome, Moved, PAGE_BYTES, PageId, SpaceId};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::maps::Proc;
+
+/// A program, or a forked child of one until it executes a program.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) space: SpaceId,
+    pub(super) userfault: Userfault,
+    /// `None` of a forked child.
+    pub(super) helped: Option<Helped>,
+}
+
+/// A program with a helper.
+#[derive(Debug)]
+pub(super) struct Helped {
+    pub(super) process: u32,
+    pub(super) pidfd: OwnedFd,
+    pub(super) proc: Proc,
+    /// `None`: the helper is gone; faults are answered still.
+    pub(super) socket: Option<OwnedFd>,
+    /// What is the helper's.
+    own: [Range<usize>; 2],
+    /// Frames of the command under way.
+    pub(super) commanded: Vec<u32>,
+    /// Mapped bytes when its mappings were last looked at.
+    pub(super) mapped_bytes: usize,
+}
+
+impl Process {
+    pub(super) fn of_program(
+        space: SpaceId,
+        hello: &Hello,
+        userfault: Userfault,
+        socket: OwnedFd,
+    ) -> std::io::Result<Self> {
+        let pid = i32::try_from(hello.process).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        let range = |(start, end): (u64, u64)| start as usize..end as usize;
+        let own = [range(hello.scratch), range(hello.stack)];
+        if own[0].len() != MOVES_MAX * PAGE_BYTES {
+            return Err(Errno::INVAL.into());
+        }
+        // SAFETY: the scratch pages are of another process, whose helper alone uses them.
+        unsafe { userfault.register(own[0].clone(), Modes::MISSING) }?;
+        let helped = Helped {
+            process: hello.process,
+            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
+            proc: Proc::open(hello.process)?,
+            socket: Some(socket),
+            own,
+            commanded: Vec::new(),
+            mapped_bytes: 0,
+        };
+        Ok(Self { space, userfault, helped: Some(helped) })
+    }
+
+    pub(super) fn of_child(space: SpaceId, userfault: Userfault) -> Self {
+        Self { space, userfault, helped: None }
+    }
+
+    /// Whether its address space is gone. The kernel says so where a page could be protected that is in no mapping.
+    pub(super) fn is_gone(&self) -> bool {
+        self.userfault.write_protect(PAGE_BYTES..2 * PAGE_BYTES, false, true) == Err(FillError::Gone)
+    }
+
+    /// Has missing pages of a range told.
+    pub(super) fn watch(&self, range: Range<usize>) -> Result<(), Errno> {
+        // SAFETY: the pages are of another process. What it finds there is what it left there: see the pager.
+        unsafe { self.userfault.register(range, Modes::MISSING.and(Modes::WRITE_PROTECT)) }
+    }
+
+    /// Whether all mappings of a range are watched, as far as can be said now.
+    pub(super) fn is_watched(&self, range: Range<usize>) -> bool {
+        self.userfault.write_protect(range, false, true) != Err(FillError::NoMapping)
+    }
+
+    /// Fills pages from `at` on.
+    pub(super) fn fill(&self, at: PageId, bytes: &[u8]) -> FillOutcome {
+        match self.userfault.copy(at.page as usize * PAGE_BYTES, bytes, false) {
+            Ok(()) => FillOutcome::Done((bytes.len() / PAGE_BYTES) as u64),
+            Err(partly) if partly.bytes > 0 => FillOutcome::Done((partly.bytes / PAGE_BYTES) as u64),
+            Err(partly) => match partly.error {
+                FillError::Exists => FillOutcome::Exists,
+                FillError::NoMapping | FillError::Gone => FillOutcome::NoMapping,
+                FillError::Changing => FillOutcome::Changing,
+                error => {
+                    tracing::warn!(%error, page = at.page, "a page cannot be filled; tried again");
+                    FillOutcome::Changing
+                }
+            },
+        }
+    }
+}
+
+impl Helped {
+    /// The mappings that can be paged.
+    pub(super) fn candidates(&self) -> std::io::Result<Vec<Range<usize>>> {
+        self.proc.candidates(&self.own)
+    }
+
+    /// Has the helper move pages out. False: it is gone.
+    pub(super) fn command(&mut self, moves: &[(PageId, u32)]) -> bool {
+        let mut words = [0; WORDS_MAX];
+        for ((at, frame), pair) in moves.iter().zip(words.as_chunks_mut::<2>().0) {
+            *pair = [at.page * PAGE_BYTES as u64, (*frame).into()];
+        }
+        let said = self.socket.as_ref().is_some_and(|socket| say(socket, &words[..2 * moves.len()], None).is_ok());
+        if said {
+            self.commanded.extend(moves.iter().map(|(_, frame)| frame));
+        }
+        said
+    }
+
+    /// What came of a command, if it has ended. An error: the helper is gone.
+    pub(super) fn answers(&mut self) -> Result<Vec<(u32, Outcome)>, Errno> {
+        let Some(socket) = &self.socket else { return Ok(Vec::new()) };
+        let mut words = [0; WORDS_MAX];
+        let count = match hear(socket.as_fd(), &mut words, false) {
+            Ok(0) => return Err(Errno::PIPE),
+            Ok(count) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let pairs = words.as_chunks::<2>().0[..count / 2].iter();
+        let answers: Vec<_> = pairs.map(|[frame, outcome]| (*frame as u32, Outcome::of(*outcome))).collect();
+        if !answers.iter().map(|(frame, _)| frame).eq(&self.commanded) {
+            return Err(Errno::PROTO);
+        }
+        self.commanded.clear();
+        Ok(answers)
+    }
+}
+
+pub(super) fn moved(outcome: Outcome) -> Moved {
+    match outcome {
+        Outcome::Out => Moved::Out,
+        Outcome::Zeroes => Moved::Zeroes,
+        Outcome::Missing => Moved::Missing,
+        Outcome::Stays => Moved::Stays,
+        Outcome::Unwatched => Moved::Unwatched,
+    }
+}

@@ -1,0 +1,286 @@
+//! `byway far`: programs whose memory lies at a lender have the results that they have without.
+
+use std::fmt::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use byway_e2e::{LIMIT, Server, binary, until};
+use byway_skip::{SkipReason, skip_this};
+
+/// A lender over tcp and shared memory.
+struct Lender {
+    folder: tempfile::TempDir,
+    server: Server,
+}
+
+impl Lender {
+    fn start() -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let shm = format!("shm://{}", folder.path().join("shm").display());
+        let flags = ["--lend", "1G", "--listen", "tcp://127.0.0.1:0", "--listen", &shm, "--threads", "1"];
+        let server = Server::start(folder.path(), 2, &flags);
+        Self { folder, server }
+    }
+
+    fn uris(&self) -> [String; 2] {
+        let tcp = format!("byway://127.0.0.1:{}", self.server.port("byway"));
+        [tcp, format!("byway+shm:///?socket={}", self.folder.path().join("shm").display())]
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// Whether this machine can page programs; says so if not.
+fn can_page() -> bool {
+    assert!(
+        binary().with_file_name("libbyway_preload.so").is_file(),
+        "no libbyway_preload.so beside {}: run `cargo build -p byway-preload`",
+        binary().display()
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = format!("byway+unix:///?socket={}", folder.path().join("none").display());
+    let tried = far(&nobody, "16M", &["--class", "none"], &["true"]);
+    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
+    let can = !said.contains("cannot be paged here");
+    if !can {
+        skip_this(SkipReason::Machine(said.trim()));
+    }
+    can
+}
+
+fn command(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(["far", "--report", "--limit", limit, "--from", uri]).args(flags).arg("--").args(program);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+}
+
+/// A paged program, which ends with the test.
+struct Job(Child);
+
+impl Job {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn finish(mut self) -> Output {
+        let (mut out, mut err) = (self.0.stdout.take().unwrap(), self.0.stderr.take().unwrap());
+        let read = |from: &mut dyn std::io::Read| {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).unwrap();
+            bytes
+        };
+        let (stdout, stderr) = std::thread::scope(|scope| {
+            let out = scope.spawn(|| read(&mut out));
+            let err = read(&mut err);
+            (out.join().unwrap(), err)
+        });
+        let status = self.0.wait().unwrap();
+        Output { status, stdout, stderr }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // The pager and all that it runs.
+        let group = rustix::process::Pid::from_child(&self.0);
+        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+fn far(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Output {
+    Job::start(&mut command(uri, limit, flags, program)).finish()
+}
+
+/// Runs a program in far memory; it must succeed. Gives what it printed, and how many pages were fetched.
+fn far_well(uri: &str, limit: &str, program: &[&str]) -> (Vec<u8>, u64) {
+    let output = far(uri, limit, &["--class", "none"], program);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program:?} at {limit} from {uri}: {}\n{said}", output.status);
+    let fetched = said.split(" fetched").next().and_then(|before| before.rsplit(' ').next());
+    let fetched = fetched.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no report: {said}"));
+    (output.stdout, fetched)
+}
+
+fn python() -> Option<&'static str> {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).is_file() {
+        skip_this(SkipReason::MissingTool("python3"));
+        return None;
+    }
+    Some(python)
+}
+
+/// Makes blocks of which each can be made again, changes them in two rounds, checks each against what it was, and prints their digest and
+/// the most memory that it had (`VmHWM`).
+const BLOCKS: &str = r#"
+import hashlib, random, sys
+count = int(sys.argv[1])
+blocks = [bytearray(random.Random(i).randbytes(65536)) for i in range(count)]
+digests = [hashlib.md5(block).digest() for block in blocks]
+for turn in range(2):
+    for i, block in enumerate(blocks):
+        assert hashlib.md5(block).digest() == digests[i], (turn, i)
+        block[turn * 7] ^= 255
+        digests[i] = hashlib.md5(block).digest()
+print(hashlib.md5(b"".join(digests)).hexdigest())
+status = open("/proc/self/status").read()
+print(status.split("VmHWM:")[1].split()[0], file=sys.stderr)
+"#;
+
+/// Of the kernel, in KiB: the first number alone on a line.
+fn high_water_kib(stderr: &[u8]) -> u64 {
+    let said = String::from_utf8_lossy(stderr);
+    said.lines().find_map(|line| line.trim().parse().ok()).unwrap_or_else(|| panic!("no VmHWM: {said}"))
+}
+
+#[test]
+fn a_python_program_has_its_results_at_half_and_at_a_quarter_of_its_memory() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    // 64 MiB of blocks.
+    let program = [python, "-c", BLOCKS, "1000"];
+    let plain = Command::new(python).args(&program[1..]).output().unwrap();
+    assert!(plain.status.success() && high_water_kib(&plain.stderr) > 64 << 10);
+    for uri in lender.uris() {
+        for limit_mib in [36, 18] {
+            let output = far(&uri, &format!("{limit_mib}M"), &["--class", "none"], &program);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{uri} at {limit_mib}M: {}\n{said}", output.status);
+            assert_eq!(output.stdout, plain.stdout, "{uri} at {limit_mib}M: {said}");
+            // Above the limit is what it touches until the pager looks: far less than it would have without.
+            let kib = high_water_kib(&output.stderr);
+            assert!(kib < (limit_mib + 16) << 10, "{kib} KiB at {limit_mib}M");
+        }
+    }
+}
+
+#[test]
+fn sort_sorts_at_half_and_at_a_quarter_of_its_memory() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let (file, mut lines) = (lender.path("lines"), String::new());
+    let mut number = 1u64;
+    for _ in 0..400_000 {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        writeln!(lines, "{:016x} {}", number >> 7, number % 1000).unwrap();
+    }
+    std::fs::write(&file, lines).unwrap();
+    let file = file.display().to_string();
+    let program = ["env", "LC_ALL=C", "sort", "-S", "64M", "--parallel=2", &file];
+    let plain = Command::new(program[0]).args(&program[1..]).output().unwrap();
+    assert!(plain.status.success() && plain.stdout.len() > 7 << 20);
+    for uri in lender.uris() {
+        for limit in ["32M", "16M"] {
+            let (sorted, fetched) = far_well(&uri, limit, &program);
+            assert!(sorted == plain.stdout, "{uri} at {limit}: other lines");
+            assert!(limit == "32M" || fetched > 0, "{uri}: nothing was far");
+        }
+    }
+}
+
+#[test]
+fn children_that_fork_and_execute_have_their_memory() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let program = r#"
+import os, subprocess, sys
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+def check(): assert all(pages[i] == b"%07d." % i * 512 for i in range(0, 8000, 3))
+child = os.fork()
+if child == 0:
+    check()
+    pages[3][:] = b"x" * 4096
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+check()
+out = subprocess.run([sys.executable, "-c", "print(sum(len(b'y' * 4096) for i in range(5000)))"], capture_output=True, text=True)
+assert out.stdout == "20480000\n", out
+print("good")
+"#;
+    let (said, fetched) = far_well(&lender.uris()[0], "20M", &[python, "-c", program]);
+    assert!(said == b"good\n" && fetched > 0);
+}
+
+#[test]
+fn a_lender_that_is_killed_costs_a_page_with_class_none_and_nothing_with_disk() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let program = r#"
+import sys
+pages = [bytearray(b"%07d." % i * 512) for i in range(12000)]
+print("filled", flush=True)
+sys.stdin.read(1)
+assert all(pages[i] == b"%07d." % i * 512 for i in range(12000))
+print("good", flush=True)
+"#;
+    for class in ["disk", "none"] {
+        let mut lender = Lender::start();
+        let mut command = command(&lender.uris()[0], "20M", &["--class", class], &[python, "-c", program]);
+        let mut job = Job::start(command.stdin(Stdio::piped()));
+        let mut stdout = std::io::BufReader::new(job.0.stdout.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+        assert_eq!(line, "filled\n");
+        lender.server.kill();
+        drop(job.0.stdin.take());
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut stdout, &mut rest).unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut job.0.stderr.take().unwrap(), &mut said).unwrap();
+        let status = until(std::time::Instant::now() + LIMIT, "the program's end", || job.0.try_wait().unwrap());
+        match class {
+            "disk" => assert!(status.success() && rest == "good\n", "{status} {rest} {said}"),
+            // SIGBUS, as a shell gives it.
+            _ => assert!(status.code() == Some(128 + 7) && rest.is_empty(), "{status} {rest} {said}"),
+        }
+        assert!(said.contains("a lender is lost"), "{said}");
+        assert!(class == "disk" || said.contains("a page is lost with its lender"), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_paged_is_refused_by_name() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let script = lender.path("static");
+    let mut head = b"\x7fELF\x02\x01".to_vec();
+    head.resize(64, 0);
+    std::fs::write(&script, head).unwrap();
+    let path = script.display().to_string();
+    let uri = &lender.uris()[0];
+    for (limit, program, told) in [
+        ("32M", path.as_str(), "a static program loads no libraries"),
+        ("32M", "no-such-program", "no such program"),
+        ("1M", "true", "less than 16M"),
+    ] {
+        let output = far(uri, limit, &[], &[program]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(told), "{said}");
+    }
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    let socket = other.path().join("unix").display().to_string();
+    let listen = format!("unix://{socket}");
+    let _server = Server::start(other.path(), 1, &["--volume", "a=mem:1M", "--listen", &listen]);
+    let output = far(&format!("byway+unix:///?socket={socket}"), "32M", &[], &["true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("lends no memory"), "{said}");
+}

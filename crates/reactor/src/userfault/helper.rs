@@ -1,0 +1,251 @@
+//! The helper of a pager in a program whose memory is paged: a thread that moves pages out.
+//!
+//! Moving pages ([`Userfault::move_pages`]) works in their own process alone; all else does the pager, another process, which has the
+//! userfaultfd. The two share a socket and *frames*, an anonymous file. The helper moves a page to a scratch place of its own, copies
+//! it to a frame, and says what came of it. A page is never in two places: a write that comes between finds the page gone, faults, and
+//! waits for the pager.
+//!
+//! The helper's loop uses no memory that could be paged (its stack, the scratch pages and the frames are not), allocates nothing, takes
+//! no lock, and calls the kernel alone: the program's threads may hold any lock while they wait for a page.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
+    recvmsg, send, sendmsg,
+};
+
+use super::{FillError, Modes, Userfault};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Moves of one command.
+pub const MOVES_MAX: usize = 32;
+
+/// Words of a message.
+pub const WORDS_MAX: usize = 2 * MOVES_MAX;
+
+/// The environment variable that names the pager's socket.
+pub const SOCKET_VARIABLE: &str = "BYWAY_FAR_SOCKET";
+
+/// The first word of a [`Hello`], with the version of what is said here.
+const MAGIC: u64 = 0x0001_5241_4659_5742;
+
+/// What a program says first, with its userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The program's process.
+    pub process: u32,
+    /// Scratch pages of the helper.
+    pub scratch: (u64, u64),
+    /// The helper's stack.
+    pub stack: (u64, u64),
+}
+
+impl Hello {
+    /// As words.
+    pub const fn words(&self) -> [u64; 6] {
+        [MAGIC, self.process as u64, self.scratch.0, self.scratch.1, self.stack.0, self.stack.1]
+    }
+
+    /// From words; `None`: it is none of this version.
+    pub fn of(words: &[u64]) -> Option<Self> {
+        let &[MAGIC, process, scratch, scratch_end, stack, stack_end] = words else { return None };
+        Some(Self { process: u32::try_from(process).ok()?, scratch: (scratch, scratch_end), stack: (stack, stack_end) })
+    }
+}
+
+/// What became of a page that was to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Outcome {
+    /// The frame has it.
+    Out = 1,
+    /// It had zeroes alone, and is gone.
+    Zeroes = 2,
+    /// There was none.
+    Missing = 3,
+    /// It is where it was: pinned, shared with a child, or its mapping is being changed.
+    Stays = 4,
+    /// It is where it was, in a mapping that nobody watches: a touch would not be told.
+    Unwatched = 5,
+}
+
+impl Outcome {
+    /// Of a word.
+    pub const fn of(word: u64) -> Self {
+        match word {
+            1 => Self::Out,
+            2 => Self::Zeroes,
+            3 => Self::Missing,
+            5 => Self::Unwatched,
+            _ => Self::Stays,
+        }
+    }
+}
+
+/// Sends words, and perhaps a descriptor, as one message.
+///
+/// # Errors
+/// The kernel's.
+pub fn say(socket: impl AsFd, words: &[u64], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let mut bytes = [0; WORDS_MAX * 8];
+    for (word, into) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
+        *into = word.to_ne_bytes();
+    }
+    let bytes = bytes.get(..words.len() * 8).ok_or(Errno::MSGSIZE)?;
+    let Some(fd) = fd else {
+        return send(socket, bytes, SendFlags::NOSIGNAL).map(drop);
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Receives words; how many came. 0: the other end is gone.
+///
+/// # Errors
+/// The kernel's.
+pub fn hear(socket: impl AsFd, words: &mut [u64; WORDS_MAX], wait: bool) -> Result<usize, Errno> {
+    let mut bytes = [0; WORDS_MAX * 8];
+    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    let (len, _) = recv(socket, &mut bytes[..], flags)?;
+    for (from, word) in bytes.as_chunks::<8>().0.iter().zip(words.iter_mut()) {
+        *word = u64::from_ne_bytes(*from);
+    }
+    Ok(len / 8)
+}
+
+/// As [`hear`], of a message that brings a descriptor.
+///
+/// # Errors
+/// The kernel's.
+pub fn hear_with_fd(socket: impl AsFd, words: &mut [u64; WORDS_MAX]) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut bytes = [0; WORDS_MAX * 8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for (from, word) in bytes.as_chunks::<8>().0.iter().zip(words.iter_mut()) {
+        *word = u64::from_ne_bytes(*from);
+    }
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok((got.bytes / 8, fd))
+}
+
+/// What the helper works with.
+#[derive(Debug)]
+pub struct Helper {
+    /// The pager's end.
+    pub socket: OwnedFd,
+    /// The program's.
+    pub userfault: Userfault,
+    /// [`MOVES_MAX`] pages that nothing else uses, registered.
+    pub scratch: Range<usize>,
+    /// The frames.
+    pub frames: Range<usize>,
+}
+
+impl Helper {
+    /// Moves pages as the pager says, until the pager is gone.
+    ///
+    /// # Safety
+    /// `scratch` and `frames` are mapped, for reading and writing, as long as this runs, and nothing refers to their bytes. A thread that
+    /// touches a page which was moved out is answered by the pager.
+    pub unsafe fn run(&self) {
+        let mut words = [0; WORDS_MAX];
+        loop {
+            let count = match hear(&self.socket, &mut words, true) {
+                Ok(0) => return,
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            };
+            let commands = words.as_chunks_mut::<2>().0.get_mut(..count / 2).unwrap_or_default();
+            // SAFETY: as the caller promises.
+            unsafe { self.move_out(commands) };
+            if say(&self.socket, &words[..count], None).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Of each pair: the page's address and the number of the frame; afterwards the frame and the outcome.
+    ///
+    /// # Safety
+    /// As for [`Helper::run`].
+    unsafe fn move_out(&self, commands: &mut [[u64; 2]]) {
+        let scratch = |index: usize| self.scratch.start + index * PAGE_BYTES;
+        let mut outcomes = [Outcome::Stays; MOVES_MAX];
+        for (index, ([page, _], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
+            // A page of a mapping that came in place of the one that the pager knows is not to be moved. What is watched now cannot be
+            // unmapped before the move: the kernel refuses moves until the pager has read the message.
+            let page_range = *page as usize..*page as usize + PAGE_BYTES;
+            match self.userfault.write_protect(page_range, false, true) {
+                Ok(()) => {}
+                Err(FillError::NoMapping) => {
+                    *outcome = Outcome::Unwatched;
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            // SAFETY: nothing relies on the scratch page, and who touches the page from now on waits for the pager.
+            *outcome = match unsafe { self.userfault.move_pages(scratch(index), *page as usize, PAGE_BYTES) } {
+                Ok(()) => Outcome::Out,
+                Err(partly) if partly.error == FillError::NoMapping => Outcome::Missing,
+                Err(_) => Outcome::Stays,
+            };
+        }
+        // What is dropped here is to be no message for the pager, which reads none before it has our answer.
+        self.userfault.unregister(self.scratch.clone());
+        for (index, ([_, frame], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
+            let to = self.frames.start + *frame as usize * PAGE_BYTES;
+            if *outcome != Outcome::Out || to + PAGE_BYTES > self.frames.end {
+                continue;
+            }
+            let from = std::ptr::with_exposed_provenance::<u64>(scratch(index));
+            let to = std::ptr::with_exposed_provenance_mut::<u64>(to);
+            let words = PAGE_BYTES / 8;
+            // SAFETY: both lie in what the caller has promised, a page each, and do not overlap.
+            unsafe {
+                if (0..words).all(|word| from.add(word).read() == 0) {
+                    *outcome = Outcome::Zeroes;
+                } else {
+                    // Word by word: the C library's copies look at variables of theirs, which may be paged.
+                    (0..words).for_each(|word| to.add(word).write_volatile(from.add(word).read_volatile()));
+                }
+            }
+        }
+        let at = std::ptr::with_exposed_provenance_mut(self.scratch.start);
+        // SAFETY: nothing refers to the scratch pages. Were one to stay, the next move there would say so.
+        let _ = unsafe { madvise(at, self.scratch.len(), Advice::LinuxDontNeed) };
+        // SAFETY: nothing touches the scratch pages but moves.
+        let _ = unsafe { self.userfault.register(self.scratch.clone(), Modes::MISSING) };
+        for (command, outcome) in commands.iter_mut().zip(outcomes) {
+            *command = [command[1], outcome as u64];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_is_read_as_it_was_written() {
+        let hello = Hello { process: 7, scratch: (4096, 8192), stack: (12288, 16384) };
+        assert_eq!(Hello::of(&hello.words()), Some(hello));
+        assert_eq!(Hello::of(&hello.words()[..5]), None);
+        assert_eq!(Hello::of(&[0; 6]), None);
+    }
+}

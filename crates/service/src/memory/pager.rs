@@ -1,0 +1,535 @@
+//! The pager, without a kernel or a network: which pages of which programs are here, which are at a lender, and what to do next.
+//!
+//! A driver tells it of faults, of changes of mappings and of what its [`Action`]s came to, and takes the next actions
+//! ([`Pager::next_action`]). The rules that keep every page's last contents:
+//!
+//! - A page that is to go is *moved* out of the program into a frame in one step: no write is lost, and a page that cannot be moved (pinned, or
+//!   shared by a fork) stays. While a move is under way nothing else is done with its page.
+//! - The frame is another page's only when the page lies at its place ([`Action::Put`] has ended). A touch before that fills the page
+//!   from the frame, without a message.
+//! - A place is another page's only when no page of any program refers to it. A forked child refers to its parent's.
+//! - A page that was lost is poisoned, never filled with zeroes.
+//!
+//! Pages go in the order in which they came. What was moved out stays in its frame until that is needed: a second chance.
+
+mod action;
+mod frames;
+mod mappings;
+mod places;
+mod table;
+
+use std::collections::{HashMap, VecDeque};
+
+pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, SpaceId};
+use self::frames::{Frame, Frames};
+use self::places::Places;
+pub use self::places::{PLACES_PER_SLAB, Place};
+use self::table::{Entry, Space};
+use crate::limits::{PAGER_AHEAD_PAGES, PAGER_FRAMES_KEPT, PAGER_HEADROOM_PAGES, PAGER_MOVES_MAX};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Entries of arrivals beyond two for each page, before they are looked through.
+const ARRIVALS_SPARE: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pager {
+    spaces: HashMap<SpaceId, Space>,
+    frames: Frames,
+    places: Places,
+    /// Pages that are here and can go, in the order in which they came; and some that have gone meanwhile.
+    arrivals: VecDeque<PageId>,
+    /// Pages that are here, of programs whose pages can go.
+    local: usize,
+    budget: usize,
+    moving: usize,
+    /// No move begins.
+    paused: bool,
+    /// Moves in a row that came to nothing: at as many as there are pages, none is moved until [`Pager::retry_moves`].
+    stays: usize,
+    waiting: VecDeque<PageId>,
+    actions: VecDeque<Action>,
+    counters: Counters,
+}
+
+impl Pager {
+    /// A pager with so many frames, which lets so many pages be in the programs.
+    pub fn new(frames: u32, budget: usize) -> Self {
+        Self {
+            spaces: HashMap::new(),
+            frames: Frames::new(frames),
+            places: Places::default(),
+            arrivals: VecDeque::new(),
+            local: 0,
+            budget,
+            moving: 0,
+            paused: false,
+            stays: 0,
+            waiting: VecDeque::new(),
+            actions: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Pages that are in programs whose pages can go.
+    pub fn local_pages(&self) -> usize {
+        self.local
+    }
+
+    /// Pages that are at a place or in a frame.
+    pub fn far_pages(&self) -> usize {
+        self.places.used()
+    }
+
+    /// Moves under way: no message about mappings is to be read meanwhile.
+    pub fn moves_in_flight(&self) -> usize {
+        self.moving
+    }
+
+    /// Lets no move begin, or again: messages about mappings are read while none is under way, and all of them before the next begins.
+    pub fn pause_moves(&mut self, paused: bool) {
+        self.paused = paused;
+        self.pump();
+    }
+
+    /// How many pages may be in programs from now on.
+    pub fn set_budget(&mut self, pages: usize) {
+        self.budget = pages;
+        self.pump();
+    }
+
+    /// A thread waits for a page.
+    pub fn fault(&mut self, at: PageId) {
+        self.counters.faults += 1;
+        self.serve(at);
+        self.pump();
+    }
+
+    /// What is left is done when there is room, or now.
+    fn serve(&mut self, at: PageId) {
+        let Some(entry) = self.entry(at) else { return self.actions.push_back(Action::Wake(at)) };
+        match entry {
+            // When the move has ended, or what is got is here.
+            Entry::Moving(_) | Entry::Fetching(_) => self.set_wanted(at),
+            Entry::Held(frame) => {
+                self.counters.returned += 1;
+                self.fill(at, frame);
+            }
+            Entry::Lost => self.actions.push_back(Action::Poison(at)),
+            // It is there, unless `madvise` has dropped it since: then it is zeroes, and what is there is not touched.
+            Entry::Local => self.actions.push_back(Action::Fill(at, Contents::Zeroes(1))),
+            _ if self.is_full() => self.waiting.push_back(at),
+            Entry::None => {
+                let count = self.run_ahead(at, |entry| entry == Entry::None);
+                self.actions.push_back(Action::Fill(at, Contents::Zeroes(1 + count)));
+            }
+            Entry::Far(place) => self.fetch(at, place),
+        }
+    }
+
+    /// Whether a page may not come now: there are as many as may be, and some are on their way out.
+    fn is_full(&self) -> bool {
+        self.local >= self.budget && (self.moving > 0 || self.frames.putting() > 0)
+    }
+
+    /// How many pages behind this one are to come too, where its program goes through its memory in order.
+    fn run_ahead(&self, at: PageId, is: impl Fn(Entry) -> bool) -> u64 {
+        let Some(space) = self.spaces.get(&at.space) else { return 0 };
+        let before = at.page.checked_sub(1).and_then(|page| space.get(page));
+        let room = self.budget.saturating_sub(self.local) as u64;
+        if before != Some(Entry::Local) || self.places.is_scarce() {
+            return 0;
+        }
+        let more = (1..PAGER_AHEAD_PAGES.min(room)).take_while(|ahead| space.get(at.page + ahead).is_some_and(&is));
+        more.count() as u64
+    }
+
+    fn fetch(&mut self, at: PageId, place: Place) {
+        if self.places.is_lost(place) {
+            return self.lose(at, place);
+        }
+        // Its bytes are on their way there still: of a page that a forked child shares.
+        if self.frames.is_putting_to(place) {
+            return self.waiting.push_back(at);
+        }
+        let Some(frame) = self.take_frame(0) else { return self.waiting.push_back(at) };
+        let ahead = self.run_ahead(at, |entry| matches!(entry, Entry::Far(_)));
+        self.get(at, frame, place);
+        self.set_wanted(at);
+        for page in at.page + 1..=at.page + ahead {
+            let next = PageId { page, ..at };
+            let Some(Entry::Far(place)) = self.entry(next) else { break };
+            if self.places.is_lost(place) || self.frames.is_putting_to(place) {
+                break;
+            }
+            let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { break };
+            self.counters.ahead += 1;
+            self.get(next, frame, place);
+        }
+    }
+
+    fn get(&mut self, at: PageId, frame: u32, place: Place) {
+        self.frames.set(frame, Frame::Fetching(Some(at), place));
+        self.set(at, Entry::Fetching(frame));
+        self.actions.push_back(Action::Get(frame, place));
+    }
+
+    fn lose(&mut self, at: PageId, place: Place) {
+        self.counters.lost += 1;
+        self.places.release(place);
+        self.set(at, Entry::Lost);
+        self.actions.push_back(Action::Poison(at));
+    }
+
+    /// A frame, of those of which so many are to be left for others. What lies at its place too goes from its frame first.
+    fn take_frame(&mut self, kept: usize) -> Option<u32> {
+        if let Some((page, place)) = self.frames.give_up_clean(kept) {
+            self.set(page, Entry::Far(place));
+        }
+        self.frames.take(kept)
+    }
+
+    /// A move has ended.
+    pub fn moved(&mut self, frame: u32, outcome: Moved) {
+        let Frame::Moving(at) = self.frames.get(frame) else { return };
+        self.moving -= 1;
+        let wanted = self.take_wanted(at);
+        // The program has ended meanwhile.
+        if self.entry(at) != Some(Entry::Moving(frame)) {
+            self.frames.free(frame);
+            return self.pump();
+        }
+        if outcome != Moved::Stays {
+            self.stays = 0;
+        }
+        match outcome {
+            Moved::Out => {
+                self.left(at, Entry::Held(frame));
+                self.put(at, frame);
+            }
+            Moved::Zeroes | Moved::Missing => {
+                self.counters.went_zero += u64::from(outcome == Moved::Zeroes);
+                self.left(at, Entry::None);
+                self.frames.free(frame);
+            }
+            Moved::Unwatched => {
+                self.frames.free(frame);
+                self.set(at, Entry::Local);
+                self.unmapped(at.space, at.page..at.page + 1);
+            }
+            Moved::Stays => {
+                self.counters.stayed += 1;
+                self.stays += 1;
+                self.set(at, Entry::Local);
+                self.queue(at);
+                self.frames.free(frame);
+            }
+        }
+        if wanted {
+            self.serve(at);
+        }
+        self.pump();
+    }
+
+    /// A put has ended: the bytes lie at the place, or not.
+    pub fn put_ended(&mut self, frame: u32, well: bool) {
+        let Frame::Putting(page, place) = self.frames.get(frame) else { return };
+        match page {
+            Some(page) if well => {
+                self.counters.put += 1;
+                self.frames.set(frame, Frame::Clean(page, place));
+            }
+            // A forked child may refer to the place too, and never finds the page there.
+            Some(page) => {
+                self.places.release(place);
+                self.lose_slab(place.slab());
+                self.put(page, frame);
+            }
+            None => {
+                self.places.release(place);
+                self.frames.free(frame);
+            }
+        }
+        self.pump();
+    }
+
+    /// Puts a page that is in a frame alone to a place; without one it goes back to its program.
+    fn put(&mut self, at: PageId, frame: u32) {
+        if let Some(place) = self.places.take() {
+            self.frames.set(frame, Frame::Putting(Some(at), place));
+            self.actions.push_back(Action::Put(frame, place));
+        } else {
+            self.frames.set(frame, Frame::Waiting(at));
+            self.fill(at, frame);
+        }
+    }
+
+    /// Fills a page from its frame, which is no other's until that has ended.
+    fn fill(&mut self, at: PageId, frame: u32) {
+        self.frames.pin(frame, true);
+        self.actions.push_back(Action::Fill(at, Contents::Frame(frame)));
+    }
+
+    /// A get has ended: the frame has the page, or it cannot be had.
+    pub fn got(&mut self, frame: u32, well: bool) {
+        let Frame::Fetching(page, place) = self.frames.get(frame) else { return };
+        match page {
+            Some(at) if well => {
+                self.counters.fetched += 1;
+                self.take_wanted(at);
+                self.set(at, Entry::Held(frame));
+                self.frames.set(frame, Frame::Clean(at, place));
+                self.fill(at, frame);
+            }
+            Some(at) => {
+                self.frames.free(frame);
+                if self.take_wanted(at) {
+                    self.lose(at, place);
+                } else {
+                    self.set(at, Entry::Far(place));
+                }
+            }
+            None => {
+                self.places.release(place);
+                self.frames.free(frame);
+            }
+        }
+        self.pump();
+    }
+
+    /// A fill has ended.
+    pub fn filled(&mut self, at: PageId, contents: Contents, outcome: FillOutcome) {
+        if let Contents::Frame(frame) = contents {
+            self.frames.pin(frame, false);
+        }
+        match (contents, outcome) {
+            (Contents::Zeroes(_), FillOutcome::Done(count)) => {
+                self.counters.zeroed += count;
+                for page in at.page..at.page + count {
+                    let at = PageId { page, ..at };
+                    if self.entry(at) == Some(Entry::None) {
+                        self.arrived(at);
+                    }
+                }
+            }
+            (Contents::Zeroes(_), FillOutcome::Exists) => {
+                if self.entry(at) == Some(Entry::None) {
+                    self.arrived(at);
+                }
+                self.actions.push_back(Action::Wake(at));
+            }
+            (Contents::Frame(frame), FillOutcome::Done(_) | FillOutcome::Exists) => {
+                if self.entry(at) == Some(Entry::Held(frame)) {
+                    self.let_go(frame);
+                    self.arrived(at);
+                }
+                if outcome == FillOutcome::Exists {
+                    self.actions.push_back(Action::Wake(at));
+                }
+            }
+            (_, FillOutcome::Changing) => self.waiting.push_back(at),
+            (_, FillOutcome::NoMapping) => self.actions.push_back(Action::Wake(at)),
+        }
+        self.pump();
+    }
+
+    /// There is another slab; its places are numbered behind those of the ones before.
+    pub fn add_slab(&mut self) {
+        self.places.add_slab();
+        self.pump();
+    }
+
+    /// No slab can be had: pages stay where they are, above the budget if need be.
+    pub fn no_more_slabs(&mut self) {
+        self.places.note_none();
+        self.pump();
+    }
+
+    /// Whether no slab could be had.
+    pub fn is_exhausted(&self) -> bool {
+        self.places.is_exhausted()
+    }
+
+    /// A slab is lost with its lender: pages that lie there alone are lost.
+    pub fn lose_slab(&mut self, slab: u32) {
+        if !self.places.lose(slab) {
+            return;
+        }
+        for (frame, page, place) in self.frames.clean_of(slab) {
+            // They have their bytes still, and are put elsewhere.
+            self.places.release(place);
+            self.put(page, frame);
+        }
+    }
+
+    /// Pages that could not be moved may be tried again: to be called a few times a second.
+    pub fn retry_moves(&mut self) {
+        self.stays = 0;
+        self.pump();
+    }
+
+    /// Tries what waits again: to be called every millisecond while something [does](Pager::has_waiting).
+    pub fn retry(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let Some(at) = self.waiting.pop_front() else { break };
+            self.serve(at);
+        }
+        self.pump();
+    }
+
+    /// Whether something waits for [`Pager::retry`].
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Moves pages out, a batch at a time, and lets those wait no longer for which there is room.
+    fn pump(&mut self) {
+        if self.paused {
+            return;
+        }
+        if !self.waiting.is_empty() && !self.is_full() && self.frames.has_free() {
+            // One at a time: what it asks for is to be done before the next look.
+            if let Some(at) = self.waiting.pop_front() {
+                self.serve(at);
+            }
+        }
+        if self.moving > 0 {
+            return;
+        }
+        let aim = self.budget.saturating_sub(PAGER_HEADROOM_PAGES);
+        while self.local.saturating_sub(self.moving) > aim && self.moving < PAGER_MOVES_MAX && self.stays < self.local {
+            if self.places.free() <= self.moving {
+                if self.places.ask() {
+                    self.actions.push_back(Action::Lease);
+                }
+                return;
+            }
+            let Some(at) = self.next_to_go() else { return };
+            let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else {
+                self.arrivals.push_front(at);
+                self.set_queued(at, true);
+                return;
+            };
+            self.frames.set(frame, Frame::Moving(at));
+            self.set(at, Entry::Moving(frame));
+            self.moving += 1;
+            self.actions.push_back(Action::MoveOut(at, frame));
+        }
+    }
+
+    fn next_to_go(&mut self) -> Option<PageId> {
+        while let Some(at) = self.arrivals.pop_front() {
+            self.set_queued(at, false);
+            if self.entry(at) == Some(Entry::Local) && self.spaces.get(&at.space).is_some_and(|space| space.can_move) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// A page is here.
+    fn arrived(&mut self, at: PageId) {
+        let Some(space) = self.spaces.get_mut(&at.space) else { return };
+        space.local += 1;
+        self.local += usize::from(space.can_move);
+        self.set(at, Entry::Local);
+        self.queue(at);
+    }
+
+    /// A page is not here any more.
+    fn left(&mut self, at: PageId, to: Entry) {
+        if let Some(space) = self.spaces.get_mut(&at.space) {
+            space.local -= 1;
+            self.local -= usize::from(space.can_move);
+        }
+        self.set(at, to);
+    }
+
+    fn queue(&mut self, at: PageId) {
+        let can_move = self.spaces.get(&at.space).is_some_and(|space| space.can_move);
+        if can_move && self.set_queued(at, true) {
+            self.arrivals.push_back(at);
+        }
+        if self.arrivals.len() > 2 * self.local + ARRIVALS_SPARE {
+            self.compact();
+        }
+    }
+
+    /// Forgets arrivals of pages that have gone.
+    fn compact(&mut self) {
+        let arrivals = std::mem::take(&mut self.arrivals);
+        for at in &arrivals {
+            self.set_queued(*at, false);
+        }
+        let mut kept = VecDeque::with_capacity(self.local);
+        for at in arrivals {
+            if self.entry(at) == Some(Entry::Local) && self.set_queued(at, true) {
+                kept.push_back(at);
+            }
+        }
+        self.arrivals = kept;
+    }
+
+    /// The program has dropped a page: what is left of it goes.
+    fn forget(&mut self, entry: Entry) {
+        match entry {
+            Entry::Far(place) => self.places.release(place),
+            Entry::Held(frame) | Entry::Fetching(frame) => self.let_go(frame),
+            Entry::None | Entry::Local | Entry::Moving(_) | Entry::Lost => {}
+        }
+    }
+
+    /// Nobody wants what a frame has, or is to have.
+    fn let_go(&mut self, frame: u32) {
+        match self.frames.get(frame) {
+            Frame::Putting(_, place) => self.frames.set(frame, Frame::Putting(None, place)),
+            Frame::Fetching(_, place) => self.frames.set(frame, Frame::Fetching(None, place)),
+            Frame::Clean(_, place) => {
+                self.places.release(place);
+                self.frames.free(frame);
+            }
+            Frame::Waiting(_) => self.frames.free(frame),
+            Frame::Free | Frame::Moving(_) => {}
+        }
+    }
+
+    fn entry(&self, at: PageId) -> Option<Entry> {
+        self.spaces.get(&at.space)?.get(at.page)
+    }
+
+    fn set(&mut self, at: PageId, entry: Entry) {
+        if let Some(space) = self.spaces.get_mut(&at.space) {
+            space.set(at.page, entry);
+        }
+    }
+
+    fn set_wanted(&mut self, at: PageId) {
+        if let Some(space) = self.spaces.get_mut(&at.space) {
+            space.flag(at.page, Space::WANTED, true);
+        }
+    }
+
+    fn take_wanted(&mut self, at: PageId) -> bool {
+        self.spaces.get_mut(&at.space).is_some_and(|space| space.flag(at.page, Space::WANTED, false))
+    }
+
+    /// Whether that is new.
+    fn set_queued(&mut self, at: PageId, queued: bool) -> bool {
+        self.spaces.get_mut(&at.space).is_some_and(|space| space.flag(at.page, Space::QUEUED, queued) != queued)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! What a pager is told, and what it wants done.
+
+#[cfg(doc)]
+use super::Pager;
+use super::Place;
+
+/// The address space of one program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SpaceId(pub u32);
+
+/// A page of one program; pages are numbered from address 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId {
+    /// Whose.
+    pub space: SpaceId,
+    /// Its address / [`PAGE_BYTES`](super::PAGE_BYTES).
+    pub page: u64,
+}
+
+/// What a page is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Zeroes, as many pages.
+    Zeroes(u64),
+    /// One page, of that frame.
+    Frame(u32),
+}
+
+/// What the driver is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Move a page out of its program into a frame, then [`Pager::moved`].
+    MoveOut(PageId, u32),
+    /// Put a frame to a place, then [`Pager::put_ended`].
+    Put(u32, Place),
+    /// Get a place into a frame, then [`Pager::got`].
+    Get(u32, Place),
+    /// Fill missing pages from there on, wake who waits, then [`Pager::filled`].
+    Fill(PageId, Contents),
+    /// Make accesses to the page fail: its contents are lost.
+    Poison(PageId),
+    /// Wake who waits for the page: it is there, or nobody knows of it.
+    Wake(PageId),
+    /// Lease another slab, then [`Pager::add_slab`] or [`Pager::no_more_slabs`].
+    Lease,
+}
+
+/// What a move came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// The frame has the page.
+    Out,
+    /// The page had zeroes alone; it is not in the program any more.
+    Zeroes,
+    /// There was no page.
+    Missing,
+    /// It stays: pinned, shared, or its mapping is being changed.
+    Stays,
+    /// It stays, in a mapping that is not watched: it is not known any more.
+    Unwatched,
+}
+
+/// What a fill came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillOutcome {
+    /// The first so many pages were filled (all that were asked for), and whoever waits is woken.
+    Done(u64),
+    /// The first page was there.
+    Exists,
+    /// A mapping is being changed: to be tried again, by the pager itself tries again.
+    Changing,
+    /// There is no such mapping any more.
+    NoMapping,
+}
+
+/// What the pager has done and has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Faults that were told.
+    pub faults: u64,
+    /// Pages filled with zeroes.
+    pub zeroed: u64,
+    /// Pages that came back from a frame, without a message.
+    pub returned: u64,
+    /// Pages got from a place.
+    pub fetched: u64,
+    /// Of these, pages that nobody waited for.
+    pub ahead: u64,
+    /// Pages put to a place.
+    pub put: u64,
+    /// Pages that went as zeroes, without a put.
+    pub went_zero: u64,
+    /// Moves of pages that stayed.
+    pub stayed: u64,
+    /// Pages lost with a lender.
+    pub lost: u64,
+}

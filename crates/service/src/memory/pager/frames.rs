@@ -1,0 +1,147 @@
+//! Frames: the memory through which pages go and come.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::PageId;
+use super::places::Place;
+use super::table::Entry;
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Free,
+    /// A page comes out of its program.
+    Moving(PageId),
+    /// It goes to a place; `None`: nobody wants it any more.
+    Putting(Option<PageId>, Place),
+    /// It has a page that has no place, and goes back to its program.
+    Waiting(PageId),
+    /// It has a page that lies at its place too.
+    Clean(PageId, Place),
+    /// A page comes from its place; `None`: nobody wants it any more.
+    Fetching(Option<PageId>, Place),
+}
+
+#[derive(Debug)]
+pub(super) struct Frames {
+    all: Vec<Frame>,
+    free: Vec<u32>,
+    /// Those that became clean, oldest first; and some that are not any more.
+    clean: VecDeque<u32>,
+    putting: HashSet<Place>,
+    /// Those that a page is filled from.
+    pinned: HashSet<u32>,
+}
+
+impl Frames {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            all: vec![Frame::Free; count as usize],
+            free: (0..count).rev().collect(),
+            clean: VecDeque::new(),
+            putting: HashSet::new(),
+            pinned: HashSet::new(),
+        }
+    }
+
+    pub(super) fn get(&self, frame: u32) -> Frame {
+        self.all.get(frame as usize).copied().unwrap_or(Frame::Free)
+    }
+
+    pub(super) fn set(&mut self, frame: u32, state: Frame) {
+        if let Frame::Putting(_, place) = self.get(frame) {
+            self.putting.remove(&place);
+        }
+        match state {
+            Frame::Putting(_, place) => {
+                self.putting.insert(place);
+            }
+            Frame::Clean(..) => self.clean.push_back(frame),
+            _ => {}
+        }
+        self.all[frame as usize] = state;
+    }
+
+    pub(super) fn free(&mut self, frame: u32) {
+        self.set(frame, Frame::Free);
+        self.free.push(frame);
+    }
+
+    /// It is no other page's while it is pinned.
+    pub(super) fn pin(&mut self, frame: u32, pinned: bool) {
+        if pinned {
+            self.pinned.insert(frame);
+        } else {
+            self.pinned.remove(&frame);
+        }
+    }
+
+    /// Puts under way.
+    pub(super) fn putting(&self) -> usize {
+        self.putting.len()
+    }
+
+    pub(super) fn is_putting_to(&self, place: Place) -> bool {
+        self.putting.contains(&place)
+    }
+
+    /// Whether one could be taken.
+    pub(super) fn has_free(&self) -> bool {
+        !self.free.is_empty() || self.clean.iter().any(|frame| matches!(self.get(*frame), Frame::Clean(..)))
+    }
+
+    /// One, if more than `kept` are free.
+    pub(super) fn take(&mut self, kept: usize) -> Option<u32> {
+        if self.free.len() > kept { self.free.pop() } else { None }
+    }
+
+    /// Frees the frame that has been clean the longest, if no more than `kept` are free; gives whose page it had.
+    pub(super) fn give_up_clean(&mut self, kept: usize) -> Option<(PageId, Place)> {
+        for _ in 0..self.clean.len() {
+            if self.free.len() > kept {
+                return None;
+            }
+            let frame = self.clean.pop_front()?;
+            match self.get(frame) {
+                Frame::Clean(..) if self.pinned.contains(&frame) => self.clean.push_back(frame),
+                Frame::Clean(page, place) => {
+                    self.free(frame);
+                    return Some((page, place));
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Where the page of a frame lies or will lie.
+    pub(super) fn place(&self, frame: u32) -> Option<Place> {
+        match self.get(frame) {
+            Frame::Putting(_, place) | Frame::Clean(_, place) | Frame::Fetching(_, place) => Some(place),
+            Frame::Free | Frame::Moving(_) | Frame::Waiting(_) => None,
+        }
+    }
+
+    /// Clean frames of places in a slab.
+    pub(super) fn clean_of(&self, slab: u32) -> Vec<(u32, PageId, Place)> {
+        let clean = self.all.iter().enumerate().filter_map(|(frame, state)| match state {
+            Frame::Clean(page, place) if place.slab() == slab => Some((frame as u32, *page, *place)),
+            _ => None,
+        });
+        clean.collect()
+    }
+
+    /// The page of an entry has another address.
+    pub(super) fn rename(&mut self, entry: Entry, to: PageId) {
+        let (Entry::Moving(frame) | Entry::Held(frame) | Entry::Fetching(frame)) = entry else { return };
+        let state = &mut self.all[frame as usize];
+        match state {
+            Frame::Moving(page)
+            | Frame::Waiting(page)
+            | Frame::Clean(page, _)
+            | Frame::Putting(Some(page), _)
+            | Frame::Fetching(Some(page), _) => *page = to,
+            Frame::Free | Frame::Putting(None, _) | Frame::Fetching(None, _) => {}
+        }
+    }
+}

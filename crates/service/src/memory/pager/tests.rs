@@ -1,0 +1,337 @@
+//! A program, its helper and a lender, played at random: each page that the program reads has what it wrote last.
+
+use std::collections::{HashMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGES: u64 = 600;
+const FRAMES: u32 = 64;
+const BUDGET: usize = 200;
+
+/// Splitmix64: the choices of a run.
+struct Choices(u64);
+
+impl Choices {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)) % bound
+    }
+}
+
+/// What is under way.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    Put(u32, Place),
+    Get(u32, Place),
+}
+
+#[derive(Default)]
+struct Program {
+    /// Pages that are there, with what they hold; 0: zeroes.
+    here: HashMap<u64, u64>,
+    /// What each page has for the program; a page that is not in it has zeroes.
+    wrote: HashMap<u64, u64>,
+    mapped: Vec<bool>,
+    poisoned: bool,
+}
+
+struct World {
+    pager: Pager,
+    programs: HashMap<SpaceId, Program>,
+    frames: HashMap<u32, u64>,
+    places: HashMap<Place, u64>,
+    moves: VecDeque<(PageId, u32)>,
+    pending: Vec<Pending>,
+    slabs: u32,
+    lost: bool,
+    writes: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let (pager, first) = (Pager::new(FRAMES, BUDGET), SpaceId(1));
+        let mut world = Self {
+            pager,
+            programs: HashMap::from([(first, Program { mapped: vec![true; PAGES as usize], ..Program::default() })]),
+            frames: HashMap::new(),
+            places: HashMap::new(),
+            moves: VecDeque::new(),
+            pending: Vec::new(),
+            slabs: 0,
+            lost: false,
+            writes: 0,
+        };
+        world.pager.add_space(first, true);
+        world.pager.add_pages(first, 0, &[false; PAGES as usize]);
+        world
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.pager.next_action() {
+            match action {
+                Action::MoveOut(at, frame) => self.moves.push_back((at, frame)),
+                Action::Put(frame, place) => self.pending.push(Pending::Put(frame, place)),
+                Action::Get(frame, place) => self.pending.push(Pending::Get(frame, place)),
+                Action::Fill(at, contents) => self.fill(at, contents),
+                Action::Poison(at) => {
+                    assert!(self.lost, "nothing is lost but with a lender");
+                    self.programs.get_mut(&at.space).unwrap().poisoned = true;
+                }
+                Action::Wake(_) => {}
+                Action::Lease if self.slabs < 4 => {
+                    self.slabs += 1;
+                    self.pager.add_slab();
+                }
+                Action::Lease => self.pager.no_more_slabs(),
+            }
+        }
+    }
+
+    fn fill(&mut self, at: PageId, contents: Contents) {
+        let frame = match contents {
+            Contents::Frame(frame) => self.frames[&frame],
+            Contents::Zeroes(_) => 0,
+        };
+        let count = if let Contents::Zeroes(count) = contents { count } else { 1 };
+        let Some(program) = self.programs.get_mut(&at.space) else {
+            return self.pager.filled(at, contents, FillOutcome::NoMapping);
+        };
+        let mut done = 0;
+        while done < count {
+            let page = at.page + done;
+            if !program.mapped[page as usize] || program.here.contains_key(&page) {
+                break;
+            }
+            program.here.insert(page, frame);
+            done += 1;
+        }
+        let outcome = match done {
+            0 if !program.mapped[at.page as usize] => FillOutcome::NoMapping,
+            0 => FillOutcome::Exists,
+            done => FillOutcome::Done(done),
+        };
+        self.pager.filled(at, contents, outcome);
+    }
+
+    /// The helper does what it was told.
+    fn move_out(&mut self, choices: &mut Choices) {
+        while let Some((at, frame)) = self.moves.pop_front() {
+            let stays = choices.below(10) == 0;
+            let program = self.programs.get_mut(&at.space);
+            let outcome = match program.and_then(|program| if stays { None } else { program.here.remove(&at.page) }) {
+                Some(0) => Moved::Zeroes,
+                Some(bytes) => {
+                    self.frames.insert(frame, bytes);
+                    Moved::Out
+                }
+                None if stays => Moved::Stays,
+                None => Moved::Missing,
+            };
+            self.pager.moved(frame, outcome);
+        }
+        self.act();
+    }
+
+    /// One put or get ends.
+    fn end_one(&mut self, choices: &mut Choices) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let index = choices.below(self.pending.len() as u64) as usize;
+        let is_lost = |place: Place| self.lost && place.slab() == 0;
+        match self.pending.swap_remove(index) {
+            Pending::Put(frame, place) if is_lost(place) => self.pager.put_ended(frame, false),
+            Pending::Put(frame, place) => {
+                self.places.insert(place, self.frames[&frame]);
+                self.pager.put_ended(frame, true);
+            }
+            Pending::Get(frame, place) if is_lost(place) => self.pager.got(frame, false),
+            Pending::Get(frame, place) => {
+                self.frames.insert(frame, self.places[&place]);
+                self.pager.got(frame, true);
+            }
+        }
+        self.act();
+    }
+
+    /// A program reads or writes a page, and waits for it.
+    fn touch(&mut self, space: SpaceId, page: u64, writes: bool, choices: &mut Choices) {
+        for turn in 0.. {
+            assert!(turn < 20_000, "page {page} does not come: {:?}", self.pager.entry(PageId { space, page }));
+            let program = self.programs.get_mut(&space).unwrap();
+            if !program.mapped[page as usize] || std::mem::take(&mut program.poisoned) {
+                return;
+            }
+            if let Some(bytes) = program.here.get_mut(&page) {
+                assert_eq!(*bytes, program.wrote.get(&page).copied().unwrap_or(0), "page {page} of {space:?}");
+                if writes {
+                    self.writes += 1;
+                    *bytes = self.writes;
+                    program.wrote.insert(page, self.writes);
+                }
+                return;
+            }
+            self.move_out(choices);
+            if turn == 0 {
+                self.pager.fault(PageId { space, page });
+            } else {
+                self.end_one(choices);
+                self.pager.retry();
+            }
+            self.act();
+        }
+    }
+
+    /// A change of mappings: no move is under way when it is told.
+    fn change(&mut self, choices: &mut Choices) {
+        self.pager.pause_moves(true);
+        self.move_out(choices);
+        let spaces: Vec<SpaceId> = self.programs.keys().copied().collect();
+        let space = spaces[choices.below(spaces.len() as u64) as usize];
+        let (from, count) = (choices.below(PAGES - 40), choices.below(40) + 1);
+        let program = self.programs.get_mut(&space).unwrap();
+        let all_mapped = program.mapped[from as usize..(from + count) as usize].iter().all(|mapped| *mapped);
+        match choices.below(4) {
+            0 if all_mapped => {
+                self.pager.removed(space, from..from + count);
+                let program = self.programs.get_mut(&space).unwrap();
+                for page in from..from + count {
+                    program.here.remove(&page);
+                    program.wrote.remove(&page);
+                }
+            }
+            1 => {
+                self.pager.unmapped(space, from..from + count);
+                let present = vec![false; count as usize];
+                for page in from..from + count {
+                    program.here.remove(&page);
+                    program.wrote.remove(&page);
+                    program.mapped[page as usize] = true;
+                }
+                self.pager.add_pages(space, from, &present);
+            }
+            2 if all_mapped => self.remap(space, from, count, choices),
+            3 if self.programs.len() < 3 => self.fork(space),
+            _ => {}
+        }
+        self.act();
+        self.pager.pause_moves(false);
+        self.act();
+    }
+
+    fn remap(&mut self, space: SpaceId, from: u64, count: u64, choices: &mut Choices) {
+        let to = choices.below(PAGES - 40);
+        if to < from + count && from < to + count {
+            return;
+        }
+        self.pager.remapped(space, (from, to), count);
+        self.pager.add_pages(space, from, &vec![false; count as usize]);
+        let program = self.programs.get_mut(&space).unwrap();
+        for page in 0..count {
+            let moved = [program.here.remove(&(from + page)), program.wrote.remove(&(from + page))];
+            for (map, value) in [&mut program.here, &mut program.wrote].into_iter().zip(moved) {
+                match value {
+                    Some(value) => map.insert(to + page, value),
+                    None => map.remove(&(to + page)),
+                };
+            }
+            program.mapped[(to + page) as usize] = true;
+        }
+    }
+
+    fn fork(&mut self, parent: SpaceId) {
+        let child = SpaceId(100 + self.writes as u32);
+        if self.programs.contains_key(&child) {
+            return;
+        }
+        self.pager.forked(parent, child);
+        let parent = &self.programs[&parent];
+        let (here, wrote, mapped) = (parent.here.clone(), parent.wrote.clone(), parent.mapped.clone());
+        self.programs.insert(child, Program { here, wrote, mapped, poisoned: false });
+    }
+}
+
+fn play(seed: u64, loses: bool) {
+    let (mut world, mut choices) = (World::new(), Choices(seed));
+    for step in 0..4000u32 {
+        let spaces: Vec<SpaceId> = world.programs.keys().copied().collect();
+        let space = spaces[choices.below(spaces.len() as u64) as usize];
+        match choices.below(100) {
+            0 | 1 => world.change(&mut choices),
+            2 if space != SpaceId(1) => {
+                world.programs.remove(&space);
+                world.pager.remove_space(space);
+                world.act();
+            }
+            3..10 => {
+                let start = choices.below(PAGES - 32);
+                (start..start + 32).for_each(|page| world.touch(space, page, false, &mut choices));
+            }
+            10..40 => world.move_out(&mut choices),
+            40..60 => world.end_one(&mut choices),
+            60..62 => world.pager.retry_moves(),
+            _ => {
+                let (page, writes) = (choices.below(PAGES), choices.below(2) == 0);
+                world.touch(space, page, writes, &mut choices);
+            }
+        }
+        world.act();
+        if loses && step == 2000 {
+            world.lost = true;
+            world.pager.lose_slab(0);
+            world.act();
+        }
+    }
+    assert!(loses || world.pager.counters().lost == 0);
+    for _ in 0..10_000 {
+        world.move_out(&mut choices);
+        world.end_one(&mut choices);
+    }
+    assert!(world.pager.local_pages() <= BUDGET, "seed {seed}: {} pages here", world.pager.local_pages());
+    let spaces: Vec<SpaceId> = world.programs.keys().copied().collect();
+    for space in spaces {
+        world.programs.remove(&space);
+        world.pager.remove_space(space);
+    }
+    world.act();
+    while !world.pending.is_empty() || !world.moves.is_empty() {
+        world.move_out(&mut choices);
+        world.end_one(&mut choices);
+    }
+    assert_eq!((world.pager.local_pages(), world.pager.far_pages()), (0, 0), "seed {seed}: nothing is left");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_page_has_what_was_written_last(seed: u64) {
+        play(seed, false);
+    }
+
+    #[test]
+    fn a_lost_lender_poisons_its_pages_and_changes_none(seed: u64) {
+        play(seed, true);
+    }
+}
+
+#[test]
+fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
+    let mut pager = Pager::new(FRAMES, 0);
+    let (space, at) = (SpaceId(1), PageId { space: SpaceId(1), page: 7 });
+    pager.add_space(space, true);
+    pager.add_slab();
+    pager.add_pages(space, 7, &[true]);
+    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)));
+    pager.fault(at);
+    assert_eq!(pager.next_action(), None, "it waits for the move's end");
+    pager.moved(0, Moved::Out);
+    assert!(matches!(pager.next_action(), Some(Action::Put(0, _))));
+    assert_eq!(pager.next_action(), Some(Action::Fill(at, Contents::Frame(0))));
+    pager.filled(at, Contents::Frame(0), FillOutcome::Done(1));
+    pager.put_ended(0, true);
+    assert_eq!((pager.far_pages(), pager.counters().returned), (0, 1), "its place is free");
+}
