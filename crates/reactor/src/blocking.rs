@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use crate::op::{Allocate, Extent};
+use crate::op::{Allocate, Extent, WriteAt};
 
 /// `BLKDISCARD` of `linux/fs.h`: a range as two u64. `fallocate` of a device cannot ask for it.
 const BLKDISCARD: libc::c_ulong = 0x1277;
@@ -74,6 +74,27 @@ pub(crate) unsafe fn write(fd: BorrowedFd<'_>, memory: Memory, offset: u64, dura
         }
     }
     Ok(done)
+}
+
+/// Writes as one call does; gives the bytes that the file took.
+///
+/// # Safety
+/// `memory` is valid for reads of its length during the call.
+pub(crate) unsafe fn write_once(fd: BorrowedFd<'_>, memory: Memory, at: WriteAt) -> Result<usize, Errno> {
+    let (offset, flags) = at.offset_and_flags();
+    let iov = libc::iovec { iov_base: memory.ptr.cast(), iov_len: memory.len };
+    loop {
+        // SAFETY: one iovec that describes valid memory, by the caller's word.
+        let n = unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const iov, 1, offset as i64, flags) };
+        match n {
+            0 if memory.len > 0 => return Err(Errno::NOSPC),
+            n if n >= 0 => return Ok(n as usize),
+            _ => match last_error() {
+                Errno::INTR => {}
+                error => return Err(error),
+            },
+        }
+    }
 }
 
 pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {

@@ -61,7 +61,7 @@ pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
 pub use mapping::{Mapping, Use};
 pub use net::{Listening, listen_as, listen_shared as listen};
 pub use op::{
-    Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait,
+    Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait, WriteAt,
 };
 pub use path::PathState;
 pub use reactor::{Io, IoChoice, Reactor};

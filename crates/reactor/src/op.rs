@@ -117,6 +117,25 @@ impl std::fmt::Display for Address {
     }
 }
 
+/// Where a write begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteAt {
+    /// At this byte.
+    Offset(u64),
+    /// At the end of the file as it is then (`RWF_APPEND`): two appends never overlap.
+    End,
+}
+
+impl WriteAt {
+    /// The offset and the flags for `pwritev2`.
+    pub(crate) fn offset_and_flags(self) -> (u64, i32) {
+        match self {
+            Self::Offset(offset) => (offset, 0),
+            Self::End => (0, libc::RWF_APPEND),
+        }
+    }
+}
+
 /// One operation.
 #[derive(Debug)]
 pub enum Op {
@@ -173,6 +192,20 @@ pub enum Op {
         len: usize,
         /// Durable before it completes (`RWF_DSYNC`).
         durable: bool,
+    },
+    /// Write `from[start..start + len]` as one `write(2)` does, and answer how many bytes the file took: fewer where it may not grow
+    /// further. Not for simulated files.
+    WriteOnce {
+        /// To which file.
+        file: File,
+        /// Where in it.
+        at: WriteAt,
+        /// The frame.
+        from: Frame,
+        /// First byte in the frame.
+        start: usize,
+        /// Bytes.
+        len: usize,
     },
     /// Make all completed writes durable (`fdatasync`).
     Sync {

@@ -312,7 +312,11 @@ impl Os {
 
     /// Does a file operation at once if the file lives in memory (no device to wait for); else gives it back.
     pub(crate) fn file_op_now(&mut self, op: Op) -> Result<Outcome, Op> {
-        let (Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } | Op::Prefetch { file, .. }) = op
+        let (Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::WriteOnce { file, .. }
+        | Op::Sync { file }
+        | Op::Prefetch { file, .. }) = op
         else {
             return Err(op);
         };
@@ -332,6 +336,13 @@ impl Os {
                 let memory = Memory { ptr: from.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::write(os.fd(), memory, offset, false) };
+                self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
+                Outcome::Written { from, result }
+            }
+            Op::WriteOnce { at, from, start, len, .. } => {
+                let memory = Memory { ptr: from.range(start, len), len };
+                // SAFETY: the frame is owned here and outlives the call.
+                let result = unsafe { blocking::write_once(os.fd(), memory, at) };
                 self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
                 Outcome::Written { from, result }
             }
@@ -400,7 +411,7 @@ pub(crate) fn failed(op: Op, error: Errno) -> Outcome {
         Op::Recv { into, .. } => Outcome::Received { into, result: Err(error) },
         Op::Send { gather, .. } => Outcome::Sent { gather, result: Err(error) },
         Op::Read { into, .. } => Outcome::Read { into, result: Err(error) },
-        Op::Write { from, .. } => Outcome::Written { from, result: Err(error) },
+        Op::Write { from, .. } | Op::WriteOnce { from, .. } => Outcome::Written { from, result: Err(error) },
         Op::Sync { .. } => Outcome::Synced(Err(error)),
         Op::Allocate { .. } => Outcome::Allocated(Err(error)),
         Op::Extents { .. } => Outcome::Extents(Err(error)),

@@ -13,7 +13,7 @@ use crate::blocking::{self, Memory};
 use crate::device_memory::apart::with_priority;
 use crate::file::{Backing, OpenFile};
 use crate::limits::WORKERS_MAX;
-use crate::op::{Allocate, Extent};
+use crate::op::{Allocate, Extent, WriteAt};
 use crate::waker::Waker;
 
 /// A blocking call on a file.
@@ -31,6 +31,10 @@ pub(crate) enum Call {
         offset: u64,
         durable: bool,
         staged: bool,
+    },
+    WriteOnce {
+        memory: Memory,
+        at: WriteAt,
     },
     Sync,
     Allocate {
@@ -195,6 +199,8 @@ fn call(fd: BorrowedFd<'_>, device: bool, call: &Call, extents: &mut Vec<Extent>
             let write = || unsafe { blocking::write(fd, memory, offset, durable) };
             if staged { with_priority(write) } else { write() }
         }
+        // SAFETY: as above.
+        Call::WriteOnce { memory, at } => unsafe { blocking::write_once(fd, memory, at) },
         Call::Sync => blocking::sync(fd).map(|()| 0),
         Call::Allocate { mode, offset, len } => blocking::allocate(fd, device, mode, offset, len).map(|()| 0),
         Call::Extents { offset, len, count_max } => {

@@ -160,6 +160,10 @@ impl Epoll {
                 let memory = Memory { ptr: from.range(start, len), len };
                 (file, Call::Write { memory, offset, durable, staged: from.is_device() }, JobKind::Write(from))
             }
+            Op::WriteOnce { file, at, from, start, len } => {
+                let memory = Memory { ptr: from.range(start, len), len };
+                (file, Call::WriteOnce { memory, at }, JobKind::Write(from))
+            }
             Op::Sync { file } => (file, Call::Sync, JobKind::Sync),
             Op::Allocate { file, mode, offset, len } => {
                 (file, Call::Allocate { mode, offset, len }, JobKind::Allocate { offset, len })

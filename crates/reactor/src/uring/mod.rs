@@ -209,6 +209,7 @@ impl Uring {
     fn start_file_op(&mut self, op: Op, token: Token) {
         let (Op::Read { file, .. }
         | Op::Write { file, .. }
+        | Op::WriteOnce { file, .. }
         | Op::Sync { file }
         | Op::Allocate { file, .. }
         | Op::Extents { file, .. }
@@ -357,6 +358,9 @@ impl Uring {
         };
         let retry = outcome.is_err();
         slot.progress += n;
+        if !retry && matches!(slot.kind, Kind::WriteOnce { .. }) {
+            return self.finish(data, if n == 0 { Err(Errno::NOSPC) } else { Ok(n) }, Vec::new());
+        }
         let progress = slot.progress;
         let Some((file, whole)) = slot.transfer() else {
             if !retry {

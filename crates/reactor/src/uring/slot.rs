@@ -13,7 +13,7 @@ use super::{call_for, frame_memory, within};
 use crate::blocking::Memory;
 use crate::device_memory::apart;
 use crate::frame::Frame;
-use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token};
+use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token, WriteAt};
 use crate::splice::SplicedSend;
 use crate::workers::Call;
 use crate::{Gather, Scatter};
@@ -97,6 +97,13 @@ pub(super) enum Kind {
         len: usize,
         durable: bool,
     },
+    WriteOnce {
+        file: File,
+        at: WriteAt,
+        from: Frame,
+        start: usize,
+        len: usize,
+    },
     Sync {
         file: File,
     },
@@ -126,6 +133,7 @@ impl Kind {
             Op::Write { file, offset, from, start, len, durable } => {
                 Self::Write { file, offset, from, start, len, durable }
             }
+            Op::WriteOnce { file, at, from, start, len } => Self::WriteOnce { file, at, from, start, len },
             Op::Sync { file } => Self::Sync { file },
             Op::Allocate { file, mode, offset, len } => Self::Allocate { file, mode, offset, len },
             Op::Extents { file, offset, len, count_max } => Self::Extents { file, offset, len, count_max },
@@ -138,6 +146,7 @@ impl Kind {
         match self {
             Self::Read { file, .. }
             | Self::Write { file, .. }
+            | Self::WriteOnce { file, .. }
             | Self::Sync { file }
             | Self::Allocate { file, .. }
             | Self::Extents { file, .. }
@@ -156,7 +165,7 @@ impl Kind {
             Self::Connect { .. } => Outcome::Connected(Err(result.err().unwrap_or(Errno::CANCELED))),
             Self::Readable { .. } => Outcome::Readable(unit),
             Self::Read { into, .. } => Outcome::Read { into, result },
-            Self::Write { from, .. } => Outcome::Written { from, result },
+            Self::Write { from, .. } | Self::WriteOnce { from, .. } => Outcome::Written { from, result },
             Self::Sync { .. } => Outcome::Synced(unit),
             Self::Allocate { .. } => Outcome::Allocated(unit),
             Self::Extents { .. } => Outcome::Extents(unit.map(|()| extents)),
@@ -169,7 +178,9 @@ impl Slot {
     /// The file and the length of a read or write.
     pub(super) fn transfer(&self) -> Option<(File, usize)> {
         match self.kind {
-            Kind::Read { file, len, .. } | Kind::Write { file, len, .. } => Some((file, len)),
+            Kind::Read { file, len, .. } | Kind::Write { file, len, .. } | Kind::WriteOnce { file, len, .. } => {
+                Some((file, len))
+            }
             _ => None,
         }
     }
@@ -204,6 +215,18 @@ impl Slot {
                     let priority = priority_of(from);
                     opcode::Write::new(fd, memory.ptr, bytes).offset(at).rw_flags(flags).ioprio(priority).build()
                 })
+            }
+            Kind::WriteOnce { at, from, start, len, .. } => {
+                let memory = frame_memory(from, *start, *len);
+                let (offset, flags) = at.offset_and_flags();
+                let (ptr, bytes) = (memory.ptr, memory.len as u32);
+                let entry = if within(fixed, memory) {
+                    opcode::WriteFixed::new(fd, ptr, bytes, 0).offset(offset).rw_flags(flags).build()
+                } else {
+                    opcode::Write::new(fd, ptr, bytes).offset(offset).rw_flags(flags).build()
+                };
+                // The kernel tries a write without waiting first, and has a thread write the rest: an append would be two.
+                Some(if *at == WriteAt::End { entry.flags(io_uring::squeue::Flags::ASYNC) } else { entry })
             }
             Kind::Sync { .. } => Some(opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()),
             Kind::Allocate { mode, offset, len, .. } if !device => {
