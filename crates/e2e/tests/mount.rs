@@ -379,3 +379,37 @@ fn users_of_a_trusting_share_have_their_own_rights() {
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (4711, 4712, 0o644));
     mount.unmount();
 }
+
+#[test]
+fn each_write_says_whether_it_appends() {
+    if lacks_mounts() {
+        return;
+    }
+    let Some(python) = find_tool("python3") else {
+        return byway_skip::skip_this(SkipReason::MissingTool("python3"));
+    };
+    let rig = Rig::new(",users=squash:0");
+    let _server = rig.serve();
+    let mounts = [rig.mount("one", &rig.unix(), &[]), rig.mount("two", &rig.unix(), &[])];
+    // Another mount's line behind what this one knows; and a page of a mapped file that is open for appending.
+    let script = "import fcntl, mmap, os, sys
+one, two = sys.argv[1] + '/log', sys.argv[2] + '/log'
+log = os.open(one, os.O_RDWR | os.O_CREAT)
+os.write(log, b'one ')
+fcntl.fcntl(log, fcntl.F_SETFL, os.O_APPEND)
+os.fstat(log)
+with open(two, 'ab') as other: other.write(b'two ')
+os.write(log, b'three ')
+fcntl.fcntl(log, fcntl.F_SETFL, 0)
+os.pwrite(log, b'ONE', 0)
+assert open(two).read() == 'ONE two three ', open(two).read()
+os.truncate(one, 8192)
+pages = mmap.mmap(os.open(one, os.O_RDWR | os.O_APPEND), 8192)
+pages[4096:4103] = b'mapped!'
+pages.flush()
+assert os.stat(two).st_size == 8192, os.stat(two)
+assert open(two, 'rb').read()[4096:4103] == b'mapped!'";
+    let [one, two] = mounts.each_ref().map(|mount| mount.at.display().to_string());
+    run_well(&python, &["-c", script, &one, &two]);
+    mounts.into_iter().for_each(Mount::unmount);
+}

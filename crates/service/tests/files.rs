@@ -137,12 +137,11 @@ fn two_clients_append_and_neither_overwrites_the_other() {
         for letter in [b'a', b'b'] {
             let client = connect(&server);
             scope.spawn(move || {
-                let append = flags(OFlags::WRONLY | OFlags::APPEND);
-                let (_, handle) = client.create(ME, (ROOT, b"log"), append, 0o644).unwrap();
+                let (_, handle) = client.create(ME, (ROOT, b"log"), flags(OFlags::WRONLY), 0o644).unwrap();
                 // Longer than a message, so that they are got from the client's window.
                 for line in 0..LINES {
                     let len = if line % 10 == 0 { 20_000 } else { 80 };
-                    assert_eq!(client.write(ME, handle, 0, &vec![letter; len]).unwrap(), len);
+                    assert_eq!(client.append(ME, handle, &vec![letter; len]).unwrap(), len);
                 }
             });
         }

@@ -25,6 +25,9 @@ use crate::limits::MOUNT_LOCKS_WAITING_MAX;
 /// Reads and writes ask the server, also at once.
 const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
 
+/// `O_APPEND`, as the kernel tells it with each write: a program may set and clear it while the file is open.
+const APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
+
 /// How often an interrupted wait for a lock is called off, until it has ended.
 const CANCEL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -80,7 +83,13 @@ impl Mounted {
                 give(reply, self.client.read(me, handle, offset, into), |reply, count| reply.data(&into[..count]))
             }),
             Operation::Write(write) => {
-                let written = self.client.write(me, write.handle, write.offset, write.data);
+                // Pages of a mapped file have their places, whatever handle they come by.
+                let appends = write.flags & APPEND != 0 && !write.from_cache;
+                let written = if appends {
+                    self.client.append(me, write.handle, write.data)
+                } else {
+                    self.client.write(me, write.handle, write.offset, write.data)
+                };
                 give(reply, written, |reply, count| reply.written(count as u32))
             }
             Operation::ReadDirectory { handle, offset, size, plus } => {

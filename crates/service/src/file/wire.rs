@@ -159,6 +159,8 @@ pub const FLAG_WAIT: u32 = 8;
 pub const FLAG_TEST: u32 = 16;
 /// `Lock`: a wait of this owner for this range ends with `EINTR`.
 pub const FLAG_CANCEL: u32 = 32;
+/// `Write`: at the end of the file as it is at the server then, whatever the offset says.
+pub const FLAG_APPEND: u32 = 64;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;

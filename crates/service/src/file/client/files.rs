@@ -6,8 +6,8 @@ use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    Attributes, CallError, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, FileSystem,
-    LockResult, Method, NewAttributes, read_directory,
+    Attributes, CallError, FLAG_APPEND, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE,
+    FileSystem, LockResult, Method, NewAttributes, read_directory,
 };
 use super::link::{Failure, Live};
 use super::table::{Opened, Remote};
@@ -67,7 +67,7 @@ pub struct Locked {
 }
 
 impl Client {
-    fn on_node(caller: Caller<'_>, node: u64) -> Ask<'_> {
+    pub(super) fn on_node(caller: Caller<'_>, node: u64) -> Ask<'_> {
         Ask { caller, node: Some(node), repeatable: true, ..Ask::default() }
     }
 
@@ -310,16 +310,34 @@ impl Client {
         })
     }
 
-    /// Writes; at most 1 MiB at once, so that an append is one.
+    /// Writes at an offset, at most 1 MiB at once; perhaps fewer bytes, where the file may not grow further.
     ///
     /// # Errors
     /// See [`Client::look_up`].
     pub fn write(&self, caller: Caller<'_>, handle: u64, offset: u64, data: &[u8]) -> Result<usize, Errno> {
+        self.write_to(caller, handle, (offset, 0), data)
+    }
+
+    /// Writes at the end of the file as it is then, at most 1 MiB at once.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn append(&self, caller: Caller<'_>, handle: u64, data: &[u8]) -> Result<usize, Errno> {
+        self.write_to(caller, handle, (0, FLAG_APPEND), data)
+    }
+
+    fn write_to(
+        &self,
+        caller: Caller<'_>,
+        handle: u64,
+        (offset, flags): (u64, u32),
+        data: &[u8],
+    ) -> Result<usize, Errno> {
         let data = &data[..data.len().min(FILE_TRANSFER_MAX)];
         let opened = self.table().handle(handle).ok_or(Errno::BADF)?.1;
         // A second append would be another one.
-        let repeatable = opened.flags & rustix::fs::OFlags::APPEND.bits() == 0;
-        let ask = Ask { offset, len: data.len() as u64, repeatable, ..Self::on_handle(caller, handle) };
+        let repeatable = flags & FLAG_APPEND == 0;
+        let ask = Ask { offset, flags, len: data.len() as u64, repeatable, ..Self::on_handle(caller, handle) };
         let groups = caller.groups.len().min(crate::limits::CALL_GROUPS_MAX) * 4;
         if data.len() + groups <= SMALL_BYTES_MAX {
             let (live, reply) = self.ask(Method::Write, &Ask { data, ..ask })?;
@@ -438,42 +456,6 @@ impl Client {
     /// See [`Client::look_up`].
     pub fn access(&self, caller: Caller<'_>, node: u64, rights: u32) -> Result<(), Errno> {
         self.ask(Method::Access, &Ask { mode: rights, ..Self::on_node(caller, node) }).map(|_| ())
-    }
-
-    /// An extended attribute.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`]; `E2BIG` for a value of more than 16 KiB.
-    pub fn get_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let ask = Ask { name, ..Self::on_node(caller, node) };
-        Ok(self.ask(Method::GetXattr, &ask)?.1.payload)
-    }
-
-    /// Sets one.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`]; `E2BIG` for a value of more than about 16 KiB.
-    pub fn set_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8], value: &[u8], flags: u32) -> Result<(), Errno> {
-        let repeatable = flags == 0;
-        let ask = Ask { name, data: value, flags, repeatable, ..Self::on_node(caller, node) };
-        self.ask(Method::SetXattr, &ask).map(|_| ())
-    }
-
-    /// The names of all, each with a 0 byte behind it.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn list_xattrs(&self, caller: Caller<'_>, node: u64) -> Result<Vec<u8>, Errno> {
-        Ok(self.ask(Method::ListXattrs, &Self::on_node(caller, node))?.1.payload)
-    }
-
-    /// Removes one.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn remove_xattr(&self, caller: Caller<'_>, node: u64, name: &[u8]) -> Result<(), Errno> {
-        let ask = Ask { name, repeatable: false, ..Self::on_node(caller, node) };
-        self.ask(Method::RemoveXattr, &ask).map(|_| ())
     }
 
     /// `fallocate(2)`.

@@ -10,6 +10,7 @@ mod files;
 mod link;
 mod list;
 mod table;
+mod xattrs;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

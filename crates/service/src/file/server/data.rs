@@ -1,14 +1,14 @@
 //! Bytes of files: from the file into a frame and on to the client, and the other way.
 //!
-//! A header never states a length that the file may not have any more: the bytes are taken first. An append is one write at the
-//! server, to a file that was opened for appending.
+//! A header never states a length that the file may not have any more: the bytes are taken first. A write is one `write(2)` at the
+//! server: an append is whole, and what the file took of it is answered.
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, append_payload};
-use byway_reactor::{Frame, Op, Outcome, Token};
+use byway_reactor::{Frame, Op, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
-use super::super::wire::{CallError, PROTOCOL};
+use super::super::wire::{CallError, FLAG_APPEND, PROTOCOL};
 use super::calls::Asked;
 use super::table::Open;
 use super::{Job, Shares, Window};
@@ -61,7 +61,9 @@ impl Shares {
 
     pub(super) fn write(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
         let (file, len, window) = self.transfer(at, asked, false)?;
-        let (call, offset) = (asked.call, asked.arguments.offset.get());
+        let (call, append) = (asked.call, asked.arguments.flags.get() & FLAG_APPEND != 0);
+        let at_offset = WriteAt::Offset(asked.arguments.offset.get());
+        let to = if append { WriteAt::End } else { at_offset };
         if len <= SMALL_BYTES_MAX && asked.data.len() != len {
             return Err(CallError::Malformed);
         }
@@ -72,7 +74,7 @@ impl Shares {
         let mut frame = self.frame(at, call.session, len)?;
         at.sessions.note_held(call.session, len);
         if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
-            let job = self.start(at, Job::Get { call, file, offset, len });
+            let job = self.start(at, Job::Get { call, file, to, len });
             let from = Remote { window: window.key, offset: 0 };
             if at.get(call.session, from, frame, (PROTOCOL, job.to_u64())).is_err() {
                 at.sessions.note_let_go(call.session, len);
@@ -82,7 +84,7 @@ impl Shares {
         }
         frame.write(0, asked.data);
         let job = self.start(at, Job::Write { call, len });
-        let write = Op::Write { file, offset, from: frame, start: 0, len, durable: false };
+        let write = Op::WriteOnce { file, at: to, from: frame, start: 0, len };
         at.reactor.submit(write, self.token(job));
         Ok(())
     }
@@ -97,13 +99,13 @@ impl Shares {
 
     /// Bytes of a large write are here, or will not come.
     pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: Slot, got: Result<Frame, GetError>) {
-        let Some(Job::Get { call, file, offset, len }) = self.jobs.get(job) else { return };
-        let (call, file, offset, len) = (*call, *file, *offset, *len);
+        let Some(Job::Get { call, file, to, len }) = self.jobs.get(job) else { return };
+        let (call, file, to, len) = (*call, *file, *to, *len);
         if let Ok(from) = got {
             if let Some(job) = self.jobs.get_mut(job) {
                 *job = Job::Write { call, len };
             }
-            let write = Op::Write { file, offset, from, start: 0, len, durable: false };
+            let write = Op::WriteOnce { file, at: to, from, start: 0, len };
             at.reactor.submit(write, self.token(job));
         } else {
             at.sessions.note_let_go(call.session, len);

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use byway_fabric::access::Right;
 use byway_fabric::{GetError, Slot, Slots, WindowKey};
 use byway_reactor::privilege::limit_writes_of_thread;
-use byway_reactor::{Completion, File, Frame, Reactor, Waker};
+use byway_reactor::{Completion, File, Frame, Reactor, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
 use self::table::{Client, Node};
@@ -57,7 +57,7 @@ enum Job {
     /// Bytes are read from a file.
     Read { call: CallRef, window: Option<Window>, len: usize },
     /// Bytes are got from the client, to be written.
-    Get { call: CallRef, file: File, offset: u64, len: usize },
+    Get { call: CallRef, file: File, to: WriteAt, len: usize },
     /// Bytes are written to a file.
     Write { call: CallRef, len: usize },
     /// A lock is waited for.

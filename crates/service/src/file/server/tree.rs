@@ -28,13 +28,10 @@ pub(super) fn is_openable(mode: u32) -> bool {
 /// Below the directory, on its file system, and through no link of `/proc`.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_XDEV).union(ResolveFlags::NO_MAGICLINKS);
 
-/// Flags of `open(2)` that a client may say. What makes or names the file is the server's to add.
-const OPEN_FLAGS: OFlags = OFlags::RWMODE
-    .union(OFlags::APPEND)
-    .union(OFlags::TRUNC)
-    .union(OFlags::DSYNC)
-    .union(OFlags::SYNC)
-    .union(OFlags::NOATIME);
+/// Flags of `open(2)` that a client may say. What makes or names the file is the server's to add. Not `O_APPEND`: each write says for
+/// itself whether it appends.
+const OPEN_FLAGS: OFlags =
+    OFlags::RWMODE.union(OFlags::TRUNC).union(OFlags::DSYNC).union(OFlags::SYNC).union(OFlags::NOATIME);
 
 /// The path by which the kernel finds an open descriptor again.
 fn again(fd: BorrowedFd<'_>) -> CString {
