@@ -459,7 +459,11 @@ impl FarJob {
                 &page[..]
             }
         };
-        let outcome = process.fill(at, bytes);
+        let mut outcome = process.fill(at, bytes);
+        if outcome == FillOutcome::NoMapping && bytes.len() > PAGE_BYTES {
+            // The pages behind are of another mapping: the kernel fills within one.
+            outcome = process.fill(at, &bytes[..PAGE_BYTES]);
+        }
         self.pager.filled(at, contents, outcome);
     }
 

@@ -255,6 +255,63 @@ print("good", flush=True)
     }
 }
 
+/// Threads that write pages, each with a value of its own, check them, drop ranges, and unmap and map.
+const TORTURE: &str = r#"
+import mmap, random, sys, threading
+PAGE = 4096
+def work(number):
+    choice = random.Random(number)
+    pages, known = 2500, {}
+    area = mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def check(page):
+        want = known.get(page, b"\0" * 8)
+        for at in (0, 2040, 4088):
+            got = area[page * PAGE + at:page * PAGE + at + 8]
+            assert got == want, (number, page, at, got, want)
+    for step in range(8000):
+        page, what = choice.randrange(pages), choice.randrange(200)
+        if what < 100:
+            check(page)
+            value = (step << 32 | number << 24 | page).to_bytes(8, "little")
+            for at in (0, 2040, 4088):
+                area[page * PAGE + at:page * PAGE + at + 8] = value
+            known[page] = value
+        elif what < 196:
+            check(page)
+        elif what == 196:
+            count = choice.randrange(1, min(64, pages - page) + 1)
+            area.madvise(mmap.MADV_DONTNEED, page * PAGE, count * PAGE)
+            for dropped in range(page, page + count):
+                known.pop(dropped, None)
+        elif what == 197:
+            area.close()
+            known, area = {}, mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(pages):
+        check(page)
+failed = []
+def guarded(number):
+    try: work(number)
+    except BaseException as error: failed.append(repr(error))
+threads = [threading.Thread(target=guarded, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failed, failed
+print("good")
+"#;
+
+#[test]
+fn threads_that_drop_and_unmap_find_the_version_that_they_wrote_last() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    for uri in lender.uris() {
+        let (said, fetched) = far_well(&uri, "18M", &[python, "-c", TORTURE]);
+        assert!(said == b"good\n" && fetched > 0);
+    }
+}
+
 #[test]
 fn what_cannot_be_paged_is_refused_by_name() {
     if !can_page() {

@@ -50,6 +50,8 @@ pub struct Pager {
     /// Moves in a row that came to nothing: at as many as there are pages, none is moved until [`Pager::retry_moves`].
     stays: usize,
     waiting: VecDeque<PageId>,
+    /// Pages whose mappings are being changed: the messages about that are read before the next try.
+    changing: VecDeque<PageId>,
     actions: VecDeque<Action>,
     counters: Counters,
 }
@@ -68,6 +70,7 @@ impl Pager {
             paused: false,
             stays: 0,
             waiting: VecDeque::new(),
+            changing: VecDeque::new(),
             actions: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -339,7 +342,7 @@ impl Pager {
                     self.actions.push_back(Action::Wake(at));
                 }
             }
-            (_, FillOutcome::Changing) => self.waiting.push_back(at),
+            (_, FillOutcome::Changing) => self.changing.push_back(at),
             (_, FillOutcome::NoMapping) => self.actions.push_back(Action::Wake(at)),
         }
         self.pump();
@@ -380,18 +383,14 @@ impl Pager {
         self.pump();
     }
 
-    /// Tries what waits again: to be called every millisecond while something [does](Pager::has_waiting).
+    /// Tries what waits again: to be called once all messages were read, at least every few milliseconds.
     pub fn retry(&mut self) {
+        self.waiting.append(&mut self.changing);
         for _ in 0..self.waiting.len() {
             let Some(at) = self.waiting.pop_front() else { break };
             self.serve(at);
         }
         self.pump();
-    }
-
-    /// Whether something waits for [`Pager::retry`].
-    pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// Moves pages out, a batch at a time, and lets those wait no longer for which there is room.

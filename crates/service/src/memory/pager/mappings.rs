@@ -28,6 +28,7 @@ impl Pager {
         for (_, entry) in space.take(0..u64::MAX) {
             self.forget(entry);
         }
+        self.waiting.append(&mut self.changing);
         self.waiting.retain(|page| page.space != id);
         self.pump();
     }
@@ -81,6 +82,7 @@ impl Pager {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         let (known, can_move) = (space.take(pages.clone()), space.can_move);
         self.drop_all(known, can_move);
+        self.waiting.append(&mut self.changing);
         self.waiting.retain(|at| at.space != id || !pages.contains(&at.page));
     }
 
@@ -113,6 +115,7 @@ impl Pager {
                 space.local += locals;
             }
         }
+        self.waiting.append(&mut self.changing);
         for at in self.waiting.iter_mut().filter(|at| at.space == id && (from..from + count).contains(&at.page)) {
             at.page = at.page - from + to;
         }
