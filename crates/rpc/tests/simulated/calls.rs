@@ -22,10 +22,10 @@ pub const ANY: u16 = 1;
 /// The method of those that are kept until they are cancelled or late.
 pub const KEPT: u16 = 2;
 
-/// Windows of a call, in one memory: the first half is got from, the second is put into.
+/// Windows of a call: the first is got from, the second is put into.
 pub struct CallWindows {
     windows: [Window; 2],
-    memory: Memory,
+    memories: [Memory; 2],
     are_for_one_use: bool,
 }
 
@@ -78,7 +78,7 @@ impl Life {
         let number = ledger.next_number();
         if let Some(windows) = &windows {
             let bytes = pattern(number, 0, WORDS);
-            windows.memory.write(0, &bytes).expect("its own range");
+            windows.memories[0].write(0, &bytes).expect("its own range");
         }
         let descriptors: Vec<_> = windows.iter().flat_map(|windows| &windows.windows).map(Window::descriptor).collect();
         let payload = vec![number as u8; ledger.below(300)];
@@ -101,23 +101,21 @@ impl Life {
 
     /// Windows for the peer of a session, or for the first of all peers.
     fn open_windows(&mut self, ledger: &mut Ledger, session: Session) -> Option<CallWindows> {
-        let memory = self.node().register(2 * WORDS * WORD).expect("memory");
-        let half = WORDS * WORD;
+        let memories = [(); 2].map(|()| self.node().register(WORDS * WORD).expect("memory"));
         let for_any = ledger.one_in(3).then(|| self.sessions.keys().copied().collect::<Vec<_>>());
-        let open = |range, rights| match &for_any {
-            Some(sessions) => self.node().open_window_for_one_of(sessions, &memory, range, rights),
-            None => self.node().open_window(session, &memory, range, rights),
+        let open = |memory, rights| match &for_any {
+            Some(sessions) => self.node().open_window_for_one_of(sessions, memory, 0..WORDS * WORD, rights),
+            None => self.node().open_window(session, memory, 0..WORDS * WORD, rights),
         };
-        let windows = [open(0..half, Rights::GET).ok()?, open(half..2 * half, Rights::PUT).ok()?];
-        Some(CallWindows { windows, memory, are_for_one_use: for_any.is_some() })
+        let windows = [open(&memories[0], Rights::GET).ok()?, open(&memories[1], Rights::PUT).ok()?];
+        Some(CallWindows { windows, memories, are_for_one_use: for_any.is_some() })
     }
 
     fn close_windows(&mut self, windows: Option<CallWindows>) {
-        // Of two windows in one memory, what it holds is looked at when both are closed.
-        let Some(CallWindows { windows: [source, target], memory, .. }) = windows else { return };
-        let closing = source.close().expect("a window is closed once");
-        self.add(closing, Pending::Send);
-        self.close_window(target, memory);
+        let Some(CallWindows { windows, memories, .. }) = windows else { return };
+        for (window, memory) in windows.into_iter().zip(memories) {
+            self.close_window(window, memory);
+        }
     }
 
     pub fn cancel_call(&mut self, ledger: &mut Ledger) {
@@ -145,7 +143,7 @@ impl Life {
             let call = ledger.call(number);
             let (hops, is_torn) = (call.hops.len(), call.is_torn);
             let mut bytes = vec![0; WORDS * WORD];
-            windows.memory.read(WORDS * WORD, &mut bytes).expect("its own range");
+            windows.memories[1].read(0, &mut bytes).expect("its own range");
             for (index, word) in bytes.as_chunks::<WORD>().0.iter().enumerate() {
                 let (by, right) = (tag_of(word, index), put_tag(number, hops - 1));
                 rule!(
