@@ -67,13 +67,7 @@ pub enum Kind {
     Credit = 14,
     /// A put of a program lies in its window.
     Placed = 15,
-    /// Where a program's window lies in memory that the sender has lent: [`Lend`].
-    Lend = 16,
-    /// The receiver shall forget where that window lies.
-    Recall = 17,
-    /// It has.
-    Recalled = 18,
-    /// What became of a window that the receiver's device reaches: [`WindowNews`].
+    /// What became of a window that the receiver reaches by itself: [`WindowNews`].
     Window = 19,
     /// The caller wants no answer to a call any more.
     Cancel = 20,
@@ -102,9 +96,6 @@ impl Kind {
             13 => Self::Message,
             14 => Self::Credit,
             15 => Self::Placed,
-            16 => Self::Lend,
-            17 => Self::Recall,
-            18 => Self::Recalled,
             19 => Self::Window,
             20 => Self::Cancel,
             21 => Self::Protocols,
@@ -291,51 +282,36 @@ pub struct Grant {
     pub key: U32,
 }
 
-/// Body of `Lend`; the header names the window, if it is about one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Lend {
-    /// Which of the pieces of memory that the sender has lent over this stream, counted from 0.
-    pub number: U32,
-    /// [`Lend::PUT`], [`Lend::GET`] or [`Lend::NOTHING`].
-    pub rights: U32,
-    /// The window's first byte there.
-    pub address: U64,
-    /// Bytes.
-    pub len: U32,
-    /// Zero.
-    pub reserved: [u8; 60],
-}
-
-impl Lend {
-    /// No window lies there any more, nor will one: the memory can be unmapped.
-    pub const NOTHING: u32 = 0;
-    /// The window is for puts.
-    pub const PUT: u32 = 1;
-    /// The window is for gets.
-    pub const GET: u32 = 2;
-}
-
-/// Body of `Window`. The header names the window.
+/// Body of `Window`: what became of a window that one end has opened in its memory, and that the other reaches by itself: over
+/// shared memory that was lent, or by its device. The header names the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WindowNews {
-    /// 1: the sender has opened it, and a [`Grant`] follows; 2: the sender has closed it; 3: the receiver's window for one
-    /// use was read by the sender.
+    /// [`WindowNews::OPENED`] or another of these.
     pub what: u8,
-    /// Of 1: bit 0, it may be written; bit 1, it may be read; bit 2, once.
+    /// Of a window that was opened: [`WindowNews::PUT`], [`WindowNews::GET`], [`WindowNews::ONCE`].
     pub rights: u8,
     /// Zero.
-    pub reserved: [u8; 78],
+    pub reserved: [u8; 2],
+    /// Over shared memory: which of the pieces of memory that the sender has lent over this stream, counted from 0. 0 over RDMA.
+    pub memory: U32,
+    /// Where a window that was opened lies: over shared memory in that piece.
+    pub grant: Grant,
+    /// Zero.
+    pub reserved_end: [u8; 56],
 }
 
 impl WindowNews {
     /// The sender has opened a window.
     pub const OPENED: u8 = 1;
-    /// The sender has closed it.
+    /// The sender closes it. Over shared memory the receiver answers [`WindowNews::FORGOTTEN`].
     pub const CLOSED: u8 = 2;
-    /// The sender has read a window of the receiver's that is for one use.
+    /// Over RDMA: the sender has read a window of the receiver's that is for one use.
     pub const USED: u8 = 3;
+    /// Over shared memory: the sender copies nothing any more into or out of a window that the receiver has closed.
+    pub const FORGOTTEN: u8 = 4;
+    /// Over shared memory: no window of the sender's lies in the piece of memory, nor will one. It can be unmapped.
+    pub const UNMAP: u8 = 5;
     /// It may be written.
     pub const PUT: u8 = 1;
     /// It may be read.
@@ -343,9 +319,28 @@ impl WindowNews {
     /// It is for one use.
     pub const ONCE: u8 = 4;
 
-    /// News of that kind.
-    pub const fn new(what: u8, rights: u8) -> Self {
-        Self { what, rights, reserved: [0; 78] }
+    /// News of a window that was opened, in that piece of memory.
+    pub const fn opened(rights: u8, memory: u32, grant: Grant) -> Self {
+        let memory = U32::new(memory);
+        Self { what: Self::OPENED, rights, reserved: [0; 2], memory, grant, reserved_end: [0; 56] }
+    }
+
+    /// Other news of a window.
+    pub const fn of(what: u8) -> Self {
+        let grant = Grant { address: U64::new(0), len: U32::new(0), key: U32::new(0) };
+        Self { what, ..Self::opened(0, 0, grant) }
+    }
+
+    /// That a piece of memory can be unmapped.
+    pub const fn unmap(memory: u32) -> Self {
+        Self { memory: U32::new(memory), ..Self::of(Self::UNMAP) }
+    }
+
+    /// The message about that window.
+    pub fn about(&self, window: u64) -> Header {
+        let mut header = Header::with_body(Kind::Window, self);
+        header.window.set(window);
+        header
     }
 }
 
@@ -369,8 +364,7 @@ pub struct Refuse {
     pub reserved_end: [u8; 60],
 }
 
-const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<Lend>() == BODY_BYTES);
-const _: () = assert!(size_of::<WindowNews>() == BODY_BYTES);
+const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<WindowNews>() == BODY_BYTES);
 const _: () = assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80 && size_of::<Refuse>() == 80);
 
 /// Why a session is refused or ended.
@@ -473,23 +467,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lend_has_these_bytes() {
-        let mut lend = Lend::new_zeroed();
-        lend.number.set(0x0403_0201);
-        lend.rights.set(Lend::GET);
-        lend.address.set(0x1817_1615_1413_1211);
-        lend.len.set(0x2423_2221);
-        let mut golden = vec![1, 2, 3, 4, 2, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
-        golden.extend([0x21, 0x22, 0x23, 0x24]);
-        golden.extend([0; 60]);
-        assert_eq!(lend.as_bytes(), golden);
-    }
-
-    #[test]
     fn news_of_a_window_has_these_bytes() {
-        let news = WindowNews::new(WindowNews::OPENED, WindowNews::GET | WindowNews::ONCE);
-        assert_eq!((&news.as_bytes()[..2], &news.as_bytes()[2..]), (&[1, 6][..], &[0; 78][..]));
-        assert_eq!((WindowNews::CLOSED, WindowNews::USED, WindowNews::PUT, Kind::Window as u8), (2, 3, 1, 19));
+        let (address, len, key) = (U64::new(0x0f0e_0d0c_0b0a_0908), U32::new(0x1312_1110), U32::new(0x1716_1514));
+        let rights = WindowNews::GET | WindowNews::ONCE;
+        let news = WindowNews::opened(rights, 0x0706_0504, Grant { address, len, key });
+        let golden: Vec<u8> = [1, 6, 0, 0].into_iter().chain(4..24).chain([0; 56]).collect();
+        assert_eq!(news.as_bytes(), golden);
+        assert_eq!(WindowNews::unmap(7).as_bytes()[..9], [5, 0, 0, 0, 7, 0, 0, 0, 0]);
+        assert_eq!(WindowNews::of(WindowNews::CLOSED).as_bytes()[..2], [2, 0]);
+        assert_eq!((WindowNews::USED, WindowNews::FORGOTTEN, WindowNews::PUT, Kind::Window as u8), (3, 4, 1, 19));
     }
 
     #[test]
@@ -516,10 +502,14 @@ mod tests {
         assert_eq!(hello.as_bytes(), golden);
     }
 
+    fn kinds() -> impl Strategy<Value = u8> {
+        (1u8..=22).prop_filter("a kind", |kind| Kind::from_number(*kind).is_some())
+    }
+
     proptest! {
         #[test]
         fn a_sealed_header_opens_and_any_flipped_bit_shows(
-            kind in 1u8..=19, body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
+            kind in kinds(), body in proptest::array::uniform32(any::<u8>()), sequence: u64, bit in 0usize..1024,
         ) {
             let mut header = Header::with_body(Kind::from_number(kind).unwrap(), &body);
             header.seal(sequence);

@@ -1,9 +1,8 @@
 //! Where a peer's windows lie, for wires that place payloads by themselves.
 //!
 //! A wire whose ends can reach each other's memory needs no receiver for a payload, but must be told where a window is: a
-//! `Call` that names a window of its sender brings a [`Grant`] with it, the `Window` of a node one too, and a `Lend` tells of
-//! memory that was lent. The table keeps the last grant of each slot of the
-//! peer's windows; a window that is used again has another key, and an old grant is then not found any more.
+//! `Call` that names a window of its sender brings a [`Grant`] with it, and so does a `Window`, by which nodes and lenders of memory
+//! tell of theirs. The table keeps the last grant of each slot of the peer's windows; a window that is used again has another key, and an old grant is then not found any more.
 
 use crate::limits::GRANTS_MAX;
 use crate::windows::{WindowError, WindowKey, slot_of};

@@ -1,7 +1,7 @@
 //! Windows in a program's memory that the peer reaches by itself, over shared memory.
 //!
 //! Either end lends, whoever listens: the owner of a window in memory that can be lent ([`Mapping::shared`](Mapping::shared), a
-//! caller's file) sends its peer a view of that memory and a `Lend`, which says where in it the window lies. The peer then gets
+//! caller's file) sends its peer a view of that memory and a `Window`, which says where in it the window lies. The peer then gets
 //! and puts by one copy of its own, and the owner's loop has nothing to do for a get.
 //!
 //! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. The memory
@@ -13,8 +13,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
-use zerocopy::FromZeros;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::{Fabric, Handler};
 use crate::capabilities::OneSided;
@@ -22,7 +21,7 @@ use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Header, Kind, Lend, WindowNews};
+use crate::wire::{Grant, Kind, WindowNews};
 
 /// What was lent to the peer of a session.
 #[derive(Debug, Default)]
@@ -175,14 +174,10 @@ impl Fabric {
         lent.windows += 1;
         let (number, from) = (lent.number, lent.loan.offset());
         state.loans.windows.insert(window.0, number);
-        let mut lend = Lend::new_zeroed();
-        lend.number.set(number);
-        lend.rights.set(if write { Lend::PUT } else { Lend::GET });
-        lend.address.set(from + place.0 as u64);
-        lend.len.set(place.1 as u32);
-        let mut header = Header::with_body(Kind::Lend, &lend);
-        header.window.set(window.0);
-        self.send(session, header);
+        let (address, len) = (U64::new(from + place.0 as u64), U32::new(place.1 as u32));
+        let rights = if write { WindowNews::PUT } else { WindowNews::GET };
+        let grant = Grant { address, len, key: U32::new(0) };
+        self.tell_of_window(session, window, &WindowNews::opened(rights, number, grant));
         true
     }
 
@@ -206,9 +201,7 @@ impl Fabric {
     fn let_go(&mut self, session: Slot, one_more: bool) {
         let excess = self.sessions.get_mut(session).map(|state| state.loans.excess(one_more));
         for number in excess.unwrap_or_default() {
-            let mut lend = Lend::new_zeroed();
-            (lend.number, lend.rights) = (U32::new(number), U32::new(Lend::NOTHING));
-            self.send(session, Header::with_body(Kind::Lend, &lend));
+            self.tell_of_window(session, WindowKey(0), &WindowNews::unmap(number));
         }
     }
 
@@ -221,48 +214,40 @@ impl Fabric {
             // A peer that does not answer is not waited for for ever.
             state.loans.recalled.insert(window.0);
             self.watch(reactor, session);
-            let mut header = Header::new(Kind::Recall);
-            header.window.set(window.0);
-            self.send(session, header);
+            self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
         }
         told
     }
 
-    /// The peer tells where a window of its own lies, or that we need not keep its memory mapped.
-    pub(super) fn lend_came(
+    /// The peer tells where a window of its own lies, in memory that it has lent.
+    pub(super) fn lent_window_opened(
         &mut self,
         reactor: &mut Reactor,
         session: Slot,
-        header: &Header,
+        window: WindowKey,
+        news: &WindowNews,
     ) -> Result<(), CloseReason> {
-        let lend: Lend = header.body();
-        if lend.rights.get() == Lend::NOTHING {
-            return self.leave(reactor, session, lend.number.get());
+        if !matches!(news.rights, WindowNews::PUT | WindowNews::GET) {
+            return Err(CloseReason::Unexpected(Kind::Window));
         }
-        let rights = match lend.rights.get() {
-            Lend::PUT => WindowNews::PUT,
-            Lend::GET => WindowNews::GET,
-            _ => return Err(CloseReason::Unexpected(Kind::Lend)),
-        };
         let Some(socket) = self.control_socket(session) else { return Ok(()) };
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
-        let number = lend.number.get();
+        let number = news.memory.get();
         match reactor.take_memory(socket, number) {
             Ok(_) => {
                 state.peer_arena = Some(socket);
-                let grant = Grant { address: lend.address, len: lend.len, key: U32::new(0) };
-                let window = WindowKey(header.window.get());
-                state.grants.note_lent(window, grant, (number, rights));
+                state.grants.note_lent(window, news.grant, (number, news.rights));
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
         }
         Ok(())
     }
 
-    fn leave(&mut self, reactor: &mut Reactor, session: Slot, number: u32) -> Result<(), CloseReason> {
+    /// The peer tells that we need not keep its memory mapped.
+    pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: Slot, number: u32) -> Result<(), CloseReason> {
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         if state.grants.lies_in(number) {
-            return Err(CloseReason::Unexpected(Kind::Lend));
+            return Err(CloseReason::Unexpected(Kind::Window));
         }
         if let Some(socket) = state.peer_arena {
             reactor.leave_memory(socket, number);
@@ -271,23 +256,20 @@ impl Fabric {
     }
 
     /// The peer wants us to forget where a window of its own lies.
-    pub(super) fn recall_came(&mut self, session: Slot, header: &Header) {
+    pub(super) fn lent_window_closed(&mut self, session: Slot, window: WindowKey) {
         let Some(state) = self.sessions.get_mut(session) else { return };
-        state.grants.forget_lent(WindowKey(header.window.get()));
-        let mut answer = Header::new(Kind::Recalled);
-        answer.window = header.window;
-        self.send(session, answer);
+        state.grants.forget_lent(window);
+        self.tell_of_window(session, window, &WindowNews::of(WindowNews::FORGOTTEN));
     }
 
     /// The peer has forgotten where a window of ours lies.
-    pub(super) fn recalled_came<H: Handler>(
+    pub(super) fn lent_window_forgotten<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         session: Slot,
-        header: &Header,
+        window: WindowKey,
         handler: &mut H,
     ) {
-        let window = WindowKey(header.window.get());
         let forgotten = self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window));
         self.watch(reactor, session);
         self.let_go(session, false);

@@ -1,20 +1,20 @@
-//! What two nodes tell each other of their windows, where a device reaches them.
+//! What the two ends of a session tell each other of their windows, where they reach them by themselves: by the message `Window`.
 //!
-//! Over lanes who owns a window looks at each put and get. Over RDMA the device does, which knows an address and a key: so a
-//! node says of each window that it opens where it lies and what it is for, and who uses windows looks there first. What is
-//! wrong with a use is found out before anything goes to the device, as a program's mistake is; a peer that does not look
-//! finds the registration, which has just the window's bytes and rights, and its session ends.
+//! Over lanes the owner of a window looks at each put and get. Over RDMA the device does, which knows an address and a key: so a
+//! node says of each window that it opens where it lies and what it is for, and its peer looks there first. A wrong use is found
+//! before anything goes to the device, as a program's mistake is; a peer that does not look finds the registration, which has just
+//! the window's bytes and rights, and its session ends. Over shared memory an end says the same of windows in memory that it has
+//! lent (`lending.rs`).
 
-use byway_reactor::Gather;
-use zerocopy::{FromBytes, IntoBytes};
+use byway_reactor::Reactor;
 
-use super::Fabric;
-use super::transfer::{Announced, Remote};
+use super::transfer::Remote;
+use super::{Fabric, Handler};
 use crate::registration;
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{WindowError, WindowKey};
-use crate::wire::{FLAG_GRANT, Grant, Header, Kind, WindowNews};
+use crate::wire::{Header, Kind, WindowNews};
 
 impl Fabric {
     /// Tells the peer of a session that a window was opened for it, if it must be told: before anything that is sent
@@ -23,14 +23,14 @@ impl Fabric {
         let (Some(grant), Some(rights)) = (self.exposed_grant(window), self.windows.exposed_rights(window)) else {
             return;
         };
-        self.tell_of_window(session, window, WindowNews::new(WindowNews::OPENED, rights), Some(grant));
+        self.tell_of_window(session, window, &WindowNews::opened(rights, 0, grant));
     }
 
     /// Tells the peer of a session that a window is about to be closed, if it must be told. What it has under way there
     /// ends its session, and so does what it begins before it has heard of this; later it is refused on its side.
     pub fn withdraw(&mut self, session: Slot, window: WindowKey) {
         if self.windows.exposed_rights(window).is_some() {
-            self.tell_of_window(session, window, WindowNews::new(WindowNews::CLOSED, 0), None);
+            self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
         }
     }
 
@@ -53,35 +53,31 @@ impl Fabric {
         self.links.as_ref()?.registrations()
     }
 
-    pub(super) fn tell_of_window(&mut self, session: Slot, window: WindowKey, news: WindowNews, grant: Option<Grant>) {
-        let mut header = Header::with_body(Kind::Window, &news);
-        header.window.set(window.0);
-        let Some(grant) = grant else { return self.send_with(session, header, Announced::default(), |_| ()) };
-        header.flags |= FLAG_GRANT;
-        let bytes = grant.as_bytes();
-        let announced = Announced { len: bytes.len(), checksum: None };
-        self.send_with(session, header, announced, |gather: &mut Gather| gather.push_head(bytes));
+    pub(super) fn tell_of_window(&mut self, session: Slot, window: WindowKey, news: &WindowNews) {
+        self.send(session, news.about(window.0));
     }
 
-    pub(super) fn window_news_came(
+    /// The peer tells of a window, its own or ours.
+    pub(super) fn window_news_came<H: Handler>(
         &mut self,
+        reactor: &mut Reactor,
         session: Slot,
         header: &Header,
-        payload: &[u8],
+        handler: &mut H,
     ) -> Result<(), CloseReason> {
-        let unexpected = CloseReason::Unexpected(Kind::Window);
-        let is_linked = self.link_of(session).is_some();
-        let state = self.sessions.get_mut(session).filter(|_| is_linked).ok_or(unexpected)?;
         let (window, news) = (WindowKey(header.window.get()), header.body::<WindowNews>());
-        match news.what {
-            WindowNews::OPENED => {
-                let grant = Grant::read_from_bytes(payload).map_err(|_| unexpected)?;
-                // One that finds no room is refused when it is used, as if it were not there.
-                state.grants.note(window, grant, news.rights);
-            }
-            WindowNews::CLOSED => drop(state.grants.forget(window)),
-            WindowNews::USED => drop(self.windows.used(session, window)),
-            _ => return Err(unexpected),
+        let is_linked = self.link_of(session).is_some();
+        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        match (news.what, is_linked) {
+            // One that finds no room is refused when it is used, as if it were not there.
+            (WindowNews::OPENED, true) => drop(state.grants.note(window, news.grant, news.rights)),
+            (WindowNews::CLOSED, true) => drop(state.grants.forget(window)),
+            (WindowNews::USED, true) => drop(self.windows.used(session, window)),
+            (WindowNews::OPENED, false) => return self.lent_window_opened(reactor, session, window, &news),
+            (WindowNews::CLOSED, false) => self.lent_window_closed(session, window),
+            (WindowNews::FORGOTTEN, false) => self.lent_window_forgotten(reactor, session, window, handler),
+            (WindowNews::UNMAP, false) => return self.unmap(reactor, session, news.memory.get()),
+            _ => return Err(CloseReason::Unexpected(Kind::Window)),
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ impl Fabric {
             }
         }
         if was_read {
-            self.tell_of_window(session, window, WindowNews::new(WindowNews::USED, 0), None);
+            self.tell_of_window(session, window, &WindowNews::of(WindowNews::USED));
         }
     }
 

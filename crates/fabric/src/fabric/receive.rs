@@ -356,9 +356,6 @@ impl Fabric {
         } else if !payload.is_empty() && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
             return Err(CloseReason::PayloadChecksum);
         }
-        if kind == Kind::Window {
-            return self.window_news_came(session, header, payload);
-        }
         let payload = if header.flags & FLAG_GRANT == 0 {
             payload
         } else {
@@ -373,9 +370,7 @@ impl Fabric {
             }
             Kind::Pull => return self.pulled(reactor, session, header),
             Kind::Nack => return self.refused(reactor, session, header, handler),
-            Kind::Lend => return self.lend_came(reactor, session, header),
-            Kind::Recall => self.recall_came(session, header),
-            Kind::Recalled => self.recalled_came(reactor, session, header, handler),
+            Kind::Window => return self.window_news_came(reactor, session, header, handler),
             Kind::Call
             | Kind::Reply
             | Kind::Notice
@@ -387,7 +382,7 @@ impl Fabric {
             | Kind::NoticeCredit => {
                 handler.message(self, reactor, session, (kind, header), payload);
             }
-            Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data | Kind::Window => {
+            Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => {
                 return Err(CloseReason::Unexpected(kind));
             }
         }

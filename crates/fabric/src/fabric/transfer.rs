@@ -15,7 +15,7 @@ use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::Slot;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
-use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull, WindowNews};
 
 /// A place in memory that the peer has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,9 @@ pub enum GetError {
 
 /// Whether a message is sent because the peer has sent one. (What is pulled is too.)
 fn is_answer(header: &Header) -> bool {
-    [Kind::Pong, Kind::Nack, Kind::Placed, Kind::Recalled].iter().any(|kind| header.kind == *kind as u8)
+    let forgets = || header.body::<WindowNews>().what == WindowNews::FORGOTTEN;
+    let is_of = |kind: Kind| header.kind == kind as u8;
+    [Kind::Pong, Kind::Nack, Kind::Placed].into_iter().any(is_of) || (is_of(Kind::Window) && forgets())
 }
 
 impl Fabric {

@@ -2,10 +2,9 @@
 
 use std::rc::Rc;
 
-use byway_fabric::wire::{FLAG_PLACED, Header, Kind, Lend};
+use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowNews};
 use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
-use zerocopy::FromZeros;
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
 
@@ -193,7 +192,7 @@ pub fn memory_with_a_window_is_not_let_go_of(rig: &mut Rig) {
     let memory = filled(&pattern(1, LEN));
     let (_, lent) = open(rig, (CLIENT, client), &memory, false);
     let number = u32::from(rig.places());
-    let nothing = |number| lend(WindowKey(0), (number, Lend::NOTHING), (0, 0));
+    let nothing = |number| WindowNews::unmap(number).about(0);
     // What was never lent is as good as let go of.
     rig.client().fabric.send(client, nothing(number + 7));
     heard(rig, (CLIENT, client));
@@ -201,19 +200,15 @@ pub fn memory_with_a_window_is_not_let_go_of(rig: &mut Rig) {
     if lent {
         let down = |event: &Event| if let Event::Down(reason) = event { Some(*reason) } else { None };
         let reason = rig.until("the end", |rig| rig.server().take(down));
-        assert_eq!(reason, CloseReason::Unexpected(Kind::Lend));
+        assert_eq!(reason, CloseReason::Unexpected(Kind::Window));
     } else {
         heard(rig, (CLIENT, client));
     }
 }
 
-fn lend(window: WindowKey, (number, rights): (u32, u32), (address, len): (u64, u32)) -> Header {
-    let mut body = Lend::new_zeroed();
-    (body.number, body.rights) = (number.into(), rights.into());
-    (body.address, body.len) = (address.into(), len.into());
-    let mut header = Header::with_body(Kind::Lend, &body);
-    header.window.set(window.0);
-    header
+fn lend(window: WindowKey, (number, rights): (u32, u8), (address, len): (u64, u32)) -> Header {
+    let grant = Grant { address: address.into(), len: len.into(), key: 0.into() };
+    WindowNews::opened(rights, number, grant).about(window.0)
 }
 
 /// What a peer says of memory that it never lent, or of places that are none, is no use to anybody; it touches nothing.
@@ -228,15 +223,15 @@ pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
     let number = u32::from(rig.places());
     let lies = [
         // In memory that was not lent, now or ever.
-        lend(key(500), (number + 1, Lend::PUT), (0, 100)),
-        lend(key(501), (u32::MAX, Lend::GET), (0, 100)),
+        lend(key(500), (number + 1, WindowNews::PUT), (0, 100)),
+        lend(key(501), (u32::MAX, WindowNews::GET), (0, 100)),
         // Beyond the end, or round the end of all addresses.
-        lend(key(502), (number, Lend::GET), (end - 50, 100)),
-        lend(key(503), (number, Lend::GET), (u64::MAX - 10, 100)),
+        lend(key(502), (number, WindowNews::GET), (end - 50, 100)),
+        lend(key(503), (number, WindowNews::GET), (u64::MAX - 10, 100)),
         // For writing, where it can only be read.
-        lend(key(504), (number, Lend::PUT), (0, 100)),
+        lend(key(504), (number, WindowNews::PUT), (0, 100)),
         // A window of which there can be no note.
-        lend(WindowKey(77 << 20 | 0xf_ffff), (number, Lend::GET), (0, 100)),
+        lend(WindowKey(77 << 20 | 0xf_ffff), (number, WindowNews::GET), (0, 100)),
     ];
     for lie in lies {
         rig.client().fabric.send(client, lie);
@@ -256,10 +251,8 @@ pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
     assert!(result.is_ok() && bytes == pattern(1, LEN), "the honest one serves still");
     assert!(bytes_of(&memory)[AT..AT + LEN] == pattern(1, LEN));
     // To recall what was never told, and to have recalled what was not, is heard and forgotten.
-    for kind in [Kind::Recall, Kind::Recalled] {
-        let mut header = Header::new(kind);
-        header.window.set(key(600).0);
-        rig.client().fabric.send(client, header);
+    for what in [WindowNews::CLOSED, WindowNews::FORGOTTEN] {
+        rig.client().fabric.send(client, WindowNews::of(what).about(key(600).0));
     }
     heard(rig, owner);
     // A direction that is none ends the session.
@@ -267,7 +260,7 @@ pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
     let reason = rig.until("the end", |rig| {
         rig.server().take(|event| if let Event::Down(reason) = event { Some(*reason) } else { None })
     });
-    assert_eq!(reason, CloseReason::Unexpected(Kind::Lend));
+    assert_eq!(reason, CloseReason::Unexpected(Kind::Window));
 }
 
 /// A session that the owner gives up takes what its peer could write from it; one that the peer has left does not.

@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant as Clock};
 
 use byway_reactor::{Frame, IoChoice, Mapping};
-use zerocopy::FromZeros;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::*;
 use crate::node::memory::Held;
 use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp};
-use crate::wire::{Header as WireHeader, Lend};
+use crate::wire::{Grant, Header as WireHeader, WindowNews};
 use crate::{GetError, Handler, WindowKey};
 
 /// The other end of a node's session.
@@ -96,11 +95,8 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
         (0, 4096),
         false
     ));
-    let mut lend = Lend::new_zeroed();
-    lend.rights.set(Lend::PUT);
-    lend.len.set(4096);
-    let mut header = WireHeader::with_body(Kind::Lend, &lend);
-    header.window.set(lie.0);
+    let grant = Grant { address: U64::new(0), len: U32::new(4096), key: U32::new(0) };
+    let header = WindowNews::opened(WindowNews::PUT, 0, grant).about(lie.0);
     peer.fabric.send(peer.session, header);
     let to = crate::fabric::Remote { window: lie, offset: 0 };
     peer.until(|| {
