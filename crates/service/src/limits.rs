@@ -139,6 +139,9 @@ pub const PULL_SHARE_MAX: usize = 2;
 /// Asks for one object of [`coherence`](crate::coherence) that wait; a further one is refused with `Full`.
 pub const COHERENCE_ASKS_MAX: usize = 1024;
 
+/// One of so many of the process's file descriptors (`RLIMIT_NOFILE`) is never for files of shares: connections and volumes need some.
+pub const FILE_DESCRIPTORS_LEFT: u64 = 4;
+
 /// Files and directories that one session may hold nodes of; the look-up of a further one is refused. Each takes a descriptor.
 pub const FILE_NODES_MAX: usize = 1 << 18;
 

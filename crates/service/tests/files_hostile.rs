@@ -14,7 +14,7 @@ use byway_rpc::protocol::CALLS_FILES;
 use byway_service::file::Users;
 use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
 use byway_service::file::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, PROTOCOL};
-use byway_service::limits::{FILE_HANDLES_MAX, FILE_LOCKS_MAX};
+use byway_service::limits::{FILE_DESCRIPTORS_LEFT, FILE_HANDLES_MAX, FILE_LOCKS_MAX};
 use file_server::{Server, share, tcp};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -284,7 +284,7 @@ fn one_client_cannot_take_all_handles_and_locks() {
     let file = wire.look_up(wire.attach(), b"file").unwrap().node.get();
     let open = named(file, b"");
     let mut handle = 0;
-    if limit > FILE_HANDLES_MAX as u64 + 1000 {
+    if limit - limit / FILE_DESCRIPTORS_LEFT > FILE_HANDLES_MAX as u64 + 1000 {
         for _ in 0..FILE_HANDLES_MAX {
             let reply = wire.call(Method::Open, &open, b"").unwrap();
             handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get();

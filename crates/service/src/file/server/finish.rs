@@ -9,6 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
+use super::descriptors::Counted;
 use super::outcome::{Found, Listed, Outcome};
 use super::table::{Handle, Node, Open};
 use super::{Job, Shares, Window};
@@ -31,13 +32,10 @@ impl Shares {
             Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
-                self.handle(session, Handle { open, node }).map(|handle| (handle, Vec::new()))
+                self.handle(session, open, node).map(|handle| (handle, Vec::new()))
             }
             Outcome::Created(open, found) => self.created(at, session, &node, open, found),
-            Outcome::Listing(entries) => {
-                let listing = self.listing(session, &node, entries);
-                return self.answer_listing(at, job, window, &listing);
-            }
+            Outcome::Listing(entries) => return self.answer_listing(at, job, (session, &node), window, entries),
         };
         match answered {
             Ok((result, payload)) => self.end(at, job, Ok((&result, &payload))),
@@ -61,15 +59,16 @@ impl Shares {
     ) -> Result<Vec<u8>, CallError> {
         let open = Arc::new(open);
         let file = at.reactor.add_file(Arc::clone(&open));
-        let opened = self.handle(session, Handle { open: Open::File { open, file }, node });
+        let opened = self.handle(session, Open::File { open, file }, node);
         if opened.is_err() {
             at.reactor.remove_file(file);
         }
         opened
     }
 
-    fn handle(&mut self, session: Slot, handle: Handle) -> Result<Vec<u8>, CallError> {
-        let handle = self.client(session)?.open(handle)?;
+    fn handle(&mut self, session: Slot, open: Open, node: Arc<Node>) -> Result<Vec<u8>, CallError> {
+        let counted = Arc::new(Counted::take().ok_or(Errno::NFILE)?);
+        let handle = self.client(session)?.open(Handle { open, node, _counted: counted })?;
         Ok(OpenResult { handle: U64::new(handle) }.as_bytes().to_vec())
     }
 
@@ -121,14 +120,24 @@ impl Shares {
         bytes
     }
 
-    fn answer_listing(&mut self, at: &mut At<'_>, job: Slot, window: Option<Window>, listing: &[u8]) {
-        if listing.len() <= SMALL_BYTES_MAX {
-            return self.end(at, job, Ok((&[], listing)));
+    fn answer_listing(
+        &mut self,
+        at: &mut At<'_>,
+        job: Slot,
+        (session, directory): (Slot, &Node),
+        window: Option<Window>,
+        entries: Vec<Listed>,
+    ) {
+        let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
+        if len <= SMALL_BYTES_MAX {
+            let listing = self.listing(session, directory, entries);
+            return self.end(at, job, Ok((&[], &listing)));
         }
-        match (window, at.reactor.frames().alloc(listing.len())) {
+        // The frame first: nodes of an answer that is not given would never be forgotten.
+        match (window, at.reactor.frames().alloc(len)) {
             (Some(window), Some(mut frame)) => {
-                frame.write(0, listing);
-                self.put(at, job, window, (frame, listing.len()));
+                frame.write(0, &self.listing(session, directory, entries));
+                self.put(at, job, window, (frame, len));
             }
             _ => self.end(at, job, Err(CallError::Busy)),
         }

@@ -7,6 +7,7 @@
 
 mod calls;
 mod data;
+mod descriptors;
 mod finish;
 mod locking;
 mod outcome;

@@ -6,6 +6,7 @@ use byway_reactor::OpenFile;
 
 use super::super::locks::FileId;
 use super::super::wire::Attributes;
+use super::descriptors::Counted;
 
 /// A file that was found: a descriptor that names it and opens nothing (`O_PATH`), and what is known of it.
 #[derive(Debug)]
@@ -13,6 +14,7 @@ pub(super) struct Found {
     pub(super) fd: OwnedFd,
     pub(super) id: FileId,
     pub(super) attributes: Attributes,
+    pub(super) counted: Counted,
 }
 
 /// An entry of a directory.

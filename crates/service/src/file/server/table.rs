@@ -11,6 +11,7 @@ use byway_reactor::{File, OpenFile, Reactor};
 use super::super::locks::FileId;
 use super::super::share::Share;
 use super::super::wire::CallError;
+use super::descriptors::Counted;
 use super::outcome::Found;
 use crate::limits::{FILE_HANDLES_MAX, FILE_NODES_MAX};
 
@@ -23,6 +24,7 @@ pub(super) struct Node {
     pub(super) mode: u32,
     pub(super) share: Arc<Share>,
     pub(super) right: Right,
+    _counted: Counted,
 }
 
 /// A file or directory that a client has open.
@@ -43,6 +45,7 @@ pub(super) enum Open {
 pub(super) struct Handle {
     pub(super) open: Open,
     pub(super) node: Arc<Node>,
+    pub(super) _counted: Arc<Counted>,
 }
 
 #[derive(Debug)]
@@ -111,7 +114,8 @@ impl Client {
             return Err(CallError::TooManyNodes);
         }
         let (share, mode) = (Arc::clone(share), found.attributes.mode.get());
-        let node = Arc::new(Node { fd: found.fd, id: found.id, mode, share, right });
+        let Found { fd, id, counted, .. } = found;
+        let node = Arc::new(Node { fd, id, mode, share, right, _counted: counted });
         let slot = self.nodes.insert(Held { node, look_ups: 1 });
         self.by_id.insert(key, slot);
         Ok(slot.to_u64())

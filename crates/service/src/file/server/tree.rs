@@ -18,6 +18,7 @@ use zerocopy::little_endian::{I64, U32, U64};
 
 use super::super::locks::FileId;
 use super::super::wire::{self, Attributes, FileSystem, NewAttributes};
+use super::descriptors::Counted;
 use super::outcome::{Found, Listed, Outcome};
 
 /// What a file is: all that decides whether it may be opened.
@@ -73,9 +74,10 @@ pub(super) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
 
 /// What a descriptor that opens nothing names.
 pub(super) fn found(fd: OwnedFd) -> Result<Found, Errno> {
+    let counted = Counted::take().ok_or(Errno::NFILE)?;
     let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, what_counts())?;
     let (attributes, id) = known(&stat);
-    Ok(Found { fd, id, attributes })
+    Ok(Found { fd, id, attributes, counted })
 }
 
 /// Finds a name in a directory.

@@ -1,0 +1,50 @@
+//! More files than a server may hold. Limits this process's descriptors, so it is a program of its own.
+
+mod file_server;
+
+use byway_reactor::Errno;
+use byway_service::file::Users;
+use byway_service::file::client::{Caller, Client, ClientOptions, ROOT, list};
+use file_server::{Server, share, tcp};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
+const DESCRIPTORS: u64 = 400;
+
+#[test]
+fn clients_leave_descriptors_for_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let names: Vec<_> = (0..DESCRIPTORS).map(|number| format!("file{number}")).collect();
+    for name in &names {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).unwrap();
+    let server = Server::start(tcp(), vec![share(folder.path(), Users::Owner, false)]);
+    let connect = || Client::connect(ClientOptions::new(server.at.clone(), "share"));
+    let (one, two) = (connect().unwrap(), connect().unwrap());
+    let look_up = |client: &Client, name: &String| client.look_up(ME, ROOT, name.as_bytes());
+    let refused = names.iter().find_map(|name| look_up(&one, name).err());
+    assert_eq!(refused, Some(Errno::NFILE));
+    let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    assert!((DESCRIPTORS / 2..DESCRIPTORS * 9 / 10).contains(&used), "{used}");
+    // Another client's session is as before, but for new files; a third connects.
+    assert_eq!(look_up(&two, &names[0]).unwrap_err(), Errno::NFILE);
+    two.attributes(ME, ROOT, None).unwrap();
+    let options = ClientOptions::new(server.at.clone(), "share");
+    assert_eq!(list(&options.address, None).unwrap().len(), 1);
+    drop(one);
+    let held = names[..200].iter().map(|name| once_there_is_room(|| look_up(&two, name)));
+    assert_eq!(held.flatten().count(), 200);
+}
+
+/// The end of a session frees what it held a moment later.
+fn once_there_is_room<T>(mut look_up: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        match look_up() {
+            Err(Errno::NFILE) if std::time::Instant::now() < until => std::thread::yield_now(),
+            result => return result,
+        }
+    }
+}
