@@ -310,6 +310,8 @@ fn holes_attributes_and_copies_are_the_file_systems() {
     assert!(client.list_xattrs(ME, file.node).unwrap().windows(12).any(|name| name == b"user.colour\0"));
     client.remove_xattr(ME, file.node, b"user.colour").unwrap();
     assert_eq!(client.get_xattr(ME, file.node, b"user.colour"), Err(Errno::NODATA));
+    let (emptied, _) = client.create(ME, (ROOT, b"file"), flags(OFlags::RDWR | OFlags::TRUNC), 0o644).unwrap();
+    assert_eq!(emptied.attributes.size.get(), 0, "as it is now that it is open");
     let (unnamed, handle) = client.create_unnamed(ME, ROOT, flags(OFlags::RDWR), 0o600).unwrap();
     client.write(ME, handle, 0, b"now").unwrap();
     client.link(ME, unnamed.node, ROOT, b"named").unwrap();

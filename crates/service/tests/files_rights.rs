@@ -130,3 +130,35 @@ fn a_write_takes_the_set_user_id_bit_away() {
     let set = client.set_attributes(ME, program.node, None, &new).unwrap();
     assert_eq!(set.mode.get() & 0o7777, 0o2755, "root's workers have root's rights");
 }
+
+/// A file system of its own on a directory, until this is dropped.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_listing_says_nothing_of_what_is_mounted_below() {
+    if is_not_root() {
+        return;
+    }
+    let folder = open_folder();
+    let (plain, other) = (folder.path().join("plain"), folder.path().join("other"));
+    std::fs::create_dir(&plain).unwrap();
+    std::fs::create_dir(&other).unwrap();
+    rustix::mount::mount("none", &other, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    let _mounted = Mounted(&other);
+    let (_server, client) = serve(folder.path(), Users::Owner);
+    let handle = client.open_directory(ME, ROOT).unwrap();
+    for nodes in [false, true] {
+        let listed = client.read_directory(ME, handle, 0, 4096, nodes).unwrap();
+        let links = |name: &str| {
+            let found = listed.iter().find(|listed| listed.name == name.as_bytes()).unwrap();
+            found.attributes.links.get()
+        };
+        assert_eq!((links("plain") > 0, links("other")), (true, 0), "with nodes: {nodes}");
+    }
+}

@@ -122,7 +122,10 @@ pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: u
         }
         match look_up(directory, name) {
             Ok(there) if is_openable(there.attributes.mode.get()) => {
-                return Ok(Outcome::Created(open(there.fd.as_fd(), flags)?, there));
+                let file = open(there.fd.as_fd(), flags)?;
+                // It may have been emptied.
+                let attributes = attributes(&there.fd)?;
+                return Ok(Outcome::Created(file, Found { attributes, ..there }));
             }
             Ok(there) if FileType::from_raw_mode(there.attributes.mode.get()) == FileType::Directory => {
                 return Err(Errno::ISDIR);
@@ -238,6 +241,7 @@ pub(super) fn set_attributes(
 /// Entries of a directory from a cookie on, at most `len` bytes of them as they travel.
 pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bool) -> Result<Outcome, Errno> {
     rustix::fs::seek(directory, rustix::fs::SeekFrom::Start(cookie))?;
+    let mount = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     let mut buffer = Vec::with_capacity(len.clamp(1024, 64 << 10));
     let mut entries = Vec::new();
     let mut room = len;
@@ -264,8 +268,8 @@ pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bo
             listed.found = look_up(directory, name).ok();
         } else if !is_dot {
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-            listed.attributes =
-                rustix::fs::statx(directory, name, flags, what_counts()).ok().map(|stat| known(&stat).0);
+            let stat = rustix::fs::statx(directory, name, flags, what_counts() | StatxFlags::MNT_ID).ok();
+            listed.attributes = stat.filter(|stat| stat.stx_mnt_id == mount).map(|stat| known(&stat).0);
         }
         entries.push(listed);
     }
