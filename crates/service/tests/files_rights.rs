@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Arc;
 
-use byway_reactor::Errno;
 use byway_reactor::privilege::User;
+use byway_reactor::{Address, Errno};
 use byway_service::block::spec::VolumeName;
 use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_GID, SET_UID};
@@ -161,4 +161,37 @@ fn a_listing_says_nothing_of_what_is_mounted_below() {
         };
         assert_eq!((links("plain") > 0, links("other")), (true, 0), "with nodes: {nodes}");
     }
+}
+
+#[test]
+fn a_file_is_opened_again_for_the_user_who_opened_it() {
+    if is_not_root() {
+        return;
+    }
+    let (folder, sockets) = (open_folder(), tempfile::tempdir().unwrap());
+    let directory = folder.path().join("theirs");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("file"), "text").unwrap();
+    for (path, mode) in [(&directory, 0o750), (&directory.join("file"), 0o640)] {
+        chown(path, Some(0), Some(5000)).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let start = || {
+        let share = Share::open(spec(folder.path(), Users::Trust)).unwrap();
+        Server::start(Address::Unix(sockets.path().join("socket")), vec![Arc::new(share)])
+    };
+    let server = start();
+    let client = Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap();
+    let member = Caller { uid: 1000, gid: 1000, groups: &[4999, 5000] };
+    let theirs = client.look_up(member, ROOT, b"theirs").unwrap();
+    let file = client.look_up(member, theirs.node, b"file").unwrap();
+    let handle = client.open(member, file.node, 0).unwrap();
+    drop(server);
+    let _server = start();
+    // A child that has inherited the file, and is another user now.
+    let other = Caller { uid: 2000, gid: 2000, groups: &[] };
+    let mut back = [0; 4];
+    assert_eq!(client.read(other, handle, 0, &mut back), Ok(4));
+    assert_eq!(&back, b"text");
+    assert_eq!(client.open(other, file.node, 0), Err(Errno::ACCESS));
 }

@@ -206,12 +206,14 @@ impl Client {
     /// See [`Client::look_up`]; `EOPNOTSUPP` for what is no regular file.
     pub fn open(&self, caller: Caller<'_>, node: u64, flags: u32) -> Result<u64, Errno> {
         let (live, reply) = self.ask(Method::Open, &Ask { flags, ..Self::on_node(caller, node) })?;
-        self.opened(live, &reply, Opened { node, flags, directory: false })
+        self.opened(caller, live, &reply, Opened { node, flags, directory: false })
     }
 
-    fn opened(&self, live: Live, reply: &Reply, opened: Opened) -> Result<u64, Errno> {
+    fn opened(&self, caller: Caller<'_>, live: Live, reply: &Reply, opened: Opened) -> Result<u64, Errno> {
         let remote = Remote { epoch: live.epoch, name: handle_of(reply)? };
-        Ok(self.table().open(opened, remote))
+        let handle = self.table().open(opened, remote);
+        self.openers.opened(handle, caller);
+        Ok(handle)
     }
 
     /// Makes and opens a file; gives it and the handle.
@@ -229,7 +231,7 @@ impl Client {
         let ask = Ask { flags, mode, repeatable, ..Self::in_directory(caller, parent, name) };
         let (live, reply) = self.ask(Method::Create, &ask)?;
         let found = self.hold(live, parent, name, &entry_of(&reply)?);
-        Ok((found, self.opened(live, &reply, Opened { node: found.node, flags, directory: false })?))
+        Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 
     /// Makes and opens a file without a name; gives it and the handle.
@@ -246,7 +248,7 @@ impl Client {
         let ask = Ask { flags, mode, ..Self::on_node(caller, parent) };
         let (live, reply) = self.ask(Method::CreateUnnamed, &ask)?;
         let found = self.hold(live, parent, b"", &entry_of(&reply)?);
-        Ok((found, self.opened(live, &reply, Opened { node: found.node, flags, directory: false })?))
+        Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 
     /// Opens a directory; gives the handle.
@@ -255,11 +257,12 @@ impl Client {
     /// See [`Client::look_up`].
     pub fn open_directory(&self, caller: Caller<'_>, node: u64) -> Result<u64, Errno> {
         let (live, reply) = self.ask(Method::OpenDirectory, &Self::on_node(caller, node))?;
-        self.opened(live, &reply, Opened { node, flags: 0, directory: true })
+        self.opened(caller, live, &reply, Opened { node, flags: 0, directory: true })
     }
 
     /// Closes a file or directory. A server that is away has closed it.
     pub fn close_handle(&self, handle: u64) {
+        self.openers.closed(handle);
         let remote = self.table().close(handle);
         let (Some(remote), Some(live)) = (remote, self.link.now()) else { return };
         if remote.epoch != live.epoch {

@@ -9,6 +9,7 @@ mod buffers;
 mod files;
 mod link;
 mod list;
+mod opener;
 mod table;
 mod xattrs;
 
@@ -25,6 +26,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 pub use self::files::{Listed, LockKind, LockRange, Locked};
 use self::link::{Failure, Link, Live, Server};
 pub use self::list::{ListedShare, list};
+use self::opener::{Opener, Openers};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
 use super::wire::{Arguments, CallError, Entry, Forgotten, Method, OpenResult};
@@ -126,6 +128,7 @@ pub struct Client {
     link: Link,
     table: Mutex<Table>,
     forgotten: Mutex<Vec<(u64, Forgotten)>>,
+    openers: Openers,
 }
 
 /// A call, before the server's names are put in.
@@ -156,7 +159,7 @@ impl Client {
     pub fn connect(options: ClientOptions) -> Result<Self, ClientError> {
         let ClientOptions { address, tls, share, lost_after } = options;
         let link = Link::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
-        let client = Self { link, table: Mutex::default(), forgotten: Mutex::default() };
+        let client = Self { link, table: Mutex::default(), forgotten: Mutex::default(), openers: Openers::default() };
         client.link.open(&mut |live, root| client.attached(live, root))?;
         Ok(client)
     }
@@ -288,14 +291,9 @@ impl Client {
         }
         let (parent, name) = self.table().place(number).ok_or(Failure::Call(CallError::Stale))?;
         let parent = self.remote_node(live, caller, parent, depth + 1)?;
-        let arguments = Arguments {
-            node: U64::new(parent),
-            uid: U32::new(caller.uid),
-            gid: U32::new(caller.gid),
-            name_len: U16::new(name.len() as u16),
-            ..NONE
-        };
-        let reply = self.link.call_on(live.session, Method::LookUp, &arguments, &name, None);
+        let arguments = Arguments { node: U64::new(parent), name_len: U16::new(name.len() as u16), ..for_user(caller) };
+        let payload = [name, groups_of(caller)].concat();
+        let reply = self.link.call_on(live.session, Method::LookUp, &arguments, &payload, None);
         let reply = reply.map_err(|failure| match failure {
             // It was removed while the server was away.
             Failure::Call(CallError::Errno(Errno::NOENT)) => Failure::Call(CallError::Stale),
@@ -317,18 +315,15 @@ impl Client {
             return Ok(remote.name);
         }
         let Opened { node, flags, directory } = opened;
+        // The rights of an open file are those of its opener.
+        let opener = self.openers.of(number);
+        let caller = opener.as_ref().map_or(caller, Opener::caller);
         let node = self.remote_node(live, caller, node, 0)?;
         let method = if directory { Method::OpenDirectory } else { Method::Open };
         // What made it, or emptied it, was done.
         let done = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::TRUNC;
-        let arguments = Arguments {
-            node: U64::new(node),
-            uid: U32::new(caller.uid),
-            gid: U32::new(caller.gid),
-            flags: U32::new(flags & !done.bits()),
-            ..NONE
-        };
-        let reply = self.link.call_on(live.session, method, &arguments, &[], None)?;
+        let arguments = Arguments { node: U64::new(node), flags: U32::new(flags & !done.bits()), ..for_user(caller) };
+        let reply = self.link.call_on(live.session, method, &arguments, &groups_of(caller), None)?;
         let name = handle_of(&reply).map_err(|error| Failure::Call(error.into()))?;
         self.table().opened_again(number, Remote { epoch: live.epoch, name });
         Ok(name)
@@ -374,6 +369,17 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.link.close();
     }
+}
+
+/// Arguments that name the user and the number of groups, which stand in the payload.
+fn for_user(caller: Caller<'_>) -> Arguments {
+    let (uid, gid) = (U32::new(caller.uid), U32::new(caller.gid));
+    Arguments { uid, gid, group_count: caller.groups.len().min(CALL_GROUPS_MAX) as u8, ..NONE }
+}
+
+/// The groups of a user, as they travel.
+fn groups_of(caller: Caller<'_>) -> Vec<u8> {
+    caller.groups.iter().take(CALL_GROUPS_MAX).flat_map(|group| group.to_le_bytes()).collect()
 }
 
 fn entry_of(reply: &Reply) -> Result<Entry, Errno> {

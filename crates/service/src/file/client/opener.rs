@@ -1,0 +1,43 @@
+//! Who opened which file: after a restart of the server it is opened again for the same user, whoever uses it then.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Caller;
+
+/// A user, as a [`Caller`] that lasts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Opener {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+impl Opener {
+    pub(super) fn caller(&self) -> Caller<'_> {
+        Caller { uid: self.uid, gid: self.gid, groups: &self.groups }
+    }
+}
+
+/// The users of open files, by the handles' numbers.
+#[derive(Debug, Default)]
+pub(super) struct Openers(Mutex<HashMap<u64, Opener>>);
+
+impl Openers {
+    fn map(&self) -> MutexGuard<'_, HashMap<u64, Opener>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn opened(&self, handle: u64, caller: Caller<'_>) {
+        let Caller { uid, gid, groups } = caller;
+        self.map().insert(handle, Opener { uid, gid, groups: groups.to_vec() });
+    }
+
+    pub(super) fn of(&self, handle: u64) -> Option<Opener> {
+        self.map().get(&handle).cloned()
+    }
+
+    pub(super) fn closed(&self, handle: u64) {
+        self.map().remove(&handle);
+    }
+}
