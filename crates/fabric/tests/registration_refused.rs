@@ -22,15 +22,23 @@ impl Registrar for Counting {
     }
 }
 
-/// A filter as a container has it: `userfaultfd` is not permitted.
+/// `USERFAULTFD_IOC_NEW` of /dev/userfaultfd.
+const NEW: u32 = 0xaa00;
+
+/// A filter as a container has it: `userfaultfd` is not permitted, nor is the device that gives one.
 fn refuse_userfaultfd() {
-    let statement =
-        |code: u32, jump: u8, operand: u32| libc::sock_filter { code: code as u16, jt: 0, jf: jump, k: operand };
+    let statement = |code: u32, (jt, jf): (u8, u8), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), offset as u32);
+    let is = |jumps, what: u32| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jumps, what);
+    let answer = |what: u32| statement(libc::BPF_RET | libc::BPF_K, (0, 0), what);
     let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_userfaultfd as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        load(std::mem::offset_of!(libc::seccomp_data, nr)),
+        is((4, 0), libc::SYS_userfaultfd as u32),
+        is((0, 2), libc::SYS_ioctl as u32),
+        load(std::mem::offset_of!(libc::seccomp_data, args) + size_of::<u64>()),
+        is((1, 0), NEW),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the program is whole, and both calls change what this thread may do and nothing else.
