@@ -18,6 +18,7 @@ use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
 use crate::doctor::{self, DoctorArguments};
+use crate::dsm::{self, DsmCommand};
 use crate::far::{self, FarArguments};
 use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
@@ -76,6 +77,9 @@ pub enum Command {
     Mount(MountArguments),
     /// Remove a mount of a share
     Umount(UmountArguments),
+    /// Run programs whose processes share memory
+    #[command(subcommand)]
+    Dsm(DsmCommand),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -282,6 +286,7 @@ pub fn run() -> ExitCode {
         Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Mount(arguments) => mount::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Umount(arguments) => mount::umount(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Dsm(command) => dsm::run(&command).map_err(Failure::from),
         Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {

@@ -58,6 +58,22 @@ back; after --wait seconds they fail with EIO.
 Exit status:
   0 once it is unmounted, or with --background once the mount works. 1 if it could not be mounted. 2 for a wrong command line.";
 
+/// Of `byway dsm run`.
+pub(crate) const DSM_RUN: &str = "\
+Examples:
+  byway dsm run -n 4 -- ./sor 512 20
+  byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
+
+The program is one that joins the job: by the Rust crate byway-dsm (Job::join). Each line that a process prints comes with its rank
+before it. Standard input is rank 0's. When a process ends before all are done, every other one says so and ends.
+
+Environment of the processes:
+  BYWAY_DSM_RANK, BYWAY_DSM_RANKS   which process of how many
+
+Exit status:
+  0 if every process ended with 0; else that of the first process that failed, or 128 and the number of the signal that
+  ended it; 130 if SIGINT, SIGTERM or SIGHUP stopped the job; 1 if it could not be started; 2 for a wrong command line.";
+
 /// Of `byway copy`.
 pub(crate) const COPY: &str = "\
 Examples:

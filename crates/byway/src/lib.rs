@@ -22,6 +22,7 @@ pub mod copy;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod demo;
 pub mod doctor;
+pub mod dsm;
 pub mod executable;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod far;

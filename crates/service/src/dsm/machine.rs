@@ -54,6 +54,9 @@ pub struct Machine {
     /// What this rank says to itself, and what its homes want, in one order.
     own: VecDeque<Own>,
     counters: Counters,
+    /// Ranks that have left, a bit each.
+    left: u64,
+    is_leaving: bool,
     is_over: bool,
 }
 
@@ -86,6 +89,8 @@ impl Machine {
             actions: VecDeque::new(),
             own: VecDeque::new(),
             counters: Counters::default(),
+            left: 0,
+            is_leaving: false,
             is_over: false,
         }
     }
@@ -144,7 +149,26 @@ impl Machine {
 
     /// A rank has gone.
     pub fn gone(&mut self, rank: Rank) {
-        self.end(End::Gone { rank });
+        if self.is_leaving {
+            self.left |= 1 << rank;
+        } else if self.left & 1 << rank == 0 {
+            self.end(End::Gone { rank });
+        }
+    }
+
+    /// The program leaves the job, and no other rank needs anything of this one any more: all have met at a barrier.
+    pub fn leave(&mut self) {
+        let rank = self.rank;
+        for to in (0..self.ranks).filter(|to| *to != rank) {
+            self.send(to, Message::Leave, Vec::new());
+        }
+        self.left |= 1 << rank;
+        self.is_leaving = true;
+    }
+
+    /// Whether all ranks leave: no message comes any more.
+    pub fn is_alone(&self) -> bool {
+        self.left.count_ones() == u32::from(self.ranks)
     }
 
     /// The program wants a lock: [`Outcome::Locked`](super::Outcome::Locked).
@@ -271,6 +295,7 @@ impl Machine {
             Message::Unlocked { lock } => self.locks.freed(lock, &mut outbox)?,
             Message::Arrive { barrier, round } => self.barriers.arrived(from, barrier, round, &mut outbox)?,
             Message::Pass { barrier, round } => self.actions.push_back(self.barriers.passed(barrier, round)?),
+            Message::Leave => self.left |= 1 << from,
             Message::Map { .. } if self.rank != 0 => return Err("it took this rank for rank 0"),
             Message::Map { pages } => self.segments.asked(from, &payload, pages, &mut outbox)?,
             Message::Mapped { status, first, pages } => {

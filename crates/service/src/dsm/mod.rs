@@ -16,7 +16,7 @@ mod machine;
 mod meetings;
 pub mod wire;
 
-pub use self::machine::Machine;
+pub use self::machine::{Counters, Machine};
 use self::wire::Message;
 use crate::coherence::Mode;
 

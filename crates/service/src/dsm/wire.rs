@@ -174,6 +174,8 @@ pub enum Message {
         /// How long it is.
         pages: u64,
     },
+    /// The last message of a rank that leaves when all are done: the end of its sessions is no fault.
+    Leave,
 }
 
 impl Message {
@@ -211,6 +213,7 @@ impl Message {
             Self::Mapped { status, first, pages } => {
                 Header { rank: status, pages: U64::new(pages), ..of_page(18, first, 0) }
             }
+            Self::Leave => Header::new(19),
         };
         zerocopy::transmute!(header)
     }
@@ -241,6 +244,7 @@ impl Message {
             16 => Self::Pass { barrier: id, round: version },
             17 => Self::Map { pages },
             18 => Self::Mapped { status: rank, first: page()?, pages },
+            19 => Self::Leave,
             _ => return None,
         })
     }
@@ -307,6 +311,7 @@ mod tests {
             Message::Pass { barrier: 8, round: 9 },
             Message::Map { pages: 10 },
             Message::Mapped { status: 1, first: page, pages: 10 },
+            Message::Leave,
         ]
     }
 
@@ -341,7 +346,7 @@ mod tests {
     #[test]
     fn what_no_message_has_is_refused() {
         let ask = Message::Ask { page: 1, mode: Mode::Read, requester: 1 }.to_bytes();
-        for (place, value) in [(0, 0), (0, 19), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
+        for (place, value) in [(0, 0), (0, 20), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
             let mut bytes = ask;
             bytes[place] = value;
             assert_eq!(Message::from_bytes(&bytes), None, "byte {place} is {value}");

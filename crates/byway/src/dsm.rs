@@ -1,0 +1,92 @@
+//! `byway dsm run`: jobs of processes that share memory.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitCode;
+
+use byway_dsm::Wire;
+use byway_dsm::launch::{JobEnd, Launch, LaunchError, Stream};
+use byway_dsm::limits::PAGE_BYTES;
+use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
+use clap::{Args, Subcommand};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::help;
+use crate::output;
+use crate::units::parse_size;
+
+/// What to do with jobs.
+#[derive(Subcommand, Debug)]
+pub enum DsmCommand {
+    /// Run a program as several processes of this machine that share memory
+    #[command(after_long_help = help::DSM_RUN)]
+    Run(DsmRunArguments),
+}
+
+/// The flags of `byway dsm run`.
+#[derive(Args, Debug)]
+pub struct DsmRunArguments {
+    /// How many processes, 1 to 64
+    #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u8).range(1..=DSM_RANKS_MAX as i64))]
+    pub processes: u8,
+    /// How the processes reach each other: shm, unix or tcp (over loopback)
+    #[arg(long, value_name = "WIRE", default_value = "shm", value_parser = parse_wire)]
+    pub wire: Wire,
+    /// Memory for all segments together, up to 64G; what no process touches takes none
+    #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_memory)]
+    pub memory: u64,
+    /// The program, and its arguments behind it
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+fn parse_wire(name: &str) -> Result<Wire, String> {
+    Wire::from_name(name).ok_or_else(|| format!("{name} is none of shm, unix and tcp"))
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let (least, most) = (PAGE_BYTES as u64, DSM_PAGES_MAX * PAGE_BYTES as u64);
+    if (least..=most).contains(&bytes) { Ok(bytes) } else { Err("the memory is 4K to 64G".to_owned()) }
+}
+
+/// Runs a job. The exit code is 0 if every process ended with 0, else that of the first process that failed, and 130 if a signal
+/// stopped the job.
+///
+/// # Errors
+/// Nothing was started.
+pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
+    let DsmCommand::Run(arguments) = command;
+    let (program, rest) = arguments.program.split_first().ok_or(LaunchError::Ranks(0))?;
+    let job = Launch {
+        wire: arguments.wire,
+        bytes: arguments.memory,
+        arguments: rest.to_vec(),
+        ..Launch::new(usize::from(arguments.processes), program)
+    };
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let running = job.start()?;
+    let stopper = running.stopper();
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        signals.forever().for_each(|_| stopper.stop());
+    })?;
+    let end = running.wait(print);
+    if let JobEnd::Failed { rank, status } = end {
+        let how = match (status.code(), status.signal()) {
+            (_, Some(signal)) => format!("was killed by signal {signal}"),
+            (code, None) => format!("ended with status {}", code.unwrap_or_default()),
+        };
+        output::note(format_args!("rank {rank} {how}, and with it the job"));
+    }
+    Ok(ExitCode::from(end.code()))
+}
+
+/// A line of a process, with its rank before it. What the reader of the job's output does not take is the job's loss.
+fn print(rank: usize, stream: Stream, line: &[u8]) {
+    let whole = [format!("[{rank}] ").as_bytes(), line, b"\n"].concat();
+    let _ = match stream {
+        Stream::Output => output::stdout().write_all(&whole).and_then(|()| output::stdout().flush()),
+        Stream::Error => std::io::stderr().write_all(&whole),
+    };
+}

@@ -1,0 +1,131 @@
+//! What a process is told of its job, by its environment.
+
+use std::path::PathBuf;
+
+use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
+
+use crate::limits::{AREA_BYTES_DEFAULT, PAGE_BYTES};
+
+/// The process's rank, from 0.
+pub(crate) const RANK: &str = "BYWAY_DSM_RANK";
+/// How many processes the job has.
+pub(crate) const RANKS: &str = "BYWAY_DSM_RANKS";
+/// A number that all processes of the job were given.
+pub(crate) const JOB: &str = "BYWAY_DSM_JOB";
+/// The folder in which the processes find each other.
+pub(crate) const FOLDER: &str = "BYWAY_DSM_FOLDER";
+/// `shm`, `unix` or `tcp`.
+pub(crate) const WIRE: &str = "BYWAY_DSM_WIRE";
+/// Bytes of the area.
+pub(crate) const BYTES: &str = "BYWAY_DSM_BYTES";
+
+/// How the processes of a job reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wire {
+    /// Shared memory.
+    #[default]
+    Shm,
+    /// Unix sockets.
+    Unix,
+    /// TCP over loopback.
+    Tcp,
+}
+
+impl Wire {
+    /// Its name in addresses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// The wire of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Shm, Self::Unix, Self::Tcp].into_iter().find(|wire| wire.name() == name)
+    }
+}
+
+/// Why the environment names no job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// The process was not started as part of a job.
+    #[error("{0} is not set: start the program by `byway dsm run`")]
+    Missing(&'static str),
+    /// A variable holds what it cannot.
+    #[error("{0} is {1:?}, which is none of its values: start the program by `byway dsm run`")]
+    Wrong(&'static str, String),
+}
+
+/// A process's place in its job.
+#[derive(Clone, Debug)]
+pub(crate) struct Environment {
+    pub(crate) rank: u8,
+    pub(crate) ranks: u8,
+    pub(crate) job: u64,
+    pub(crate) folder: PathBuf,
+    pub(crate) wire: Wire,
+    /// Of the area.
+    pub(crate) pages: u64,
+}
+
+impl Environment {
+    /// This process's.
+    pub(crate) fn of_process() -> Result<Self, EnvironmentError> {
+        Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, EnvironmentError> {
+        let text = |name| variable(name).ok_or(EnvironmentError::Missing(name));
+        let number = |name| {
+            let text = text(name)?;
+            text.parse::<u64>().map_err(|_| EnvironmentError::Wrong(name, text))
+        };
+        let within = |name, range: std::ops::RangeInclusive<u64>| {
+            let value = number(name)?;
+            if range.contains(&value) { Ok(value) } else { Err(EnvironmentError::Wrong(name, value.to_string())) }
+        };
+        let ranks = within(RANKS, 1..=DSM_RANKS_MAX as u64)?;
+        let rank = within(RANK, 0..=ranks - 1)?;
+        let bytes = match variable(BYTES) {
+            Some(_) => within(BYTES, PAGE_BYTES as u64..=DSM_PAGES_MAX * PAGE_BYTES as u64)?,
+            None => AREA_BYTES_DEFAULT,
+        };
+        let name = text(WIRE)?;
+        let wire = Wire::from_name(&name).ok_or(EnvironmentError::Wrong(WIRE, name))?;
+        let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
+        Ok(Self { rank, ranks, job: number(JOB)?, folder: text(FOLDER)?.into(), wire, pages })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(changes: &[(&str, Option<&str>)]) -> Result<Environment, EnvironmentError> {
+        let good = [(RANK, "1"), (RANKS, "2"), (JOB, "7"), (FOLDER, "/x"), (WIRE, "tcp")];
+        Environment::read(|name| {
+            let changed = changes.iter().find(|(changed, _)| *changed == name).map(|(_, value)| *value);
+            changed
+                .unwrap_or_else(|| good.iter().find(|(good, _)| *good == name).map(|(_, value)| *value))
+                .map(str::to_owned)
+        })
+    }
+
+    #[test]
+    fn a_process_learns_its_place() {
+        let place = read(&[]).unwrap();
+        assert_eq!((place.rank, place.ranks, place.job, place.wire), (1, 2, 7, Wire::Tcp));
+        assert_eq!(place.pages * PAGE_BYTES as u64, AREA_BYTES_DEFAULT);
+        assert_eq!(read(&[(BYTES, Some("8192"))]).unwrap().pages, 2);
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        assert_eq!(read(&[(JOB, None)]).unwrap_err(), EnvironmentError::Missing(JOB));
+        for (name, value) in [(RANK, "2"), (RANKS, "0"), (RANKS, "65"), (WIRE, "smoke"), (BYTES, "1"), (JOB, "x")] {
+            assert_eq!(read(&[(name, Some(value))]).unwrap_err(), EnvironmentError::Wrong(name, value.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A process's part in a job.
+
+use std::marker::PhantomData;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use byway_service::dsm::{Counters, Machine, Misuse, Outcome, SegmentRefused};
+
+use crate::area::Area;
+use crate::call::{Answer, Call, Command};
+use crate::environment::Environment;
+use crate::join::{JoinError, join};
+use crate::limits::{AREA_ADDRESS, PAGE_BYTES};
+use crate::pager::{Commands, Pager};
+use crate::sessions::Sessions;
+
+/// All have joined.
+const BARRIER_JOINED: u32 = u32::MAX;
+/// All are done.
+const BARRIER_FINISHED: u32 = u32::MAX - 1;
+/// Barriers with smaller numbers are the program's.
+const BARRIERS: u32 = BARRIER_FINISHED;
+
+/// A process has one area of memory, at one address, for its whole life.
+static JOINED: AtomicBool = AtomicBool::new(false);
+
+/// Why a call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The caller's mistake.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
+    /// The segment cannot be had.
+    #[error(transparent)]
+    Segment(#[from] SegmentRefused),
+    /// The barrier's number is taken by the job itself.
+    #[error("barriers have numbers below {BARRIERS}")]
+    Barrier,
+}
+
+/// A process's part in a job. Threads share it.
+#[derive(Debug)]
+pub struct Job {
+    rank: u8,
+    ranks: u8,
+    commands: Arc<Commands>,
+    area: Arc<Area>,
+    pager: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Job {
+    /// Joins the job that the environment names, and waits for all other processes of it. Once in a process.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn join() -> Result<Self, JoinError> {
+        let environment = Environment::of_process()?;
+        if JOINED.swap(true, Ordering::AcqRel) {
+            return Err(JoinError::Joined);
+        }
+        let area = Arc::new(Area::new(environment.pages)?);
+        let (node, sessions) = join(&environment)?;
+        let commands = Commands::new()?;
+        let Environment { rank, ranks, pages, .. } = environment;
+        let sessions = Sessions::new(node, sessions);
+        let machine = Machine::new(rank, ranks, pages);
+        let pager = Pager::new(rank, Arc::clone(&area), sessions, machine, Arc::clone(&commands));
+        let thread = std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || pager.run())?;
+        let job = Self { rank, ranks, commands, area, pager: Mutex::new(Some(thread)) };
+        // Until then a rank could be named to one that has no session with it yet.
+        let _ = job.meet(BARRIER_JOINED);
+        Ok(job)
+    }
+
+    /// This process, from 0.
+    pub fn rank(&self) -> u8 {
+        self.rank
+    }
+
+    /// How many processes the job has.
+    pub fn ranks(&self) -> u8 {
+        self.ranks
+    }
+
+    /// Maps a segment, of zeroes at first, at the same address in every process. Its size is rounded up to whole pages; all processes
+    /// give the same.
+    ///
+    /// # Errors
+    /// `Segment`, or `Misuse` of a name or size.
+    pub fn segment(&self, name: &str, bytes: usize) -> Result<Segment<'_>, CallError> {
+        let pages = bytes.div_ceil(PAGE_BYTES) as u64;
+        match self.call(|call| Command::Map(name.as_bytes().to_vec(), pages, call))? {
+            Outcome::Mapped { first, pages } => {
+                let at = AREA_ADDRESS + first as usize * PAGE_BYTES;
+                Ok(Segment { at, bytes: pages as usize * PAGE_BYTES, job: PhantomData })
+            }
+            Outcome::Refused(refused) => Err(refused.into()),
+            Outcome::Locked | Outcome::Passed => unreachable!("the machine answers a call with its own outcome"),
+        }
+    }
+
+    /// Waits for a lock, and has it until the guard is dropped. Threads and processes get it one after the other.
+    ///
+    /// # Errors
+    /// `Misuse`: too many calls wait.
+    pub fn lock(&self, lock: u32) -> Result<LockGuard<'_>, CallError> {
+        self.call(|call| Command::Lock(lock, call))?;
+        Ok(LockGuard { commands: &self.commands, lock })
+    }
+
+    /// Waits until every process has reached the barrier. One thread of each does.
+    ///
+    /// # Errors
+    /// `Barrier`; `Misuse` if another thread of this process is at it.
+    pub fn barrier(&self, barrier: u32) -> Result<(), CallError> {
+        if barrier >= BARRIERS {
+            return Err(CallError::Barrier);
+        }
+        self.meet(barrier)
+    }
+
+    /// What this process has counted.
+    pub fn counters(&self) -> Counters {
+        let call = Call::default();
+        self.commands.push(Command::Count(call.clone()));
+        match call.wait() {
+            Answer::Counted(counters) => counters,
+            Answer::Done(_) | Answer::Misused(_) => Counters::default(),
+        }
+    }
+
+    /// Waits until every process is here, and leaves the job. A process that ends without this ends the job for all.
+    ///
+    /// # Errors
+    /// None that the program could mend.
+    pub fn finish(self) -> Result<(), CallError> {
+        self.meet(BARRIER_FINISHED)?;
+        self.end(Command::Leave);
+        Ok(())
+    }
+
+    fn meet(&self, barrier: u32) -> Result<(), CallError> {
+        self.call(|call| Command::Barrier(barrier, call)).map(|_| ())
+    }
+
+    fn call(&self, command: impl FnOnce(Call) -> Command) -> Result<Outcome, CallError> {
+        let call = Call::default();
+        self.commands.push(command(call.clone()));
+        match call.wait() {
+            Answer::Done(outcome) => Ok(outcome),
+            Answer::Misused(misuse) => Err(misuse.into()),
+            Answer::Counted(_) => unreachable!("the pager answers a call with an outcome"),
+        }
+    }
+
+    fn end(&self, command: Command) {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(pager) = pager {
+            self.commands.push(command);
+            let _ = pager.join();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.end(Command::Cut);
+        debug_assert_eq!(Arc::strong_count(&self.area), 1, "the pager has ended");
+    }
+}
+
+/// A segment: memory of the job, as long as the process is part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'job> {
+    at: usize,
+    bytes: usize,
+    job: PhantomData<&'job Job>,
+}
+
+impl<'job> Segment<'job> {
+    /// Where it begins, the same in every process.
+    pub fn as_ptr(&self) -> *mut u8 {
+        with_exposed_provenance_mut(self.at)
+    }
+
+    /// Its size in bytes: whole pages.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never: a segment has a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Its words. Relaxed loads and stores cost what plain ones do.
+    pub fn words(&self) -> &'job [AtomicU64] {
+        let (at, len) = (with_exposed_provenance_mut::<AtomicU64>(self.at), self.bytes / size_of::<AtomicU64>());
+        // SAFETY: the segment lies in the view, which is mapped as long as the job that it borrows; it is aligned to pages, any bytes
+        // are an atomic's, and other processes change them as other threads would.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+}
+
+/// A lock that this process has.
+#[derive(Debug)]
+pub struct LockGuard<'job> {
+    commands: &'job Commands,
+    lock: u32,
+}
+
+impl Drop for LockGuard<'_> {
+    fn drop(&mut self) {
+        self.commands.push(Command::Unlock(self.lock));
+    }
+}

@@ -1,0 +1,148 @@
+//! How the processes of a job find each other: each listens, connects to those of lower rank, and accepts those of higher rank.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use byway_fabric::node::{Address, Deadline, Node, NodeError, NodeOptions, Session};
+use byway_service::dsm::Rank;
+use byway_service::dsm::wire::{Message, VERSION};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::area::AreaError;
+use crate::environment::{Environment, EnvironmentError, Wire};
+use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, KEEP_ALIVE, MESSAGES, NODE_FRAME_BYTES};
+
+/// Why a process could not join its job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The environment names no job.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The process has joined already.
+    #[error("this process has joined its job already, or has left it")]
+    Joined,
+    /// No memory.
+    #[error(transparent)]
+    Area(#[from] AreaError),
+    /// No sessions.
+    #[error("the processes of the job cannot reach each other: {0}")]
+    Node(#[from] NodeError),
+    /// The kernel's.
+    #[error("the process cannot join its job: {0}")]
+    Io(#[from] std::io::Error),
+    /// Another process has not come.
+    #[error("rank {0} has not joined in {time:?}", time = JOIN_TIME_MAX)]
+    Missing(Rank),
+    /// What connected is no rank of this job.
+    #[error("a process that is not of this job, or has another version of byway, connected to it")]
+    Stranger,
+}
+
+fn until(deadline: std::time::Instant) -> Deadline {
+    Deadline::after(deadline.saturating_duration_since(std::time::Instant::now()))
+}
+
+fn place(folder: &Path, rank: Rank) -> PathBuf {
+    folder.join(format!("rank-{rank}"))
+}
+
+/// Sessions with all others, by rank.
+pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Session>>), JoinError> {
+    let options = NodeOptions {
+        frame_bytes: NODE_FRAME_BYTES,
+        messages: MESSAGES,
+        keep_alive: KEEP_ALIVE,
+        ..NodeOptions::default()
+    };
+    let node = Node::open(&options)?;
+    let deadline = std::time::Instant::now() + JOIN_TIME_MAX;
+    listen(&node, environment)?;
+    let mut sessions = vec![None; usize::from(environment.ranks)];
+    for lower in 0..environment.rank {
+        let session = connect(&node, environment, lower, deadline)?;
+        node.send(session, &hello(environment).to_bytes(), &[]).map_err(NodeError::from)?;
+        sessions[usize::from(lower)] = Some(session);
+    }
+    for lower in 0..environment.rank {
+        let session = sessions[usize::from(lower)].ok_or(JoinError::Missing(lower))?;
+        if greeted(&node, session, environment, deadline)? != lower {
+            return Err(JoinError::Stranger);
+        }
+    }
+    for _ in environment.rank + 1..environment.ranks {
+        let missing = || sessions.iter().rposition(Option::is_none).unwrap_or(0) as Rank;
+        let session = node.accept(until(deadline)).map_err(|_| JoinError::Missing(missing()))?;
+        let rank = greeted(&node, session, environment, deadline)?;
+        if rank <= environment.rank || sessions[usize::from(rank)].is_some() {
+            return Err(JoinError::Stranger);
+        }
+        node.send(session, &hello(environment).to_bytes(), &[]).map_err(NodeError::from)?;
+        sessions[usize::from(rank)] = Some(session);
+    }
+    Ok((node, sessions))
+}
+
+fn hello(environment: &Environment) -> Message {
+    let Environment { rank, ranks, job, .. } = *environment;
+    Message::Hello { protocol: VERSION, rank, ranks, job }
+}
+
+/// The rank at the other end.
+fn greeted(node: &Node, session: Session, mine: &Environment, deadline: std::time::Instant) -> Result<Rank, JoinError> {
+    let message = node.receive_from(session, until(deadline))?;
+    match Message::from_bytes(&message.header) {
+        Some(Message::Hello { protocol: VERSION, rank, ranks, job })
+            if ranks == mine.ranks && rank < ranks && job == mine.job =>
+        {
+            Ok(rank)
+        }
+        _ => Err(JoinError::Stranger),
+    }
+}
+
+fn listen(node: &Node, environment: &Environment) -> Result<(), JoinError> {
+    let place = place(&environment.folder, environment.rank);
+    let address = match environment.wire {
+        Wire::Shm => Address::Shared(place),
+        Wire::Unix => Address::Unix(place),
+        Wire::Tcp => {
+            let at = node.listen(&Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0))))?;
+            let at = at.ok_or(std::io::ErrorKind::AddrNotAvailable).map_err(std::io::Error::from)?;
+            // Whole when it is there.
+            let unfinished = place.with_extension("new");
+            std::fs::write(&unfinished, at.to_string())?;
+            return Ok(std::fs::rename(&unfinished, &place)?);
+        }
+    };
+    node.listen(&address)?;
+    Ok(())
+}
+
+/// Connects as soon as the other listens.
+fn connect(node: &Node, mine: &Environment, rank: Rank, deadline: std::time::Instant) -> Result<Session, JoinError> {
+    let place = place(&mine.folder, rank);
+    loop {
+        let address = match mine.wire {
+            Wire::Shm => Some(Address::Shared(place.clone())),
+            Wire::Unix => Some(Address::Unix(place.clone())),
+            Wire::Tcp => std::fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()).map(Address::Tcp),
+        };
+        if let Some(address) = address.filter(|_| place.exists()) {
+            match node.connect(&address, until(deadline)) {
+                Ok(session) => return Ok(session),
+                // The socket's file may be there before anybody listens.
+                Err(error) if std::time::Instant::now() >= deadline => return Err(error.into()),
+                Err(_) => {}
+            }
+        }
+        if std::time::Instant::now() >= deadline {
+            return Err(JoinError::Missing(rank));
+        }
+        // Others may connect to this process meanwhile.
+        let pause = rustix::event::Timespec::try_from(JOIN_PAUSE).unwrap_or_default();
+        let mut sources = [PollFd::from_borrowed_fd(node.descriptor()?, PollFlags::IN)];
+        let _ = poll(&mut sources, Some(&pause));
+        let _ = node.progress();
+    }
+}

@@ -1,0 +1,50 @@
+//! Shared memory between the processes of a job: they load and store in the same segments, with the order that one machine gives.
+//!
+//! `byway dsm run -n N -- PROGRAM` starts a job of N processes ([`launch`] is the same for programs). Each joins the job
+//! ([`Job::join`]), maps segments by name, and meets the others at locks and barriers. A page of a segment is in
+//! one process to be written, or in many to be read; the kernel tells this crate of each access to a page that is not there
+//! (userfaultfd), and a thread of its own, the pager, fetches the page from the process that has it, by the protocol of
+//! [`byway_service::dsm`].
+//!
+//! ```no_run
+//! use std::sync::atomic::Ordering::Relaxed;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let job = byway_dsm::Job::join()?;
+//! let counters = job.segment("counters", 4096)?;
+//! job.barrier(0)?;
+//! {
+//!     let _guard = job.lock(0)?;
+//!     let counter = &counters.words()[0];
+//!     counter.store(counter.load(Relaxed) + 1, Relaxed);
+//! }
+//! job.barrier(1)?;
+//! assert_eq!(counters.words()[0].load(Relaxed), u64::from(job.ranks()));
+//! drop(counters);
+//! job.finish()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What a program may rely on
+//! Loads and stores of all processes have one order, as on one machine: what an x86 program sees through its store buffers between
+//! two threads it may see between two processes, and fences and locked instructions do the same. A job is fail-stop: when a process
+//! ends before [`Job::finish`], every other one says so on standard error and exits with status [`EXIT_JOB_ENDED`].
+
+mod area;
+mod call;
+mod environment;
+mod job;
+mod join;
+pub mod launch;
+pub mod limits;
+mod pager;
+mod sessions;
+
+pub use self::area::AreaError;
+pub use self::environment::{EnvironmentError, Wire};
+pub use self::job::{CallError, Job, LockGuard, Segment};
+pub use self::join::JoinError;
+pub use byway_service::dsm::{Counters, SegmentRefused};
+
+/// The exit status of a process whose job has ended because another process has gone.
+pub const EXIT_JOB_ENDED: i32 = 70;

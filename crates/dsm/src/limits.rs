@@ -1,0 +1,37 @@
+//! The bounds of a job's processes, and what happens at each. `byway_service::limits` has those of the protocol.
+
+use std::time::Duration;
+
+/// Bytes of a page: the kernel's. Where it has others, [`AreaError::PageSize`](crate::AreaError::PageSize).
+pub const PAGE_BYTES: usize = 4096;
+
+/// Where the area of a job's segments begins, in every process: far from where Linux puts programs, libraries, heaps and stacks. If
+/// something else lies there, joining fails with [`AreaError::Address`](crate::AreaError::Address).
+pub const AREA_ADDRESS: usize = 0x1000_0000_0000;
+
+/// Bytes of the area, if the job says nothing else. Pages that no process touches take no memory.
+pub const AREA_BYTES_DEFAULT: u64 = 16 << 30;
+
+/// How long a process waits for the others to join; then joining fails.
+pub const JOIN_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The pause before a process looks again whether another one listens.
+pub const JOIN_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a process that leaves drives its sessions, for its last messages to go out.
+pub const LEAVE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Messages that a peer may send before the pager has taken them.
+pub const MESSAGES: u16 = 256;
+
+/// Frames of a process's node, in bytes.
+pub const NODE_FRAME_BYTES: usize = 16 << 20;
+
+/// Silence of a process that owes something, after which it is probed; after twice that it is taken for gone.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// How long the processes of a job may take to end after one has failed; then they are killed.
+pub const END_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Bytes of a line of a process's output that is passed on with its rank; a longer one is cut into several.
+pub const OUTPUT_LINE_BYTES_MAX: usize = 64 << 10;
