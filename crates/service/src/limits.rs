@@ -178,6 +178,10 @@ pub const FILE_CALL_TIME_MAX: Duration = Duration::from_mins(2);
 /// How long a client of files tries to reach its server before calls fail with `EIO`.
 pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
 
+/// Changed files that nobody has synced of which a client of files remembers which server process had taken the changes. Files that
+/// are in use are remembered beyond it.
+pub const FILE_UNSYNCED_MAX: usize = 1 << 18;
+
 /// Buffers of [`FILE_TRANSFER_MAX`] that a client of files keeps for its next large reads and writes.
 pub const FILE_BUFFERS_MAX: usize = 16;
 

@@ -317,3 +317,48 @@ fn holes_attributes_and_copies_are_the_file_systems() {
     client.link(ME, unnamed.node, ROOT, b"named").unwrap();
     assert_eq!(std::fs::read(below.path().join("named")).unwrap(), b"now");
 }
+
+#[test]
+fn a_sync_fails_after_a_restart_whatever_the_change_was() {
+    let (below, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = || Address::Unix(folder.path().join("socket"));
+    let start = || Server::start(at(), vec![share(below.path(), Users::Owner, false)]);
+    let mut server = start();
+    let client = connect(&server);
+    let directory = client.open_directory(ME, ROOT).unwrap();
+    let (file, handle) = client.create(ME, (ROOT, b"file"), flags(OFlags::RDWR), 0o644).unwrap();
+    let (other, second) = client.create(ME, (ROOT, b"other"), flags(OFlags::RDWR), 0o644).unwrap();
+    for handle in [directory, handle, second] {
+        client.sync(ME, handle, false).unwrap();
+    }
+    let mut size = NewAttributes::new_zeroed();
+    (size.which, size.size) = (SET_SIZE.into(), 70_000.into());
+    let changes: [(&str, u64, &dyn Fn()); 6] = [
+        ("rename", directory, &|| client.rename(ME, (ROOT, b"file"), (ROOT, b"moved"), 0).unwrap()),
+        ("unlink", directory, &|| client.unlink(ME, ROOT, b"moved").unwrap()),
+        ("allocate", second, &|| client.allocate(ME, second, 0, 0, 100_000).unwrap()),
+        ("truncate", second, &|| assert!(client.set_attributes(ME, other.node, None, &size).is_ok())),
+        ("copy", second, &|| assert_eq!(client.copy_range(ME, (second, 0), (second, 8192), 4096), Ok(4096))),
+        ("large write", second, &|| assert_eq!(client.write(ME, second, 0, &pattern(100_000, 1)), Ok(100_000))),
+    ];
+    for (what, open, change) in changes {
+        change();
+        drop(server);
+        server = start();
+        assert_eq!(client.sync(ME, open, true), Err(Errno::IO), "{what}");
+        assert_eq!(client.sync(ME, open, true), Ok(()), "{what}, told once");
+    }
+
+    // Closed and forgotten, and opened again: the writes are the same.
+    client.write(ME, second, 0, b"bytes").unwrap();
+    client.close_handle(second);
+    client.forget(other.node, 1);
+    drop(server);
+    let _server = start();
+    let other = client.look_up(ME, ROOT, b"other").unwrap();
+    let third = client.open(ME, other.node, flags(OFlags::RDWR)).unwrap();
+    assert_eq!(client.sync(ME, third, false), Err(Errno::IO));
+    assert_eq!(client.sync(ME, third, false), Ok(()));
+    client.close_handle(handle);
+    client.forget(file.node, 1);
+}

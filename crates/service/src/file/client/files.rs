@@ -6,8 +6,8 @@ use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    Attributes, CallError, FLAG_APPEND, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE,
-    FileSystem, LockResult, Method, NewAttributes, read_directory,
+    Attributes, CallError, Entry, FLAG_APPEND, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT,
+    FLAG_WHOLE, FileSystem, LockResult, Method, NewAttributes, read_directory,
 };
 use super::link::{Failure, Live};
 use super::table::{Opened, Remote};
@@ -123,7 +123,14 @@ impl Client {
 
     fn make(&self, method: Method, ask: &Ask<'_>) -> Result<Found, Errno> {
         let (live, reply) = self.ask(method, ask)?;
-        Ok(self.hold(live, ask.node.unwrap_or_default(), ask.name, &entry_of(&reply)?))
+        Ok(self.made(live, ask.node.unwrap_or_default(), ask.name, &entry_of(&reply)?))
+    }
+
+    /// Takes a node that was made: nobody has synced it yet.
+    fn made(&self, live: Live, parent: u64, name: &[u8], entry: &Entry) -> Found {
+        let found = self.hold(live, parent, name, entry);
+        self.table().changed(found.node, live.instance, false);
+        found
     }
 
     /// Makes a symbolic link.
@@ -230,7 +237,7 @@ impl Client {
         let repeatable = flags & rustix::fs::OFlags::EXCL.bits() == 0;
         let ask = Ask { flags, mode, repeatable, ..Self::in_directory(caller, parent, name) };
         let (live, reply) = self.ask(Method::Create, &ask)?;
-        let found = self.hold(live, parent, name, &entry_of(&reply)?);
+        let found = self.made(live, parent, name, &entry_of(&reply)?);
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 
@@ -247,7 +254,7 @@ impl Client {
     ) -> Result<(Found, u64), Errno> {
         let ask = Ask { flags, mode, ..Self::on_node(caller, parent) };
         let (live, reply) = self.ask(Method::CreateUnnamed, &ask)?;
-        let found = self.hold(live, parent, b"", &entry_of(&reply)?);
+        let found = self.made(live, parent, b"", &entry_of(&reply)?);
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 
@@ -337,34 +344,26 @@ impl Client {
         data: &[u8],
     ) -> Result<usize, Errno> {
         let data = &data[..data.len().min(FILE_TRANSFER_MAX)];
-        let opened = self.table().handle(handle).ok_or(Errno::BADF)?.1;
         // A second append would be another one.
         let repeatable = flags & FLAG_APPEND == 0;
         let ask = Ask { offset, flags, len: data.len() as u64, repeatable, ..Self::on_handle(caller, handle) };
         let groups = caller.groups.len().min(crate::limits::CALL_GROUPS_MAX) * 4;
         if data.len() + groups <= SMALL_BYTES_MAX {
-            let (live, reply) = self.ask(Method::Write, &Ask { data, ..ask })?;
-            self.table().written(opened.node, live.instance);
+            let (_, reply) = self.ask(Method::Write, &Ask { data, ..ask })?;
             return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
         }
-        self.write_large(&ask, opened.node, data)
+        self.write_large(&ask, data)
     }
 
-    fn write_large(&self, ask: &Ask<'_>, node: u64, data: &[u8]) -> Result<usize, Errno> {
+    fn write_large(&self, ask: &Ask<'_>, data: &[u8]) -> Result<usize, Errno> {
         // The server takes what fits into a message from there alone.
         if data.len() <= SMALL_BYTES_MAX {
             let caller = Caller { groups: &[], ..ask.caller };
-            let (live, reply) = self.ask(Method::Write, &Ask { caller, data, ..*ask })?;
-            self.table().written(node, live.instance);
+            let (_, reply) = self.ask(Method::Write, &Ask { caller, data, ..*ask })?;
             return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
         }
-        let written = self.with_filled_buffer(Method::Write, ask, data, |_, reply| number_of(reply));
-        usize::try_from(written.inspect(|_| {
-            if let Some(live) = self.link.now() {
-                self.table().written(node, live.instance);
-            }
-        })?)
-        .map_err(|_| Errno::PROTO)
+        let written = self.with_filled_buffer(Method::Write, ask, data, |_, reply| number_of(reply))?;
+        usize::try_from(written).map_err(|_| Errno::PROTO)
     }
 
     fn with_buffer<T>(
@@ -384,7 +383,7 @@ impl Client {
         data: &[u8],
         mut take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        self.repeat(method, ask.repeatable, |live| {
+        let called = self.repeat(method, ask.repeatable, |live| {
             let (arguments, payload) = self.arguments(live, ask)?;
             let buffer = self.link.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
@@ -392,28 +391,29 @@ impl Client {
             let taken = take(&buffer, &reply);
             self.link.buffers.give_back(buffer);
             taken.map_err(|errno| Failure::Call(errno.into()))
-        })
+        });
+        let (live, taken) = called?;
+        self.note_changes(live, method, ask);
+        Ok(taken)
     }
 
     /// Makes an open file or directory durable.
     ///
     /// # Errors
-    /// See [`Client::look_up`]; `EIO` once if a server process has gone that had taken writes before.
+    /// See [`Client::look_up`]; `EIO` once for each open file if a server process has gone that had taken changes before.
     pub fn sync(&self, caller: Caller<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
-        let node = self.table().handle(handle).ok_or(Errno::BADF)?.1.node;
         let flags = if data_only { FLAG_DATA_ONLY } else { 0 };
         let ask = Ask { flags, ..Self::on_handle(caller, handle) };
-        self.repeat(Method::Sync, true, |live| {
-            if !self.table().synced(node, live.instance) {
-                tracing::error!("the server was started anew before it had made all writes of a file durable");
-                return Err(Failure::Call(Errno::IO.into()));
-            }
-            let synced = self.ask_once(live, Method::Sync, &ask);
-            if matches!(synced, Err(Failure::NotSent | Failure::Lost)) {
-                self.table().written(node, live.instance);
-            }
-            synced.map(|_| ())
-        })
+        let synced = self.repeat(Method::Sync, true, |live| {
+            let syncing = self.table().begin_sync(handle, live.instance).map_err(|_| {
+                tracing::error!("the server was started anew before it had made all changes of a file durable");
+                Failure::Call(Errno::IO.into())
+            })?;
+            self.ask_once(live, Method::Sync, &ask)?;
+            self.table().synced(syncing, data_only);
+            Ok(())
+        });
+        synced.map(|_| ())
     }
 
     /// Entries of an open directory from a cookie on (0 for the start); none at its end.
@@ -493,11 +493,8 @@ impl Client {
         (to, to_offset): (u64, u64),
         len: u64,
     ) -> Result<u64, Errno> {
-        let node = self.table().handle(to).ok_or(Errno::BADF)?.1.node;
         let ask = Ask { second_handle: Some(to), offset, extra: to_offset, len, ..Self::on_handle(caller, from) };
-        let (live, reply) = self.ask(Method::CopyRange, &ask)?;
-        self.table().written(node, live.instance);
-        number_of(&reply)
+        number_of(&self.ask(Method::CopyRange, &ask)?.1)
     }
 
     fn on_range(caller: Caller<'_>, handle: u64, range: LockRange) -> Ask<'_> {
@@ -537,6 +534,7 @@ impl Client {
             arguments.second = u64::from(pid).into();
             self.link.call_on(live.session, Method::Lock, &arguments, &payload, None)
         })
+        .map(|(_, reply)| reply)
     }
 
     /// Ends the wait for a lock: it fails with `EINTR`, if it has not been had.

@@ -11,6 +11,7 @@ mod link;
 mod list;
 mod opener;
 mod table;
+mod unsynced;
 mod xattrs;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,7 @@ pub use self::list::{ListedShare, list};
 use self::opener::{Opener, Openers};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
-use super::wire::{Arguments, CallError, Entry, Forgotten, Method, OpenResult};
+use super::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, SET_SIZE};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_CALL_TIME_MAX, FILE_LOST_AFTER};
 
 /// No arguments.
@@ -192,16 +193,54 @@ impl Client {
     }
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
-        self.repeat(method, ask.repeatable, |live| Ok((live, self.ask_once(live, method, ask)?)))
+        let (live, reply) = self.repeat(method, ask.repeatable, |live| self.ask_once(live, method, ask))?;
+        self.note_changes(live, method, ask);
+        Ok((live, reply))
     }
 
-    /// Calls until there is an answer: again after a session has ended, and while the server has no room.
+    /// Remembers which files and directories a call has changed, until they are synced.
+    fn note_changes(&self, live: Live, method: Method, ask: &Ask<'_>) {
+        let mut table = self.table();
+        let of = |handle: Option<u64>| handle.and_then(|handle| table.handle(handle)).map(|(_, opened)| opened.node);
+        let truncates = ask.flags & rustix::fs::OFlags::TRUNC.bits() != 0;
+        let changed = match method {
+            Method::Write | Method::Allocate => [of(ask.handle), None],
+            Method::CopyRange => [of(ask.second_handle), None],
+            Method::Open if truncates => [ask.node, None],
+            Method::SetAttributes
+            | Method::SetXattr
+            | Method::RemoveXattr
+            | Method::MakeSymlink
+            | Method::MakeNode
+            | Method::MakeDirectory
+            | Method::Create
+            | Method::Unlink
+            | Method::RemoveDirectory
+            | Method::Link
+            | Method::Rename => [ask.node, ask.second_node],
+            _ => [None, None],
+        };
+        let attributes = match method {
+            // A sync of data alone has the size with it.
+            Method::SetAttributes => {
+                !NewAttributes::read_from_bytes(ask.data).is_ok_and(|new| new.which.get() == SET_SIZE)
+            }
+            Method::SetXattr | Method::RemoveXattr => true,
+            _ => false,
+        };
+        for node in changed.into_iter().flatten() {
+            table.changed(node, live.instance, attributes);
+        }
+    }
+
+    /// Calls until there is an answer: again after a session has ended, and while the server has no room. Gives the session that
+    /// brought it.
     fn repeat<T>(
         &self,
         method: Method,
         repeatable: bool,
         mut call: impl FnMut(Live) -> Result<T, Failure>,
-    ) -> Result<T, Errno> {
+    ) -> Result<(Live, T), Errno> {
         let (mut pause, mut busy_since) = (BUSY_PAUSE_MIN, None);
         loop {
             let live = self.live().map_err(|_| Errno::IO)?;
@@ -210,7 +249,7 @@ impl Client {
                 let _ = self.link.rpc.node().turn();
             }
             match call(live) {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok((live, answer)),
                 Err(Failure::Call(CallError::Busy)) => {
                     let since: Instant = *busy_since.get_or_insert_with(Instant::now);
                     if since.elapsed() > FILE_CALL_TIME_MAX {
@@ -325,8 +364,16 @@ impl Client {
         let arguments = Arguments { node: U64::new(node), flags: U32::new(flags & !done.bits()), ..for_user(caller) };
         let reply = self.link.call_on(live.session, method, &arguments, &groups_of(caller), None)?;
         let name = handle_of(&reply).map_err(|error| Failure::Call(error.into()))?;
-        self.table().opened_again(number, Remote { epoch: live.epoch, name });
-        Ok(name)
+        let opened = Remote { epoch: live.epoch, name };
+        let used = self.table().opened_again(number, opened);
+        if used != Some(opened) {
+            // Another thread opened it first, or it was closed meanwhile.
+            let arguments = Arguments { node: U64::new(name), ..NONE };
+            self.link.call_on(live.session, Method::Close, &arguments, &[], None)?;
+        }
+        // One of a later session is none of this one's.
+        let used = used.ok_or(Failure::Call(CallError::Stale))?;
+        if used.epoch == live.epoch { Ok(used.name) } else { Err(Failure::NotSent) }
     }
 
     /// So many look-ups of a node are not needed any more; with the last, neither is the node.

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 
 use super::super::wire::Attributes;
+use super::unsynced::{Lost, Unsynced};
+use crate::limits::FILE_UNSYNCED_MAX;
 
 /// The root's number.
 pub const ROOT: u64 = 1;
@@ -41,8 +43,6 @@ struct Node {
     answers: u64,
     /// Answers to the user of this table that named it.
     look_ups: u64,
-    /// The server process that holds writes which no sync has followed.
-    unsynced: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,8 @@ struct Handle {
     flags: u32,
     directory: bool,
     remote: Remote,
+    /// The count of lost changes that its syncs have told.
+    losses_seen: u64,
 }
 
 /// What an open file was opened with.
@@ -61,14 +63,35 @@ pub(super) struct Opened {
     pub(super) directory: bool,
 }
 
+/// A sync under way: of which file, and up to which change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Syncing {
+    file: Option<Identity>,
+    change: u64,
+}
+
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
     nodes: HashMap<u64, Node>,
     by_identity: HashMap<Identity, u64>,
     by_name: HashMap<(u64, Vec<u8>), u64>,
     handles: HashMap<u64, Handle>,
+    unsynced: Unsynced,
     last: u64,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            nodes: HashMap::new(),
+            by_identity: HashMap::new(),
+            by_name: HashMap::new(),
+            handles: HashMap::new(),
+            unsynced: Unsynced::new(FILE_UNSYNCED_MAX),
+            last: 0,
+        }
+    }
 }
 
 impl Table {
@@ -83,7 +106,6 @@ impl Table {
             remote,
             answers: 1,
             look_ups: u64::MAX,
-            unsynced: None,
         });
         (root.remote, root.answers) = (remote, 1);
         self.by_identity.insert(identity, ROOT);
@@ -109,7 +131,7 @@ impl Table {
         }
         self.last += 1;
         let number = self.last;
-        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1, unsynced: None };
+        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1 };
         self.nodes.insert(number, node);
         self.by_identity.insert(identity, number);
         self.by_name.insert((parent, name.to_vec()), number);
@@ -178,38 +200,52 @@ impl Table {
     pub(super) fn open(&mut self, opened: Opened, remote: Remote) -> u64 {
         self.last = self.last.max(ROOT) + 1;
         let Opened { node, flags, directory } = opened;
-        self.handles.insert(self.last, Handle { node, flags, directory, remote });
+        let losses_seen = self.unsynced.losses();
+        self.handles.insert(self.last, Handle { node, flags, directory, remote, losses_seen });
         self.last
     }
 
     /// What the server calls an open file, and what it was opened with.
     pub(super) fn handle(&self, number: u64) -> Option<(Remote, Opened)> {
-        let Handle { node, flags, directory, remote } = *self.handles.get(&number)?;
+        let Handle { node, flags, directory, remote, .. } = *self.handles.get(&number)?;
         Some((remote, Opened { node, flags, directory }))
     }
 
-    /// A file was opened again.
-    pub(super) fn opened_again(&mut self, number: u64, remote: Remote) {
-        if let Some(handle) = self.handles.get_mut(&number) {
+    /// A file was opened again; gives what the server calls it. Another thread may have been first: then that is another name,
+    /// and the given one is to be closed.
+    pub(super) fn opened_again(&mut self, number: u64, remote: Remote) -> Option<Remote> {
+        let handle = self.handles.get_mut(&number)?;
+        if handle.remote.epoch != remote.epoch {
             handle.remote = remote;
         }
+        Some(handle.remote)
     }
 
     pub(super) fn close(&mut self, number: u64) -> Option<Remote> {
         self.handles.remove(&number).map(|handle| handle.remote)
     }
 
-    /// A server process has taken a write of a file.
-    pub(super) fn written(&mut self, node: u64, instance: u64) {
-        if let Some(node) = self.nodes.get_mut(&node) {
-            // Of two processes the first decides: what it held may be lost.
-            node.unsynced.get_or_insert(instance);
-        }
+    /// A server process has taken a change of a file or directory.
+    pub(super) fn changed(&mut self, node: u64, instance: u64, attributes: bool) {
+        let Some(node) = self.nodes.get(&node) else { return };
+        let known = |file: &Identity| self.by_identity.contains_key(file);
+        self.unsynced.changed(node.identity, instance, attributes, known);
     }
 
-    /// Whether all writes of a file are at this server process, and not at one that has gone. Asked before a sync, and after it.
-    pub(super) fn synced(&mut self, node: u64, instance: u64) -> bool {
-        self.nodes.get_mut(&node).is_none_or(|node| node.unsynced.take().is_none_or(|first| first == instance))
+    /// Begins a sync of an open file at a server process: gives what [`Table::synced`] takes when it has succeeded.
+    pub(super) fn begin_sync(&mut self, handle: u64, instance: u64) -> Result<Syncing, Lost> {
+        let nothing = Syncing { file: None, change: 0 };
+        let Some(handle) = self.handles.get_mut(&handle) else { return Ok(nothing) };
+        let Some(node) = self.nodes.get(&handle.node) else { return Ok(nothing) };
+        let change = self.unsynced.begin(node.identity, instance, &mut handle.losses_seen)?;
+        Ok(Syncing { file: Some(node.identity), change })
+    }
+
+    /// A sync was answered well.
+    pub(super) fn synced(&mut self, Syncing { file, change }: Syncing, data_only: bool) {
+        if let Some(file) = file {
+            self.unsynced.synced(file, change, data_only);
+        }
     }
 }
 
@@ -266,20 +302,32 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_fails_once_if_a_server_process_went_with_writes() {
+    fn changes_of_a_file_are_remembered_when_its_node_is_forgotten() {
         let mut table = Table::default();
         table.attach(remote(1, 70), &file(2, 0));
         let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
-        table.written(one, 100);
-        assert!(table.synced(one, 100) && table.synced(one, 200));
-        table.written(one, 100);
-        table.written(one, 200);
-        assert!(!table.synced(one, 200), "the first process is gone");
-        assert!(table.synced(one, 200));
+        table.changed(one, 100, false);
+        table.forget(one, 1);
+        let again = table.hold((ROOT, b"a"), remote(2, 71), &file(10, 5));
+        assert_ne!(one, again);
+        let handle = table.open(Opened { node: again, flags: 2, directory: false }, remote(2, 5));
+        assert!(table.begin_sync(handle, 200).is_err());
+        let syncing = table.begin_sync(handle, 200).unwrap();
+        table.synced(syncing, false);
+        assert!(table.begin_sync(handle, 300).is_ok());
+    }
+
+    #[test]
+    fn of_two_that_open_a_file_again_the_first_is_used() {
+        let mut table = Table::default();
+        table.attach(remote(1, 70), &file(2, 0));
+        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
         let opened = Opened { node: one, flags: 2, directory: false };
         let handle = table.open(opened, remote(1, 5));
-        table.opened_again(handle, remote(2, 6));
+        assert_eq!(table.opened_again(handle, remote(2, 6)), Some(remote(2, 6)));
+        assert_eq!(table.opened_again(handle, remote(2, 7)), Some(remote(2, 6)));
         assert_eq!(table.handle(handle), Some((remote(2, 6), opened)));
         assert_eq!((table.close(handle), table.handle(handle)), (Some(remote(2, 6)), None));
+        assert_eq!(table.opened_again(handle, remote(2, 8)), None, "closed meanwhile");
     }
 }

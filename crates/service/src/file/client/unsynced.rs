@@ -1,0 +1,174 @@
+//! Changes that a server process took and that no sync has followed: a sync must fail if that process went before it.
+//!
+//! Pure. Files are known by their identity, since a program may close a file, have its node forgotten, and open it again for its
+//! sync. An entry is a file or a directory.
+
+use std::collections::HashMap;
+
+use super::table::Identity;
+
+/// What is known of a file.
+#[derive(Debug, Default)]
+struct File {
+    mark: Option<Mark>,
+    /// The count of losses when changes of this file were lost last; 0 if none were.
+    lost_at: u64,
+}
+
+/// Changes that may not be durable.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    /// The server process that took the first of them.
+    instance: u64,
+    /// The number of the last of them.
+    change: u64,
+    /// Attributes are among them, which a sync of data alone may leave out.
+    attributes: bool,
+}
+
+/// The server process that had taken changes of a file has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lost;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Unsynced {
+    files: HashMap<Identity, File>,
+    changes: u64,
+    losses: u64,
+    /// Entries of files that nobody knows any more are kept up to so many entries.
+    max: usize,
+    /// Entries at which those of unknown files are dropped next.
+    prune_at: usize,
+}
+
+impl Unsynced {
+    pub(super) fn new(max: usize) -> Self {
+        Self { files: HashMap::new(), changes: 0, losses: 0, max, prune_at: max }
+    }
+
+    /// The count of losses that a file opened now does not hear of: each was told to one that had the file open before.
+    pub(super) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// A server process has taken a change. `known` says which files still have a node.
+    pub(super) fn changed(
+        &mut self,
+        file: Identity,
+        instance: u64,
+        attributes: bool,
+        known: impl Fn(&Identity) -> bool,
+    ) {
+        self.changes += 1;
+        let change = self.changes;
+        // Of two processes the first decides: what it held may be lost.
+        let entry = self.files.entry(file).or_default();
+        let mark = entry.mark.get_or_insert(Mark { instance, change, attributes });
+        (mark.change, mark.attributes) = (change, mark.attributes | attributes);
+        if self.files.len() > self.prune_at {
+            let before = self.files.len();
+            self.files.retain(|file, entry| known(file) && (entry.mark.is_some() || entry.lost_at > 0));
+            self.prune_at = self.max.max(self.files.len() * 2);
+            let dropped = before - self.files.len();
+            tracing::warn!(
+                dropped,
+                "too many files were changed and not synced: a later sync of these says nothing of a restart"
+            );
+        }
+    }
+
+    /// Begins a sync at a server process: gives the number of the last change, for [`Unsynced::synced`]. `seen` is the count of
+    /// losses that the open file has heard of.
+    ///
+    /// # Errors
+    /// Changes may be lost; each open file is told once.
+    pub(super) fn begin(&mut self, file: Identity, instance: u64, seen: &mut u64) -> Result<u64, Lost> {
+        let Some(entry) = self.files.get_mut(&file) else { return Ok(0) };
+        if let Some(mark) = entry.mark.as_mut().filter(|mark| mark.instance != instance) {
+            self.losses += 1;
+            self.changes += 1;
+            entry.lost_at = self.losses;
+            // This process may have taken some of the changes.
+            (mark.instance, mark.change) = (instance, self.changes);
+        }
+        if entry.lost_at > *seen {
+            *seen = self.losses;
+            return Err(Lost);
+        }
+        Ok(entry.mark.map_or(0, |mark| mark.change))
+    }
+
+    /// A sync that began after that change was answered well.
+    pub(super) fn synced(&mut self, file: Identity, change: u64, data_only: bool) {
+        let Some(entry) = self.files.get_mut(&file) else { return };
+        if entry.mark.is_some_and(|mark| mark.change == change && !(data_only && mark.attributes)) {
+            entry.mark = None;
+            if entry.lost_at == 0 {
+                self.files.remove(&file);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+    use zerocopy::little_endian::U64;
+
+    use super::super::super::wire::Attributes;
+    use super::*;
+
+    fn file(ino: u64) -> Identity {
+        Identity::of(&Attributes { ino: U64::new(ino), ..Attributes::new_zeroed() })
+    }
+
+    fn changed(unsynced: &mut Unsynced, number: u64, instance: u64) {
+        unsynced.changed(file(number), instance, false, |_| true);
+    }
+
+    #[test]
+    fn each_open_file_hears_once_of_a_process_that_went() {
+        let mut unsynced = Unsynced::new(100);
+        let (mut one, mut two) = (unsynced.losses(), unsynced.losses());
+        changed(&mut unsynced, 1, 70);
+        // A sync that brings no answer clears nothing.
+        assert!(unsynced.begin(file(1), 70, &mut one).is_ok());
+        changed(&mut unsynced, 1, 80);
+        assert_eq!(unsynced.begin(file(1), 80, &mut one), Err(Lost), "the first process is gone");
+        assert_eq!(unsynced.begin(file(1), 80, &mut two), Err(Lost), "the other open file hears of it too");
+        let mut later = unsynced.losses();
+        for seen in [&mut one, &mut two, &mut later] {
+            let change = unsynced.begin(file(1), 80, seen).unwrap();
+            unsynced.synced(file(1), change, false);
+        }
+        assert!(unsynced.begin(file(1), 90, &mut one).is_ok(), "all was durable");
+        assert!(unsynced.begin(file(2), 90, &mut two).is_ok(), "another file");
+    }
+
+    #[test]
+    fn a_sync_speaks_for_the_changes_before_it_alone() {
+        let mut unsynced = Unsynced::new(100);
+        let mut seen = 0;
+        changed(&mut unsynced, 1, 70);
+        let change = unsynced.begin(file(1), 70, &mut seen).unwrap();
+        changed(&mut unsynced, 1, 70);
+        unsynced.synced(file(1), change, false);
+        assert_eq!(unsynced.begin(file(1), 80, &mut seen), Err(Lost), "one came while the sync was under way");
+
+        unsynced.changed(file(2), 80, true, |_| true);
+        let change = unsynced.begin(file(2), 80, &mut seen).unwrap();
+        unsynced.synced(file(2), change, true);
+        assert_eq!(unsynced.begin(file(2), 90, &mut seen), Err(Lost), "attributes are no data");
+    }
+
+    #[test]
+    fn files_without_a_node_are_kept_up_to_a_bound() {
+        let mut unsynced = Unsynced::new(100);
+        for number in 0..1000 {
+            unsynced.changed(file(number), 70, false, |known| *known == file(3));
+            assert!(unsynced.files.len() <= 100);
+        }
+        assert_eq!(unsynced.begin(file(3), 80, &mut 0), Err(Lost), "this one has a node");
+    }
+}
