@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::wire::{Arguments, AttachResult, CallError, Entry, Method, PROTOCOL};
 use super::ClientError;
 use super::buffers::Buffers;
-use crate::limits::{FILE_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
+use crate::limits::{FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
 
 /// How long one attempt to connect may take.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -45,8 +45,10 @@ pub(super) enum Failure {
     Call(CallError),
     /// The session ended before the call was sent.
     NotSent,
-    /// The session ended, or the time was over: whether it was done is not known.
+    /// The session ended: whether it was done is not known.
     Lost,
+    /// The time was over, and the session goes on: it may still be done.
+    Late,
 }
 
 #[derive(Default)]
@@ -66,6 +68,14 @@ pub(super) struct Link {
     state: Mutex<State>,
     changed: Condvar,
     lost_after: Duration,
+    pub(super) times: Times,
+}
+
+/// How long calls may take while the server is alive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) short: Duration,
+    pub(super) long: Duration,
 }
 
 impl Link {
@@ -79,6 +89,7 @@ impl Link {
             state: Mutex::default(),
             changed: Condvar::new(),
             lost_after,
+            times: Times { short: FILE_CALL_TIME_MAX, long: FILE_LONG_CALL_TIME_MAX },
         })
     }
 
@@ -155,7 +166,7 @@ impl Link {
         let arguments = Arguments { name_len: (self.server.share.len() as u16).into(), ..super::NONE };
         let failed = |failure| match failure {
             Failure::Call(error) => ClientError::Refused { share: self.server.share.clone(), error },
-            Failure::NotSent | Failure::Lost => ClientError::Lost,
+            Failure::NotSent | Failure::Lost | Failure::Late => ClientError::Lost,
         };
         let share = self.server.share.as_bytes();
         let reply = self.call_on(session, Method::Attach, &arguments, share, None).map_err(failed)?;
@@ -215,8 +226,13 @@ impl Link {
             windows: &windows,
             payload,
         };
-        let waits = method == Method::Lock;
-        let deadline = if waits { Deadline::NEVER } else { Deadline::after(FILE_CALL_TIME_MAX) };
+        let deadline = match method {
+            Method::Lock => Deadline::NEVER,
+            Method::Sync | Method::Allocate | Method::CopyRange | Method::SetAttributes => {
+                Deadline::after(self.times.long)
+            }
+            _ => Deadline::after(self.times.short),
+        };
         let op = match self.rpc.call(session, &call, deadline) {
             Ok(op) => op,
             Err(SubmitError::Busy) => return Err(Failure::Call(CallError::Busy)),
@@ -226,6 +242,7 @@ impl Link {
         };
         match op.wait(Deadline::NEVER) {
             Ok(Ok(outcome)) => Reply::of(outcome).map_err(|_| Failure::Lost),
+            Ok(Err(OpError::Deadline)) => Err(Failure::Late),
             Ok(Err(OpError::Status(status))) => Err(Failure::Call(CallError::from_status(status))),
             Ok(Err(_)) | Err(_) => Err(Failure::Lost),
         }

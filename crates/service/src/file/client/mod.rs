@@ -259,6 +259,10 @@ impl Client {
                     pause = (pause * 2).min(BUSY_PAUSE_MAX);
                 }
                 Err(Failure::Call(error)) => return Err(error.errno()),
+                Err(Failure::Late) => {
+                    tracing::error!(?method, "the server did not answer in time: whether it was done is not known");
+                    return Err(Errno::IO);
+                }
                 Err(Failure::NotSent) => self.link.lose(live.epoch),
                 Err(Failure::Lost) => {
                     self.link.lose(live.epoch);
@@ -428,6 +432,9 @@ fn for_user(caller: Caller<'_>) -> Arguments {
 fn groups_of(caller: Caller<'_>) -> Vec<u8> {
     caller.groups.iter().take(CALL_GROUPS_MAX).flat_map(|group| group.to_le_bytes()).collect()
 }
+
+#[cfg(test)]
+mod tests;
 
 fn entry_of(reply: &Reply) -> Result<Entry, Errno> {
     Entry::read_from_prefix(&reply.payload).map(|(entry, _)| entry).map_err(|_| Errno::PROTO)

@@ -1,0 +1,64 @@
+//! The client against a server that answers some calls and not others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use byway_fabric::node::{Deadline, NodeOptions};
+use byway_reactor::Address;
+use byway_rpc::node::Rpc;
+use byway_rpc::protocol::CALLS_FILES;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::super::wire::AttachResult;
+use super::*;
+
+const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
+
+/// Serves one file as the root, whose syncs are not answered before `lasting` of them were asked for. Ends with the client's
+/// session.
+fn serve(rpc: &Rpc, lasting: usize) {
+    let (mut held, mut attached) = (Vec::new(), 0);
+    while let Ok(request) = rpc.next_call(Deadline::after(Duration::from_secs(20))) {
+        let entry = Entry { node: 1.into(), ..Entry::new_zeroed() };
+        if request.method == Method::Attach as u16 {
+            attached += 1;
+            assert_eq!(attached, 1, "the session goes on");
+            let result = AttachResult { flags: 0.into(), transfer_max: 4096.into(), instance: 7.into() };
+            request.token.reply(0, result.as_bytes(), entry.as_bytes()).unwrap();
+        } else if request.method == Method::OpenDirectory as u16 {
+            request.token.reply(0, OpenResult { handle: 3.into() }.as_bytes(), &[]).unwrap();
+        } else if request.method == Method::Sync as u16 {
+            held.push(request.token);
+            if held.len() > lasting {
+                held.drain(..).for_each(|token| drop(token.reply(0, &[], &[])));
+            }
+        } else if request.method == Method::GetAttributes as u16 {
+            request.token.reply(0, &[], entry.attributes.as_bytes()).unwrap();
+        } else if request.method == Method::Close as u16 {
+            let _ = request.token.reply(0, &[], &[]);
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_late_fails_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("socket"));
+    let rpc = Rpc::open_for(&NodeOptions::default(), vec![CALLS_FILES]).unwrap();
+    rpc.node().listen(&at).unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&rpc, 1));
+        let mut client = Client::connect(ClientOptions::new(at, "share")).unwrap();
+        client.link.times.long = Duration::from_millis(50);
+        let client = Arc::new(client);
+        let handle = client.open_directory(ME, ROOT).unwrap();
+        let first = client.link.now().unwrap().epoch;
+        assert_eq!(client.sync(ME, handle, false), Err(Errno::IO), "no answer in time");
+        assert!(client.attributes(ME, ROOT, None).is_ok());
+        assert_eq!(client.link.now().unwrap().epoch, first, "in the same session");
+        assert_eq!(client.sync(ME, handle, false), Ok(()));
+        client.close_handle(handle);
+        server.join().unwrap();
+    });
+}
