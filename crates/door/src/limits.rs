@@ -167,6 +167,10 @@ pub const FUSE_REQUESTS_MAX: usize = 4096;
 /// Those of them that wait for locks; a further one is refused with `ENOLCK`, so that unlocks always find a place.
 pub const FUSE_LOCKS_WAITING_MAX: usize = FUSE_REQUESTS_MAX / 2;
 
+/// Interrupts of a mount that are remembered for requests that no thread has brought yet: one for each thread, and many more that
+/// came too late.
+pub const FUSE_INTERRUPTS_MAX: usize = 256;
+
 /// Buffers of a mount for long requests, each of [`FUSE_WRITE_BYTES_MAX`]; when all are in use, further requests wait in the kernel.
 pub const FUSE_BUFFERS_MAX: usize = 128;
 
@@ -176,7 +180,11 @@ pub const FUSE_THREADS_MAX: usize = 64;
 /// The longest request, in bytes, that is copied out of the buffer that it was read into, so that buffers are kept by long ones alone.
 pub const FUSE_SMALL_REQUEST_BYTES: usize = 16 << 10;
 
-const _: () = assert!(FUSE_THREADS_MAX < FUSE_BUFFERS_MAX && FUSE_LOCKS_WAITING_MAX < FUSE_REQUESTS_MAX);
+const _: () = assert!(
+    FUSE_THREADS_MAX < FUSE_INTERRUPTS_MAX
+        && FUSE_THREADS_MAX < FUSE_BUFFERS_MAX
+        && FUSE_LOCKS_WAITING_MAX < FUSE_REQUESTS_MAX
+);
 
 /// Frames of a job of far memory: what is on its way, or stands by for a second chance. 2 MiB.
 pub const FAR_FRAMES: u32 = 512;

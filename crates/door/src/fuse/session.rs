@@ -1,10 +1,10 @@
 //! A mount's side of the protocol without I/O: what was agreed at INIT, and which requests are under way.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::abi::{self, InitIn, InitOut, init};
 use super::request::{Operation, Parsed};
-use crate::limits::{FUSE_LOCKS_WAITING_MAX, FUSE_REQUESTS_MAX, FUSE_WRITE_BYTES_MAX};
+use crate::limits::{FUSE_INTERRUPTS_MAX, FUSE_LOCKS_WAITING_MAX, FUSE_REQUESTS_MAX, FUSE_WRITE_BYTES_MAX};
 
 /// What a file system wants of the kernel. The kernel gives of it what it has ([`Terms`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +73,8 @@ pub enum Step {
     End,
 }
 
+const EINTR: i32 = 4;
 const EIO: i32 = 5;
-const EAGAIN: i32 = 11;
 const ENOLCK: i32 = 37;
 const EPROTO: i32 = 71;
 
@@ -87,12 +87,21 @@ pub struct Session {
     /// Requests that the file system has not answered, and whether they wait for a lock.
     under_way: HashMap<u64, bool>,
     locks_waiting: usize,
+    /// Requests that were interrupted and are not under way: not brought here yet, or answered. The oldest is first.
+    interrupted: VecDeque<u64>,
 }
 
 impl Session {
     /// A session that waits for INIT.
     pub fn new(wishes: Wishes) -> Self {
-        Self { wishes, terms: None, ended: false, under_way: HashMap::new(), locks_waiting: 0 }
+        Self {
+            wishes,
+            terms: None,
+            ended: false,
+            under_way: HashMap::new(),
+            locks_waiting: 0,
+            interrupted: VecDeque::new(),
+        }
     }
 
     /// What was agreed; `None` before INIT.
@@ -132,13 +141,25 @@ impl Session {
             Operation::Interrupt { unique } => match self.under_way.get(&unique) {
                 Some(true) => Step::Interrupt(unique),
                 Some(false) => Step::Nothing,
-                // Another thread has read the request and not brought it here yet; or it was answered, and then the
-                // kernel does not ask again.
-                None => Step::Refuse(EAGAIN),
+                // Another thread has read the request and not brought it here yet; or it was answered. EAGAIN would have the
+                // kernel send the interrupt again, but not where the request was read over another channel of the mount.
+                None => {
+                    if self.interrupted.len() >= FUSE_INTERRUPTS_MAX {
+                        self.interrupted.pop_front();
+                    }
+                    self.interrupted.push_back(unique);
+                    Step::Nothing
+                }
             },
             _ if self.terms.is_none() || self.ended => Step::Refuse(EIO),
             operation => {
                 let waits = matches!(operation, Operation::SetLock { wait: true, .. });
+                if let Some(at) = self.interrupted.iter().position(|number| *number == request.unique) {
+                    self.interrupted.remove(at);
+                    if waits {
+                        return Step::Refuse(EINTR);
+                    }
+                }
                 if waits && self.locks_waiting >= FUSE_LOCKS_WAITING_MAX {
                     return Step::Refuse(ENOLCK);
                 }
@@ -279,10 +300,28 @@ mod tests {
         let interrupt = |unique| asked(5, Operation::Interrupt { unique });
         assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
         assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
-        assert_eq!(session.receive(&interrupt(8)), Step::Refuse(EAGAIN), "the kernel brings it again");
         session.finish(4);
-        assert_eq!(session.receive(&interrupt(4)), Step::Refuse(EAGAIN));
+        assert_eq!(session.receive(&interrupt(4)), Step::Nothing, "it was answered");
         assert_eq!(session.under_way(), 1);
+    }
+
+    #[test]
+    fn an_interrupt_may_come_before_its_request() {
+        let mut session = running();
+        let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
+        let interrupt = |unique| asked(5, Operation::Interrupt { unique });
+        for unique in [8, 10] {
+            assert_eq!(session.receive(&interrupt(unique)), Step::Nothing);
+        }
+        assert_eq!(session.receive(&asked(8, lock)), Step::Refuse(EINTR));
+        assert_eq!(session.receive(&asked(10, Operation::StatFs)), Step::Serve, "it does not wait for a lock");
+        assert_eq!(session.under_way(), 1);
+        // The oldest is forgotten: it was answered, for all that is known.
+        for unique in 0..=FUSE_INTERRUPTS_MAX as u64 {
+            session.receive(&interrupt(100 + 2 * unique));
+        }
+        assert_eq!(session.receive(&asked(100, lock)), Step::Serve);
+        assert_eq!(session.receive(&asked(102, lock)), Step::Refuse(EINTR));
     }
 
     #[test]
