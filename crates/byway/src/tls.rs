@@ -68,6 +68,20 @@ pub enum ClientTlsError {
 }
 
 impl ClientTlsArguments {
+    /// The same with absolute paths, for a process that changes its directory.
+    ///
+    /// # Errors
+    /// The directory of this process is not to be had.
+    pub fn absolute(&self) -> std::io::Result<Self> {
+        let absolute = |path: &Option<PathBuf>| path.as_deref().map(std::path::absolute).transpose();
+        Ok(Self {
+            tls_ca: absolute(&self.tls_ca)?,
+            tls_certificate: absolute(&self.tls_certificate)?,
+            tls_key: absolute(&self.tls_key)?,
+            tls_hostname: self.tls_hostname.clone(),
+        })
+    }
+
     /// Checks that they are for something: that one of the addresses `wants` TLS.
     ///
     /// # Errors

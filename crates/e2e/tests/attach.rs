@@ -310,6 +310,49 @@ fn a_flush_that_fails_at_the_server_fails_at_the_device() {
 }
 
 #[test]
+fn a_socket_is_found_from_the_directory_of_the_command() {
+    if lacks(&[]) {
+        return;
+    }
+    let (_rig, uri) = node("\"m=mem:1M\"", |_| {}, "m");
+    let (before, socket) = uri.split_once("/dev/shm/").unwrap();
+    // The process in the background has another directory.
+    let relative = format!("{before}{socket}");
+    let name = format!("test-relative-{}", std::process::id());
+    let output =
+        Command::new(binary()).args(["attach", &relative, "--as", &name]).current_dir("/dev/shm").output().unwrap();
+    let _ = std::fs::remove_file(format!("/run/byway-attach/{name}.log"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(run_well(&binary(), &["attach", "--list"]).contains(&uri), "it is shown whole");
+    run_well(&binary(), &["detach", &name]);
+}
+
+#[test]
+fn detaching_fails_if_the_last_flush_does() {
+    if lacks(&[]) {
+        return;
+    }
+    let prepare = |rig: &Rig| drop(rig.file("broken", 1 << 20));
+    let (rig, uri) = node("\"broken=fault:flush=eio#1:DIR/broken\"", prepare, "broken");
+    let attached = Attached::new(&uri, "unflushed", &[]);
+    let device = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&device, &[1; 4096], 0).unwrap();
+    // Its error is another user's by then.
+    assert!(device.sync_all().is_err());
+    drop(device);
+    let output = run(&binary(), &["detach", &attached.name]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("writes may be lost: the device has ended: the last flush"),
+        "{said}"
+    );
+    assert!(!attached.lives() && !attached.is_there());
+    let again = run(&binary(), &["detach", &attached.name]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("nothing is attached as"), "it was told once");
+    drop(rig);
+}
+
+#[test]
 fn a_service_manager_is_told_and_a_signal_detaches_what_is_not_in_use() {
     if lacks(&["mkfs.ext4", "mount", "umount"]) {
         return;

@@ -261,7 +261,20 @@ fn locks_hold_across_mounts() {
             assert os.waitpid(pid, 0)[1] == 0\n\
             fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 10)\n\
             a.close()\n\
-            fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 0)\n";
+            fcntl.lockf(b, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 0)\n\
+            fcntl.lockf(b, fcntl.LOCK_UN)\n\
+            import struct, time\n\
+            whole = struct.pack('hhqqi', fcntl.F_WRLCK, 0, 0, 0, 0)\n\
+            c = open(sys.argv[1], 'r+'); fcntl.fcntl(c, fcntl.F_OFD_SETLK, whole)\n\
+            try: fcntl.fcntl(b, fcntl.F_OFD_SETLK, whole); sys.exit('two have it')\n\
+            except BlockingIOError: pass\n\
+            c.close()\n\
+            limit = time.monotonic() + 20\n\
+            while True:\n\
+            \x20   try: fcntl.fcntl(b, fcntl.F_OFD_SETLK, whole); break\n\
+            \x20   except BlockingIOError:\n\
+            \x20       if time.monotonic() > limit: sys.exit('the lock of a closed file is still held')\n\
+            \x20       time.sleep(0.01)\n";
         let python = find_tool("python3").unwrap();
         let (one, two) = (one.path("file").display().to_string(), two.path("file").display().to_string());
         run_well(&python, &["-c", script, &one, &two]);

@@ -345,6 +345,8 @@ fn a_sync_fails_after_a_restart_whatever_the_change_was() {
         change();
         drop(server);
         server = start();
+        // Another call finds the new server.
+        assert!(client.attributes(ME, ROOT, None).is_ok());
         assert_eq!(client.sync(ME, open, true), Err(Errno::IO), "{what}");
         assert_eq!(client.sync(ME, open, true), Ok(()), "{what}, told once");
     }

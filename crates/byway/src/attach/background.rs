@@ -23,7 +23,6 @@ pub(super) fn start(name: &str) -> Result<String, AttachError> {
     let mut child = Command::new(std::env::current_exe().map_err(failed)?)
         .args(std::env::args_os().skip(1))
         .arg(FLAG)
-        .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log.try_clone().map_err(failed)?)
@@ -45,9 +44,12 @@ pub(super) fn start(name: &str) -> Result<String, AttachError> {
     Err(AttachError::Started { reason: reason.to_owned(), log: path })
 }
 
-/// What the process does first: no terminal's end, and no lack of memory, ends the device.
-pub(super) fn settle() {
+/// What the process does first: no terminal's end, and no lack of memory, ends the device, which keeps no file system busy. Paths of
+/// the command line are absolute by then.
+pub(super) fn settle() -> io::Result<()> {
+    std::env::set_current_dir("/")?;
     // It is a session's leader already if it was started by hand so.
     let _ = rustix::process::setsid();
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    Ok(())
 }

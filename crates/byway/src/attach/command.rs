@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -181,8 +182,12 @@ pub fn attach(arguments: &AttachArguments) -> Result<(), AttachError> {
 
 fn list() -> Result<(), AttachError> {
     for registry::Listed { attachment, lives } in registry::list().map_err(AttachError::State)? {
-        let Attachment { name, uri, device, pid, bytes } = attachment;
-        let state = if lives { format!("process {pid}") } else { "its process has died; byway detach".to_owned() };
+        let Attachment { name, uri, device, pid, bytes, failed } = attachment;
+        let state = match failed {
+            _ if lives => format!("process {pid}"),
+            Some(failed) => format!("{failed}; byway detach"),
+            None => "its process has died; byway detach".to_owned(),
+        };
         output::line(format!("{name}  {}  {}  {uri}  {state}", device.display(), show_size(bytes)));
     }
     Ok(())
@@ -199,14 +204,20 @@ fn is_local(address: &Address) -> bool {
 
 /// The process of a device.
 fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(), AttachError> {
-    if arguments.in_background {
-        background::settle();
-    }
+    let (uri, tls) = if arguments.in_background {
+        let local = |source| AttachError::Background { source };
+        let absolute = (uri.absolute().map_err(local)?, arguments.tls.absolute().map_err(local)?);
+        background::settle().map_err(local)?;
+        absolute
+    } else {
+        (uri.clone(), arguments.tls.clone())
+    };
+    let uri = &uri;
     let supervisor = Supervisor::from_environment().map_err(AttachError::Manager)?;
     let mut claim = Claim::new(name).map_err(AttachError::State)?.ok_or_else(|| AttachError::Taken(name.to_owned()))?;
     let (events, heard) = channel();
     watch_signals(events.clone())?;
-    start_loop(arguments, (name, uri), events)?;
+    start_loop((name, uri), tls, arguments.read_only, events)?;
     let (info, mount, notifier) = loop {
         match heard.recv() {
             Ok(Event::Ready(info, mount, notifier)) => break (info, mount, notifier),
@@ -227,24 +238,27 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     }
     let path = device.path().to_owned();
     let (name, uri, pid) = (name.to_owned(), uri.to_string(), std::process::id() as i32);
-    let attachment = Attachment { name, uri, device: path.clone(), pid, bytes: info.len };
-    claim.publish(&attachment).map_err(AttachError::State)?;
-    tracing::info!(volume = %attachment.uri, device = %path.display(), bytes = info.len, "attached");
+    let attachment = Attachment { name, uri, device: path.clone(), pid, bytes: info.len, failed: None };
+    let (name, uri) = (attachment.name.clone(), attachment.uri.clone());
+    claim.publish(attachment).map_err(AttachError::State)?;
+    tracing::info!(volume = uri, device = %path.display(), bytes = info.len, "attached");
     output::line(path.display());
-    tell(supervisor.ready(&format!("{} is {}", path.display(), attachment.uri)));
-    let ended = follow(&heard, Held { file, device, notifier }, &supervisor);
+    tell(supervisor.ready(&format!("{} is {uri}", path.display())));
+    let ended = follow(&heard, Held { notifier, file, device }, &supervisor);
+    claim.end(&ended);
     if ended.is_ok() && arguments.in_background {
         // It has nothing to say any more.
-        let _ = std::fs::remove_file(registry::log_of(&attachment.name));
+        let _ = std::fs::remove_file(registry::log_of(&name));
     }
     ended
 }
 
-/// What keeps the device.
+/// What keeps the device. The notifier goes first: with it goes the last of `/dev/fuse` if the loop has died, so that writing out
+/// what the device still has fails instead of waiting for that loop.
 struct Held {
+    notifier: Notifier,
     file: File,
     device: LoopDevice,
-    notifier: Notifier,
 }
 
 /// Follows the volume's size until the device is detached, and its last user has closed it.
@@ -315,20 +329,30 @@ fn make_device(
 
 /// Opens the volume and serves its file in a thread of its own.
 fn start_loop(
-    arguments: &AttachArguments,
     (name, uri): (&str, &RemoteUri),
+    tls: ClientTlsArguments,
+    read_only: bool,
     events: Sender<Event>,
 ) -> Result<(), AttachError> {
-    let (name, uri, tls, read_only) = (name.to_owned(), uri.clone(), arguments.tls.clone(), arguments.read_only);
+    let (name, uri) = (name.to_owned(), uri.clone());
     let run = move || {
-        let event = match volume_file::VolumeFile::open((&name, &uri), &tls, read_only, events.clone()) {
+        let serve = || match volume_file::VolumeFile::open((&name, &uri), &tls, read_only, events.clone()) {
             Ok(file) => Event::Ended(file.serve()),
             Err(error) => Event::Failed(error),
         };
-        let _ = events.send(event);
+        tell_end(&events, serve);
     };
     std::thread::Builder::new().name("byway-volume".to_owned()).spawn(run).map_err(AttachError::Thread)?;
     Ok(())
+}
+
+/// Tells the main thread how the loop ended, also if it panicked.
+fn tell_end(events: &Sender<Event>, serve: impl FnOnce() -> Event) {
+    // Nothing of the loop is used after it has panicked: it is dropped.
+    let event = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
+        Event::Ended(Err("its loop has panicked, which is a fault of byway; the log says where".to_owned()))
+    });
+    let _ = events.send(event);
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), AttachError> {
@@ -344,4 +368,21 @@ fn watch_signals(events: Sender<Event>) -> Result<(), AttachError> {
     };
     std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(AttachError::Thread)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_panics_is_an_end() {
+        // The thread for signals keeps a sender: no end comes of that by itself.
+        let (events, heard) = channel();
+        let serving = events.clone();
+        let thread = std::thread::spawn(move || tell_end(&serving, || panic!("a fault of this test")));
+        thread.join().unwrap();
+        let Ok(Event::Ended(Err(said))) = heard.try_recv() else { panic!("an end") };
+        assert!(said.contains("panicked"), "{said}");
+        drop(events);
+    }
 }

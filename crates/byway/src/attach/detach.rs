@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::registry::{self, Listed};
+use super::registry::{self, Attachment, Listed};
 use crate::output;
 
 /// How long a device may take to be written out and taken apart.
@@ -52,6 +52,16 @@ pub enum DetachError {
     /// Another user's.
     #[error("the process of the device cannot be told: {0}; run this as root")]
     Process(io::Error),
+    /// It has ended, and its last flush failed.
+    #[error("{name} is detached, and writes may be lost: {reason} (log: {})", log.display())]
+    Unflushed {
+        /// The attachment.
+        name: String,
+        /// What its process said.
+        reason: String,
+        /// The process's log.
+        log: PathBuf,
+    },
     /// The registry.
     #[error("/run/byway-attach: {0}")]
     State(io::Error),
@@ -75,9 +85,15 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), DetachError> {
     let found = registry::list().map_err(DetachError::State)?.into_iter().find(is_meant);
     let Listed { attachment, lives } = found.ok_or_else(|| DetachError::Unknown(which.clone()))?;
     if !lives {
-        registry::remove(&attachment.name);
-        output::note("its process had died before; the device goes when its last user closes it");
-        return Ok(());
+        let Some(reason) = &attachment.failed else {
+            registry::remove(&attachment.name);
+            output::note(
+                "its process had died before, and writes after the last flush may be lost; the device goes when its last user \
+                 closes it",
+            );
+            return Ok(());
+        };
+        return unflushed(&attachment, reason.clone());
     }
     if is_claimed(&attachment.device).unwrap_or(false) {
         let mounts = mounts_of(&attachment.device);
@@ -86,7 +102,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), DetachError> {
     let process = Pid::from_raw(attachment.pid).ok_or(DetachError::Process(io::ErrorKind::InvalidData.into()))?;
     let process = match pidfd_open(process, PidfdFlags::empty()) {
         Ok(process) => process,
-        Err(Errno::SRCH) => return Ok(()),
+        Err(Errno::SRCH) => return flushed(&attachment),
         Err(error) => return Err(DetachError::Process(error.into())),
     };
     pidfd_send_signal(&process, Signal::TERM).map_err(|error| DetachError::Process(error.into()))?;
@@ -94,8 +110,22 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), DetachError> {
     let ended = rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)));
     match ended.map_err(|error| DetachError::Process(error.into()))? {
         0 => Err(DetachError::Slow { device: attachment.device, log: registry::log_of(&attachment.name) }),
-        _ => Ok(()),
+        _ => flushed(&attachment),
     }
+}
+
+/// The process is gone: whether all that was written is at the server.
+fn flushed(attachment: &Attachment) -> Result<(), DetachError> {
+    match registry::take_failure(attachment) {
+        None => Ok(()),
+        Some(reason) => unflushed(attachment, reason),
+    }
+}
+
+fn unflushed(attachment: &Attachment, reason: String) -> Result<(), DetachError> {
+    registry::remove(&attachment.name);
+    let (name, log) = (attachment.name.clone(), registry::log_of(&attachment.name));
+    Err(DetachError::Unflushed { name, reason, log })
 }
 
 /// Where a device is mounted, as this process sees it.

@@ -5,7 +5,7 @@
 //! which have threads of their own.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,8 +41,30 @@ const UNLOCK: u32 = 2;
 struct Locks {
     /// Waits, by the request's number.
     waiting: HashMap<u64, (u64, LockRange)>,
-    /// Owners that have had POSIX locks of a file, by its handle's node: closing it tells the server.
-    owners: HashSet<(u64, u64)>,
+    /// Owners of `fcntl` locks: the file's node, the owner, and the handle that it locked through. The kernel says when a process
+    /// closes the file (FLUSH, with the process as the owner); a lock of an open file description ends with its handle (RELEASE).
+    owners: BTreeSet<(u64, u64, u64)>,
+}
+
+impl Locks {
+    /// A process closes a file: whether it may have locks of it.
+    fn take_owner(&mut self, node: u64, owner: u64) -> bool {
+        let of_owner: Vec<_> = self.owners.range((node, owner, 0)..=(node, owner, u64::MAX)).copied().collect();
+        for one in &of_owner {
+            self.owners.remove(one);
+        }
+        !of_owner.is_empty()
+    }
+
+    /// A handle is closed: owners that may have locks which they took through it.
+    fn take_handle(&mut self, node: u64, handle: u64) -> Vec<u64> {
+        let of_node = self.owners.range((node, 0, 0)..=(node, u64::MAX, u64::MAX));
+        let owners: Vec<_> = of_node.filter(|(_, _, through)| *through == handle).map(|(_, owner, _)| *owner).collect();
+        for owner in &owners {
+            self.owners.remove(&(node, *owner, handle));
+        }
+        owners
+    }
 }
 
 /// See the module.
@@ -170,6 +192,9 @@ impl Mounted {
                     let range = LockRange { whole: true, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };
                     let _ = client.lock(me, handle, range, LockKind::Unlock, false);
                 }
+                for owner in self.locks().take_handle(node, handle) {
+                    let _ = client.lock(me, handle, all_of(owner), LockKind::Unlock, false);
+                }
                 client.close_handle(handle);
                 return done(reply, Ok(()));
             }
@@ -259,10 +284,9 @@ impl Mounted {
         };
         match parsed.operation {
             Operation::Flush { handle, lock_owner } => {
-                let had = self.locks().owners.remove(&(parsed.node, lock_owner));
+                let had = self.locks().take_owner(parsed.node, lock_owner);
                 if had {
-                    let range = LockRange { whole: false, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };
-                    let _ = self.client.lock(me, handle, range, LockKind::Unlock, false);
+                    let _ = self.client.lock(me, handle, all_of(lock_owner), LockKind::Unlock, false);
                 }
                 done(reply, Ok(()))
             }
@@ -285,7 +309,7 @@ impl Mounted {
                     _ => LockKind::Unlock,
                 };
                 if !flock && kind != LockKind::Unlock {
-                    self.locks().owners.insert((parsed.node, owner));
+                    self.locks().owners.insert((parsed.node, owner, handle));
                 }
                 if !wait || kind == LockKind::Unlock {
                     return done(reply, self.client.lock(me, handle, range, kind, false));
@@ -327,6 +351,11 @@ impl Mounted {
         }
         Ok(())
     }
+}
+
+/// All ranges that an owner has locked.
+fn all_of(owner: u64) -> LockRange {
+    LockRange { whole: false, owner, pid: 0, start: 0, last: u64::MAX }
 }
 
 fn done_with(answer: impl FnOnce()) -> Result<(), (Errno, Reply)> {

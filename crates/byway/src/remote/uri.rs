@@ -118,6 +118,21 @@ impl RemoteUri {
         }
     }
 
+    /// The same with an absolute path of its socket, for a process that changes its directory.
+    ///
+    /// # Errors
+    /// The directory of this process is not to be had.
+    pub fn absolute(&self) -> std::io::Result<Self> {
+        let mut uri = self.clone();
+        let (Self::Native(ResourceName { node: NodeName::Unix(path) | NodeName::Shared(path), .. })
+        | Self::Nbd(NbdUri { address: NbdAddress::Unix(path), .. })) = &mut uri
+        else {
+            return Ok(uri);
+        };
+        *path = std::path::absolute(&*path)?;
+        Ok(uri)
+    }
+
     /// Whether it is to be reached over TLS.
     pub fn wants_tls(&self) -> bool {
         match self {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use byway_fabric::node::{Deadline, NodeOptions};
 use byway_reactor::Address;
 use byway_rpc::node::Rpc;
-use byway_rpc::protocol::CALLS_FILES;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::super::server::Shares;
 use super::super::wire::AttachResult;
 use super::*;
 
@@ -30,7 +30,7 @@ fn serve(rpc: &Rpc, lasting: usize) {
         } else if request.method == Method::Sync as u16 {
             held.push(request.token);
             if held.len() > lasting {
-                held.drain(..).for_each(|token| drop(token.reply(0, &[], &[])));
+                held.drain(..).for_each(|token| _ = token.reply(0, &[], &[]));
             }
         } else if request.method == Method::GetAttributes as u16 {
             request.token.reply(0, &[], entry.attributes.as_bytes()).unwrap();
@@ -45,7 +45,7 @@ fn serve(rpc: &Rpc, lasting: usize) {
 fn a_call_that_is_late_fails_alone() {
     let folder = tempfile::tempdir().unwrap();
     let at = Address::Unix(folder.path().join("socket"));
-    let rpc = Rpc::open_for(&NodeOptions::default(), vec![CALLS_FILES]).unwrap();
+    let rpc = Rpc::open_for(&NodeOptions::default(), vec![Shares::spoken(64)]).unwrap();
     rpc.node().listen(&at).unwrap();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(&rpc, 1));
