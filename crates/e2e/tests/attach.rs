@@ -199,6 +199,8 @@ fn fio_finds_its_own_bytes_although_the_server_is_killed() {
             "--iodepth=16",
         ])
         .args(["--fsync=64", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_backlog=256"])
+        // The state file would land in the working folder.
+        .arg("--verify_state_save=0")
         .arg(format!("--filename={}", attached.device()))
         .stdout(std::fs::File::create(at("said")).unwrap())
         .stderr(Stdio::null())
