@@ -55,7 +55,7 @@ mod tests {
             ("byway+unix:///share/a%20b?socket=/run/x", "byway+unix:///share?socket=/run/x", &["a b"]),
             ("byway://h:1/share", "byway://h:1/share", &[]),
             ("byway://h:1/", "byway://h:1/", &[]),
-            ("nbd://h/a%2Fb", "nbd://h/a%2Fb", &[]),
+            ("nbd://h/a/b", "nbd://h/a/b", &[]),
         ] {
             let uri: TreeUri = text.parse().unwrap();
             let expected: Vec<_> = path.iter().map(|name| name.as_bytes().to_vec()).collect();
