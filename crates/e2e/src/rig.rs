@@ -16,7 +16,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Starts it with these volumes, as in the configuration's list, and more flags.
+    /// Starts it with these volumes, as in the configuration's list, and more flags, in which `DIR` is the folder.
     ///
     /// # Panics
     /// If it does not get ready.
@@ -29,7 +29,9 @@ impl Rig {
         let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
         let base = ["--config", &config, "--ctl", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
         let doors = 3 + more.iter().filter(|flag| ["--listen", "--nbd"].contains(*flag)).count();
-        let server = Server::start(folder.path(), doors, &[&base[..], more].concat());
+        let more: Vec<_> = more.iter().map(|flag| flag.replace("DIR", &folder.path().display().to_string())).collect();
+        let more: Vec<_> = more.iter().map(String::as_str).collect();
+        let server = Server::start(folder.path(), doors, &[&base[..], &more].concat());
         Self { folder, server }
     }
 

@@ -115,13 +115,12 @@ fn lacks(tools: &[&'static str]) -> bool {
 
 /// A node with these volumes, and the URI of one on byway's own wire.
 fn node(volumes: &str, prepare: impl FnOnce(&Rig), volume: &str) -> (Rig, String) {
-    let socket = format!("/dev/shm/byway-attach-{}-{volume}", std::process::id());
-    let _ = std::fs::remove_file(&socket);
-    let rig = Rig::new("\"first=mem:1M\"", &["--listen", &format!("unix://{socket}")]);
+    let rig = Rig::new("\"first=mem:1M\"", &["--listen", "unix://DIR/native"]);
     prepare(&rig);
     rig.configure(&volumes.replace("DIR", rig.folder.path().to_str().unwrap()));
     rig.reload();
-    (rig, format!("byway+unix:///{volume}?socket={socket}"))
+    let uri = format!("byway+unix:///{volume}?socket={}", rig.path("native").display());
+    (rig, uri)
 }
 
 #[test]
