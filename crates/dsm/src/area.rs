@@ -46,6 +46,8 @@ pub(crate) struct Fault {
 #[derive(Debug)]
 pub(crate) struct Area {
     alias: usize,
+    /// Where the program's view is, once it is mapped.
+    view: Option<usize>,
     bytes: usize,
     userfault: Userfault,
     _file: OwnedFd,
@@ -77,7 +79,7 @@ impl Area {
         let fixed = flags | MapFlags::FIXED_NOREPLACE;
         // SAFETY: a new mapping that replaces none.
         let view = unsafe { mmap(with_exposed_provenance_mut(AREA_ADDRESS), bytes, rights, fixed, &file, 0) };
-        let area = Self { alias, bytes, userfault, _file: file };
+        let mut area = Self { alias, view: None, bytes, userfault, _file: file };
         let at = view.map_err(|error| if error == Errno::EXIST { AreaError::Address } else { error.into() })?;
         if at.expose_provenance() != AREA_ADDRESS {
             // A kernel that does not know the flag takes the address for a hint.
@@ -85,6 +87,7 @@ impl Area {
             let _ = unsafe { munmap(at, bytes) };
             return Err(AreaError::Address);
         }
+        area.view = Some(AREA_ADDRESS);
         let modes = Modes::MISSING.and(Modes::MINOR).and(Modes::WRITE_PROTECT);
         // A child of a fork would share the file's pages and not the protocol.
         // SAFETY: the view just made, which nothing refers to; advice that changes no contents.
@@ -173,11 +176,36 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        self.userfault.unregister(AREA_ADDRESS..AREA_ADDRESS + self.bytes);
-        // SAFETY: the mappings of `new`. The job has no segments any more (they borrow it), and the pager has ended.
-        unsafe {
-            let _ = munmap(with_exposed_provenance_mut(AREA_ADDRESS), self.bytes);
-            let _ = munmap(with_exposed_provenance_mut(self.alias), self.bytes);
+        if let Some(view) = self.view {
+            self.userfault.unregister(view..view + self.bytes);
+            // SAFETY: the mapping of `new`. The job has no segments any more (they borrow it), and the pager has ended.
+            let _ = unsafe { munmap(with_exposed_provenance_mut(view), self.bytes) };
         }
+        // SAFETY: the other mapping of `new`, which only the pager has used.
+        let _ = unsafe { munmap(with_exposed_provenance_mut(self.alias), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use byway_skip::{SkipReason, skip_this};
+
+    use super::*;
+
+    #[test]
+    fn memory_that_lies_there_already_stays() {
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+        let there = with_exposed_provenance_mut(AREA_ADDRESS);
+        // SAFETY: a new mapping that replaces none.
+        let there = unsafe { rustix::mm::mmap_anonymous(there, PAGE_BYTES, rights, flags) }.unwrap().cast::<u8>();
+        // SAFETY: the mapping just made.
+        unsafe { there.write_volatile(7) };
+        match Area::new(4) {
+            Err(AreaError::Address) => {}
+            Err(AreaError::Userfault(error)) => skip_this(SkipReason::Machine(&error.to_string())),
+            other => panic!("{other:?}"),
+        }
+        // SAFETY: the same mapping; without it, the test ends by a signal.
+        assert_eq!(unsafe { there.read_volatile() }, 7);
     }
 }
