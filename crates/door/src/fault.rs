@@ -2,7 +2,7 @@
 //!
 //! The pager is a process of its own. Each program that it pages has a helper ([`helper`](byway_reactor::userfault::helper)), which is loaded
 //! before the program begins, hands over the program's userfaultfd, and moves pages out as it is told. Why a process and not a thread of
-//! the program: docs/decisions/0043.
+//! the program: docs/decisions/0037.
 //!
 //! Mappings are found by looking (/proc/PID/maps), since the kernel tells of what becomes of watched mappings, and not of new ones. Until
 //! the programs have half of the limit nothing is watched, and costs nothing.

@@ -6,7 +6,7 @@
 //! that is driven by an event loop takes the parts without the driver.
 //!
 //! The kernel's write-back cache is off: with it, a write after an invalidation dirties a page of the page cache without asking
-//! the file system (docs/decisions/0040).
+//! the file system (docs/decisions/0035).
 
 pub mod abi;
 pub mod channel;

@@ -1,4 +1,4 @@
-//! Decisions are numbered, no two alike. Parts that are built side by side have ranges of numbers, so there may be gaps.
+//! Decisions are numbered in the order in which they were taken, without gaps.
 
 use super::{Finding, tree::Tree};
 
@@ -18,9 +18,9 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         // The paths come in order, so numbers of four digits do too.
         let number = name.split_once('-').filter(|(digits, _)| digits.len() == 4);
         match number.and_then(|(digits, _)| digits.parse::<usize>().ok()) {
-            Some(number) if number >= next => next = number + 1,
+            Some(number) if number == next => next += 1,
             Some(number) => {
-                let remedy = format!("numbered {number:04}, expected {next:04} or more: no number twice");
+                let remedy = format!("numbered {number:04}, expected {next:04}: number without gaps");
                 findings.push(Finding::new(path, 1, "decisions", remedy));
                 next = number + 1;
             }
@@ -44,9 +44,9 @@ mod tests {
     }
 
     #[test]
-    fn twins_and_missing_numbers_are_found() {
+    fn gaps_twins_and_missing_numbers_are_found() {
         assert_eq!(findings(&["README.md", "0001-a.md", "0002-b.md"]), 0);
-        assert_eq!(findings(&["0001-a.md", "0003-b.md"]), 0);
+        assert_eq!(findings(&["0001-a.md", "0003-b.md"]), 1);
         assert_eq!(findings(&["0001-a.md", "0001-b.md"]), 1);
         assert_eq!(findings(&["0001-a.md", "why.md"]), 1);
     }
