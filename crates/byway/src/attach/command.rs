@@ -232,7 +232,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     let (file, device) = make_device(&mount, &info, (name, uri))?;
     // The file is enough from here on.
     drop(mount);
-    // All of it, also what comes later: a page that is fetched back from a disk on this device would wait for itself.
+    // Lock all pages, also future ones: if a page of this process were swapped to this device, reading it back would wait for this process.
     if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         tracing::warn!(%error, "memory cannot be locked: do not swap to this device");
     }

@@ -71,7 +71,7 @@ fn shown(mounts: &[String]) -> String {
     if mounts.is_empty() { String::new() } else { format!(" (mounted on {})", mounts.join(", ")) }
 }
 
-/// Detaches a volume, and waits until what was written has reached its server.
+/// Detaches a volume, and waits until all writes have reached the server.
 ///
 /// # Errors
 /// See [`DetachError`].

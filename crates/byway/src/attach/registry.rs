@@ -31,7 +31,7 @@ pub(super) struct Attachment {
     pub pid: i32,
     /// Bytes of the volume when it was attached.
     pub bytes: u64,
-    /// Why the device ended with what was written perhaps not at the server.
+    /// Why the device ended before the server had confirmed all writes.
     pub failed: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl Claim {
         self.file.write_all(serde_json::json!(attachment).to_string().as_bytes())
     }
 
-    /// Writes down what was attached, and makes the link to the device.
+    /// Writes the attachment to its file, and makes the link to the device.
     pub(super) fn publish(&mut self, attachment: Attachment) -> io::Result<()> {
         self.write(&attachment)?;
         let link = Path::new(LINKS).join(&attachment.name);

@@ -61,7 +61,7 @@ pub(super) struct VolumeFile {
     may_have_requests: bool,
     /// Requests that found no frame, or no place at the client.
     waiting: VecDeque<Waiting>,
-    /// [`VolumeFile::progress`] when what waits was tried last.
+    /// [`VolumeFile::progress`] at the last try of the waiting requests.
     tried_at: u64,
     /// Answers of the client so far.
     answered: u64,

@@ -1,4 +1,4 @@
-//! Requests on the volume's file: what is answered at once, and what the volume's client is asked.
+//! Requests on the volume's file: some are answered at once, the others become requests of the volume's client.
 
 use std::rc::Rc;
 use std::time::Duration;
