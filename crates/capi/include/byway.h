@@ -95,6 +95,9 @@
 // Devices move the bytes; the peer's processor has no part in it.
 #define BYWAY_ONE_SIDED_NATIVE 2
 
+// A process's part in a job. Threads may share it.
+struct byway_dsm_job;
+
 // Completions of the operations that were added to it.
 struct byway_group;
 
@@ -115,6 +118,22 @@ struct byway_request;
 
 // A window that is open to a peer.
 struct byway_window;
+
+// What a process has counted.
+struct byway_dsm_counters {
+  // Faults by loads.
+  uint64_t read_faults;
+  // Faults by stores.
+  uint64_t write_faults;
+  // Pages that came from other processes.
+  uint64_t pages_received;
+  // Pages that were sent to other processes.
+  uint64_t pages_sent;
+  // Copies that were given up for another process's store.
+  uint64_t invalidations;
+  // Messages to other processes, pages included.
+  uint64_t messages;
+};
 
 // A range of memory.
 struct byway_segment {
@@ -216,6 +235,66 @@ struct byway_capabilities {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Joins the job that this process was started for, and waits for its other processes; once in a process. Says on standard error why
+// it could not. End it with `byway_dsm_finish`.
+//
+// # Safety
+// `job` can be written.
+int byway_dsm_init(struct byway_dsm_job **job);
+
+// This process's number, from 0; negative if `job` is null.
+//
+// # Safety
+// `job` is null or of `byway_dsm_init`.
+int byway_dsm_rank(const struct byway_dsm_job *job);
+
+// How many processes the job has; negative if `job` is null.
+//
+// # Safety
+// `job` is null or of `byway_dsm_init`.
+int byway_dsm_ranks(const struct byway_dsm_job *job);
+
+// Maps the segment of this name (1 to 64 bytes), zeroes at first, at the same address in every process, and gives the address. All processes
+// give the same size. It stays until `byway_dsm_finish`. `BYWAY_E_RANGE`: it has another size, or does not fit.
+//
+// # Safety
+// `job` is of `byway_dsm_init`; `name` ends with a zero byte; `address` can be written.
+int byway_dsm_segment(const struct byway_dsm_job *job,
+                      const char *name,
+                      uintptr_t bytes,
+                      uint8_t **address);
+
+// Waits for a lock. Processes, and threads of one process, have it one after the other.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_lock(const struct byway_dsm_job *job, uint32_t lock);
+
+// Gives a lock back that this process has. One that it does not have is left alone.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_unlock(const struct byway_dsm_job *job, uint32_t lock);
+
+// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process does.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_barrier(const struct byway_dsm_job *job,
+                      uint32_t barrier);
+
+// What this process has counted.
+//
+// # Safety
+// `job` is of `byway_dsm_init`; `counters` can be written.
+int byway_dsm_statistics(const struct byway_dsm_job *job, struct byway_dsm_counters *counters);
+
+// Waits until every process is here, leaves the job and frees `job`. A process that ends without this ends the job for all.
+//
+// # Safety
+// `job` is of `byway_dsm_init`; neither it nor a segment is used after.
+int byway_dsm_finish(struct byway_dsm_job *job);
 
 // What a code says, in English; never null, and never freed.
 const char *byway_error_text(int code);

@@ -6,6 +6,7 @@
 //! but for being freed.
 
 mod call;
+mod dsm;
 mod error;
 mod feedback;
 mod group;
@@ -17,6 +18,10 @@ pub use call::{
     byway_answer, byway_call, byway_call_start, byway_delegate, byway_next_call, byway_request,
     byway_request_arguments, byway_request_free, byway_request_is_cancelled, byway_request_method,
     byway_request_payload, byway_request_session, byway_request_windows,
+};
+pub use dsm::{
+    byway_dsm_barrier, byway_dsm_counters, byway_dsm_finish, byway_dsm_init, byway_dsm_job, byway_dsm_lock,
+    byway_dsm_rank, byway_dsm_ranks, byway_dsm_segment, byway_dsm_statistics, byway_dsm_unlock,
 };
 pub use error::byway_error_text;
 pub use feedback::{

@@ -6,7 +6,8 @@ use std::process::Command;
 #[path = "../install.rs"]
 mod install;
 
-const FILES: [&str; 7] = ["error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
+const FILES: [&str; 8] =
+    ["dsm.rs", "error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
 
 fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -55,6 +56,14 @@ fn library() -> PathBuf {
 
 /// Compiles an example with `arguments` and runs it; what it printed. `None`, said aloud, without a compiler.
 fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<String> {
+    let (_folder, program) = compile(name, arguments)?;
+    let ran = Command::new(&program).env("LD_LIBRARY_PATH", libraries).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    Some(String::from_utf8(ran.stdout).unwrap())
+}
+
+/// The program, in a folder that is removed with the first.
+fn compile(name: &str, arguments: &[String]) -> Option<(tempfile::TempDir, PathBuf)> {
     if Command::new("cc").arg("--version").output().is_err() {
         byway_skip::skip_this(byway_skip::SkipReason::MissingTool("cc"));
         return None;
@@ -67,9 +76,24 @@ fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<Str
     compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
     let compiled = compile.output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let ran = Command::new(&program).env("LD_LIBRARY_PATH", libraries).output().unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    Some(String::from_utf8(ran.stdout).unwrap())
+    Some((out, program))
+}
+
+#[test]
+fn processes_in_c_share_memory() {
+    use byway_dsm::launch::{JobEnd, Launch};
+    use byway_reactor::userfault::{Features, Userfault};
+    if Userfault::open(Features::MINOR_SHARED.and(Features::WRITE_PROTECT_SHARED), true).is_err() {
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine(
+            "the kernel refuses userfaultfd of shared memory",
+        ));
+    }
+    let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
+    let Some((_folder, program)) = compile("shared", &arguments) else { return };
+    let mut lines = Vec::new();
+    let job = Launch::new(3, program).start().unwrap();
+    let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
+    assert_eq!((end, lines), (JobEnd::Well, vec!["3 processes counted to 300".to_owned()]));
 }
 
 const EXAMPLES: [(&str, &str); 2] =

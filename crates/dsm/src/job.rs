@@ -107,8 +107,21 @@ impl Job {
     /// # Errors
     /// `Misuse`: too many calls wait.
     pub fn lock(&self, lock: u32) -> Result<LockGuard<'_>, CallError> {
-        self.call(|call| Command::Lock(lock, call))?;
+        self.acquire(lock)?;
         Ok(LockGuard { commands: &self.commands, lock })
+    }
+
+    /// As [`Job::lock`], for callers without guards: the lock is theirs until [`Job::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire(&self, lock: u32) -> Result<(), CallError> {
+        self.call(|call| Command::Lock(lock, call)).map(|_| ())
+    }
+
+    /// Gives a lock of [`Job::acquire`] back. One that this process does not have is left alone.
+    pub fn release(&self, lock: u32) {
+        self.commands.push(Command::Unlock(lock));
     }
 
     /// Waits until every process has reached the barrier. One thread of each does.

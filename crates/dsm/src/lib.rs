@@ -44,7 +44,7 @@ pub use self::area::AreaError;
 pub use self::environment::{EnvironmentError, Wire};
 pub use self::job::{CallError, Job, LockGuard, Segment};
 pub use self::join::JoinError;
-pub use byway_service::dsm::{Counters, SegmentRefused};
+pub use byway_service::dsm::{Counters, Misuse, SegmentRefused};
 
 /// The exit status of a process whose job has ended because another process has gone.
 pub const EXIT_JOB_ENDED: i32 = 70;

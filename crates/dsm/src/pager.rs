@@ -149,7 +149,7 @@ impl Pager {
                 Command::Lock(lock, call) => self.call(call, |machine, ticket| machine.lock(lock, ticket)),
                 Command::Barrier(barrier, call) => self.call(call, |machine, ticket| machine.barrier(barrier, ticket)),
                 Command::Map(name, pages, call) => self.call(call, |machine, ticket| machine.map(&name, pages, ticket)),
-                // Guards alone send it, once.
+                // A guard sends it once; of others a lock that this process does not have is left alone.
                 Command::Unlock(lock) => drop(self.machine.unlock(lock)),
                 Command::Count(call) => call.answer(Answer::Counted(self.machine.counters())),
                 Command::Leave => return Err(Ending::Leave),

@@ -110,6 +110,17 @@ fn a_job_ends_by_name_when_a_process_is_killed() {
     }
 }
 
+#[test]
+fn faults_locks_and_barriers_are_timed() {
+    if !can_run() {
+        return;
+    }
+    for wire in WIRES {
+        let (end, lines) = run(&launch(2, wire, "latency", &["50"]));
+        assert_eq!((end, lines.len()), (JobEnd::Well, 6), "{wire:?}: {lines:?}");
+    }
+}
+
 /// The litmus programs on real processes: 10,000 rounds over shared memory and 2,000 over TCP, a hundred times as many with
 /// `BYWAY_LONG`. SB is run with fences, since an x86 processor's store buffer may show without.
 #[test]

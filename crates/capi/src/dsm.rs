@@ -1,0 +1,194 @@
+//! Shared memory between the processes of a job (`byway dsm run`).
+
+use std::ffi::{CStr, c_char, c_int};
+
+use byway_dsm::{CallError, Job, JoinError};
+
+use crate::error::{BYWAY_E_BUSY, BYWAY_E_INVALID, BYWAY_E_RANGE, BYWAY_E_SYSTEM, Code, Place, borrow, guard};
+
+/// A process's part in a job. Threads may share it.
+#[expect(non_camel_case_types, reason = "C's name")]
+pub struct byway_dsm_job(Job);
+
+/// What a process has counted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct byway_dsm_counters {
+    /// Faults by loads.
+    pub read_faults: u64,
+    /// Faults by stores.
+    pub write_faults: u64,
+    /// Pages that came from other processes.
+    pub pages_received: u64,
+    /// Pages that were sent to other processes.
+    pub pages_sent: u64,
+    /// Copies that were given up for another process's store.
+    pub invalidations: u64,
+    /// Messages to other processes, pages included.
+    pub messages: u64,
+}
+
+impl From<JoinError> for Code {
+    fn from(error: JoinError) -> Self {
+        Self(match error {
+            JoinError::Environment(_) | JoinError::Joined => BYWAY_E_INVALID,
+            _ => BYWAY_E_SYSTEM,
+        })
+    }
+}
+
+impl From<CallError> for Code {
+    fn from(error: CallError) -> Self {
+        Self(match error {
+            CallError::Misuse(byway_dsm::Misuse::TooMany | byway_dsm::Misuse::AtBarrier { .. }) => BYWAY_E_BUSY,
+            CallError::Segment(_) => BYWAY_E_RANGE,
+            _ => BYWAY_E_INVALID,
+        })
+    }
+}
+
+/// A name of C's.
+///
+/// # Safety
+/// `text` is null or ends with a zero byte, and nobody changes it during the call.
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
+    if text.is_null() {
+        return Err(Code(BYWAY_E_INVALID));
+    }
+    // SAFETY: not null, and ends with a zero byte by the caller's word.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Code(BYWAY_E_INVALID))
+}
+
+/// Joins the job that this process was started for, and waits for its other processes; once in a process. Says on standard error why
+/// it could not. End it with `byway_dsm_finish`.
+///
+/// # Safety
+/// `job` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_init(job: *mut *mut byway_dsm_job) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let place = unsafe { Place::at(job)? };
+        let joined = Job::join().inspect_err(|error| eprintln!("byway: {error}"))?;
+        place.give(Box::into_raw(Box::new(byway_dsm_job(joined))));
+        Ok(0)
+    })
+}
+
+/// This process's number, from 0; negative if `job` is null.
+///
+/// # Safety
+/// `job` is null or of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_rank(job: *const byway_dsm_job) -> c_int {
+    // SAFETY: by the caller's word.
+    guard(|| Ok(c_int::from(unsafe { borrow(job)? }.0.rank())))
+}
+
+/// How many processes the job has; negative if `job` is null.
+///
+/// # Safety
+/// `job` is null or of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_ranks(job: *const byway_dsm_job) -> c_int {
+    // SAFETY: by the caller's word.
+    guard(|| Ok(c_int::from(unsafe { borrow(job)? }.0.ranks())))
+}
+
+/// Maps the segment of this name (1 to 64 bytes), zeroes at first, at the same address in every process, and gives the address. All processes
+/// give the same size. It stays until `byway_dsm_finish`. `BYWAY_E_RANGE`: it has another size, or does not fit.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`; `name` ends with a zero byte; `address` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_segment(
+    job: *const byway_dsm_job,
+    name: *const c_char,
+    bytes: usize,
+    address: *mut *mut u8,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (job, name, place) = unsafe { (borrow(job)?, text(name)?, Place::at(address)?) };
+        place.give(job.0.segment(name, bytes)?.as_ptr());
+        Ok(0)
+    })
+}
+
+/// Waits for a lock. Processes, and threads of one process, have it one after the other.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_lock(job: *const byway_dsm_job, lock: u32) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(job)? }.0.acquire(lock)?;
+        Ok(0)
+    })
+}
+
+/// Gives a lock back that this process has. One that it does not have is left alone.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_unlock(job: *const byway_dsm_job, lock: u32) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(job)? }.0.release(lock);
+        Ok(0)
+    })
+}
+
+/// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process does.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_barrier(job: *const byway_dsm_job, barrier: u32) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(job)? }.0.barrier(barrier)?;
+        Ok(0)
+    })
+}
+
+/// What this process has counted.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`; `counters` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_statistics(job: *const byway_dsm_job, counters: *mut byway_dsm_counters) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (job, place) = unsafe { (borrow(job)?, Place::at(counters)?) };
+        let byway_dsm::Counters { read_faults, write_faults, pages_received, pages_sent, invalidations, messages } =
+            job.0.counters();
+        place.give(byway_dsm_counters {
+            read_faults,
+            write_faults,
+            pages_received,
+            pages_sent,
+            invalidations,
+            messages,
+        });
+        Ok(0)
+    })
+}
+
+/// Waits until every process is here, leaves the job and frees `job`. A process that ends without this ends the job for all.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`; neither it nor a segment is used after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_finish(job: *mut byway_dsm_job) -> c_int {
+    guard(|| {
+        if job.is_null() {
+            return Err(Code(BYWAY_E_INVALID));
+        }
+        // SAFETY: made by `Box::into_raw`, and freed once, by the caller's word.
+        unsafe { Box::from_raw(job) }.0.finish()?;
+        Ok(0)
+    })
+}
