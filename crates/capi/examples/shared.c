@@ -1,4 +1,4 @@
-/* Processes that share memory: byway dsm run -n 2 -- ./shared. Each adds 1 to a counter 100 times, under a lock. */
+/* Shared memory between processes: byway dsm run -n 2 -- ./shared. Each process adds 1 to a counter 100 times, under a lock. */
 
 #include <byway.h>
 #include <stdint.h>
