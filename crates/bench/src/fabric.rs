@@ -23,10 +23,10 @@ pub use self::part::{Mode, Store, Wire};
 use self::part::{Order, Part, Role, Started, Told, tell};
 use self::report::{Point, Report};
 use self::sink::Sink;
-use crate::config::parse_io;
 use crate::limits::{BENCH_CLIENTS_MAX, BENCH_POINTS_MAX};
 use crate::parent;
-use crate::units::parse_size;
+use byway_remote::parse_io;
+use byway_remote::units::parse_size;
 
 /// How long clients write before it counts: slow start, page faults of first use.
 const WARM_UP: Duration = Duration::from_millis(500);

@@ -1,19 +1,28 @@
 //! `byway bench`: what is measured on this machine.
 
-pub mod fabric;
-pub mod volume;
+#![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+#![allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 
+pub mod fabric;
+pub mod figures;
+mod help;
+mod limits;
+mod parent;
+mod statistics;
+pub mod volume;
+mod workplace;
+
+use std::error::Error;
 use std::time::Duration;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use self::fabric::{FabricBenchArguments, FabricBenchError};
+use self::figures::{FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError};
 use self::volume::{VolumeBenchArguments, VolumeBenchError};
-use crate::figures::{
-    self, FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError,
-};
-use crate::help;
-use crate::serve::ServeError;
+
+pub use self::workplace::Workplace;
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
@@ -40,6 +49,26 @@ pub enum BenchCommand {
     /// The node that computes and answers calls; started by `byway bench figures`
     #[command(hide = true)]
     Responder(ResponderArguments),
+    /// A node; started by `byway bench figures` and `byway demo`
+    #[command(hide = true)]
+    Node(MeasuredNode),
+}
+
+/// A node that ends with the process that has started it.
+#[derive(Args, Debug)]
+pub struct MeasuredNode {
+    /// End when this process, the parent, ends
+    #[arg(long, value_name = "PID")]
+    pub end_with: i32,
+    /// Send long reads from disk in slices of so many bytes
+    #[arg(long, value_name = "SIZE", value_parser = byway_remote::units::parse_size)]
+    pub slice: Option<u64>,
+    /// Memory for payloads between a store and the wire
+    #[arg(long, value_name = "SIZE", value_parser = byway_remote::units::parse_size)]
+    pub staging: Option<u64>,
+    /// The arguments of `byway serve`
+    #[arg(last = true)]
+    pub serve: Vec<String>,
 }
 
 /// Why there are no figures.
@@ -54,31 +83,43 @@ pub enum BenchError {
     /// `bench figures`.
     #[error(transparent)]
     Figures(#[from] FiguresError),
-    /// The program beside a node.
-    #[error(transparent)]
-    MemoryProgram(#[from] ServeError),
+    /// A process that a measurement has started cannot end with it.
+    #[error("cannot end with the process that started this: {0}")]
+    EndWith(std::io::Error),
     /// The node that computes.
     #[error(transparent)]
     Responder(#[from] ResponderError),
 }
 
-/// Runs it.
+/// Runs it; `serve` is a node, which the program on top of this crate has.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub fn run(command: &BenchCommand) -> Result<(), BenchError> {
+/// See [`BenchError`]; and those of `serve`.
+pub fn run(
+    command: &BenchCommand,
+    serve: fn(&MeasuredNode) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    if let BenchCommand::Node(node) = command {
+        parent::end_with(node.end_with).map_err(BenchError::EndWith)?;
+        return serve(node);
+    }
+    Ok(measure(command)?)
+}
+
+fn measure(command: &BenchCommand) -> Result<(), BenchError> {
     match command {
         BenchCommand::Volume(arguments) => Ok(volume::run(arguments)?),
         BenchCommand::Fabric(arguments) => Ok(fabric::run(arguments)?),
         BenchCommand::FabricPart { part } => Ok(fabric::run_part(part)?),
         BenchCommand::Figures(arguments) => Ok(figures::run(arguments)?),
-        BenchCommand::MemoryProgram(arguments) => Ok(figures::run_memory_program(*arguments)?),
+        BenchCommand::MemoryProgram(arguments) => figures::run_memory_program(*arguments).map_err(BenchError::EndWith),
         BenchCommand::Responder(arguments) => Ok(figures::run_responder(arguments)?),
+        BenchCommand::Node(_) => Ok(()),
     }
 }
 
 /// CPU time of this process, user and system.
-pub(crate) fn own_cpu() -> Duration {
+pub fn own_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

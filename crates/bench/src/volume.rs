@@ -14,11 +14,11 @@ use serde::Serialize;
 
 use self::server::{CostError, ServerCost};
 use super::own_cpu;
-use crate::config::{http_address, parse_io};
-use crate::output;
-use crate::remote::{self, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
-use crate::tls::ClientTlsArguments;
-use crate::units::{parse_size, show_size};
+use byway_remote::output;
+use byway_remote::tls::ClientTlsArguments;
+use byway_remote::units::{parse_size, show_size};
+use byway_remote::{self as remote, Remote, RemoteDone, RemoteError, RemoteOptions, RemoteUri, TransferError};
+use byway_remote::{http_address, parse_io};
 
 /// The class of the first connection's tokens; the others follow.
 const CLASS: u8 = 0x30;

@@ -12,14 +12,14 @@ const INTERRUPTED: i32 = 130;
 
 /// A new folder that only this user can enter; removed when this is dropped, and when a signal ends the process.
 #[derive(Debug)]
-pub(crate) struct Workplace {
+pub struct Workplace {
     folder: PathBuf,
     is_interrupted: Arc<AtomicBool>,
 }
 
 impl Workplace {
     /// Makes it in `within`; `purpose` is a word for its name, and for what is said when a signal comes.
-    pub(crate) fn new(within: &Path, purpose: &'static str) -> io::Result<Self> {
+    pub fn new(within: &Path, purpose: &'static str) -> io::Result<Self> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
         let folder = within.join(format!("byway-{purpose}-{:016x}", u64::from_ne_bytes(random)));
@@ -33,7 +33,7 @@ impl Workplace {
                 interrupted.store(true, Ordering::SeqCst);
                 // What is being made at this very moment can be in the way, once.
                 let _ = std::fs::remove_dir_all(&doomed).or_else(|_| std::fs::remove_dir_all(&doomed));
-                crate::output::note(format_args!("{purpose}: interrupted; what it made is removed"));
+                byway_remote::output::note(format_args!("{purpose}: interrupted; what it made is removed"));
                 std::process::exit(INTERRUPTED);
             }
         })?;
@@ -42,12 +42,12 @@ impl Workplace {
     }
 
     /// The folder.
-    pub(crate) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Makes an image of `bytes` that nothing can shrink.
-    pub(crate) fn make_image(&self, name: &str, bytes: u64) -> io::Result<PathBuf> {
+    pub fn make_image(&self, name: &str, bytes: u64) -> io::Result<PathBuf> {
         let path = self.folder.join(name);
         let mut out = BufWriter::with_capacity(1 << 20, File::create_new(&path)?);
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use byway_bench::{BenchCommand, MeasuredNode};
 use byway_reactor::IoChoice;
 use byway_service::block::spec::{Stage, VolumeName};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -11,9 +12,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::attach::{self, AttachArguments, DetachArguments};
-use crate::bench::{self, BenchCommand};
 use crate::check;
-use crate::config::{TlsMode, http_address, parse_io, parse_stage};
+use crate::config::{TlsMode, parse_stage};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
@@ -150,13 +150,13 @@ pub struct ServeArguments {
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<String>,
     /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]
-    #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = byway_remote::http_address)]
     pub http: Option<SocketAddr>,
     /// The control socket, for `byway ctl` [default: nowhere]
     #[arg(long, value_name = "PATH")]
     pub ctl: Option<PathBuf>,
     /// What the event loops stand on: auto, uring or epoll [default: auto]
-    #[arg(long, value_name = "BACKEND", value_parser = parse_io)]
+    #[arg(long, value_name = "BACKEND", value_parser = byway_remote::parse_io)]
     pub io: Option<IoChoice>,
     /// Memory for data in flight, in bytes, for all loops together; at least 4M [default: 64M]
     ///
@@ -227,9 +227,6 @@ pub struct ServeArguments {
     /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
-    /// For nodes that this program starts itself.
-    #[command(flatten)]
-    pub measuring: MeasuringArguments,
 }
 
 /// Refuses a volume without `--volume`, or without a name.
@@ -242,28 +239,6 @@ fn refuse_unnamed(text: &str) -> Result<String, String> {
     Err(format!("a volume has a name; write --volume {name}={text}"))
 }
 
-/// Flags of nodes that `byway bench figures` and `byway demo` start. They are not shown.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct MeasuringArguments {
-    /// End when this process, the parent, ends
-    #[arg(long, hide = true, value_name = "PID")]
-    pub end_with: Option<i32>,
-    /// Tell long reads from disk in slices of so many bytes
-    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_size)]
-    pub slice: Option<u64>,
-    /// Memory for what is on its way from a store to the wire
-    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_size)]
-    pub staging: Option<u64>,
-}
-
-impl MeasuringArguments {
-    /// What a node does of it.
-    pub fn node(&self) -> Measuring {
-        let staging_bytes = self.staging.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        Measuring { slice_bytes: self.slice, staging_bytes }
-    }
-}
-
 /// Runs the program. The exit code is 0 when it did what it was asked, 1 when it could not, 2 for a bad command line, 130 when a
 /// signal stopped a copy.
 pub fn run() -> ExitCode {
@@ -274,7 +249,9 @@ pub fn run() -> ExitCode {
         Command::Serve(arguments) if arguments.check => {
             check::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from)
         }
-        Command::Serve(arguments) => serve::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Serve(arguments) => {
+            serve::run(&arguments, Measuring::default()).map(|()| ExitCode::SUCCESS).map_err(Failure::from)
+        }
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Copy(arguments) => copy::run(&arguments).map_err(Failure::from),
         Command::Far(arguments) => far::run(&arguments).map_err(Failure::from),
@@ -287,7 +264,7 @@ pub fn run() -> ExitCode {
         Command::Mount(arguments) => mount::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Umount(arguments) => mount::umount(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Dsm(command) => dsm::run(&command).map_err(Failure::from),
-        Command::Bench(command) => bench::run(&command).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Bench(command) => byway_bench::run(&command, measured_node).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Completions { shell } => {
             // It panics where it cannot write.
@@ -314,6 +291,14 @@ fn harmless(text: &str) -> String {
 }
 
 type Failure = Box<dyn std::error::Error>;
+
+/// A node that a measurement or the demonstration has started.
+fn measured_node(node: &MeasuredNode) -> Result<(), Failure> {
+    let words = ["byway", "serve"].into_iter().chain(node.serve.iter().map(String::as_str));
+    let Command::Serve(arguments) = Cli::try_parse_from(words)?.command else { return Ok(()) };
+    let staging_bytes = node.staging.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    Ok(serve::run(&arguments, Measuring { slice_bytes: node.slice, staging_bytes })?)
+}
 
 fn man(directory: &std::path::Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)

@@ -206,9 +206,15 @@ impl Configuration {
         }
         let listen = listeners(&form.listen, BYWAY_PORT, &at("listen"))?;
         let nbd = nbd_listeners(&form.nbd, &at("nbd"))?;
-        let http = form.http.as_deref().map(|text| http_address(text).map_err(|e| value(at("http"), e))).transpose()?;
-        let io =
-            form.io.as_deref().map_or(Ok(IoChoice::Auto), |text| parse_io(text).map_err(|e| value(at("io"), e)))?;
+        let http = form
+            .http
+            .as_deref()
+            .map(|text| byway_remote::http_address(text).map_err(|e| value(at("http"), e)))
+            .transpose()?;
+        let io = form
+            .io
+            .as_deref()
+            .map_or(Ok(IoChoice::Auto), |text| byway_remote::parse_io(text).map_err(|e| value(at("io"), e)))?;
         let frame_bytes = match &form.frames {
             Some(text) => units::parse_size(text).map_err(|error| value(at("frames"), error))?,
             None => DEFAULT_FRAME_BYTES,
@@ -510,16 +516,6 @@ fn nbd_listeners(texts: &[String], at: &str) -> Result<Vec<Listen>, ConfigError>
     }
 }
 
-/// Reads `--http` and `--metrics`: an address and a port.
-///
-/// # Errors
-/// In words.
-pub fn http_address(text: &str) -> Result<SocketAddr, String> {
-    // As `byway serve` prints it.
-    let address = text.strip_prefix("http://").unwrap_or(text);
-    address.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
-}
-
 /// Reads `--stage`.
 ///
 /// # Errors
@@ -529,19 +525,6 @@ pub fn parse_stage(text: &str) -> Result<Stage, String> {
         "memory" => Ok(Stage::Memory),
         "device" => Ok(Stage::Device),
         _ => Err(format!("`{text}` is none of memory, device")),
-    }
-}
-
-/// Reads `--io`.
-///
-/// # Errors
-/// In words.
-pub fn parse_io(text: &str) -> Result<IoChoice, String> {
-    match text {
-        "auto" => Ok(IoChoice::Auto),
-        "uring" => Ok(IoChoice::Uring),
-        "epoll" => Ok(IoChoice::Epoll),
-        _ => Err(format!("`{text}` is none of auto, uring, epoll")),
     }
 }
 

@@ -14,7 +14,6 @@ use byway_service::file::client::ClientError;
 use clap::Args;
 use serde::Serialize;
 
-use crate::config::parse_io;
 use crate::limits::INFO_EXTENTS_MAX;
 use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, TreeUri};
 use crate::tls::ClientTlsArguments;
@@ -36,7 +35,7 @@ pub struct LsArguments {
     #[command(flatten)]
     pub tls: ClientTlsArguments,
     /// What the event loop stands on: auto, uring or epoll
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON
     #[arg(long)]
@@ -54,7 +53,7 @@ pub struct InfoArguments {
     #[command(flatten)]
     pub tls: ClientTlsArguments,
     /// What the event loop stands on: auto, uring or epoll
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON
     #[arg(long)]

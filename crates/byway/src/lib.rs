@@ -5,12 +5,9 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod address;
 pub mod admission;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod attach;
-#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
-pub mod bench;
 pub mod check;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod cli;
@@ -26,8 +23,6 @@ pub mod dsm;
 pub mod executable;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod far;
-#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
-pub mod figures;
 mod help;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod inspect;
@@ -39,13 +34,11 @@ pub mod memory;
 mod mount;
 pub mod node;
 pub mod opener;
-pub mod output;
-mod parent;
 pub mod reload;
-pub mod remote;
 pub mod serve;
 pub mod spec;
-mod statistics;
 pub mod supervisor;
 pub mod tls;
-pub mod units;
+
+pub(crate) use byway_remote::uri::address;
+pub(crate) use byway_remote::{self as remote, output, units};

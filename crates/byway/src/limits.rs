@@ -102,18 +102,6 @@ pub const CONTROL_REQUEST_BYTES_MAX: u64 = 4 << 10;
 /// are in the sums. Addresses come and go; what a scraper keeps is bounded by this and by how often they change.
 pub const PEERS_REPORTED_MAX: usize = 16;
 
-/// Clients of one point of `byway bench fabric`; more are refused. Each has up to two connections and 128 KiB of memory.
-pub const BENCH_CLIENTS_MAX: i64 = 1024;
-
-/// Points of `byway bench fabric`; more are refused.
-pub const BENCH_POINTS_MAX: usize = 64;
-
-/// The first pause of a client of the naive transfer whose block was dropped; each next one is twice as long.
-pub const NAIVE_PAUSE_MIN: Duration = Duration::from_millis(1);
-
-/// The longest pause of a client whose block was dropped.
-pub const NAIVE_PAUSE_MAX: Duration = Duration::from_millis(128);
-
 /// Lines of the log that one place in the code may write in a second, for each volume that they name; further ones are left
 /// out, and counted.
 pub const LOG_LINES_PER_SECOND_MAX: u32 = 20;

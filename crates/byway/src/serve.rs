@@ -31,7 +31,6 @@ use crate::listening::{self, Endpoint, SocketFiles};
 use crate::memory::{default_mapped_bytes, memory_bytes};
 use crate::node::{Measuring, Node, NodeOptions, StartError};
 use crate::opener::{Files, PrivilegedOpener};
-use crate::parent;
 use crate::reload::{self, Patience, Plan, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
 use crate::tls::server_tls;
@@ -108,9 +107,6 @@ pub enum ServeError {
     /// A loop has failed or panicked: the log says why. Who asked it has lost the connection.
     #[error("an event loop has ended, so the node ends: the log says why; start it again")]
     LoopEnded,
-    /// The measurement that it was started for is over, or cannot be followed.
-    #[error("cannot end with the measurement: {0}")]
-    EndWith(std::io::Error),
 }
 
 /// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1. SIGHUP and `byway ctl reload`
@@ -118,8 +114,7 @@ pub enum ServeError {
 ///
 /// # Errors
 /// See [`ServeError`].
-pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
-    arguments.measuring.end_with.map_or(Ok(()), parent::end_with).map_err(ServeError::EndWith)?;
+pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), ServeError> {
     let configuration = Configuration::load(arguments)?;
     raise_limits(if configuration.shares.is_empty() { OPEN_FILES } else { SHARED_FILES });
     let supervisor = Supervisor::from_environment().map_err(ServeError::Manager)?;
@@ -154,7 +149,7 @@ pub fn run(arguments: &ServeArguments) -> Result<(), ServeError> {
         // Nobody listens only when the node is ending anyway.
         let _ = loop_events.send(Event::LoopEnded);
     });
-    let node = Node::start(NodeOptions { measuring: arguments.measuring.node(), on_failure, ..options })?;
+    let node = Node::start(NodeOptions { measuring, on_failure, ..options })?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));

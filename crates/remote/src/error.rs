@@ -6,8 +6,9 @@ use byway_fabric::tls::{TlsClient, TlsError};
 use byway_reactor::Errno;
 use byway_service::block::client::ConnectError;
 
-use super::{OPEN_LIMIT, RemoteUri, RemoteUriError, TransferError};
 use crate::tls::{ClientTlsArguments, ClientTlsError};
+use crate::volume::OPEN_LIMIT;
+use crate::{RemoteUri, RemoteUriError, TransferError};
 
 /// Why a volume cannot be used. Says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -2,10 +2,6 @@
 //!
 //! Both clients take the same requests; this makes their answers and their words for failures the same too.
 
-mod error;
-mod tree;
-mod uri;
-
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,14 +17,12 @@ use byway_service::block::client::{
 };
 use byway_service::block::wire::CallError;
 
-pub use error::{RemoteError, native_failed, nbd_failed};
-pub use tree::TreeUri;
-pub use uri::{RemoteUri, RemoteUriError};
-
+use crate::error::{RemoteError, native_failed, nbd_failed};
 use crate::tls::ClientTlsArguments;
+use crate::uri::RemoteUri;
 
 /// How long a volume may take to open.
-const OPEN_LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Memory of the loop that asks for the names of a server's volumes, and how many of them an error tells.
 const LIST_FRAME_BYTES: usize = 8 << 20;

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::FabricBenchError;
-use crate::bench::own_cpu;
+use crate::own_cpu;
 
 /// How long a process is waited for: 1,024 clients connect in well under that.
 const ANSWER_SECONDS_MAX: i64 = 60;
@@ -97,7 +97,7 @@ impl Part {
 
     /// A loop with that much memory.
     pub(super) fn reactor(&self, frame_bytes: usize) -> Result<Reactor, FabricBenchError> {
-        let io = crate::config::parse_io(&self.io).unwrap_or(IoChoice::Auto);
+        let io = byway_remote::parse_io(&self.io).unwrap_or(IoChoice::Auto);
         Reactor::open(io, frame_bytes).map_err(FabricBenchError::Loop)
     }
 }

@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::part::{Mode, Tally};
 use super::{FabricBenchArguments, driven, naive};
-use crate::output;
 use crate::statistics::median;
-use crate::units::show_size;
+use byway_remote::output;
+use byway_remote::units::show_size;
 
 /// What the paper measured where payloads were sent unasked: clients, and MB/s (Goglin, figure 9).
 const PAPER: [(usize, f64); 2] = [(92, 233.0), (184, 163.0)];

@@ -87,10 +87,8 @@ pub(super) fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>
     for door in ["--listen", "--nbd"] {
         arguments.extend([door.to_owned(), "tcp://127.0.0.1:0".to_owned()]);
     }
-    if let Some(bytes) = staging {
-        arguments.extend(["--staging".to_owned(), bytes.to_owned()]);
-    }
-    Server::start(&arguments, 2, cpu)
+    let changes = staging.map(|bytes| ["--staging", bytes]);
+    Server::start_changed(changes.as_ref().map_or(&[], |changes| &changes[..]), &arguments, 2, cpu)
 }
 
 fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
@@ -151,7 +149,7 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
         cpu::HOW.to_owned(),
         format!(
             "Reads: one file of {} for all paths, resident in the page cache for copy and bypass.",
-            crate::units::show_size(FILE_BYTES)
+            byway_remote::units::show_size(FILE_BYTES)
         ),
         "Writes: copy and bypass into memory volumes, direct into a file.".to_owned(),
         format!("{rounds} rounds; each point with staging of 1M follows its own without a limit."),

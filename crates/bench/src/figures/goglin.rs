@@ -120,7 +120,7 @@ fn beside_registration(data: &Data<'_>) -> Vec<Beside> {
     let meeting = data.points(COST, REGISTER).and_then(|register| {
         let copy = data.points(COST, COPY)?;
         let first = register.iter().zip(&copy).find(|((_, register), (_, copy))| copy > register);
-        Ok(first.map_or_else(|| "at no size".to_owned(), |((x, _), _)| crate::units::show_size(*x as u64)))
+        Ok(first.map_or_else(|| "at no size".to_owned(), |((x, _), _)| byway_remote::units::show_size(*x as u64)))
     });
     vec![
         Beside {

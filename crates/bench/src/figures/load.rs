@@ -10,9 +10,9 @@ use byway_service::block::client::Request;
 use super::cpu::ThreadTimes;
 use super::process::Server;
 use super::session::RunError;
-use crate::bench::own_cpu;
-use crate::remote::{self, Remote, RemoteDone, RemoteOptions, RemoteUri};
-use crate::tls::ClientTlsArguments;
+use crate::own_cpu;
+use byway_remote::tls::ClientTlsArguments;
+use byway_remote::{self as remote, Remote, RemoteDone, RemoteOptions, RemoteUri};
 
 /// The class of the volume's tokens.
 const CLASS: u8 = 0x30;

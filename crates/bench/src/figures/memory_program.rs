@@ -7,8 +7,7 @@ use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::parent;
-use crate::serve::ServeError;
-use crate::units::parse_size;
+use byway_remote::units::parse_size;
 
 /// Flags of the program that experiments start beside a node.
 #[derive(Args, Clone, Copy, Debug)]
@@ -25,9 +24,9 @@ pub struct MemoryProgramArguments {
 /// Seconds of CPU, because others may be given its CPU meanwhile; waiting for the memory counts, as a CPU waits for that itself.
 ///
 /// # Errors
-/// [`ServeError::EndWith`].
-pub fn run(arguments: MemoryProgramArguments) -> Result<(), ServeError> {
-    parent::end_with(arguments.end_with).map_err(ServeError::EndWith)?;
+/// The parent has ended.
+pub fn run(arguments: MemoryProgramArguments) -> std::io::Result<()> {
+    parent::end_with(arguments.end_with)?;
     let len = usize::try_from(arguments.bytes / size_of::<f64>() as u64).unwrap_or(0).max(1);
     // Written, so that the pages are there.
     let (first, second, mut sum) = (vec![1.5; len], vec![2.5; len], vec![0.5; len]);

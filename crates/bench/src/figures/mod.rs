@@ -30,7 +30,7 @@ use self::experiment::{Data, Experiment, Measured, Verdict};
 use self::machine::Machine;
 use self::report::{Finding, Report};
 use self::session::{Scale, Session};
-use crate::output;
+use byway_remote::output;
 
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
 pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder};

@@ -191,7 +191,7 @@ impl Ruler {
                 (0..=5).map(|tick| (step * f64::from(tick), plain(step * f64::from(tick)))).collect()
             }
             Scale::Powers => powers(2.0).map(|value| (value, plain(value))).collect(),
-            Scale::Bytes => powers(2.0).map(|value| (value, crate::units::format_size(value as u64))).collect(),
+            Scale::Bytes => powers(2.0).map(|value| (value, byway_remote::units::format_size(value as u64))).collect(),
             Scale::Decades => powers(10.0).map(|value| (value, plain(value))).collect(),
             Scale::Names(names) => names.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned())).collect(),
         }

@@ -18,8 +18,19 @@ pub(super) struct Server {
 impl Server {
     /// Starts it with these arguments after `serve`, on one CPU if one is given, and waits until `doors` doors are open.
     pub(super) fn start(arguments: &[String], doors: usize, cpu: Option<usize>) -> Result<Self, RunError> {
+        Self::start_changed(&[], arguments, doors, cpu)
+    }
+
+    /// The same, changed by the flags of [`MeasuredNode`](crate::MeasuredNode).
+    pub(super) fn start_changed(
+        changes: &[&str],
+        arguments: &[String],
+        doors: usize,
+        cpu: Option<usize>,
+    ) -> Result<Self, RunError> {
         let mut command = this_program()?;
-        command.args(["serve", "--threads", "1", "--end-with", &std::process::id().to_string()]).args(arguments);
+        command.args(["bench", "node", "--end-with", &std::process::id().to_string()]).args(changes);
+        command.args(["--", "--threads", "1"]).args(arguments);
         command.env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = on(cpu, || command.spawn())?;
         let out = child.stdout.take();

@@ -93,7 +93,7 @@ fn summary(out: &mut String, report: &Report) {
         report.rounds,
         report.seconds,
         escape(processor),
-        crate::units::show_size(*memory_bytes),
+        byway_remote::units::show_size(*memory_bytes),
         escape(kernel),
         escape(congestion_control),
         escape(files),
@@ -185,7 +185,7 @@ fn table(plot: &Plot) -> String {
 
 fn place(axis: &Axis, x: f64) -> String {
     match &axis.scale {
-        Scale::Bytes => crate::units::format_size(x as u64),
+        Scale::Bytes => byway_remote::units::format_size(x as u64),
         Scale::Names(names) => names.get(x as usize).map_or_else(String::new, |name| (*name).to_owned()),
         Scale::Linear | Scale::Powers | Scale::Decades => short(x),
     }

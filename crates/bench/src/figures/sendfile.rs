@@ -81,7 +81,7 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
     let mut setup = vec![format!(
         "A file of {} in memory, of which the next part is sent each time; TCP (reno, which does not pace) over loopback; the receiver \
          is a thread; {rounds} rounds.",
-        crate::units::show_size((FILE_PAGES * PAGE) as u64)
+        byway_remote::units::show_size((FILE_PAGES * PAGE) as u64)
     )];
     // What is refused once is refused again: the limit on locked memory, most likely.
     let mut refused: Vec<&str> = Vec::new();

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::demo::Workplace;
-use crate::remote::{RemoteError, TransferError};
+use crate::workplace::Workplace;
+use byway_remote::{RemoteError, TransferError};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]

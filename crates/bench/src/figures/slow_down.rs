@@ -120,7 +120,7 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
     let setup = vec![
         format!(
             "The node and its client on CPU {node_cpu}, the program on CPU {program_cpu}; three arrays of {} each.",
-            crate::units::show_size(array_bytes)
+            byway_remote::units::show_size(array_bytes)
         ),
         format!(
             "{rounds} rounds; in each, the program alone, then beside each path. The rate of all is {offered:.0} MB/s."

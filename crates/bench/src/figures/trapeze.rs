@@ -204,9 +204,9 @@ fn run_cut_through(session: &mut Session) -> Result<Measured, RunError> {
     let file = session.image("read", bytes)?.display().to_string();
     let start = |slice: Option<&str>| {
         let volume = format!("disk=\"{file}\",ro,direct");
-        let mut arguments = ["--volume", &volume, "--listen", "tcp://127.0.0.1:0"].map(str::to_owned).to_vec();
-        arguments.extend(slice.into_iter().flat_map(|slice| ["--slice".to_owned(), slice.to_owned()]));
-        Server::start(&arguments, 1, None)
+        let arguments = ["--volume", &volume, "--listen", "tcp://127.0.0.1:0"].map(str::to_owned);
+        let changes = slice.map(|slice| ["--slice", slice]);
+        Server::start_changed(changes.as_ref().map_or(&[], |changes| &changes[..]), &arguments, 1, None)
     };
     let servers: Vec<_> = VARIANTS.iter().map(|(_, slice)| start(*slice)).collect::<Result<_, _>>()?;
     let sizes = session.scale.points(&[256 * KIB, 512 * KIB, 1024 * KIB], &[1024 * KIB]);

@@ -13,7 +13,6 @@ use super::engine::{Copied, CopyError, CopyOptions, copy};
 use super::place::{self, Found, Opened, Place, PlaceError, Reach};
 use super::progress::{self, Teller};
 use super::resume::ResumeLog;
-use crate::config::parse_io;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
 use crate::output;
 use crate::remote::{self, Remote, RemoteError, RemoteUri};
@@ -70,7 +69,7 @@ pub struct CopyArguments {
     #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_chunk)]
     pub chunk: u64,
     /// What the event loop stands on: auto, uring or epoll
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print what was done as JSON
     #[arg(long)]

@@ -4,13 +4,13 @@
 mod restart;
 mod rounds;
 mod sink;
-mod workplace;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use byway_bench::Workplace;
 use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::ServerTls;
 use byway_reactor::socket_file::SocketAccess;
@@ -22,8 +22,6 @@ use serde::Serialize;
 
 use self::restart::Restart;
 use self::rounds::Row;
-pub(crate) use self::workplace::Workplace;
-use crate::config::parse_io;
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, Endpoint, FileEndpoint, RemoteEndpoint};
 use crate::listening;
@@ -51,7 +49,7 @@ pub struct DemoArguments {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_image_size, conflicts_with = "path")]
     pub size: u64,
     /// What the event loops stand on: auto, uring or epoll
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON
     #[arg(long)]

@@ -139,8 +139,8 @@ impl ChildNode {
             IoChoice::Epoll => "epoll",
         };
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", "--threads", "1", "--log", "error", "--io", io]);
-        command.args(["--end-with", &std::process::id().to_string(), "--volume", &self.volume]);
+        command.args(["--log", "error", "bench", "node", "--end-with", &std::process::id().to_string()]);
+        command.args(["--", "--threads", "1", "--io", io, "--volume", &self.volume]);
         command.arg("--listen").arg(format!("unix://{}", self.socket.display()));
         self.child = Some(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
         Ok(())

@@ -118,10 +118,10 @@ fn measure_copy(
 ) -> Result<Sample, DemoError> {
     let mut sink = Sink::new(source.bytes());
     let copied_before = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes();
-    let (began, cpu) = (reactor.now(), own_cpu());
+    let (began, cpu) = (reactor.now(), byway_bench::own_cpu());
     let copied = copy(reactor, source, &mut sink, OPTIONS, None, &mut |_| ControlFlow::Continue(()));
     let copied = copied.map_err(|source| DemoError::Copy { path, source })?;
-    let (seconds, cpu) = (reactor.now().since(began).as_secs_f64(), own_cpu().saturating_sub(cpu));
+    let (seconds, cpu) = (reactor.now().since(began).as_secs_f64(), byway_bench::own_cpu().saturating_sub(cpu));
     let by_cpus = reactor.counters().copied_bytes() + node.report().snapshot().counters.copied_bytes();
     Ok(Sample {
         bytes: copied.moved_bytes,
@@ -130,12 +130,6 @@ fn measure_copy(
         copied_bytes: by_cpus - copied_before,
         crc32c: copied.crc32c,
     })
-}
-
-/// CPU time of this process, user and system: of both ends.
-fn own_cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn row(path: &'static str, samples: &[Sample]) -> Option<Row> {

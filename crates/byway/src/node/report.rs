@@ -151,7 +151,7 @@ impl Report for NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             io: self.io.split(':').next().unwrap_or_default().to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
-            cpu: crate::bench::own_cpu(),
+            cpu: byway_bench::own_cpu(),
             loops: self.loops.len() as u64,
             memory: memory(),
             mapped: mapped_memory(),

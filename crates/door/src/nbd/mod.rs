@@ -7,7 +7,7 @@
 //!
 //! - Server: [`handshake`] until a [`handshake::Negotiated`] comes out, then [`transmission`] reads
 //!   requests and [`reply`] and [`block_status`] write the headers of the answers. Payloads never pass through here.
-//! - Client: [`client`], the same two phases from the other side, and [`uri`].
+//! - Client: [`client`], the same two phases from the other side.
 //! - Both: [`wire`] (layouts and numbers), [`flags`], [`errno`], [`request`] (what a request is and
 //!   the rules it must keep).
 
@@ -22,5 +22,4 @@ pub mod reply;
 pub mod request;
 pub mod server;
 pub mod transmission;
-pub mod uri;
 pub mod wire;

@@ -1,7 +1,5 @@
 //! Where a node listens, and how clients name what it shares.
 
-pub(crate) mod percent;
-
 use std::ffi::OsString;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -12,6 +10,8 @@ use std::str::FromStr;
 pub use byway_fabric::access::Cidr;
 use byway_reactor::Address;
 use byway_service::block::spec::{VolumeName, VolumeNameError};
+
+use super::percent;
 
 /// The port of byway's own wire.
 pub const BYWAY_PORT: u16 = 4711;

@@ -1,15 +1,22 @@
 //! What names a server, or a volume of one: `byway://` and `byway+unix://`, `nbd://` and `nbd+unix://`, and the same with
 //! `s` for TLS.
 
+pub mod address;
+pub mod nbd;
+mod percent;
+mod tree;
+
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
 
-use byway_door::nbd::uri::{NbdAddress, NbdUri, NbdUriError};
 use byway_reactor::Address;
 
-use crate::address::{AddressError, NodeName, ResourceName};
+use self::address::{AddressError, NodeName, ResourceName};
+use self::nbd::{NbdAddress, NbdUri, NbdUriError};
+
+pub use self::tree::TreeUri;
 
 /// How long each of several addresses of a host may take to answer.
 const PROBE_LIMIT: Duration = Duration::from_secs(3);

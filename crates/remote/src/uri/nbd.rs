@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::limits::NAME_BYTES_MAX;
+use byway_door::limits::NAME_BYTES_MAX;
 
-/// The port that IANA assigned to NBD.
-pub const PORT: u16 = 10_809;
+use super::address::NBD_PORT as PORT;
+use super::percent::{self, encode};
 
 /// Where an export is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,34 +181,8 @@ impl Parameters {
 }
 
 fn decode(text: &str) -> Result<String, NbdUriError> {
-    let wrong = || Error::Encoding(text.to_owned());
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte == b'%' {
-            let (digits, tail) = rest.split_at_checked(2).ok_or_else(wrong)?;
-            let digit = |byte: u8| char::from(byte).to_digit(16).ok_or_else(wrong);
-            bytes.push((digit(digits[0])? * 16 + digit(digits[1])?) as u8);
-            rest = tail;
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| wrong())
-}
-
-/// Writes `text` with everything encoded that is not plain in a path or a query.
-fn encode(formatter: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
-    for &byte in text {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
-                write!(formatter, "{}", char::from(byte))?;
-            }
-            _ => write!(formatter, "%{byte:02X}")?,
-        }
-    }
-    Ok(())
+    let bytes = percent::decode(text).and_then(|bytes| String::from_utf8(bytes).ok());
+    bytes.ok_or_else(|| Error::Encoding(text.to_owned()))
 }
 
 impl fmt::Display for NbdUri {

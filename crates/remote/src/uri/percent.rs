@@ -1,9 +1,9 @@
-//! Percent-encoding in URIs (RFC 3986, 2.1).
+//! Percent-encoding in URIs (RFC 3986, 2.1). The crate percent-encoding passes a bad sequence through; here it is refused.
 
 use std::fmt;
 
 /// The bytes that a text stands for; `None` if a percent sign is without two hexadecimal digits.
-pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
+pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -20,7 +20,7 @@ pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes bytes with all encoded that is not plain in a query.
+/// Writes bytes with everything encoded that is not plain in a path or a query.
 pub(super) fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{RemoteUri, RemoteUriError};
-use crate::address::percent;
+use super::{RemoteUri, RemoteUriError, percent};
 
 /// A server, a resource of it, and perhaps a path in that: `byway://HOST/SHARE/a/b`, `byway+unix:///SHARE/a/b?socket=PATH`. In the
 /// path, `%` and two hexadecimal digits are a byte.

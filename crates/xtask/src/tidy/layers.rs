@@ -4,8 +4,17 @@ use super::{Finding, tree::Tree};
 use toml::{Table, Value};
 
 /// The tower, from the ground up.
-const TOWER: [&str; 7] =
-    ["byway-reactor", "byway-fabric", "byway-rpc", "byway-service", "byway-dsm", "byway-door", "byway"];
+const TOWER: [&str; 9] = [
+    "byway-reactor",
+    "byway-fabric",
+    "byway-rpc",
+    "byway-service",
+    "byway-dsm",
+    "byway-door",
+    "byway-remote",
+    "byway-bench",
+    "byway",
+];
 
 /// Beside the tower: may use any floor, and no floor uses them.
 const BESIDE: [&str; 6] = ["byway-preload", "byway-capi", "byway-xtask", "byway-e2e", "byway-skip", "byway-fuzz"];
