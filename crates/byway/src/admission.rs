@@ -14,12 +14,12 @@ use crate::address::{Cidr, Listen};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum ClientAuthentication {
-    /// They are not asked.
+    /// The node asks for no certificate.
     #[default]
     Off,
-    /// They may; a wrong one is refused.
+    /// A client may present one; an invalid one is refused.
     Optional,
-    /// They must.
+    /// Every client must present one.
     Required,
 }
 

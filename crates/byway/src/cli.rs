@@ -30,14 +30,14 @@ use crate::output;
 use crate::serve;
 use crate::units::parse_size;
 
-/// Use the disks, files and idle memory of the other machines at the speed of the network.
+/// Share disks, files and memory between the machines of a cluster.
 #[derive(Parser, Debug)]
 #[command(name = "byway", version, about, max_term_width = 100, disable_help_subcommand = true, after_long_help = help::BYWAY)]
 pub struct Cli {
-    /// How much is logged on standard error [default: info, or as RUST_LOG says]
+    /// Log level on standard error [default: info, or the value of RUST_LOG]
     #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log: Option<String>,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -45,45 +45,45 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Show what byway does, on this machine alone and without any set-up
+    /// Show byway at work on this machine, without any configuration
     #[command(after_long_help = help::DEMO)]
     Demo(DemoArguments),
     /// Serve volumes and directories until SIGTERM
     #[command(after_long_help = help::SERVE)]
     Serve(Box<ServeArguments>),
-    /// Copy an image from and to files and volumes: in parallel, holes as holes; resumes an interrupted copy
+    /// Copy an image between files, devices and volumes: parallel, sparse, resumable
     #[command(after_long_help = help::COPY)]
     Copy(CopyArguments),
-    /// Run a program whose memory lies on other machines
+    /// Run a program with part of its memory on other machines
     #[command(after_long_help = help::FAR)]
     Far(FarArguments),
-    /// Ask a running node: reload, reopen, status
+    /// Control a running node: status, reload, reopen
     #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
-    /// List the volumes of a server
+    /// List the volumes and shares of a server
     #[command(after_long_help = help::INSPECT)]
     Ls(LsArguments),
-    /// Describe a volume: its size, its block, its flags, how much of it is data
+    /// Show a volume's size, block size, flags and allocated space
     #[command(after_long_help = help::INSPECT)]
     Info(InfoArguments),
-    /// Make a volume a block device of this machine
+    /// Attach a volume as a block device of this machine
     #[command(after_long_help = help::ATTACH)]
     Attach(AttachArguments),
-    /// Take the block device of a volume apart
+    /// Detach the block device of a volume
     #[command(after_long_help = help::DETACH)]
     Detach(DetachArguments),
-    /// Use a share as a directory of this machine
+    /// Mount a share on a directory of this machine
     #[command(after_long_help = help::MOUNT)]
     Mount(MountArguments),
-    /// Remove a mount of a share
+    /// Unmount a share
     Umount(UmountArguments),
     /// Run programs whose processes share memory
     #[command(subcommand)]
     Dsm(DsmCommand),
-    /// Measure
+    /// Measure a volume, the fabric, or the papers' figures
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Say what this machine can do, and what to do about the rest
+    /// Check which features this machine supports, and how to enable the others
     #[command(after_long_help = help::DOCTOR)]
     Doctor(DoctorArguments),
     /// The privileged part of a node with --user; started by the node itself
@@ -91,12 +91,12 @@ pub enum Command {
     Opener(Box<ServeArguments>),
     /// Print completions for a shell to standard output
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Write man pages, one file per command
     Man {
-        /// The folder for them, made if it is not there.
+        /// The folder to write to; created if it does not exist.
         directory: PathBuf,
     },
 }
@@ -104,127 +104,128 @@ pub enum Command {
 /// The flags of `byway serve`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ServeArguments {
-    /// Say whether the configuration is good, with all the files, users and addresses that it names, and serve nothing
+    /// Check the configuration and the files, users and addresses that it names, then exit
     #[arg(long)]
     pub check: bool,
-    /// A volume to serve; may be repeated.
+    /// A volume to serve; may be repeated
     ///
-    /// NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,access=CLIENT[:ro]]...
-    /// [,description=TEXT], where STORE is PATH, mem:SIZE, null:SIZE, stripe:chunk=SIZE:PATH:PATH...
-    /// or fault:RULE[:RULE]...:STORE. Sizes have the suffixes K, M, G, T (binary). A comma or colon inside a path needs a backslash before it, or double quotes around the path. A file
-    /// that looks like an image of a virtual machine (qcow2, vmdk, ...) is refused unless its bytes are to be served as they are:
-    /// format=raw.
+    /// SPEC is NAME=STORE[,ro][,direct][,stage=device][,shared][,format=raw][,tls=required][,rate=SIZE/s][,access=CLIENT[:ro]]...
+    /// [,description=TEXT]. STORE is PATH (a file or block device), mem:SIZE, null:SIZE, stripe:chunk=SIZE:PATH:PATH...
+    /// or fault:RULE[:RULE]...:STORE. Sizes take the suffixes K, M, G, T (powers of 1,024). In a path, write a comma or colon with a
+    /// backslash before it, or put the path in double quotes. An image in another format than raw (qcow2, vmdk, ...) is refused;
+    /// format=raw serves its bytes unchanged.
     ///
-    /// With access=CLIENT the volume is for that client alone, and with :ro behind it to be read; repeat it for several. CLIENT is
-    /// a subject alternative name of the client's certificate (DNS or URI), a range of addresses (10.0.0.0/8), or unix for clients
-    /// of unix sockets and shared memory. For other clients the volume does not exist.
+    /// access=CLIENT restricts the volume to that client, access=CLIENT:ro to reads by it; repeat it for several clients. CLIENT is
+    /// a subject alternative name of the client's certificate (DNS or URI), an address range (10.0.0.0/8), or unix for clients
+    /// of unix sockets and shared memory. Other clients do not see the volume.
     ///
-    /// fault: is another store with faults put in, to test clients: fault:flush=eio#1:PATH fails the first flush. RULE is
-    /// OPERATION=EFFECT[@OFFSET+LENGTH][#COUNT]. OPERATION is any, read, write, flush, trim, zero or extents. EFFECT is a time
-    /// to wait (10ms), short (half of what was asked for), or the error eio, enospc, enomem, eperm or etimedout. @OFFSET+LENGTH limits
-    /// a rule to these bytes, #COUNT to so many operations. null: takes no faults.
+    /// fault: injects faults into another store, to test clients: fault:flush=eio#1:PATH fails the first flush. RULE is
+    /// OPERATION=EFFECT[@OFFSET+LENGTH][#COUNT]. OPERATION is any, read, write, flush, trim, zero or extents. EFFECT is a delay
+    /// (10ms), short (half of the request is done), or an error: eio, enospc, enomem, eperm or etimedout. @OFFSET+LENGTH limits
+    /// a rule to these bytes, #COUNT to that many operations. null: stores cannot have faults.
     #[arg(long, value_name = "SPEC")]
     pub volume: Vec<String>,
-    /// A directory to share; may be repeated. Clients come in where byway's own wire listens (--listen).
+    /// A directory to share; may be repeated. Clients connect to the addresses of --listen
     ///
-    /// NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,access=CLIENT[:ro]]...[,description=TEXT]. Without users, clients
-    /// have the rights of the owner and group of DIR if the node runs as root, else those of the node's user; root as owner or
-    /// group counts as nobody (65534). users=squash:UID[:GID] names another user (GID is UID if it is left out; squash:0 makes clients
-    /// root). users=trust takes user and groups as each client's machine tells them, with root as nobody, and users=trust-root takes root,
-    /// too. All three need root. A name is a volume's or a share's. CLIENT is as for --volume.
+    /// SPEC is NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,access=CLIENT[:ro]]...[,description=TEXT]. Without users, clients
+    /// have the rights of DIR's owner and group if the node runs as root, else those of the node's user; if the owner or group is root,
+    /// they have those of nobody (65534). users=squash:UID[:GID] names another user (GID defaults to UID; squash:0 makes clients
+    /// root). users=trust takes user and groups from each client's machine and maps root to nobody; users=trust-root keeps root.
+    /// All three need a node that runs as root. Volumes and shares have one name space. CLIENT is as for --volume.
     #[arg(long, value_name = "SPEC")]
     pub share: Vec<String>,
     /// Refused, with what to write.
     #[arg(hide = true, value_name = "PATH", value_parser = refuse_unnamed)]
     pub unnamed: Vec<String>,
-    /// Where byway's own wire listens: tcp://HOST[:PORT] (port 4711), unix:///PATH, shm:///PATH for clients of this
-    /// machine that share memory with the node, or rdma://ADDRESS[:PORT] at an RDMA device (byway+unix:///NAME?socket=/PATH,
-    /// byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME for byway's other commands); may be repeated. Sockets take
-    /// ,mode=MODE and ,group=NAME as --nbd does
+    /// Address for clients of byway's own protocol; may be repeated
+    ///
+    /// ADDRESS is tcp://HOST[:PORT] (default port 4711), unix:///PATH, shm:///PATH (shared memory, for clients of this machine) or
+    /// rdma://ADDRESS[:PORT] (the address of an RDMA device). The matching URIs for byway's other commands are byway://HOST/NAME,
+    /// byway+unix:///NAME?socket=/PATH, byway+shm:///NAME?socket=/PATH and byway+rdma://HOST/NAME. unix and shm take ,mode=MODE and
+    /// ,group=NAME as --nbd does.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
-    /// Where NBD clients come in: tcp://HOST[:PORT] (port 10809) or unix:///PATH[,mode=MODE][,group=NAME]; may be repeated
+    /// Address for NBD clients: tcp://HOST[:PORT] (default port 10809) or unix:///PATH[,mode=MODE][,group=NAME]; may be repeated
     ///
-    /// Clients of a unix socket need the right to write its file: with group=disk members of that group connect. MODE is octal,
-    /// 0660 if there is a group, else what the umask leaves. A comma in PATH needs a backslash before it.
+    /// A client of a unix socket needs write permission on the socket's file: with group=disk, members of that group can connect. MODE is
+    /// octal; it defaults to 0660 with group=, else to the umask. A comma in PATH needs a backslash before it.
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<String>,
-    /// Where /metrics, /healthz and /slow are served: ADDRESS:PORT [default: nowhere]
+    /// Address of the HTTP server for /metrics, /healthz and /slow: ADDRESS:PORT [default: none]
     #[arg(long, value_name = "ADDRESS", value_parser = byway_remote::http_address)]
     pub http: Option<SocketAddr>,
-    /// The control socket, for `byway ctl` [default: nowhere]
+    /// Path of the control socket, for `byway ctl` [default: none]
     #[arg(long, value_name = "PATH")]
-    pub ctl: Option<PathBuf>,
-    /// What the event loops stand on: auto, uring or epoll [default: auto]
+    pub control_socket: Option<PathBuf>,
+    /// Kernel interface of the event loops: auto, uring or epoll [default: auto]
     #[arg(long, value_name = "BACKEND", value_parser = byway_remote::parse_io)]
     pub io: Option<IoChoice>,
-    /// Memory for data in flight, in bytes, for all loops together; at least 4M [default: 64M]
+    /// Memory for data in flight, shared by all event loops; at least 4M for each loop [default: 64M]
     ///
-    /// Connections receive into other memory: 4 KiB for each connection (a session of byway's own wire has three), 32 KiB
-    /// while a longer message comes, and at most 192 MiB for each loop.
+    /// Receive buffers are separate memory: 4 KiB for each connection (a session of byway's own protocol has three), 32 KiB
+    /// while it receives a longer message, at most 192 MiB for each loop.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub frames: Option<u64>,
-    /// Memory for mapped files: more of their bytes are let go of; at least 16M [default: half of the memory]
+    pub buffer_memory: Option<u64>,
+    /// Limit on resident bytes of mapped files; above it the node unmaps pages; at least 16M [default: half of the memory]
     ///
-    /// What a node sends from a cached file or a memory volume counts as the node's resident memory (RssFile, RssShmem)
-    /// until it is let go of. It stays in the page cache. The memory is the machine's, or that of the node's cgroup.
+    /// Pages that the node sends from a cached file or a memory volume count as its resident memory (RssFile, RssShmem). Unmapped
+    /// pages stay in the page cache. The default is half of the machine's memory, or of the limit of the node's cgroup.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub mapped: Option<u64>,
-    /// Lend memory to programs of other machines (byway far): SIZE[,guard=SIZE], in slabs of 64M [default: none]
+    pub mmap_limit: Option<u64>,
+    /// Lend up to this much memory to programs of other machines (byway far): SIZE[,guard=SIZE] [default: none]
     ///
-    /// With guard=SIZE no slab is lent that would leave the machine less than SIZE of available memory. A slab takes memory as its
-    /// borrower fills it, and is free again when the borrower gives it back or its session ends.
+    /// Memory is lent in slabs of 64M. With guard=SIZE the node lends no slab that would leave this machine less than SIZE of available
+    /// memory. A slab uses memory as its borrower fills it. It is freed when the borrower returns it or its session ends.
     #[arg(long, value_name = "SIZE")]
     pub lend: Option<LendSpec>,
-    /// Event loops, 1 to 256, each with at least 4M of the frames [default: one per core, as far as there are frames]
+    /// Number of event loops, 1 to 256 [default: one per core, at most one for each 4M of buffer memory]
     #[arg(long, value_name = "N")]
     pub threads: Option<u16>,
-    /// Where the bytes of direct volumes are between disk and wire: memory, or device, the disk's own controller memory
-    /// [default: memory]
+    /// Buffers of direct volumes: memory, or device (the memory buffer of the disk's NVMe controller) [default: memory]
     ///
-    /// device needs an NVMe controller with a memory buffer for each direct volume, and a kernel with CONFIG_PCI_P2PDMA
-    /// (byway doctor says whether both are there). Over TCP a CPU still reads the bytes out of it, which is slower than out of
-    /// main memory; /metrics counts them. A volume's own stage= wins.
+    /// device needs, for each direct volume, an NVMe controller with a memory buffer, and a kernel with CONFIG_PCI_P2PDMA; byway doctor
+    /// checks both. Over TCP a CPU still reads the bytes out of that buffer, more slowly than out of main memory; /metrics counts
+    /// them. A volume's own stage= takes precedence.
     #[arg(long, value_name = "WHERE", value_parser = parse_stage)]
     pub stage: Option<Stage>,
-    /// A configuration file; flags win over its keys, and lists are added to its lists
+    /// Configuration file in TOML; flags override its keys, and lists of flags extend its lists
     ///
-    /// TOML. Keys are called as the flags are, with _ for -; but `volumes` is a list of SPECs, a volume can also be a table
-    /// [volume.NAME], and what begins with --tls is in the table [tls]. dist/byway.toml in the sources shows all.
+    /// Keys have the names of the flags, with _ for -. Exceptions: `volumes` and `shares` are lists of SPECs, a volume can be a table
+    /// [volume.NAME] and a share a table [share.NAME], and the --tls flags are keys of the table [tls]. dist/byway.toml in the sources
+    /// shows every key.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The certificate chain of this node, PEM
+    /// This node's certificate chain, PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_certificate: Option<PathBuf>,
-    /// The private key of this node, PEM
+    /// This node's private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_key: Option<PathBuf>,
-    /// Who signs the certificates of clients, PEM
+    /// Certificates of the authorities that sign client certificates, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Revocation lists of those who sign the certificates of clients, PEM; reloaded like the certificates
+    /// Certificate revocation lists of the authorities that sign client certificates, PEM; a reload reads them again
     ///
-    /// FILE holds a list (X.509 CRL) of each authority that has signed a client's certificate: where there is none, the
-    /// client is refused. A list stays in force past its nextUpdate. After a reload, connections whose certificate is on a list end.
+    /// FILE needs a list (X.509 CRL) for each authority in the chain of a client's certificate; without one the
+    /// client is refused. A list stays in force after its nextUpdate. A reload ends connections whose certificate is on a list.
     #[arg(long, value_name = "FILE", requires = "tls_client_ca")]
     pub tls_crl: Option<PathBuf>,
-    /// Whether connections must be over TLS, or only those that ask for it and those of volumes with tls=required
-    /// [default: required]
+    /// Whether connections must use TLS; with optional, only connections to volumes with tls=required must [default: required]
     #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
     pub tls: Option<TlsMode>,
-    /// Whether clients show certificates [default: required with --tls-client-ca, else off]
+    /// Whether clients must present certificates [default: required with --tls-client-ca, else off]
     #[arg(long, value_name = "WHEN", requires = "tls_certificate")]
     pub tls_clients: Option<ClientAuthentication>,
-    /// Let only these addresses connect, ADDRESS/BITS; may be repeated. Loopback is always let in
+    /// Addresses that may connect, ADDRESS/BITS; may be repeated. Loopback may always connect
     #[arg(long, value_name = "CIDR")]
     pub allow: Vec<Cidr>,
-    /// Accept clients without certificates from the --allow ranges, although addresses can be forged
+    /// Accept clients without certificates from the --allow ranges; addresses can be forged
     #[arg(long)]
     pub insecure: bool,
-    /// Become this user once everything is open
+    /// User to switch to once all files and sockets are open
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// Remember operations that take longer at the store than this, for /slow, in microseconds [default: 100000]
+    /// Store operations that take longer than this are listed in /slow, in microseconds [default: 100000]
     #[arg(long, value_name = "MICROSECONDS")]
     pub slow_us: Option<u64>,
 }

@@ -7,9 +7,9 @@
 //! listen = ["tcp://127.0.0.1:4711"]
 //! nbd = ["unix:///run/byway/nbd.sock"]
 //! http = "127.0.0.1:4712"
-//! ctl = "/run/byway/ctl.sock"
-//! frames = "64M"
-//! mapped = "4G"
+//! control_socket = "/run/byway/ctl.sock"
+//! buffer_memory = "64M"
+//! mmap_limit = "4G"
 //! stage = "memory"
 //! shares = ["home=/srv/home,ro"]              # specifications, as after --share ...
 //! volumes = ["scratch=/srv/scratch.img,ro"]   # specifications, as after --volume ...
@@ -71,7 +71,7 @@ pub struct Configuration {
     /// Where `/metrics`, `/healthz` and `/slow` are served; `None`: nowhere.
     pub http: Option<SocketAddr>,
     /// The control socket; `None`: none.
-    pub ctl: Option<PathBuf>,
+    pub control_socket: Option<PathBuf>,
     /// Which backend the loops use.
     pub io: IoChoice,
     /// Bytes of all frame pools together.
@@ -107,10 +107,10 @@ struct FileForm {
     #[serde(default)]
     nbd: Vec<String>,
     http: Option<String>,
-    ctl: Option<PathBuf>,
+    control_socket: Option<PathBuf>,
     io: Option<String>,
-    frames: Option<String>,
-    mapped: Option<String>,
+    buffer_memory: Option<String>,
+    mmap_limit: Option<String>,
     stage: Option<String>,
     lend: Option<String>,
     threads: Option<u64>,
@@ -215,11 +215,12 @@ impl Configuration {
             .io
             .as_deref()
             .map_or(Ok(IoChoice::Auto), |text| byway_remote::parse_io(text).map_err(|e| value(at("io"), e)))?;
-        let frame_bytes = match &form.frames {
-            Some(text) => units::parse_size(text).map_err(|error| value(at("frames"), error))?,
+        let frame_bytes = match &form.buffer_memory {
+            Some(text) => units::parse_size(text).map_err(|error| value(at("buffer_memory"), error))?,
             None => DEFAULT_FRAME_BYTES,
         };
-        let mapped = form.mapped.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mapped"), e)));
+        let mapped =
+            form.mmap_limit.as_deref().map(|text| units::parse_size(text).map_err(|e| value(at("mmap_limit"), e)));
         let stage = form.stage.as_deref().map(|text| parse_stage(text).map_err(|error| value(at("stage"), error)));
         let lend = form.lend.as_deref().map(|text| text.parse().map_err(|error| value(at("lend"), error)));
         let threads = form
@@ -232,7 +233,7 @@ impl Configuration {
             listen,
             nbd,
             http,
-            ctl: form.ctl.clone(),
+            control_socket: form.control_socket.clone(),
             io,
             frame_bytes,
             mapped_bytes: mapped.transpose()?,
@@ -256,10 +257,10 @@ impl Configuration {
         self.listen.extend(listeners(&flags.listen, BYWAY_PORT, "--listen")?);
         self.nbd.extend(nbd_listeners(&flags.nbd, "--nbd")?);
         self.http = flags.http.or(self.http);
-        self.ctl = flags.ctl.clone().or(self.ctl.take());
+        self.control_socket = flags.control_socket.clone().or(self.control_socket.take());
         self.io = flags.io.unwrap_or(self.io);
-        self.frame_bytes = flags.frames.unwrap_or(self.frame_bytes);
-        self.mapped_bytes = flags.mapped.or(self.mapped_bytes);
+        self.frame_bytes = flags.buffer_memory.unwrap_or(self.frame_bytes);
+        self.mapped_bytes = flags.mmap_limit.or(self.mapped_bytes);
         self.stage = flags.stage.or(self.stage);
         self.lend = flags.lend.or(self.lend);
         self.threads = flags.threads.or(self.threads);
@@ -312,13 +313,16 @@ impl Configuration {
             return Err(value((*what).to_owned(), format!("{count} of them; at most {max}")));
         }
         if self.frame_bytes < limits::FRAME_BYTES_MIN {
-            return Err(value("frames".to_owned(), "too few bytes for one busy connection; give at least 4M"));
+            return Err(value("buffer_memory".to_owned(), "too few bytes for one busy connection; give at least 4M"));
         }
         if self.frame_bytes > limits::FRAME_BYTES_MAX {
-            return Err(value("frames".to_owned(), "more memory than a pool can have; give at most 1T"));
+            return Err(value("buffer_memory".to_owned(), "more memory than a pool can have; give at most 1T"));
         }
         if self.mapped_bytes.is_some_and(|bytes| bytes < limits::MAPPED_BYTES_MIN) {
-            return Err(value("mapped".to_owned(), "too few bytes, the program's own code counts; give at least 16M"));
+            return Err(value(
+                "mmap_limit".to_owned(),
+                "too few bytes, the program's own code counts; give at least 16M",
+            ));
         }
         if let Some(threads) = self.threads.filter(|&threads| threads == 0 || threads > limits::THREADS_MAX) {
             return Err(value("threads".to_owned(), too_many_threads(threads.into())));
@@ -330,7 +334,7 @@ impl Configuration {
         let threads = u64::from(self.threads.unwrap_or(1));
         if self.frame_bytes / threads < limits::FRAME_BYTES_MIN {
             let message = format!("too few bytes for {threads} event loops; give at least {}M", threads * 4);
-            return Err(value("frames".to_owned(), message));
+            return Err(value("buffer_memory".to_owned(), message));
         }
         self.check_tls()
     }
@@ -362,7 +366,7 @@ impl Configuration {
             )
         };
         if self.frame_bytes > memory {
-            return Err(value("frames".to_owned(), too_much(self.frame_bytes, "64M")));
+            return Err(value("buffer_memory".to_owned(), too_much(self.frame_bytes, "64M")));
         }
         let large = |volume: &&VolumeSpec| volume.store.memory_bytes().is_some_and(|bytes| bytes > memory);
         match self.volumes.iter().find(large) {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use byway_door::http::{
-    DoorSnapshot, FailureSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot,
+    FailureSnapshot, FrontendSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot,
     flush_failed,
 };
 use byway_reactor::Address;
@@ -36,9 +36,9 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 /// The arguments of `byway ctl`.
 #[derive(Args, Debug)]
 pub struct ControlArguments {
-    /// The node's control socket, as given to `byway serve --ctl`
+    /// The node's control socket, as given to `byway serve --control-socket`
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
-    pub socket: PathBuf,
+    pub control_socket: PathBuf,
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -92,8 +92,8 @@ pub struct Status {
     pub not_ready: Option<String>,
     /// Seconds since it started.
     pub uptime_seconds: u64,
-    /// Its doors.
-    pub doors: Vec<DoorSnapshot>,
+    /// Its front ends: NBD, and byway's own wire.
+    pub frontends: Vec<FrontendSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
     /// Memory that is lent.
@@ -169,7 +169,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, order: &impl Fn(Order)) -
             Answer::Status(Status {
                 not_ready: now.not_ready,
                 uptime_seconds: now.uptime_seconds,
-                doors: now.doors,
+                frontends: now.frontends,
                 volumes: now.volumes,
                 lending: now.lending,
                 nbd_clients: now.nbd_clients,
@@ -200,7 +200,7 @@ fn ordered(give: impl FnOnce(Asker)) -> Answer {
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody answers.
-    #[error("{}: {source}; is the node running, with --ctl and this path (another one: --socket PATH), and are you its owner?", path.display())]
+    #[error("{}: {source}; is the node running, with --control-socket and this path, and are you its owner?", path.display())]
     Connect {
         /// Where.
         path: PathBuf,
@@ -229,7 +229,7 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
-    let answer = ask(&arguments.socket, &arguments.command, ANSWER_TIME_MAX)?;
+    let answer = ask(&arguments.control_socket, &arguments.command, ANSWER_TIME_MAX)?;
     let mut out = crate::output::stdout();
     let printed = match answer {
         Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
@@ -290,11 +290,11 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
 fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     let state = status.not_ready.as_deref().unwrap_or("serving");
     writeln!(out, "{state}, for {} s", status.uptime_seconds)?;
-    for door in &status.doors {
-        let DoorSnapshot { name, connections, accepted, refused, connection_errors } = door;
+    for frontend in &status.frontends {
+        let FrontendSnapshot { name, connections, accepted, refused, connection_errors } = frontend;
         writeln!(
             out,
-            "door {name}: {connections} connections; {accepted} so far, {refused} refused, {connection_errors} ended by an error"
+            "frontend {name}: {connections} connections; {accepted} so far, {refused} refused, {connection_errors} ended by an error"
         )?;
     }
     for volume in &status.volumes {

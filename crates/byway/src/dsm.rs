@@ -19,7 +19,7 @@ use crate::units::parse_size;
 /// What to do with jobs.
 #[derive(Subcommand, Debug)]
 pub enum DsmCommand {
-    /// Run a program as several processes of this machine that share memory
+    /// Run a program as several processes that share memory, on this machine
     #[command(after_long_help = help::DSM_RUN)]
     Run(DsmRunArguments),
 }
@@ -27,16 +27,16 @@ pub enum DsmCommand {
 /// The flags of `byway dsm run`.
 #[derive(Args, Debug)]
 pub struct DsmRunArguments {
-    /// How many processes, 1 to 64
+    /// Number of processes, 1 to 64
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u8).range(1..=DSM_RANKS_MAX as i64))]
     pub processes: u8,
-    /// How the processes reach each other: shm, unix or tcp (over loopback)
+    /// Transport between the processes: shm, unix or tcp (over loopback)
     #[arg(long, value_name = "WIRE", default_value = "shm", value_parser = parse_wire)]
     pub wire: Wire,
-    /// Memory for all segments together, up to 64G; what no process touches takes none
+    /// Size limit of all segments together, at most 64G; untouched pages use no memory
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_memory)]
     pub memory: u64,
-    /// The program, and its arguments behind it
+    /// Program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }

@@ -1,4 +1,4 @@
-//! `byway far`: runs a program whose memory lies on other machines.
+//! `byway far`: runs a program with part of its memory on other machines.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -27,23 +27,23 @@ const LIBRARY: &str = "libbyway_preload.so";
 /// The flags of `byway far`.
 #[derive(Args, Debug)]
 pub struct FarArguments {
-    /// Memory that the program and its children keep on this machine, all together; at least 16M
+    /// Memory that the program and its children may keep on this machine, in total; at least 16M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub limit: u64,
-    /// Lenders, started with byway serve --lend: byway://HOST[:PORT], byway+unix:///?socket=PATH, byway+shm:///?socket=PATH or
-    /// byway+rdma://ADDRESS; several with commas between, which are used in turns
+    /// Lenders (byway serve --lend): byway://HOST[:PORT], byway+unix:///?socket=PATH, byway+shm:///?socket=PATH or
+    /// byway+rdma://ADDRESS; several, separated by commas, are used in turn
     #[arg(long, value_name = "URI", value_delimiter = ',', required = true)]
     pub from: Vec<RemoteUri>,
-    /// What each page that is not here relies on
+    /// Where each page that left this machine is kept
     #[arg(long, value_enum, default_value_t = Class::Disk)]
     pub class: Class,
-    /// The folder of the file for --class disk
+    /// Folder of the file for --class disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub spill: PathBuf,
-    /// Say at the end what was here and far, on standard error
+    /// Print statistics of local and far memory to standard error at the end
     #[arg(long)]
     pub report: bool,
-    /// The program, and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -51,9 +51,9 @@ pub struct FarArguments {
 /// What a page relies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Class {
-    /// A lender alone: if it goes, the program gets SIGBUS where it touches a page that lay there.
+    /// At a lender only: when the lender is lost, a program that touches such a page gets SIGBUS.
     None,
-    /// A lender and a file of this machine: if the lender goes, the page comes from the file.
+    /// At a lender and in a file of this machine: when the lender is lost, the page is read from the file.
     Disk,
 }
 

@@ -1,4 +1,4 @@
-//! What `--help` and the man pages say of a command beyond its flags: examples, files, exit status.
+//! The parts of `--help` and the man pages beyond the flags: examples, files, exit status.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,22 +9,22 @@ use clap_mangen::Man;
 /// Of `byway` itself.
 pub(crate) const BYWAY: &str = "\
 Environment:
-  RUST_LOG   what is logged where --log is not given, for example warn or byway_fabric=debug
+  RUST_LOG   log level without --log, for all of byway or for one module: warn, byway_fabric=debug
 
 Exit status:
-  0   done
-  1   it could not be done; standard error says why
-  2   the command line is wrong
+  0   success
+  1   failure; standard error says why
+  2   invalid command line
   130 SIGINT or SIGTERM stopped byway copy";
 
 /// Of `byway demo`.
 pub(crate) const DEMO: &str = "\
 Examples:
-  byway demo                 with a file of its own, removed at the end
-  byway demo image.raw       with this file, opened read-only
+  byway demo                 uses a temporary file
+  byway demo image.raw       uses this file, opened read-only
 
 Exit status:
-  0 if every copy was right, 1 if not, 2 for a wrong command line.";
+  0 if every copy was correct, 1 if not, 2 for an invalid command line.";
 
 /// Of `byway serve`.
 pub(crate) const SERVE: &str = "\
@@ -35,15 +35,15 @@ Examples:
 
 Files:
   /etc/byway/byway.toml   the configuration that byway.service reads
-  /run/byway/ctl.sock     the control socket that byway ctl asks if --socket is not given
+  /run/byway/ctl.sock     the default control socket of byway ctl
 
 Signals:
-  SIGTERM, SIGINT   answer what is in flight, at most 30 s, and end; a second one ends the node at once
-  SIGHUP            read the configuration again, as byway ctl reload
+  SIGTERM, SIGINT   complete requests in flight, for at most 30 s, then exit; a second one exits at once
+  SIGHUP            reload the configuration, as byway ctl reload does
 
 Exit status:
-  0 after SIGTERM or SIGINT, or if --check finds nothing wrong. 1 if the node could not start, an event loop failed, or it was
-  told to end at once. 2 for a wrong command line.";
+  0 after SIGTERM or SIGINT, or if --check finds no error. 1 if the node could not start, if an event loop failed, or after a
+  second SIGTERM or SIGINT. 2 for an invalid command line.";
 
 /// Of `byway mount`.
 pub(crate) const MOUNT: &str = "\
@@ -52,11 +52,11 @@ Examples:
   byway mount 'byway+unix:///home?socket=/run/byway.sock' /mnt/home -o ro
   byway umount /mnt/home
 
-Nothing is cached: each client sees at once what another has written. While the server is away, calls wait, and go on when it is
-back; after --wait seconds they fail with EIO.
+A mount caches nothing: each client sees the writes of the others at once. While the server cannot be reached, calls wait; after
+--wait seconds they fail with EIO.
 
 Exit status:
-  0 once it is unmounted, or with --background once the mount works. 1 if it could not be mounted. 2 for a wrong command line.";
+  0 after the unmount, or with --background once the mount works. 1 if the mount failed. 2 for an invalid command line.";
 
 /// Of `byway dsm run`.
 pub(crate) const DSM_RUN: &str = "\
@@ -64,15 +64,15 @@ Examples:
   byway dsm run -n 4 -- ./sor 512 20
   byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
 
-The program is one that joins the job: by the Rust crate byway-dsm (Job::join). Each line that a process prints comes with its rank
-before it. Standard input is rank 0's. When a process ends before all are done, every other one says so and ends.
+The program must join the job by the Rust crate byway-dsm (Job::join). Each output line is prefixed with the rank of its process.
+Rank 0 reads standard input. When a process ends before all are done, every other process reports it and ends.
 
 Environment of the processes:
-  BYWAY_DSM_RANK, BYWAY_DSM_RANKS   which process of how many
+  BYWAY_DSM_RANK, BYWAY_DSM_RANKS   rank of the process, and number of processes
 
 Exit status:
-  0 if every process ended with 0; else that of the first process that failed, or 128 and the number of the signal that
-  ended it; 130 if SIGINT, SIGTERM or SIGHUP stopped the job; 1 if it could not be started; 2 for a wrong command line.";
+  0 if every process exited with 0; otherwise the status of the first process that failed, or 128 plus the signal that
+  killed it. 130 if SIGINT, SIGTERM or SIGHUP stopped the job. 1 if the job could not start. 2 for an invalid command line.";
 
 /// Of `byway copy`.
 pub(crate) const COPY: &str = "\
@@ -81,20 +81,21 @@ Examples:
   byway copy image.raw nbd://store1/disk --overwrite
 
 Exit status:
-  0 once the destination is whole and flushed, 1 if not, 2 for a wrong command line, 130 if SIGINT or SIGTERM stopped it.";
+  0 once the destination is complete and flushed. 1 on failure. 2 for an invalid command line. 130 if SIGINT or SIGTERM
+  stopped the copy.";
 
 /// Of `byway ctl`.
 pub(crate) const CTL: &str = "\
 Examples:
   byway ctl status
   byway ctl reload
-  byway ctl reopen disk      after a flush failed and the disk was checked
+  byway ctl reopen disk      after a failed flush, once the disk is repaired
 
 Files:
   /run/byway/ctl.sock   the socket of a node that runs as byway.service
 
 Exit status:
-  0 if the node did as it was asked, 1 if it refused or does not answer, 2 for a wrong command line.";
+  0 on success, 1 if the node refused or did not answer, 2 for an invalid command line.";
 
 /// Of `byway ls` and `byway info`.
 pub(crate) const INSPECT: &str = "\
@@ -104,27 +105,27 @@ Examples:
   byway ls 'byway+unix:///?socket=/run/byway.sock'
 
 Exit status:
-  0 if the server has answered, 1 if not, 2 for a wrong command line.";
+  0 if the server answered, 1 if not, 2 for an invalid command line.";
 
 /// Of `byway attach`.
 pub(crate) const ATTACH: &str = "\
 Examples:
-  byway attach byway://store1/disk                prints the device, as /dev/loop0
+  byway attach byway://store1/disk                prints the device, such as /dev/loop0
   mount /dev/byway/disk /mnt
   byway attach byway://store1/disk --as scratch --read-only
   byway attach --list
 
 Files:
-  /dev/byway/NAME                  leads to the device
-  /run/byway-attach/NAME.json    which volume, device and process
-  /run/byway-attach/NAME.log     what the process says, in the background
+  /dev/byway/NAME                symbolic link to the device
+  /run/byway-attach/NAME.json    the volume, device and process
+  /run/byway-attach/NAME.log     log of the background process
 
 Notes:
-  While the server is away, requests of the device wait, 10 minutes at most; then they fail, as a broken disk's do. A server that was
-  restarted gets again what was written and not flushed.
+  While the server cannot be reached, requests of the device wait for at most 10 minutes; then they fail with I/O errors. After a
+  restart of the server, unflushed writes are sent again.
 
 Exit status:
-  0 once the device is ready, or with --foreground once it was detached; 1 if not, 2 for a wrong command line.";
+  0 once the device is ready, or with --foreground after the detach; 1 on failure; 2 for an invalid command line.";
 
 /// Of `byway detach`.
 pub(crate) const DETACH: &str = "\
@@ -133,30 +134,33 @@ Examples:
   byway detach /dev/loop0
 
 Exit status:
-  0 once the device is gone and all that was written is at the server, 1 if not, 2 for a wrong command line.";
+  0 once all written data is durable at the server and the device is gone, 1 on failure, 2 for an invalid command line.";
 
-/// Of `byway doctor`.
+/// Of `byway far`.
 pub(crate) const FAR: &str = "\
 Examples:
-  On a machine with idle memory:
+  On a machine with idle memory (the lender):
     byway serve --listen tcp://0.0.0.0 --lend 8G,guard=2G --allow 10.0.0.0/8 --insecure
-  On a machine without:
+  On the machine that runs the program:
     byway far --limit 2G --from byway://HOST -- sort -S 4G --parallel=4 large.txt
     byway far --limit 512M --from byway://A,byway://B --class none --report -- python3 model.py
 
-Private anonymous memory is paged: heaps and mappings of the program and of all that it executes. Thread stacks, files, shared memory and memory that is
-executable stay. A forked child has its parent's pages, and keeps what it touches until it executes a program. For a moment after it
-was mapped (a millisecond) new memory is above the limit. Programs that are static, or run with another user's rights, are refused.
+byway far pages private anonymous memory: heaps and mappings of the program and of every program that it executes. Thread stacks,
+mapped files, shared memory and executable memory stay local. A forked child shares its parent's pages; pages that it touches stay
+local until it executes a program. New memory may exceed the limit for about a millisecond after it is mapped. Statically linked and
+setuid programs are refused.
 
-Exit status: the program's, or 128 and the signal that ended it; 126 if it cannot be paged; 1 if it was not started.";
+Exit status:
+  The program's status, or 128 plus the signal that killed it. 126 if the program cannot be paged, 1 if it was not started.";
 
+/// Of `byway doctor`.
 pub(crate) const DOCTOR: &str = "\
 Examples:
   byway doctor
   byway doctor --json | jq '.[] | select(.health != \"ok\")'
 
 Exit status:
-  0, whatever was found.";
+  0, whatever the result.";
 
 /// Writes the man pages of a command and of those beneath it.
 ///

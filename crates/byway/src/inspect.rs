@@ -27,14 +27,16 @@ const FRAME_BYTES: usize = 8 << 20;
 /// The flags of `byway ls`.
 #[derive(Args, Debug)]
 pub struct LsArguments {
-    /// The server, or a directory of a share (byway://HOST[:PORT]/SHARE/PATH, byway+unix:///SHARE/PATH?socket=PATH): byway://HOST[:PORT], byway+unix:///?socket=PATH, nbd://HOST[:PORT] or nbd+unix:///?socket=PATH, or
-    /// the same with an s, as byways://, for TLS; byway+shm:///?socket=PATH through shared memory, byway+rdma://HOST[:PORT] by
-    /// RDMA
+    /// Server, or directory of a share
+    ///
+    /// A server is byway://HOST[:PORT], byway+unix:///?socket=PATH, byway+shm:///?socket=PATH (shared memory),
+    /// byway+rdma://HOST[:PORT], nbd://HOST[:PORT] or nbd+unix:///?socket=PATH; for TLS byways://, nbds:// or nbds+unix://. A directory
+    /// of a share is byway://HOST[:PORT]/SHARE/PATH or byway+unix:///SHARE/PATH?socket=PATH.
     pub uri: TreeUri,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// What the event loop stands on: auto, uring or epoll
+    /// Kernel interface of the event loop: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON
@@ -45,14 +47,16 @@ pub struct LsArguments {
 /// The flags of `byway info`.
 #[derive(Args, Debug)]
 pub struct InfoArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS; byway+shm:///NAME?socket=PATH through
-    /// shared memory, byway+rdma://HOST[:PORT]/NAME by RDMA
+    /// Volume
+    ///
+    /// byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, byway+shm:///NAME?socket=PATH (shared memory),
+    /// byway+rdma://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; for TLS byways://, nbds:// or
+    /// nbds+unix://.
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// What the event loop stands on: auto, uring or epoll
+    /// Kernel interface of the event loop: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON

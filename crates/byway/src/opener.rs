@@ -292,7 +292,7 @@ fn named_as_staged(arguments: &ServeArguments, path: &Path) -> Result<(), String
 fn named_as_listener(arguments: &ServeArguments, path: &Path) -> Result<(), String> {
     let configuration = Configuration::load(arguments).map_err(|error| error.to_string())?;
     let listeners = configuration.nbd.iter().chain(&configuration.listen).filter_map(Listen::socket_path);
-    let named = listeners.chain(configuration.ctl.as_deref()).any(|listener| listener == path);
+    let named = listeners.chain(configuration.control_socket.as_deref()).any(|listener| listener == path);
     if named { Ok(()) } else { Err("the configuration does not name this socket".to_owned()) }
 }
 

@@ -87,7 +87,7 @@ pub enum ServeError {
     #[error(transparent)]
     Confinement(#[from] crate::confinement::ConfinementError),
     /// The limit on mapped files.
-    #[error("cannot limit mapped files (--mapped): {0}; is /proc mounted?")]
+    #[error("cannot limit mapped files (--mmap-limit): {0}; is /proc mounted?")]
     Mapped(std::io::Error),
     /// The guard of lent memory.
     #[error("cannot look at this machine's memory (--lend ...,guard=SIZE): {0}; is /proc mounted?")]
@@ -125,7 +125,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
     let shares = reload::plan_shares(&[], &configuration.shares)?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
-    let (http, ctl) = (configuration.admitted_http()?, configuration.ctl.clone());
+    let (http, ctl) = (configuration.admitted_http()?, configuration.control_socket.clone());
     // Read before the node is confined. The limit is set before its loops start, which ask for it then.
     let memory = memory_bytes();
     let mapped_bytes = configuration.mapped_bytes.or_else(|| memory.map(default_mapped_bytes));
@@ -160,7 +160,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     warn_of_nobody(&shares);
-    announce(&node, http.as_ref().map(HttpDoor::address), configuration.ctl.as_deref());
+    announce(&node, http.as_ref().map(HttpDoor::address), configuration.control_socket.as_deref());
     let mut serving = Serving {
         arguments,
         configuration,

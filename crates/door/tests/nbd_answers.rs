@@ -44,7 +44,7 @@ struct Case {
     medium: Medium,
     asks: Vec<Ask>,
     structured: bool,
-    /// Frames of the loop: `--frames` over `--threads`.
+    /// Frames of the loop: `--buffer-memory` over `--threads`.
     frames: usize,
     /// Lengths of segments, over and over; none for all in one.
     segments: Vec<usize>,

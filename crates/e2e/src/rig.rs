@@ -27,7 +27,7 @@ impl Rig {
         let at = |name: &str| folder.path().join(name).display().to_string();
         configure(folder.path(), volumes);
         let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
-        let base = ["--config", &config, "--ctl", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
+        let base = ["--config", &config, "--control-socket", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
         let doors = 3 + more.iter().filter(|flag| ["--listen", "--nbd"].contains(*flag)).count();
         let more: Vec<_> = more.iter().map(|flag| flag.replace("DIR", &folder.path().display().to_string())).collect();
         let more: Vec<_> = more.iter().map(String::as_str).collect();
@@ -53,7 +53,7 @@ impl Rig {
     /// Runs `byway ctl`.
     pub fn ctl(&self, arguments: &[&str]) -> std::process::Output {
         let socket = self.path("ctl").display().to_string();
-        run(&binary(), &[&["ctl", "--socket", &socket], arguments].concat())
+        run(&binary(), &[&["ctl", "--control-socket", &socket], arguments].concat())
     }
 
     /// Reloads; gives what that printed.

@@ -31,7 +31,7 @@ impl Rig {
         let (config, ctl) = (at("byway.toml"), at("ctl"));
         let (nbd, unix, shm) = (at("nbd"), at("unix"), at("shm"));
         let (nbd, unix, shm) = (format!("unix://{nbd}"), format!("unix://{unix}"), format!("shm://{shm}"));
-        let arguments = ["--config", &config, "--ctl", &ctl, "--threads", "2", "--io", io];
+        let arguments = ["--config", &config, "--control-socket", &ctl, "--threads", "2", "--io", io];
         let doors = ["--nbd", "tcp://127.0.0.1:0", "--nbd", &nbd, "--listen", "tcp://127.0.0.1:0"];
         let near = ["--listen", &unix, "--listen", &shm];
         let server = Server::start(folder.path(), 6, &[&arguments[..], &doors, &near].concat());
@@ -41,7 +41,7 @@ impl Rig {
     fn reload(&self, volumes: &[&str]) {
         configure(self.folder.path(), &self.certificates, volumes);
         let ctl = self.path("ctl");
-        run_well(&binary(), &["ctl", "--socket", &ctl, "reload"]);
+        run_well(&binary(), &["ctl", "--control-socket", &ctl, "reload"]);
     }
 
     fn path(&self, name: &str) -> String {

@@ -28,7 +28,7 @@ impl Activated {
         let child = Command::new("sh")
             .args(["-c", pass])
             .arg(binary())
-            .args(["--config", &at("byway.toml"), "--ctl", &at("ctl")])
+            .args(["--config", &at("byway.toml"), "--control-socket", &at("ctl")])
             .args(more)
             .stdin(Stdio::from(socket))
             .stdout(Stdio::piped())
@@ -59,7 +59,7 @@ impl Activated {
     fn reload(&self, configuration: &str) -> Result<String, String> {
         std::fs::write(self.folder.path().join("byway.toml"), configuration).unwrap();
         let socket = self.folder.path().join("ctl").display().to_string();
-        let output = run(&binary(), &["ctl", "--socket", &socket, "reload"]);
+        let output = run(&binary(), &["ctl", "--control-socket", &socket, "reload"]);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }

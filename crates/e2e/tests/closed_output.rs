@@ -19,7 +19,8 @@ fn a_closed_output_is_neither_a_panic_nor_a_failure() {
     std::fs::File::create(at("larger")).unwrap().set_len(8192).unwrap();
     let larger = format!("larger={}", at("larger"));
     let ctl = at("ctl");
-    let arguments = ["--volume", "m=mem:4096", "--volume", &larger, "--listen", "tcp://127.0.0.1:0", "--ctl", &ctl];
+    let arguments =
+        ["--volume", "m=mem:4096", "--volume", &larger, "--listen", "tcp://127.0.0.1:0", "--control-socket", &ctl];
     let server = Server::start(folder.path(), 2, &arguments);
     let uri = |name: &str| format!("byway://127.0.0.1:{}/{name}", server.port("byway"));
     let (node, volume, copy, none) = (uri(""), uri("m"), at("copy"), uri("none"));
@@ -35,7 +36,7 @@ fn a_closed_output_is_neither_a_panic_nor_a_failure() {
         // Tells on standard error that the destination is larger.
         &["copy", &volume, &grown, "--resume", &at("resume")],
         &["copy", &volume, &copy],
-        &["ctl", "--socket", &ctl, "status"],
+        &["ctl", "--control-socket", &ctl, "status"],
         &["demo", "--size", "1M"],
     ];
     for arguments in well {

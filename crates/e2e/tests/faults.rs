@@ -45,7 +45,7 @@ fn what_cannot_be_served_is_refused_by_name() {
     refuses(&["--volume", "m=mem:1M"], "nowhere to listen");
     let one = ["--volume", "m=mem:1M", at[0], at[1]];
     refuses(&[&one[..], &["--user", "nobody-of-that-name"]].concat(), "there is no such user");
-    refuses(&[&one[..], &["--ctl", "/nowhere/ctl"]].concat(), "make the folder");
+    refuses(&[&one[..], &["--control-socket", "/nowhere/ctl"]].concat(), "make the folder");
     refuses(&["--volume", "m=mem:1M", "--nbd", "tcp://0.0.0.0:0"], "can be reached by other machines");
     let path = file(folder.path(), "once", 1 << 20);
     let first = serve(folder.path(), &format!("v={path}"));
@@ -414,7 +414,7 @@ fn writers_that_pause_hold_up_nobody() {
     for io in backends() {
         let volume = format!("v={},direct", folder.path().join("disk").display());
         let arguments =
-            ["--io", io, "--frames", "8M", "--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
+            ["--io", io, "--buffer-memory", "8M", "--threads", "1", "--volume", &volume, "--nbd", "tcp://127.0.0.1:0"];
         let server = Server::start(folder.path(), 1, &arguments);
         let mut paused: Vec<TcpStream> = (0..200).map(|_| simple_nbd(&server)).collect();
         for stream in &mut paused {

@@ -27,8 +27,17 @@ impl Rig {
         std::fs::write(&source, noise(SIZE, 5)).expect("room in memory");
         let (volume, listen) = (format!("disk={},rate={RATE}", source.display()), format!("tcp://{NEAR}:0"));
         let ctl = folder.path().join("ctl").display().to_string();
-        let arguments =
-            ["--volume", &volume, "--listen", &listen, "--allow", "10.77.0.0/24", "--insecure", "--ctl", &ctl];
+        let arguments = [
+            "--volume",
+            &volume,
+            "--listen",
+            &listen,
+            "--allow",
+            "10.77.0.0/24",
+            "--insecure",
+            "--control-socket",
+            &ctl,
+        ];
         let arguments = [&arguments[..], &["--http", "127.0.0.1:0"]].concat();
         let server = Server::start_by(networks.command(Side::Near, &binary()), folder.path(), 3, &arguments);
         Some(Self { networks, server, folder })
@@ -52,7 +61,7 @@ impl Rig {
 
     fn status(&self) -> serde_json::Value {
         let socket = self.folder.path().join("ctl").display().to_string();
-        let output = run(&binary(), &["ctl", "--socket", &socket, "--json", "status"]);
+        let output = run(&binary(), &["ctl", "--control-socket", &socket, "--json", "status"]);
         serde_json::from_slice(&output.stdout).expect("a status")
     }
 
@@ -61,7 +70,7 @@ impl Rig {
     }
 
     fn connections(&self) -> u64 {
-        let doors = self.status()["doors"].clone();
+        let doors = self.status()["frontends"].clone();
         let doors = doors.as_array().expect("doors").iter();
         doors.map(|door| door["connections"].as_u64().expect("a number")).sum()
     }
@@ -82,8 +91,8 @@ impl Rig {
     fn wait_until_let_go(&self) {
         let until_gone = Instant::now() + GONE_TIME;
         until(until_gone, "the node to let go", || (self.connections() == 0).then_some(()));
-        let all = self.metric("byway_frames_bytes");
-        until(until_gone, "its frames", || (self.metric("byway_frames_free_bytes") == all).then_some(()));
+        let all = self.metric("byway_buffer_memory_bytes");
+        until(until_gone, "its frames", || (self.metric("byway_buffer_memory_free_bytes") == all).then_some(()));
     }
 }
 
@@ -137,7 +146,7 @@ fn a_link_that_is_down_for_a_moment_is_not_noticed() {
     let Some(rig) = Rig::new("a_link_that_is_down_for_a_moment_is_not_noticed") else { return };
     let copy = rig.copy();
     rig.wait_for_the_middle();
-    let before = rig.status()["doors"][1]["accepted"].clone();
+    let before = rig.status()["frontends"][1]["accepted"].clone();
     rig.networks.plug(false);
     // As long as it takes to ask the node twice.
     assert!(rig.connections() > 0);
@@ -145,7 +154,7 @@ fn a_link_that_is_down_for_a_moment_is_not_noticed() {
     let output = copy.end();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(same(&rig.copied(), &rig.folder.path().join("source")));
-    assert_eq!(rig.status()["doors"][1]["accepted"], before, "on the connections that it had");
+    assert_eq!(rig.status()["frontends"][1]["accepted"], before, "on the connections that it had");
 }
 
 #[test]

@@ -68,8 +68,18 @@ fn without_locked_memory_a_node_says_so_and_moves_the_same_bytes() {
         let (of_server, listen) =
             (folder.path().join(user.to_string()), format!("shm://{}", path(&format!("{user}.shm"))));
         std::fs::create_dir(&of_server).expect("a folder");
-        let arguments =
-            ["--io", io, "--threads", "1", "--frames", FRAMES, "--volume", "m=mem:8M", "--listen", "tcp://127.0.0.1:0"];
+        let arguments = [
+            "--io",
+            io,
+            "--threads",
+            "1",
+            "--buffer-memory",
+            FRAMES,
+            "--volume",
+            "m=mem:8M",
+            "--listen",
+            "tcp://127.0.0.1:0",
+        ];
         let arguments = [&arguments[..], &["--listen", &listen]].concat();
         Server::start_by(limited.command(&program, user, limit), &of_server, 2, &arguments)
     };

@@ -60,10 +60,10 @@ fn mapped_files_keep_to_their_limit() {
         let (disk, memory) = (format!("disk={},ro", at("disk")), format!("m=mem:{DISK_BYTES}"));
         let nbd = format!("unix://{}", at("nbd"));
         let base = ["--volume", &disk, "--volume", &memory, "--nbd", &nbd, "--http", "127.0.0.1:0"];
-        let flags = ["--io", io, "--threads", "1", "--mapped", "32M"];
+        let flags = ["--io", io, "--threads", "1", "--mmap-limit", "32M"];
         let server = Server::start(folder.path(), 2, &[&base[..], &flags].concat());
         let (port, mut dropped) = (server.port("http"), 0);
-        assert_eq!(metric(&get(port, "/metrics"), "byway_mapped_limit_bytes"), MAPPED_BYTES);
+        assert_eq!(metric(&get(port, "/metrics"), "byway_mmap_limit_bytes"), MAPPED_BYTES);
         let mut client = Script::start(&python, &script(&at("nbd"), &at("disk")));
         for step in ["read", "read again", "read here and there", "written", "read back"] {
             client.expect(step);
@@ -71,7 +71,7 @@ fn mapped_files_keep_to_their_limit() {
             let is_kept = || server.mapped_bytes() <= MAPPED_BYTES + SLACK_BYTES;
             until(Instant::now() + LIMIT, &what, || is_kept().then_some(()));
             let before =
-                std::mem::replace(&mut dropped, metric(&get(port, "/metrics"), "byway_mapped_dropped_bytes_total"));
+                std::mem::replace(&mut dropped, metric(&get(port, "/metrics"), "byway_mmap_released_bytes_total"));
             assert!(dropped > before, "{what}: {before} bytes, then {dropped}");
             client.go_on();
         }
@@ -84,7 +84,7 @@ fn without_a_flag_the_limit_is_half_of_the_memory() {
     let folder = tempfile::tempdir().expect("a folder");
     let nbd = format!("unix://{}", folder.path().join("nbd").display());
     let server = Server::start(folder.path(), 2, &["--volume", "m=mem:1M", "--nbd", &nbd, "--http", "127.0.0.1:0"]);
-    let limit = metric(&get(server.port("http"), "/metrics"), "byway_mapped_limit_bytes");
+    let limit = metric(&get(server.port("http"), "/metrics"), "byway_mmap_limit_bytes");
     let said = std::fs::read_to_string("/proc/meminfo").unwrap();
     let machine: u64 = said.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(limit >= 16 << 20 && limit <= machine * 512, "{limit} bytes of {machine} KiB");

@@ -15,7 +15,7 @@ fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec
     std::fs::write(at("other"), noise(24 << 20, 12)).unwrap();
     let configure = |volume: &str| std::fs::write(at("byway.toml"), format!("volumes = ['{volume}']")).unwrap();
     configure(&format!("v={},rate=64K", at("disk")));
-    let arguments = ["--config", &at("byway.toml"), "--ctl", &at("ctl"), "--listen", "tcp://127.0.0.1:0"];
+    let arguments = ["--config", &at("byway.toml"), "--control-socket", &at("ctl"), "--listen", "tcp://127.0.0.1:0"];
     let server = Server::start(folder.path(), 1, &arguments);
     let uri = format!("byway://127.0.0.1:{}/v", server.port("byway"));
     let mut copy = Command::new(binary());
@@ -27,7 +27,7 @@ fn copy_through_a_reload(after: impl Fn(&str) -> String) -> Result<(Vec<u8>, Vec
     };
     until(Instant::now() + LIMIT, "the copy to begin", begun);
     configure(&after(&folder.path().display().to_string()));
-    let reload = run(&binary(), &["ctl", "--socket", &at("ctl"), "reload"]);
+    let reload = run(&binary(), &["ctl", "--control-socket", &at("ctl"), "reload"]);
     assert!(reload.status.success(), "{}", String::from_utf8_lossy(&reload.stderr));
     let ended = until(Instant::now() + LIMIT, "the copy to end", || copy.try_wait().unwrap());
     let mut said = String::new();

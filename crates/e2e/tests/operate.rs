@@ -84,12 +84,12 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=mem:100T\"", "more than the memory of this machine");
     refused("", "names no volume");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
-    refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmapped = \"1G\"\nallow = [", "mapped cannot change");
+    refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmmap_limit = \"1G\"\nallow = [", "mmap_limit cannot change");
     let disk = rig.file("disk", 1 << 20);
     rig.configure(&format!("\"keep=mem:1M\", \"disk={disk}\""));
     rig.reload();
     refused(&format!("\"keep=mem:2M\", \"new={disk}\""), "this node serves it as `disk`");
-    let output = run(&binary(), &["ctl", "--socket", "/nowhere/ctl", "reload"]);
+    let output = run(&binary(), &["ctl", "--control-socket", "/nowhere/ctl", "reload"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("is the node running"));
 }
 
@@ -240,7 +240,8 @@ fn sockets_have_the_mode_and_the_group_that_are_asked_for() {
     let group = if rustix::process::geteuid().is_root() { 6 } else { rustix::process::getegid().as_raw() };
     let (nbd, native) = (format!("unix://{},mode=0600", at("nbd")), format!("unix://{},group={group}", at("native")));
     let (ctl, shm) = (at("ctl"), format!("shm://{},mode=0666,group={group}", at("shm")));
-    let arguments = ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--listen", &shm, "--ctl", &ctl];
+    let arguments =
+        ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--listen", &shm, "--control-socket", &ctl];
     let mut server = Server::start(folder.path(), 4, &arguments);
     let own = rustix::process::getegid().as_raw();
     for (name, mode, gid) in [("nbd", 0o600, own), ("native", 0o660, group), ("shm", 0o666, group), ("ctl", 0o600, own)]
@@ -262,7 +263,7 @@ fn a_node_that_stops_leaves_the_sockets_of_its_successor() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     let names = ["nbd", "native", "ctl"];
     let (nbd, native, ctl) = (format!("unix://{}", at("nbd")), format!("unix://{}", at("native")), at("ctl"));
-    let arguments = ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--ctl", &ctl];
+    let arguments = ["--volume", "m=mem:1M", "--nbd", &nbd, "--listen", &native, "--control-socket", &ctl];
     let mut first = Server::start(folder.path(), 3, &arguments);
     for name in names {
         std::fs::rename(at(name), at(&format!("{name}-of-the-first"))).unwrap();
@@ -272,7 +273,7 @@ fn a_node_that_stops_leaves_the_sockets_of_its_successor() {
     for uri in [format!("nbd+unix:///m?socket={}", at("nbd")), format!("byway+unix:///m?socket={}", at("native"))] {
         run_well(&binary(), &["info", &uri]);
     }
-    run_well(&binary(), &["ctl", "--socket", &ctl, "status"]);
+    run_well(&binary(), &["ctl", "--control-socket", &ctl, "status"]);
     assert_eq!(second.terminate(), Some(0));
     for name in names {
         assert!(!Path::new(&at(name)).exists(), "{name} must go with its node");
@@ -341,7 +342,7 @@ fn a_node_tells_how_it_is() {
         "byway_volume_writes_total{volume=\"m\"} 1",
         "byway_volume_flushes_total{volume=\"m\"} 1",
         "byway_volume_written_bytes_total{volume=\"slow\"} 8192",
-        "byway_connections_accepted_total{door=\"nbd\"} 3",
+        "byway_connections_accepted_total{frontend=\"nbd\"} 3",
     ] {
         assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
     }

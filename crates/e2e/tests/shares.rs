@@ -26,7 +26,7 @@ impl Rig {
 
     fn configure(&self, shares: &str) {
         let (listen, ctl) = (self.path("wire"), self.path("ctl"));
-        let text = format!("listen = ['unix://{listen}']\nctl = '{ctl}'\nthreads = 2\n{shares}");
+        let text = format!("listen = ['unix://{listen}']\ncontrol_socket = '{ctl}'\nthreads = 2\n{shares}");
         std::fs::write(self.folder.path().join("byway.toml"), text).unwrap();
     }
 
@@ -50,7 +50,7 @@ impl Rig {
     }
 
     fn ctl(&self, command: &str) -> std::process::Output {
-        run(&binary(), &["ctl", command, "--socket", &self.path("ctl")])
+        run(&binary(), &["ctl", command, "--control-socket", &self.path("ctl")])
     }
 }
 

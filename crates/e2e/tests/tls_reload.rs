@@ -30,7 +30,7 @@ impl Rig {
         );
         std::fs::write(at("byway.toml"), text).expect("room in memory");
         let (config, ctl) = (at("byway.toml"), at("ctl"));
-        let arguments = ["--config", &config, "--ctl", &ctl, "--threads", "2"];
+        let arguments = ["--config", &config, "--control-socket", &ctl, "--threads", "2"];
         let doors = ["--nbd", "tcp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
         let server = Server::start(folder.path(), 2, &[&arguments[..], &doors].concat());
         (Self { server, folder }, first)
@@ -38,7 +38,7 @@ impl Rig {
 
     fn reload(&self) -> Result<String, String> {
         let socket = self.folder.path().join("ctl").display().to_string();
-        let output = run(&binary(), &["ctl", "--socket", &socket, "reload"]);
+        let output = run(&binary(), &["ctl", "--control-socket", &socket, "reload"]);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }

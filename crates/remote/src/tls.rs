@@ -8,16 +8,16 @@ use clap::Args;
 /// The flags of commands that connect to a node.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ClientTlsArguments {
-    /// For byways:// and nbds://: who signs the certificates of servers, PEM
+    /// For byways:// and nbds://: certificates of the authorities that sign server certificates, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// The certificate to show to servers that ask for one, PEM
+    /// This client's certificate, for servers that ask for one, PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_certificate: Option<PathBuf>,
-    /// Its private key, PEM
+    /// The private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_key: Option<PathBuf>,
-    /// The name that the server's certificate is for, if it is not reached by that
+    /// Name in the server's certificate, if it differs from the host in the address
     #[arg(long, value_name = "NAME")]
     pub tls_hostname: Option<String>,
 }

@@ -29,17 +29,17 @@ use crate::units::show_size;
 /// The flags of `byway attach`.
 #[derive(Args, Debug)]
 pub struct AttachArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, or the same with an s, as byways://, for TLS;
-    /// byway+shm:///NAME?socket=PATH through shared memory, byway+rdma://HOST[:PORT]/NAME by RDMA
+    /// Volume: byway://HOST[:PORT]/NAME, byways://HOST[:PORT]/NAME (TLS), byway+unix:///NAME?socket=PATH,
+    /// byway+shm:///NAME?socket=PATH (shared memory) or byway+rdma://HOST[:PORT]/NAME
     #[arg(required_unless_present = "list")]
     pub uri: Option<RemoteUri>,
-    /// What the device is called in --list, for byway detach, and as /dev/byway/NAME [default: the volume's name]
+    /// Name of the device: in --list, for byway detach, and as /dev/byway/NAME [default: the volume's name]
     #[arg(long = "as", value_name = "NAME", value_parser = parse_name)]
     pub name: Option<VolumeName>,
-    /// How the kernel reaches the volume: loop, a loop device on a file served by FUSE
+    /// Kind of block device: loop, a loop device on a file served by FUSE
     #[arg(long, value_name = "WAY", default_value = "loop", value_parser = parse_way)]
     pub via: Way,
-    /// Refuse writes
+    /// Attach the device read-only
     #[arg(long)]
     pub read_only: bool,
     /// Stay in the foreground until the device is detached; SIGTERM and SIGINT detach it
@@ -59,7 +59,7 @@ pub struct AttachArguments {
 /// How the kernel reaches a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// A loop device on a file of FUSE.
+    /// A loop device on a file served by FUSE.
     Loop,
 }
 

@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The flags of `byway detach`.
 #[derive(Args, Debug)]
 pub struct DetachArguments {
-    /// The attachment's name, as byway attach --list shows it, or its device
+    /// Name of the device, as byway attach --list shows it, or its path
     #[arg(value_name = "NAME|DEVICE")]
     pub which: String,
 }

@@ -27,8 +27,8 @@ fn load(flags: &[&str], file: Option<&str>) -> Result<Configuration, String> {
 fn a_file_and_flags_are_merged() {
     let file = r#"
         listen = ["tcp://127.0.0.1"]
-        frames = "128M"
-        mapped = "1G"
+        buffer_memory = "128M"
+        mmap_limit = "1G"
         threads = 3
         volumes = ["a=mem:1M,ro"]
         [volume.b]
@@ -43,7 +43,7 @@ fn a_file_and_flags_are_merged() {
     assert_eq!(got.volumes[1].rate_bytes_per_second, Some(1 << 20));
     assert_eq!((got.threads, got.frame_bytes), (Some(2), 128 << 20));
     assert_eq!((got.mapped_bytes, load(&[], None).unwrap().mapped_bytes), (Some(1 << 30), None));
-    assert_eq!(load(&["--mapped", "2G"], Some(file)).unwrap().mapped_bytes, Some(2 << 30));
+    assert_eq!(load(&["--mmap-limit", "2G"], Some(file)).unwrap().mapped_bytes, Some(2 << 30));
     assert_eq!(got.listen[0].to_string(), "tcp://127.0.0.1:4711");
     assert_eq!(got.nbd, [Listen::parse("unix:///run/n", NBD_PORT).unwrap()]);
     assert_eq!(load(&[], None).unwrap().frame_bytes, DEFAULT_FRAME_BYTES);
@@ -66,10 +66,10 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         listen,
         nbd,
         http,
-        ctl,
+        control_socket,
         io,
-        frames,
-        mapped,
+        buffer_memory,
+        mmap_limit,
         stage,
         lend,
         threads,
@@ -84,8 +84,8 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
         slow_us,
     } = form;
     assert!(![listen, nbd, volumes, shares, allow].iter().any(Vec::is_empty) && !insecure);
-    assert!([http, io, frames, mapped, stage, lend, user].iter().all(Option::is_some));
-    assert!(ctl.is_some() && threads.is_some());
+    assert!([http, io, buffer_memory, mmap_limit, stage, lend, user].iter().all(Option::is_some));
+    assert!(control_socket.is_some() && threads.is_some());
     let Tls { certificate: _, key: _, client_ca, crl, clients, mode } = tls.unwrap();
     assert_eq!(
         (client_ca.is_some() && crl.is_some(), clients, mode),
@@ -136,7 +136,7 @@ fn more_memory_than_there_is_is_refused() {
     let check = |text, memory| loaded(text).check_memory(memory).map_err(|error| error.to_string());
     let gib = |n: u64| Some(n << 30);
     for (text, parts) in [
-        ("frames = '2G'", ["frames", "2.0 GiB is more than the memory", "1.0 GiB; give less"]),
+        ("buffer_memory = '2G'", ["buffer_memory", "2.0 GiB is more than the memory", "1.0 GiB; give less"]),
         ("volumes = ['a=mem:1M', 'b=mem:2G']", ["volume `b`", "2.0 GiB is more than the memory", "1.0 GiB; give less"]),
     ] {
         let said = check(text, gib(1)).unwrap_err();
@@ -166,21 +166,21 @@ fn errors_name_the_key_and_the_file() {
         ("allow = ['10.1.1.1/8']", ["FILE: allow", "write 10.0.0.0/8"]),
         ("io = 'fast'", ["FILE: io", "auto, uring, epoll"]),
         ("volumes = ['a=mem:1M', 'a=mem:2M']", ["volume `a`", "rename one"]),
-        ("frames = '1K'", ["frames", "at least 4M"]),
-        ("frames = '2T'", ["frames", "at most 1T"]),
-        ("mapped = '15M'", ["mapped", "at least 16M"]),
-        ("mapped = 'much'", ["FILE: mapped", "is no size"]),
+        ("buffer_memory = '1K'", ["buffer_memory", "at least 4M"]),
+        ("buffer_memory = '2T'", ["buffer_memory", "at most 1T"]),
+        ("mmap_limit = '15M'", ["mmap_limit", "at least 16M"]),
+        ("mmap_limit = 'much'", ["FILE: mmap_limit", "is no size"]),
         ("stage = 'disk'", ["FILE: stage", "memory, device"]),
         ("stage = 'device'\nvolumes = ['a=mem:1M']", ["stage", "no volume is direct"]),
         ("[volume.a]\nstore = '/a'\nstage = 'device'", ["FILE: volume.a.stage", "add direct"]),
         ("threads = 0", ["threads", "1 to 256"]),
         ("threads = 300000", ["FILE: threads", "300000 event loops; give 1 to 256"]),
         ("threads = '2'", ["FILE", "expected u64; write a whole number of at least 0, without quotes"]),
-        ("frames = 64", ["FILE", "expected a string; write a text between quotes"]),
+        ("buffer_memory = 64", ["FILE", "expected a string; write a text between quotes"]),
         ("nbd = 'tcp://127.0.0.1'", ["FILE", "expected a sequence; write a list"]),
         ("insecure = 'yes'", ["FILE", "expected a boolean; write true or false"]),
         ("tls = 'cert.pem'", ["FILE", "write a table"]),
-        ("ctl = 3", ["FILE", "write a text between quotes"]),
+        ("control_socket = 3", ["FILE", "write a text between quotes"]),
         ("nbd = ['tcp://127.0.0.1:99999']", ["FILE: nbd", "`99999` is no port; ports are 0 to 65535"]),
         ("[volume.a]\nstore = 'mem:1M'\nrate = '5'", ["FILE: volume.a.rate", "under 1K/s"]),
         ("volumes = ['a=mem:1M,tls=required']", ["volume `a`", "--tls-certificate"]),

@@ -29,9 +29,9 @@ pub struct Tls {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum TlsMode {
-    /// Those that ask for it, and those of volumes that require it.
+    /// TLS for connections to volumes with tls=required, and for clients that ask for it.
     Optional,
-    /// All.
+    /// TLS for every connection.
     #[default]
     Required,
 }

@@ -25,53 +25,56 @@ const LANE_BYTES: usize = 8 << 20;
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
-    /// What to copy: a file, a block device, or a volume (byway://HOST/NAME, byway+unix:///NAME?socket=PATH,
-    /// nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS;
-    /// byway+shm:///NAME?socket=PATH, byway+rdma://HOST/NAME). It is not locked:
-    /// what is written to it meanwhile may be in the copy or not, and of a file is noticed at the end
+    /// Source: a file, a block device, or a volume
+    ///
+    /// A volume is byway://HOST/NAME, byway+unix:///NAME?socket=PATH, byway+shm:///NAME?socket=PATH, byway+rdma://HOST/NAME,
+    /// nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH; for TLS byways://, nbds:// or nbds+unix://. The source is not locked:
+    /// writes to it during the copy may or may not be in the copy. If a file changes, the copy fails at its end.
     #[arg(value_parser = place_parser())]
     pub source: Place,
-    /// Where to: a file (made if it is not there), a block device, or a volume that is large enough. A file or device that
-    /// is served, that another copy writes to, or that is mounted, is refused
+    /// Destination: a file (created if missing), a block device, or a volume at least as large as the source
+    ///
+    /// A file or device that is mounted, that a server serves, or that another copy writes to is refused.
     #[arg(value_parser = place_parser())]
     pub destination: Place,
-    /// Read the destination back, also what an earlier run had copied, and compare its checksums (CRC32C) with the
-    /// source's. A file or device is read from its disk, not from the page cache; a volume's server may have it in its own
+    /// Read the whole destination back and compare its checksums (CRC32C) with the source's
+    ///
+    /// This includes what an earlier, interrupted run copied. A file or device is read from its disk, not from the page cache; the
+    /// server of a volume may answer from its own cache.
     #[arg(long)]
     pub verify: bool,
-    /// Overwrite a destination that has something in it
+    /// Overwrite a destination that contains data
     #[arg(long)]
     pub overwrite: bool,
-    /// Copy the bytes of a source that looks like an image of a virtual machine (qcow2, vmdk, ...) to a volume or device
+    /// Copy an image in another format than raw (qcow2, vmdk, ...) byte by byte to a volume or device
     #[arg(long)]
     pub raw: bool,
     /// Pieces in flight, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
-    /// Streams to each server, 1 to 8; an NBD server may allow only one
+    /// Connections to each server, 1 to 8; an NBD server may allow only one
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub connections: u8,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// The resume file, which says what is done, so that the same command resumes an interrupted copy; removed when the copy
-    /// is whole [default: DESTINATION.byway-resume, for a volume copy-NAME.byway-resume in $XDG_STATE_HOME/byway or
-    /// ~/.local/state/byway]
+    /// File that records the copied pieces, so that the same command resumes an interrupted copy; removed when the copy is complete
+    /// [default: DESTINATION.byway-resume; for a volume copy-NAME.byway-resume in $XDG_STATE_HOME/byway or ~/.local/state/byway]
     ///
-    /// Resuming needs the same destination and an unchanged source. A volume or device does not tell whether it was written
-    /// to meanwhile: of such a source everything is read again, and only what differs is written.
+    /// Resuming needs the same destination and an unchanged source. A volume or device does not tell whether it was written to
+    /// since: the resumed copy reads such a source again from the start and writes only what differs.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// Keep no resume file: an interrupted copy starts over. One that an earlier run has left is removed
+    /// Write no resume file, and remove that of an earlier run: an interrupted copy starts over
     #[arg(long, conflicts_with = "resume")]
     pub no_resume: bool,
-    /// Bytes of a piece, a power of two from 4K to 1M
+    /// Size of a piece, a power of two from 4K to 1M
     #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_chunk)]
     pub chunk: u64,
-    /// What the event loop stands on: auto, uring or epoll
+    /// Kernel interface of the event loop: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
-    /// Print what was done as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }

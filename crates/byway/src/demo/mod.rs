@@ -43,12 +43,12 @@ const OPEN_FILES: u64 = 1024;
 /// The flags of `byway demo`.
 #[derive(Args, Debug)]
 pub struct DemoArguments {
-    /// What to share, opened read-only: a file or block device [default: a file of --size, made and removed]
+    /// File or block device to serve, opened read-only [default: a temporary file of --size]
     pub path: Option<PathBuf>,
-    /// Bytes of the file that is made if no path is given, 1M to 64G
+    /// Size of the temporary file, 1M to 64G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_image_size, conflicts_with = "path")]
     pub size: u64,
-    /// What the event loops stand on: auto, uring or epoll
+    /// Kernel interface of the event loops: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
     /// Print JSON

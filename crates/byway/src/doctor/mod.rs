@@ -63,7 +63,7 @@ impl Finding {
 /// The flags of `byway doctor`.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct DoctorArguments {
-    /// Print an array of {name, health, reason, remedy}
+    /// Print a JSON array of {name, health, reason, remedy}
     #[arg(long)]
     pub json: bool,
 }

@@ -31,22 +31,22 @@ const READY: &str = "ready mount ";
 /// The flags of `byway mount`.
 #[derive(Args, Debug)]
 pub struct MountArguments {
-    /// The share: byway://HOST[:PORT]/SHARE, byway+unix:///SHARE?socket=PATH, or the same with an s, as byways://, for TLS;
-    /// byway+shm:///SHARE?socket=PATH through shared memory, byway+rdma://HOST[:PORT]/SHARE by RDMA
+    /// Share: byway://HOST[:PORT]/SHARE, byways://HOST[:PORT]/SHARE (TLS), byway+unix:///SHARE?socket=PATH,
+    /// byway+shm:///SHARE?socket=PATH (shared memory) or byway+rdma://HOST[:PORT]/SHARE
     pub uri: RemoteUri,
-    /// The directory to mount it on
+    /// Mount point: an existing directory
     pub directory: PathBuf,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// Go to the background once the mount works; else stay until it is unmounted, or SIGINT or SIGTERM unmounts it
+    /// Run in the background once the mount works; without it, run in the foreground until unmounted by umount, SIGINT or SIGTERM
     #[arg(long)]
     pub background: bool,
-    /// Options, separated by commas: ro, allow_other (users other than this one may use it), default_permissions (this machine's
-    /// kernel checks modes and owners, besides the server)
+    /// Mount options, separated by commas: ro, allow_other (other users may use the mount), default_permissions (this machine's
+    /// kernel checks modes and owners, in addition to the server)
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountOption>,
-    /// How long calls wait for a server that does not answer before they fail, in seconds
+    /// Time that calls wait for an unreachable server before they fail, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     pub wait: u64,
 }
@@ -55,22 +55,22 @@ pub struct MountArguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum MountOption {
-    /// Nothing may be changed.
+    /// Read-only.
     Ro,
-    /// Changes are allowed, as without it.
+    /// Read and write, the default.
     Rw,
-    /// Other users may use it.
+    /// Other users may use the mount.
     AllowOther,
-    /// The kernel checks modes and owners.
+    /// This machine's kernel checks modes and owners, in addition to the server.
     DefaultPermissions,
 }
 
 /// The flags of `byway umount`.
 #[derive(Args, Debug)]
 pub struct UmountArguments {
-    /// Where the share is mounted
+    /// Mount point
     pub directory: PathBuf,
-    /// Take it out of the tree at once; it ends with its last open file
+    /// Detach the mount at once, also if it is in use; it ends when its last file is closed
     #[arg(long)]
     pub lazy: bool,
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use byway_door::http::{
-    DoorSnapshot, FailureSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
+    FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
     Snapshot, VolumeSnapshot,
 };
 use byway_door::nbd::server::NbdClient;
@@ -31,7 +31,7 @@ pub(super) struct LoopReport {
     pub(super) counters: Counters,
     pub(super) frame_bytes: u64,
     pub(super) frame_free_bytes: u64,
-    pub(super) doors: Vec<DoorSnapshot>,
+    pub(super) frontends: Vec<FrontendSnapshot>,
     pub(super) volumes: Vec<VolumeReport>,
     pub(super) delays: Delays,
     /// The busiest of this loop.
@@ -164,7 +164,7 @@ impl Report for NodeReport {
         } else if silent > 0 {
             snapshot.not_ready = Some(format!("{silent} of {} event loops do not answer", self.loops.len()));
         }
-        let mut doors: Vec<DoorSnapshot> = Vec::new();
+        let mut frontends: Vec<FrontendSnapshot> = Vec::new();
         let mut volumes: BTreeMap<String, VolumeReport> = BTreeMap::new();
         let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
@@ -179,10 +179,10 @@ impl Report for NodeReport {
             snapshot.counters = snapshot.counters.plus(&report.counters);
             snapshot.frame_bytes += report.frame_bytes;
             snapshot.frame_free_bytes += report.frame_free_bytes;
-            for door in report.doors {
-                match doors.iter_mut().find(|sum| sum.name == door.name) {
-                    Some(sum) => add_door(sum, &door),
-                    None => doors.push(door),
+            for frontend in report.frontends {
+                match frontends.iter_mut().find(|sum| sum.name == frontend.name) {
+                    Some(sum) => add_frontend(sum, &frontend),
+                    None => frontends.push(frontend),
                 }
             }
             for one in report.volumes {
@@ -199,7 +199,7 @@ impl Report for NodeReport {
         snapshot.nbd_clients.truncate(PEERS_REPORTED_MAX);
         keep_busiest(&mut peers, PEERS_REPORTED_MAX);
         snapshot.peers = peers.iter().map(peer).collect();
-        snapshot.doors = doors;
+        snapshot.frontends = frontends;
         snapshot.volumes = volumes.into_values().map(volume).collect();
         snapshot
     }
@@ -210,11 +210,11 @@ fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
     LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused }
 }
 
-fn add_door(sum: &mut DoorSnapshot, door: &DoorSnapshot) {
-    sum.connections += door.connections;
-    sum.accepted += door.accepted;
-    sum.refused += door.refused;
-    sum.connection_errors += door.connection_errors;
+fn add_frontend(sum: &mut FrontendSnapshot, frontend: &FrontendSnapshot) {
+    sum.connections += frontend.connections;
+    sum.accepted += frontend.accepted;
+    sum.refused += frontend.refused;
+    sum.connection_errors += frontend.connection_errors;
 }
 
 pub(super) fn nbd_client(client: &NbdClient, volume: &str) -> NbdClientSnapshot {

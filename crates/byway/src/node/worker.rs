@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use byway_door::http::DoorSnapshot;
+use byway_door::http::FrontendSnapshot;
 use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{
@@ -421,20 +421,20 @@ impl Worker {
     fn report(&self) -> LoopReport {
         let nbd = self.nbd.counters();
         let native = self.host.counters();
-        let door = |name: &str| DoorSnapshot { name: name.to_owned(), ..DoorSnapshot::default() };
-        let nbd = DoorSnapshot {
+        let frontend = |name: &str| FrontendSnapshot { name: name.to_owned(), ..FrontendSnapshot::default() };
+        let nbd = FrontendSnapshot {
             connections: self.nbd.connection_count() as u64,
             accepted: nbd.connections,
             refused: nbd.refused + self.refused,
             connection_errors: nbd.faults,
-            ..door("nbd")
+            ..frontend("nbd")
         };
-        let native = DoorSnapshot {
+        let native = FrontendSnapshot {
             connections: self.host.sessions().count() as u64,
             accepted: native.sessions,
             refused: native.refused,
             connection_errors: native.faults,
-            ..door("byway")
+            ..frontend("byway")
         };
         let now = self.reactor.now();
         let volumes = self.catalog.entries();
@@ -445,7 +445,7 @@ impl Worker {
             counters: self.reactor.counters(),
             frame_bytes: self.reactor.frames().bytes() as u64,
             frame_free_bytes: self.reactor.frames().free_bytes() as u64,
-            doors: vec![nbd, native],
+            frontends: vec![nbd, native],
             volumes: volumes.collect(),
             nbd_clients: clients.iter().map(|client| nbd_client(client, volume_of(client.volume))).collect(),
             delays: self.host.delays(),

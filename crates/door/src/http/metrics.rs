@@ -6,14 +6,14 @@ use std::time::Duration;
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
 
-use super::snapshot::{DoorSnapshot, LendingSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
+use super::snapshot::{FrontendSnapshot, LendingSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
     let mut page = Page(String::with_capacity(8 << 10));
     node(&mut page, snapshot);
     moved(&mut page, snapshot);
-    doors(&mut page, &snapshot.doors);
+    frontends(&mut page, &snapshot.frontends);
     volumes(&mut page, &snapshot.volumes);
     snapshot.lending.iter().for_each(|lending| lent(&mut page, lending));
     delays(&mut page, &snapshot.delays);
@@ -30,8 +30,8 @@ fn node(page: &mut Page, node: &Snapshot) {
         ("byway_ready", "Whether the node serves: 1 or 0.", u64::from(node.not_ready.is_none())),
         ("byway_uptime_seconds", "Seconds since the node started.", node.uptime_seconds),
         ("byway_loops", "Event loops.", node.loops),
-        ("byway_frames_bytes", "Bytes of all frame pools.", node.frame_bytes),
-        ("byway_frames_free_bytes", "Bytes of the frame pools not in use.", node.frame_free_bytes),
+        ("byway_buffer_memory_bytes", "Buffer memory of all loops (--buffer-memory), in bytes.", node.frame_bytes),
+        ("byway_buffer_memory_free_bytes", "Buffer memory not in use, in bytes.", node.frame_free_bytes),
     ];
     for (name, help, value) in gauges {
         page.head(name, "gauge", help);
@@ -47,11 +47,11 @@ fn node(page: &mut Page, node: &Snapshot) {
         }
     }
     if let Some(mapped) = &node.mapped {
-        let name = "byway_mapped_limit_bytes";
+        let name = "byway_mmap_limit_bytes";
         page.head(name, "gauge", "Limit on the resident memory of the kinds file and shared.");
         page.line(name, &[], mapped.limit_bytes);
-        let name = "byway_mapped_dropped_bytes_total";
-        page.head(name, "counter", "Bytes of mapped files let go of to keep to the limit.");
+        let name = "byway_mmap_released_bytes_total";
+        page.head(name, "counter", "Bytes of mapped files released to keep to the limit.");
         page.line(name, &[], mapped.dropped_bytes);
     }
 }
@@ -76,8 +76,7 @@ fn moved(page: &mut Page, node: &Snapshot) {
         page.line(name, &[("path", path), ("by", by)], value);
     }
     let name = "byway_device_memory_bytes_total";
-    let help =
-        "Of the bytes moved, those in memory of a PCI device; by cpu: copied, out of memory that no cache holds.";
+    let help = "Bytes moved to or from memory of a PCI device; with by=cpu, a CPU copied them out of uncached memory.";
     page.head(name, "counter", help);
     let paths = [
         ("read", "device", counters.read_device_bytes),
@@ -95,8 +94,8 @@ fn moved(page: &mut Page, node: &Snapshot) {
             counters.sent_mapped_bytes,
         ),
         ("byway_sends_total", "Send calls.", counters.send_calls),
-        ("byway_receives_total", "Receive calls that brought something.", counters.receive_calls),
-        ("byway_sleeps_total", "Times that loops slept in the kernel.", counters.sleeps),
+        ("byway_receives_total", "Receive calls that returned data.", counters.receive_calls),
+        ("byway_sleeps_total", "Times that an event loop slept in the kernel.", counters.sleeps),
     ];
     for (name, help, value) in totals {
         page.head(name, "counter", help);
@@ -107,49 +106,44 @@ fn moved(page: &mut Page, node: &Snapshot) {
 /// Name, type, help and value of a metric that each of some things has.
 type Each<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
-fn doors(page: &mut Page, doors: &[DoorSnapshot]) {
-    let all: [Each<DoorSnapshot>; 4] = [
-        ("byway_connections", "gauge", "Connections open now.", |door| door.connections),
-        ("byway_connections_accepted_total", "counter", "Connections accepted.", |door| door.accepted),
-        ("byway_connections_refused_total", "counter", "Connections refused at accept.", |door| door.refused),
+fn frontends(page: &mut Page, frontends: &[FrontendSnapshot]) {
+    let all: [Each<FrontendSnapshot>; 4] = [
+        ("byway_connections", "gauge", "Connections open now.", |frontend| frontend.connections),
+        ("byway_connections_accepted_total", "counter", "Connections accepted.", |frontend| frontend.accepted),
+        ("byway_connections_refused_total", "counter", "Connections refused at accept.", |frontend| frontend.refused),
         (
             "byway_connection_errors_total",
             "counter",
             "Connections ended by an error: reset, time-out, bad message.",
-            |door| door.connection_errors,
+            |frontend| frontend.connection_errors,
         ),
     ];
-    page.each(&all, doors, "door", |door| &door.name);
+    page.each(&all, frontends, "frontend", |frontend| &frontend.name);
 }
 
 fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
     let all: [Each<VolumeSnapshot>; 11] = [
         ("byway_volume_size_bytes", "gauge", "Size of the volume.", |volume| volume.bytes),
-        ("byway_volume_in_flight", "gauge", "Operations under way.", |volume| volume.in_flight),
-        ("byway_volume_reads_total", "counter", "Reads done, as clients asked for them.", |volume| volume.reads),
-        ("byway_volume_writes_total", "counter", "Writes done, as clients asked for them.", |volume| volume.writes),
-        ("byway_volume_flushes_total", "counter", "Flushes done.", |volume| volume.flushes),
-        ("byway_volume_trims_total", "counter", "Trims and writes of zeroes done.", |volume| volume.trims),
+        ("byway_volume_in_flight", "gauge", "Operations in flight.", |volume| volume.in_flight),
+        ("byway_volume_reads_total", "counter", "Read requests that succeeded.", |volume| volume.reads),
+        ("byway_volume_writes_total", "counter", "Write requests that succeeded.", |volume| volume.writes),
+        ("byway_volume_flushes_total", "counter", "Flush requests that succeeded.", |volume| volume.flushes),
+        ("byway_volume_trims_total", "counter", "Trim and write-zeroes requests that succeeded.", |volume| {
+            volume.trims
+        }),
         ("byway_volume_read_bytes_total", "counter", "Bytes read.", |volume| volume.read_bytes),
         ("byway_volume_written_bytes_total", "counter", "Bytes written.", |volume| volume.written_bytes),
-        ("byway_volume_store_errors_total", "counter", "Operations that the store failed.", |volume| volume.errors),
-        ("byway_volume_bad_requests_total", "counter", "Requests refused for a mistake of their client.", |volume| {
+        ("byway_volume_store_errors_total", "counter", "Operations that failed at the store.", |volume| volume.errors),
+        ("byway_volume_bad_requests_total", "counter", "Requests refused because they were invalid.", |volume| {
             volume.rejected
         }),
-        (
-            "byway_volume_flush_failed",
-            "gauge",
-            "1 once a flush has failed, until the volume is opened anew.",
-            |volume| volume.flush_failed.into(),
-        ),
+        ("byway_volume_flush_failed", "gauge", "1 after a failed flush, until the volume is reopened.", |volume| {
+            volume.flush_failed.into()
+        }),
     ];
     page.each(&all, volumes, "volume", |volume| &volume.name);
     let name = "byway_volume_store_seconds";
-    page.head(
-        name,
-        "histogram",
-        "Time of operations at the store; those answered from memory at once are not among them.",
-    );
+    page.head(name, "histogram", "Duration of operations at the store, without those answered from memory at once.");
     for volume in volumes {
         for (operation, times) in volume.times.kinds() {
             let labels = [("volume", volume.name.as_str()), ("operation", operation)];
@@ -161,10 +155,10 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
 /// What transfers waited for: histograms over all peers, so that their number does not depend on that of the peers.
 fn lent(page: &mut Page, lending: &LendingSnapshot) {
     let all = [
-        ("byway_lend_limit_bytes", "gauge", "Memory that is lent at most.", lending.limit_bytes),
-        ("byway_lent_bytes", "gauge", "Memory that is leased to borrowers.", lending.lent_bytes),
-        ("byway_borrowers", "gauge", "Sessions that have slabs of lent memory.", lending.borrowers),
-        ("byway_leases_refused_total", "counter", "Leases refused for want of memory.", lending.refused),
+        ("byway_lend_limit_bytes", "gauge", "Memory that the node lends at most.", lending.limit_bytes),
+        ("byway_lent_bytes", "gauge", "Memory leased to borrowers.", lending.lent_bytes),
+        ("byway_borrowers", "gauge", "Sessions that hold lent memory.", lending.borrowers),
+        ("byway_leases_refused_total", "counter", "Leases refused because memory was short.", lending.refused),
     ];
     for (name, kind, help, value) in all {
         page.head(name, kind, help);
@@ -174,20 +168,19 @@ fn lent(page: &mut Page, lending: &LendingSnapshot) {
 
 fn delays(page: &mut Page, delays: &Delays) {
     let name = "byway_transfer_delay_seconds";
-    let help =
-        "Delay of transfers: start, of requests that waited for frames; send, from a message's queuing to its taking.";
+    let help = "Delay of transfers: start, how long a request waited for buffers; send, how long a message was queued before the kernel took it.";
     page.head(name, "histogram", help);
     for (wait, delays) in [("start", &delays.start), ("send", &delays.send)] {
         let classes = delays.counts.iter().enumerate().map(|(class, count)| (Histogram::bound(class), *count));
         page.histogram(name, &[("wait", wait)], classes, delays.total);
     }
     let name = "byway_stalls_total";
-    page.head(name, "counter", "Times that something waited: for frames, for credit, for the peer to take it.");
+    page.head(name, "counter", "Waits for buffers, for credit, or for the peer to receive, by kind.");
     for stall in Stall::ALL {
         page.line(name, &[("for", stall.name())], delays.stalls[stall as usize].count);
     }
     let name = "byway_stalled_seconds_total";
-    page.head(name, "counter", "Time that something waited, in all.");
+    page.head(name, "counter", "Total time of these waits.");
     for stall in Stall::ALL {
         page.line(name, &[("for", stall.name())], delays.stalls[stall as usize].total.as_secs_f64());
     }
@@ -199,24 +192,26 @@ fn peers(page: &mut Page, peers: &[PeerSnapshot]) {
     type OfPeer<'a> = (&'static str, &'static str, &'a dyn Fn(&PeerSnapshot) -> Option<f64>);
     let all: [OfPeer<'_>; 7] = [
         ("byway_peer_sessions", "Sessions of one of the busiest peers.", &|peer| Some(peer.sessions as f64)),
-        ("byway_peer_send_bytes_per_second", "What the peer takes now.", &|peer| {
+        ("byway_peer_send_bytes_per_second", "Rate at which the peer receives.", &|peer| {
             Some(peer.send_bytes_per_second as f64)
         }),
-        ("byway_peer_receive_bytes_per_second", "What comes from the peer now.", &|peer| {
+        ("byway_peer_receive_bytes_per_second", "Rate at which the peer sends.", &|peer| {
             Some(peer.receive_bytes_per_second as f64)
         }),
-        ("byway_peer_frame_wait_seconds", "Mean wait for frames, of requests of open sessions that waited.", &|peer| {
-            seconds(peer.frame_wait_us)
-        }),
+        (
+            "byway_peer_buffer_wait_seconds",
+            "Mean wait for buffers of requests that waited, over the peer's open sessions.",
+            &|peer| seconds(peer.frame_wait_us),
+        ),
         (
             "byway_peer_send_delay_seconds",
-            "Mean time from a message's queuing to its taking, of open sessions.",
+            "Mean time that a message was queued before the kernel took it, over the peer's open sessions.",
             &|peer| seconds(peer.send_delay_us),
         ),
-        ("byway_peer_round_trip_seconds", "Round trip of its busiest path.", &|peer| {
+        ("byway_peer_round_trip_seconds", "Round-trip time of the peer's busiest connection.", &|peer| {
             peer.round_trip_us.and_then(seconds)
         }),
-        ("byway_peer_delivery_bytes_per_second", "What that path delivered when it was kept full.", &|peer| {
+        ("byway_peer_delivery_bytes_per_second", "Delivery rate of that connection while it was kept full.", &|peer| {
             peer.delivery_bytes_per_second.map(|rate| rate as f64)
         }),
     ];

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use self::listener::Bounded;
 pub use metrics::render;
 pub use snapshot::{
-    DoorSnapshot, FailureSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
+    FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
     Snapshot, VolumeSnapshot, flush_failed,
 };
 

@@ -36,8 +36,8 @@ pub struct Snapshot {
     pub memory: Memory,
     /// The limit on mapped files; `None`: there is none.
     pub mapped: Option<MappedMemory>,
-    /// Each door (`nbd`, `byway`).
-    pub doors: Vec<DoorSnapshot>,
+    /// Each frontend (`nbd`, `byway`).
+    pub frontends: Vec<FrontendSnapshot>,
     /// Each volume.
     pub volumes: Vec<VolumeSnapshot>,
     /// Memory that is lent; `None`: the node lends none.
@@ -63,9 +63,9 @@ pub struct Memory {
     pub shared_bytes: Option<u64>,
 }
 
-/// One door.
+/// One frontend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DoorSnapshot {
+pub struct FrontendSnapshot {
     /// Its name.
     pub name: String,
     /// Connections open now.

@@ -103,7 +103,7 @@ fn check_histograms((name, _, samples): &Family<'_>) {
 
 fn example() -> Snapshot {
     let volume = VolumeSnapshot { name: "disk".to_owned(), reads: 7, read_bytes: 28672, ..VolumeSnapshot::default() };
-    let door = DoorSnapshot { name: "nbd".to_owned(), connections: 2, ..DoorSnapshot::default() };
+    let frontend = FrontendSnapshot { name: "nbd".to_owned(), connections: 2, ..FrontendSnapshot::default() };
     let far = PeerSnapshot { peer: "10.0.0.7".to_owned(), round_trip_us: Some(30), ..PeerSnapshot::default() };
     let local = PeerSnapshot { peer: "local".to_owned(), ..PeerSnapshot::default() };
     let mut delays = byway_fabric::feedback::Delays::default();
@@ -116,7 +116,7 @@ fn example() -> Snapshot {
         io: "uring".to_owned(),
         counters: byway_reactor::Counters { sent_copied_bytes: 5, ..Default::default() },
         mapped: Some(MappedMemory { limit_bytes: 32, dropped_bytes: 64 }),
-        doors: vec![door],
+        frontends: vec![frontend],
         volumes: vec![volume],
         slow: vec![SlowOperation { took_us: 9, operation: "read".to_owned(), ..SlowOperation::default() }],
         ..Snapshot::default()
@@ -127,10 +127,10 @@ fn example() -> Snapshot {
 fn the_metrics_page_parses() {
     let samples = parse(&render(&example()));
     assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], "7");
-    assert_eq!(samples["byway_connections{door=\"nbd\"}"], "2");
+    assert_eq!(samples["byway_connections{frontend=\"nbd\"}"], "2");
     assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], "5");
-    assert_eq!(samples["byway_mapped_limit_bytes"], "32");
-    assert_eq!(samples["byway_mapped_dropped_bytes_total"], "64");
+    assert_eq!(samples["byway_mmap_limit_bytes"], "32");
+    assert_eq!(samples["byway_mmap_released_bytes_total"], "64");
     assert_eq!(samples["byway_ready"], "1");
     let bucket = |le: &str| &samples[&format!("byway_transfer_delay_seconds_bucket{{wait=\"start\",le=\"{le}\"}}")];
     assert_eq!(

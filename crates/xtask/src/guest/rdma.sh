@@ -37,8 +37,8 @@ node=byway+rdma://10.1.1.1
 log=info,byway_fabric=debug
 serve() {
     : >/run/ready
-    RUST_LOG=$log byway serve --volume file=/run/volume --volume memory=mem:24M --listen rdma://10.1.1.1 --frames 32M \
-        --threads 2 --allow 10.1.1.0/24 --insecure --ctl /run/ctl --http 127.0.0.1:4712 \
+    RUST_LOG=$log byway serve --volume file=/run/volume --volume memory=mem:24M --listen rdma://10.1.1.1 --buffer-memory 32M \
+        --threads 2 --allow 10.1.1.0/24 --insecure --control-socket /run/ctl --http 127.0.0.1:4712 \
         >/run/ready 2>>/run/server.log &
     server=$!
     wait_until grep -q '^ready byway' /run/ready
@@ -104,14 +104,14 @@ remove_device() {
 is_removed() { ! [ -e /proc/$removing/status ] || grep -q '^State:.Z' /proc/$removing/status; }
 
 metric() { wget -q -O - http://127.0.0.1:4712/metrics | sed -n "s/^$1 //p"; }
-nobody_is_there() { byway ctl --socket /run/ctl status | grep -q '^door byway: 0 connections'; }
-somebody_is_there() { byway ctl --socket /run/ctl status | grep -q '^door byway: [1-9]'; }
+nobody_is_there() { byway ctl --control-socket /run/ctl status | grep -q '^frontend byway: 0 connections'; }
+somebody_is_there() { byway ctl --control-socket /run/ctl status | grep -q '^frontend byway: [1-9]'; }
 # A session takes frames for its messages: with the last one all of them are back.
-all_is_back() { [ "$(metric byway_frames_free_bytes)" = "$(metric byway_frames_bytes)" ]; }
+all_is_back() { [ "$(metric byway_buffer_memory_free_bytes)" = "$(metric byway_buffer_memory_bytes)" ]; }
 nothing_is_left() {
     wait_until nobody_is_there
     wait_until all_is_back
-    echo "$1: nobody is there, all frames are back: $(metric byway_frames_bytes)"
+    echo "$1: nobody is there, all frames are back: $(metric byway_buffer_memory_bytes)"
 }
 # The device does nothing for a second: not even what waits for its turn.
 is_quiet() {
@@ -248,7 +248,7 @@ if runs 5; then
     mkdir -m 777 /run/limited
     su nobody -c "ulimit -l 64; HOME=/run/limited byway ls $node/" >/run/limited/list 2>&1 && fail "listed without memory"
     grep 'memory lock limit (ulimit -l' /run/limited/list || fail "a client without memory is told: $(cat /run/limited/list)"
-    su nobody -c "ulimit -l 64; exec byway serve --volume memory=mem:1M --listen rdma://10.1.1.1:4713 --frames 8M \
+    su nobody -c "ulimit -l 64; exec byway serve --volume memory=mem:1M --listen rdma://10.1.1.1:4713 --buffer-memory 8M \
         --allow 10.1.1.0/24 --insecure" >/run/limited/ready 2>/run/limited/log &
     limited=$!
     wait_until grep -q '^ready byway' /run/limited/ready

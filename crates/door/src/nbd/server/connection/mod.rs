@@ -64,7 +64,7 @@ pub enum End {
     /// The server has no buffer for a new connection to receive into.
     #[error(
         "no receive buffer for another connection: the loop has too many (raise --threads), or the machine refused it the \
-         memory (192 MiB a loop, beside --frames)"
+         memory (192 MiB a loop, beside --buffer-memory)"
     )]
     NoMemory,
     /// The store failed in the middle of a reply that leaves no place for an error.
