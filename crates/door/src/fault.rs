@@ -15,6 +15,7 @@ mod process;
 mod store;
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -41,6 +42,9 @@ const SLOW_LOOK: Duration = Duration::from_millis(100);
 
 /// How often all mappings are looked through, also if a program has not more of them by the number of its bytes.
 const MAPS_LOOK: Duration = Duration::from_millis(20);
+
+/// How often lenders that had no more memory, and a spill file that could not be written, are tried again.
+const PLACES_LOOK: Duration = Duration::from_secs(1);
 
 /// What the pager asks of the kernel.
 const FEATURES: Features = Features::UNMAP
@@ -90,6 +94,7 @@ pub struct FarJob {
     looked: Instant,
     looked_slowly: Instant,
     looked_through: Instant,
+    looked_for_places: Instant,
     report: FarReport,
     was_exhausted: bool,
 }
@@ -133,6 +138,7 @@ impl FarJob {
             looked: now,
             looked_slowly: now,
             looked_through: now,
+            looked_for_places: now,
             report: FarReport::default(),
             was_exhausted: false,
         })
@@ -161,7 +167,7 @@ impl FarJob {
         self.pager.pause_moves(true);
         for one in ended {
             match one {
-                Ended::Put(frame, well) => self.pager.put_ended(frame, well),
+                Ended::Put(frame, end) => self.pager.put_ended(frame, end),
                 Ended::Got(frame, well) => self.pager.got(frame, well),
             }
             self.act();
@@ -303,7 +309,7 @@ impl FarJob {
     }
 
     fn message(&mut self, space: SpaceId, event: Event) {
-        let pages = |range: &std::ops::Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
+        let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
         match event {
             Event::Fault { address, kind: FaultKind::Missing, .. } => {
                 let at = PageId { space, page: (address / PAGE_BYTES) as u64 };
@@ -312,7 +318,7 @@ impl FarJob {
                 }
                 if !self.pager.knows(at) {
                     // The mapping has grown where it is. Nothing of it was ever moved out, since only what is known is.
-                    self.pager.add_pages(space, at.page, &[false]);
+                    self.pager.add_pages(space, at.page..at.page + 1, &[]);
                 }
                 self.pager.fault(at);
             }
@@ -338,7 +344,7 @@ impl FarJob {
         }
     }
 
-    fn wake(&self, space: SpaceId, range: &std::ops::Range<usize>) {
+    fn wake(&self, space: SpaceId, range: &Range<usize>) {
         if let Some(process) = self.processes.iter().find(|process| process.space == space) {
             let page = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
             process.userfault.wake(page(range.start)..page(range.end));
@@ -350,20 +356,23 @@ impl FarJob {
         let Some(process) = self.processes.iter().find(|process| process.space == space) else { return };
         let Some(helped) = &process.helped else { return };
         let Ok(candidates) = helped.candidates() else { return };
+        let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
         for range in candidates {
-            let pages = (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
             if !process.is_watched(range.clone()) {
-                self.pager.forget_present(space, pages.clone());
+                self.pager.forget_present(space, pages(&range));
             }
-            for part in self.pager.unknown(space, pages) {
+            for part in self.pager.unknown(space, pages(&range)) {
                 let bytes = part.start as usize * PAGE_BYTES..part.end as usize * PAGE_BYTES;
-                // Gone again, or of a kind that cannot be watched.
-                if process.watch(bytes).is_err() {
-                    continue;
+                let Ok(found) = helped.proc.pages(bytes.clone()) else { continue };
+                for bytes in found.without_stacks(bytes) {
+                    // Gone again, or of a kind that cannot be watched.
+                    if process.watch(bytes.clone()).is_err() {
+                        continue;
+                    }
+                    let Ok(found) = helped.proc.pages(bytes.clone()) else { continue };
+                    let present: Vec<_> = found.present.iter().map(pages).collect();
+                    self.pager.add_pages(space, pages(&bytes), &present);
                 }
-                let count = (part.end - part.start) as usize;
-                let present = helped.proc.present(part.start, count).unwrap_or_else(|_| vec![true; count]);
-                self.pager.add_pages(space, part.start, &present);
             }
         }
     }
@@ -383,6 +392,10 @@ impl FarJob {
                 }
             }
             self.pager.retry_moves();
+        }
+        if now.duration_since(self.looked_for_places) >= PLACES_LOOK {
+            self.looked_for_places = now;
+            self.pager.try_places_again();
         }
         let mut resident = 0;
         let mut grown = Vec::new();
@@ -467,19 +480,24 @@ impl FarJob {
         self.pager.filled(at, contents, outcome);
     }
 
-    fn poison(&self, at: PageId) {
+    fn poison(&mut self, at: PageId) {
         let Some(process) = self.processes.iter().find(|process| process.space == at.space) else { return };
-        let start = at.page as usize * PAGE_BYTES;
-        tracing::error!(
-            address = format!("{start:#x}"),
-            "a page is lost with its lender: its program gets SIGBUS; --class disk keeps a copy of each page"
-        );
-        let _ = process.userfault.poison(start..start + PAGE_BYTES);
+        let outcome = process.poison(at);
+        if outcome != FillOutcome::Changing {
+            tracing::error!(
+                address = format!("{:#x}", at.page as usize * PAGE_BYTES),
+                "a page is lost with its lender: its program gets SIGBUS; --class disk keeps a copy of each page"
+            );
+        }
+        self.pager.poisoned(at, outcome);
     }
 
     fn lease(&mut self) {
         match self.store.lease() {
-            Ok(()) => self.pager.add_slab(),
+            Ok(()) => {
+                self.was_exhausted = false;
+                self.pager.add_slab();
+            }
             Err(error) => {
                 if !std::mem::replace(&mut self.was_exhausted, true) {
                     tracing::warn!(%error, "no more memory is lent: the programs stay above their limit");

@@ -9,6 +9,7 @@
 
 pub mod helper;
 mod message;
+pub mod pagemap;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use byway_reactor::userfault::pagemap::{self, PageKind};
 use byway_service::memory::pager::PAGE_BYTES;
 
 /// The largest guard in front of a thread's stack.
@@ -11,9 +12,6 @@ const GUARD_BYTES_MAX: usize = 64 << 10;
 
 /// The largest mapping behind a guard that is taken for a thread's stack.
 const STACK_BYTES_MAX: usize = 64 << 20;
-
-/// Pages of which the kernel is asked at once.
-const PAGEMAP_PAGES: usize = 4096;
 
 /// A mapping, as a line of /proc/PID/maps has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,18 +86,14 @@ impl Proc {
         Ok(found)
     }
 
-    /// Of each page from `first` on, whether it is there.
-    pub(super) fn present(&self, first: u64, count: usize) -> std::io::Result<Vec<bool>> {
-        let mut present = Vec::with_capacity(count);
-        let mut bytes = vec![0; PAGEMAP_PAGES * 8];
-        while present.len() < count {
-            let pages = (count - present.len()).min(PAGEMAP_PAGES);
-            let into = &mut bytes[..pages * 8];
-            self.pagemap.read_exact_at(into, (first + present.len() as u64) * 8)?;
-            // Bit 63: present; bit 62: swapped, or on its way to another frame (Documentation/admin-guide/mm/pagemap.rst).
-            present.extend(into.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry) >> 62 != 0));
-        }
-        Ok(present)
+    /// The pages of a range that are there, and its guard pages.
+    pub(super) fn pages(&self, range: Range<usize>) -> std::io::Result<Pages> {
+        let mut pages = Pages::default();
+        pagemap::scan(&self.pagemap, range, |range, kind| match kind {
+            PageKind::Present => pages.present.push(range),
+            PageKind::Guard => pages.guards.push(range),
+        })?;
+        Ok(pages)
     }
 
     /// Mapped and resident bytes.
@@ -109,6 +103,27 @@ impl Proc {
         let mut words = std::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace();
         let mut bytes = || Some(words.next()?.parse::<usize>().ok()? * PAGE_BYTES);
         Some((bytes()?, bytes()?))
+    }
+}
+
+/// What lies in a range: addresses, in order.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    pub(super) present: Vec<Range<usize>>,
+    guards: Vec<Range<usize>>,
+}
+
+impl Pages {
+    /// The parts of a range that are no stacks. Threads' stacks may have a guard that is no mapping of its own (`MADV_GUARD_INSTALL`, by glibc
+    /// since 2.42), and be one mapping with what lies behind: so much behind a small guard is taken for a stack, up to the next guard.
+    pub(super) fn without_stacks(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let mut parts = vec![range.clone()];
+        for (index, guard) in self.guards.iter().enumerate().filter(|(_, guard)| guard.len() <= GUARD_BYTES_MAX) {
+            let next = self.guards.get(index + 1).map_or(range.end, |next| next.start);
+            let stack = guard.start..next.min(guard.end + STACK_BYTES_MAX);
+            parts = parts.into_iter().flat_map(|part| without(part, &stack)).collect();
+        }
+        parts
     }
 }
 
@@ -154,11 +169,19 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_guard_without_a_mapping_lies_a_stack() {
+        let pages = Pages { present: Vec::new(), guards: vec![0x10_0000..0x10_1000, 0x20_0000..0x20_1000] };
+        let range = 0..0x1000_0000;
+        assert_eq!(pages.without_stacks(range), [0..0x10_0000, 0x420_1000..0x1000_0000]);
+    }
+
+    #[test]
     fn this_process_tells_what_is_there() {
         let proc = Proc::open(std::process::id()).unwrap();
         let own = vec![1u8; 64 * PAGE_BYTES];
-        let first = (own.as_ptr().addr() / PAGE_BYTES + 1) as u64;
-        assert_eq!(proc.present(first, 62).unwrap(), vec![true; 62]);
+        let first = (own.as_ptr().addr() / PAGE_BYTES + 1) * PAGE_BYTES;
+        let range = first..first + 62 * PAGE_BYTES;
+        assert_eq!(proc.pages(range.clone()).unwrap().present, [range]);
         let (mapped, resident) = proc.sizes().unwrap();
         assert!(mapped >= resident && resident >= own.len());
         assert!(!proc.candidates(&[]).unwrap().is_empty());

@@ -78,9 +78,23 @@ impl Process {
         unsafe { self.userfault.register(range, Modes::MISSING.and(Modes::WRITE_PROTECT)) }
     }
 
-    /// Whether all mappings of a range are watched, as far as can be said now.
-    pub(super) fn is_watched(&self, range: Range<usize>) -> bool {
-        self.userfault.write_protect(range, false, true) != Err(FillError::NoMapping)
+    /// Whether a mapping is watched, as far as can be said now. One page tells: a mapping is watched as a whole.
+    pub(super) fn is_watched(&self, mapping: Range<usize>) -> bool {
+        let page = mapping.start..mapping.start + PAGE_BYTES;
+        self.userfault.write_protect(page, false, true) != Err(FillError::NoMapping)
+    }
+
+    /// Makes accesses to a page end in SIGBUS.
+    pub(super) fn poison(&self, at: PageId) -> FillOutcome {
+        let start = at.page as usize * PAGE_BYTES;
+        match self.userfault.poison(start..start + PAGE_BYTES) {
+            Ok(()) => FillOutcome::Done(1),
+            Err(partly) => match partly.error {
+                FillError::Changing => FillOutcome::Changing,
+                FillError::Exists => FillOutcome::Exists,
+                _ => FillOutcome::NoMapping,
+            },
+        }
     }
 
     /// Fills pages from `at` on.

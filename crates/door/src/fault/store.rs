@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use byway_fabric::node::{Deadline, Group, Memory, Node};
 use byway_rpc::node::Rpc;
-use byway_service::memory::pager::{PAGE_BYTES, Place};
+use byway_service::memory::pager::{PAGE_BYTES, Place, PutEnd};
 use byway_service::memory::{BorrowError, Borrower, LeasedSlab};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -19,8 +19,8 @@ const PUT: u64 = 1 << 32;
 /// Something that a store was asked for has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// A put of that frame, well or not.
-    Put(u32, bool),
+    /// A put of that frame.
+    Put(u32, PutEnd),
     /// A get into that frame.
     Got(u32, bool),
 }
@@ -34,6 +34,8 @@ pub(super) struct Store {
     file: OwnedFd,
     /// All pages too, where a lost lender is to lose nothing.
     spill: Option<File>,
+    /// The last write to the file failed.
+    is_refused: bool,
     /// Where each frame's page goes to or comes from.
     places: Vec<Option<Place>>,
     /// What has ended without an operation.
@@ -72,6 +74,7 @@ impl Store {
             frames: rpc.node().register_file(file.as_fd(), 0..bytes as u64)?,
             file,
             spill,
+            is_refused: false,
             places: vec![None; frames as usize],
             ended: Vec::new(),
             next: 0,
@@ -129,9 +132,19 @@ impl Store {
         if let Some(file) = &self.spill {
             let mut page = [0; PAGE_BYTES];
             self.read(frame, &mut page);
-            if let Err(error) = file.write_all_at(&page, place.file_offset()) {
-                tracing::error!(%error, "the spill file cannot be written; the page stays here");
-                return self.ended.push(Ended::Put(frame, false));
+            let written = file.write_all_at(&page, place.file_offset());
+            let is_refused = written.is_err();
+            if std::mem::replace(&mut self.is_refused, is_refused) != is_refused {
+                match &written {
+                    Ok(()) => tracing::info!("the spill file can be written again"),
+                    Err(error) => tracing::error!(
+                        %error,
+                        "the spill file cannot be written: pages stay here, above the limit, until it can; make room, or name another folder with --spill"
+                    ),
+                }
+            }
+            if is_refused {
+                return self.ended.push(Ended::Put(frame, PutEnd::Refused));
             }
         }
         let begun = self.slab_of(place).and_then(|(lender, slab)| {
@@ -141,8 +154,13 @@ impl Store {
             self.group.add(op, PUT | u64::from(frame)).ok()
         });
         if begun.is_none() {
-            self.ended.push(Ended::Put(frame, self.spill.is_some()));
+            self.ended.push(Ended::Put(frame, self.without_lender()));
         }
+    }
+
+    /// What becomes of a put that the lender did not take: the file has the page, or nobody.
+    fn without_lender(&self) -> PutEnd {
+        if self.spill.is_some() { PutEnd::Kept } else { PutEnd::Elsewhere }
     }
 
     pub(super) fn get(&mut self, frame: u32, place: Place) {
@@ -181,7 +199,8 @@ impl Store {
                 lost.extend(self.note_lost(frame, error));
             }
             match (is_put, completion.result.is_ok()) {
-                (true, well) => self.ended.push(Ended::Put(frame, well || self.spill.is_some())),
+                (true, true) => self.ended.push(Ended::Put(frame, PutEnd::Kept)),
+                (true, false) => self.ended.push(Ended::Put(frame, self.without_lender())),
                 (false, true) => self.ended.push(Ended::Got(frame, true)),
                 (false, false) => self.get_from_file(frame),
             }

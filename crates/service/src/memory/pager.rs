@@ -20,7 +20,7 @@ mod table;
 
 use std::collections::{HashMap, VecDeque};
 
-pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, SpaceId};
+pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, PutEnd, SpaceId};
 use self::frames::{Frame, Frames};
 use self::places::Places;
 pub use self::places::{PLACES_PER_SLAB, Place};
@@ -164,8 +164,9 @@ impl Pager {
             return self.lose(at, place);
         }
         // Its bytes are on their way there still: of a page that a forked child shares.
-        if self.frames.is_putting_to(place) {
-            return self.waiting.push_back(at);
+        if let Some(frame) = self.frames.putting_to(place) {
+            self.counters.returned += 1;
+            return self.fill(at, frame);
         }
         let Some(frame) = self.take_frame(0) else { return self.waiting.push_back(at) };
         let ahead = self.run_ahead(at, |entry| matches!(entry, Entry::Far(_)));
@@ -174,7 +175,7 @@ impl Pager {
         for page in at.page + 1..=at.page + ahead {
             let next = PageId { page, ..at };
             let Some(Entry::Far(place)) = self.entry(next) else { break };
-            if self.places.is_lost(place) || self.frames.is_putting_to(place) {
+            if self.places.is_lost(place) || self.frames.putting_to(place).is_some() {
                 break;
             }
             let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { break };
@@ -246,26 +247,45 @@ impl Pager {
         self.pump();
     }
 
-    /// A put has ended: the bytes lie at the place, or not.
-    pub fn put_ended(&mut self, frame: u32, well: bool) {
+    /// A put has ended. After [`PutEnd::Refused`] no page goes until [`Pager::try_places_again`].
+    pub fn put_ended(&mut self, frame: u32, end: PutEnd) {
         let Frame::Putting(page, place) = self.frames.get(frame) else { return };
+        if end == PutEnd::Refused {
+            self.places.stop();
+        }
         match page {
-            Some(page) if well => {
+            Some(page) if end == PutEnd::Kept => {
                 self.counters.put += 1;
                 self.frames.set(frame, Frame::Clean(page, place));
             }
-            // A forked child may refer to the place too, and never finds the page there.
-            Some(page) => {
-                self.places.release(place);
-                self.lose_slab(place.slab());
-                self.put(page, frame);
-            }
-            None => {
+            None if end == PutEnd::Kept => {
                 self.places.release(place);
                 self.frames.free(frame);
             }
+            _ => self.leave_place(frame, page, place),
         }
         self.pump();
+    }
+
+    /// A frame alone has what all that refer to a place are to find: its page, if that is wanted still, and pages of forked children.
+    fn leave_place(&mut self, frame: u32, page: Option<PageId>, place: Place) {
+        let mut owners = Vec::from_iter(page);
+        if self.places.references(place) > 1 {
+            for (id, space) in &self.spaces {
+                owners.extend(space.pages_with(Entry::Far(place)).into_iter().map(|page| PageId { space: *id, page }));
+            }
+        }
+        // The page's own reference is there also where the page is not wanted any more.
+        let references = owners.len() + usize::from(page.is_none());
+        (0..references).for_each(|_| self.places.release(place));
+        for at in &owners {
+            self.set(*at, Entry::Held(frame));
+        }
+        match owners[..] {
+            [] => self.frames.free(frame),
+            [at] => self.put(at, frame),
+            _ => self.send_back(owners, frame),
+        }
     }
 
     /// Puts a page that is in a frame alone to a place; without one it goes back to its program.
@@ -274,7 +294,14 @@ impl Pager {
             self.frames.set(frame, Frame::Putting(Some(at), place));
             self.actions.push_back(Action::Put(frame, place));
         } else {
-            self.frames.set(frame, Frame::Waiting(at));
+            self.send_back(vec![at], frame);
+        }
+    }
+
+    /// The page in a frame goes back to its programs.
+    fn send_back(&mut self, owners: Vec<PageId>, frame: u32) {
+        self.frames.set(frame, Frame::Waiting(owners.len() as u32));
+        for at in owners {
             self.fill(at, frame);
         }
     }
@@ -334,9 +361,17 @@ impl Pager {
                 self.actions.push_back(Action::Wake(at));
             }
             (Contents::Frame(frame), FillOutcome::Done(_) | FillOutcome::Exists) => {
-                if self.entry(at) == Some(Entry::Held(frame)) {
-                    self.let_go(frame);
-                    self.arrived(at);
+                match self.entry(at) {
+                    Some(Entry::Held(held)) if held == frame => {
+                        self.let_go(frame);
+                        self.arrived(at);
+                    }
+                    // Of a page that a forked child shares, from the frame that is put there.
+                    Some(Entry::Far(place)) => {
+                        self.places.release(place);
+                        self.arrived(at);
+                    }
+                    _ => {}
                 }
                 if outcome == FillOutcome::Exists {
                     self.actions.push_back(Action::Wake(at));
@@ -348,16 +383,31 @@ impl Pager {
         self.pump();
     }
 
+    /// A poisoning has ended.
+    pub fn poisoned(&mut self, at: PageId, outcome: FillOutcome) {
+        if outcome == FillOutcome::Changing {
+            self.changing.push_back(at);
+        }
+    }
+
     /// There is another slab; its places are numbered behind those of the ones before.
     pub fn add_slab(&mut self) {
         self.places.add_slab();
         self.pump();
     }
 
-    /// No slab can be had: pages stay where they are, above the budget if need be.
+    /// No slab can be had: pages stay where they are, above the budget if need be, until [`Pager::try_places_again`].
     pub fn no_more_slabs(&mut self) {
         self.places.note_none();
         self.pump();
+    }
+
+    /// Slabs may be had again, or places that were refused: to be called about once a second.
+    pub fn try_places_again(&mut self) {
+        if self.places.is_exhausted() {
+            self.places.try_again();
+            self.pump();
+        }
     }
 
     /// Whether no slab could be had.
@@ -372,8 +422,7 @@ impl Pager {
         }
         for (frame, page, place) in self.frames.clean_of(slab) {
             // They have their bytes still, and are put elsewhere.
-            self.places.release(place);
-            self.put(page, frame);
+            self.leave_place(frame, Some(page), place);
         }
     }
 
@@ -499,6 +548,7 @@ impl Pager {
                 self.places.release(place);
                 self.frames.free(frame);
             }
+            Frame::Waiting(count @ 2..) => self.frames.set(frame, Frame::Waiting(count - 1)),
             Frame::Waiting(_) => self.frames.free(frame),
             Frame::Free | Frame::Moving(_) => {}
         }

@@ -37,7 +37,7 @@ pub enum Action {
     Get(u32, Place),
     /// Fill missing pages from there on, wake who waits, then [`Pager::filled`].
     Fill(PageId, Contents),
-    /// Make accesses to the page fail: its contents are lost.
+    /// Make accesses to the page fail, then [`Pager::poisoned`]: its contents are lost.
     Poison(PageId),
     /// Wake who waits for the page: it is there, or nobody knows of it.
     Wake(PageId),
@@ -58,6 +58,17 @@ pub enum Moved {
     Stays,
     /// It stays, in a mapping that is not watched: it is not known any more.
     Unwatched,
+}
+
+/// What has become of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutEnd {
+    /// The place has the page: the frame may be reused.
+    Kept,
+    /// The place does not have it. Its bytes are in the frame alone, and are to go to another place.
+    Elsewhere,
+    /// No place can take it now: the file cannot be written. Its bytes are in the frame alone.
+    Refused,
 }
 
 /// What a fill came to.

@@ -1,6 +1,6 @@
 //! Frames: the memory through which pages go and come.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::PageId;
 use super::places::Place;
@@ -14,8 +14,8 @@ pub(super) enum Frame {
     Moving(PageId),
     /// It goes to a place; `None`: nobody wants it any more.
     Putting(Option<PageId>, Place),
-    /// It has a page that has no place, and goes back to its program.
-    Waiting(PageId),
+    /// It has a page that has no place, and goes back to so many programs: forked children have the same page.
+    Waiting(u32),
     /// It has a page that lies at its place too.
     Clean(PageId, Place),
     /// A page comes from its place; `None`: nobody wants it any more.
@@ -28,7 +28,8 @@ pub(super) struct Frames {
     free: Vec<u32>,
     /// Those that became clean, oldest first; and some that are not any more.
     clean: VecDeque<u32>,
-    putting: HashSet<Place>,
+    /// Which frame is put to a place.
+    putting: HashMap<Place, u32>,
     /// Those that a page is filled from.
     pinned: HashSet<u32>,
 }
@@ -39,7 +40,7 @@ impl Frames {
             all: vec![Frame::Free; count as usize],
             free: (0..count).rev().collect(),
             clean: VecDeque::new(),
-            putting: HashSet::new(),
+            putting: HashMap::new(),
             pinned: HashSet::new(),
         }
     }
@@ -54,7 +55,7 @@ impl Frames {
         }
         match state {
             Frame::Putting(_, place) => {
-                self.putting.insert(place);
+                self.putting.insert(place, frame);
             }
             Frame::Clean(..) => self.clean.push_back(frame),
             _ => {}
@@ -81,8 +82,16 @@ impl Frames {
         self.putting.len()
     }
 
-    pub(super) fn is_putting_to(&self, place: Place) -> bool {
-        self.putting.contains(&place)
+    /// The frame whose put to that place is under way.
+    pub(super) fn putting_to(&self, place: Place) -> Option<u32> {
+        self.putting.get(&place).copied()
+    }
+
+    /// One program more waits for the page of a frame.
+    pub(super) fn share(&mut self, frame: u32) {
+        if let Frame::Waiting(count) = self.get(frame) {
+            self.set(frame, Frame::Waiting(count + 1));
+        }
     }
 
     /// Whether one could be taken.
@@ -137,11 +146,10 @@ impl Frames {
         let state = &mut self.all[frame as usize];
         match state {
             Frame::Moving(page)
-            | Frame::Waiting(page)
             | Frame::Clean(page, _)
             | Frame::Putting(Some(page), _)
             | Frame::Fetching(Some(page), _) => *page = to,
-            Frame::Free | Frame::Putting(None, _) | Frame::Fetching(None, _) => {}
+            Frame::Free | Frame::Waiting(_) | Frame::Putting(None, _) | Frame::Fetching(None, _) => {}
         }
     }
 }

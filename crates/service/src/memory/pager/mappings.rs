@@ -25,7 +25,7 @@ impl Pager {
         if space.can_move {
             self.local -= space.local;
         }
-        for (_, entry) in space.take(0..u64::MAX) {
+        for (_, entry) in space.clear(0..u64::MAX) {
             self.forget(entry);
         }
         self.waiting.append(&mut self.changing);
@@ -43,12 +43,14 @@ impl Pager {
         self.spaces.get(&id).map(|space| space.unknown(pages)).unwrap_or_default()
     }
 
-    /// A mapping is watched from now on. `present` says of each page whether it is there. Pages that are known stay as they are.
-    pub fn add_pages(&mut self, id: SpaceId, first: u64, present: &[bool]) {
+    /// A range that was not known is watched from now on; `present` are the parts of it whose pages are there.
+    pub fn add_pages(&mut self, id: SpaceId, pages: Range<u64>, present: &[Range<u64>]) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
-        space.insert(first, present.iter().map(|_| Entry::NONE).collect());
-        for (page, _) in (first..).zip(present).filter(|(_, present)| **present) {
-            self.arrived(PageId { space: id, page });
+        space.add(pages.clone());
+        for part in present {
+            for page in part.start.max(pages.start)..part.end.min(pages.end) {
+                self.arrived(PageId { space: id, page });
+            }
         }
         self.pump();
     }
@@ -56,22 +58,18 @@ impl Pager {
     /// `madvise` drops a range: its pages are zeroes from now on.
     pub fn removed(&mut self, id: SpaceId, pages: Range<u64>) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
-        let (known, can_move) = (space.take(pages.clone()), space.can_move);
-        for (first, entries) in runs(&known) {
-            let Some(space) = self.spaces.get_mut(&id) else { return };
-            space.insert(first, entries.iter().map(|_| Entry::NONE).collect());
-        }
-        self.drop_all(known, can_move);
+        let (dropped, can_move) = (space.clear(pages), space.can_move);
+        self.drop_all(dropped, can_move);
     }
 
     /// A range may not be watched: pages that are in the program are not known any more, until they are added again.
     pub fn forget_present(&mut self, id: SpaceId, pages: Range<u64>) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
-        let known = space.take(pages);
-        let is_here = |entry: Entry| matches!(entry, Entry::None | Entry::Local);
-        let (here, far): (Vec<_>, Vec<_>) = known.into_iter().partition(|(_, entry)| is_here(*entry));
-        for (first, entries) in runs(&far) {
-            space.insert(first, entries);
+        let taken = space.take(pages);
+        let (here, far): (Vec<_>, Vec<_>) = taken.entries.into_iter().partition(|(_, entry)| *entry == Entry::Local);
+        for (page, entry) in far {
+            space.add(page..page + 1);
+            space.set(page, entry);
         }
         let can_move = space.can_move;
         self.drop_all(here, can_move);
@@ -80,8 +78,8 @@ impl Pager {
     /// A range was unmapped.
     pub fn unmapped(&mut self, id: SpaceId, pages: Range<u64>) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
-        let (known, can_move) = (space.take(pages.clone()), space.can_move);
-        self.drop_all(known, can_move);
+        let (taken, can_move) = (space.take(pages.clone()), space.can_move);
+        self.drop_all(taken.entries, can_move);
         self.waiting.append(&mut self.changing);
         self.waiting.retain(|at| at.space != id || !pages.contains(&at.page));
     }
@@ -102,24 +100,25 @@ impl Pager {
         let known = space.take(from..from + count);
         let can_move = space.can_move;
         let replaced = space.take(to..to + count);
-        for (first, entries) in runs(&known) {
-            for (page, entry) in (first - from + to..).zip(&entries) {
-                self.frames.rename(*entry, PageId { space: id, page });
-                if *entry == Entry::Local && can_move {
-                    self.arrivals.push_back(PageId { space: id, page });
+        for range in known.ranges {
+            space.add(range.start - from + to..range.end - from + to);
+        }
+        for (page, entry) in known.entries {
+            let at = PageId { space: id, page: page - from + to };
+            space.set(at.page, entry);
+            self.frames.rename(entry, at);
+            if entry == Entry::Local {
+                space.local += 1;
+                if can_move {
+                    self.arrivals.push_back(at);
                 }
-            }
-            let locals = entries.iter().filter(|entry| **entry == Entry::Local).count();
-            if let Some(space) = self.spaces.get_mut(&id) {
-                space.insert(first - from + to, entries);
-                space.local += locals;
             }
         }
         self.waiting.append(&mut self.changing);
         for at in self.waiting.iter_mut().filter(|at| at.space == id && (from..from + count).contains(&at.page)) {
             at.page = at.page - from + to;
         }
-        self.drop_all(replaced, can_move);
+        self.drop_all(replaced.entries, can_move);
     }
 
     /// A program was forked: the child has what the parent has. No move of the parent's is under way.
@@ -127,27 +126,17 @@ impl Pager {
         let Some(mut copy) = self.spaces.get(&parent).map(Space::copied) else { return };
         copy.for_each(|entry| {
             let place = match *entry {
-                Entry::Held(frame) | Entry::Fetching(frame) => self.frames.place(frame),
-                Entry::Far(place) => Some(place),
+                Entry::Held(frame) | Entry::Fetching(frame) => match self.frames.place(frame) {
+                    Some(place) => place,
+                    // It is on its way back to the parent, and to the child too.
+                    None => return self.frames.share(frame),
+                },
+                Entry::Far(place) => place,
                 _ => return,
             };
-            if let Some(place) = place {
-                self.places.refer(place);
-                *entry = Entry::Far(place);
-            }
+            self.places.refer(place);
+            *entry = Entry::Far(place);
         });
         self.spaces.insert(child, copy);
     }
-}
-
-/// Entries of neighbours together: the first page of each run.
-fn runs(known: &[(u64, Entry)]) -> Vec<(u64, Vec<Entry>)> {
-    let mut runs: Vec<(u64, Vec<Entry>)> = Vec::new();
-    for (page, entry) in known {
-        match runs.last_mut() {
-            Some((first, entries)) if *first + entries.len() as u64 == *page => entries.push(*entry),
-            _ => runs.push((*page, vec![*entry])),
-        }
-    }
-    runs
 }

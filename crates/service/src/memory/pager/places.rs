@@ -39,6 +39,8 @@ pub(super) struct Places {
     /// A slab was asked for, and has not come.
     asked: bool,
     exhausted: bool,
+    /// No place is taken for now.
+    stopped: bool,
 }
 
 impl Places {
@@ -53,33 +55,52 @@ impl Places {
         (self.asked, self.exhausted) = (false, true);
     }
 
+    /// Takes no places until [`Places::try_again`].
+    pub(super) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// A slab can be asked for again, and places taken.
+    pub(super) fn try_again(&mut self) {
+        (self.exhausted, self.stopped) = (false, false);
+    }
+
     pub(super) fn is_exhausted(&self) -> bool {
-        self.exhausted
+        self.exhausted || self.stopped
     }
 
     /// Whether a slab is to be asked for now.
     pub(super) fn ask(&mut self) -> bool {
-        !self.exhausted && !std::mem::replace(&mut self.asked, true)
+        !self.is_exhausted() && !std::mem::replace(&mut self.asked, true)
     }
 
     pub(super) fn take(&mut self) -> Option<Place> {
+        if self.stopped {
+            return None;
+        }
         let place = self.free.pop()?;
         self.references[place as usize] = 1;
         self.used += 1;
         Some(Place(place))
     }
 
+    /// Places that can be taken.
     pub(super) fn free(&self) -> usize {
-        self.free.len()
+        if self.stopped { 0 } else { self.free.len() }
     }
 
     /// So few are left, and no more can be had, that nothing is brought that nobody waits for.
     pub(super) fn is_scarce(&self) -> bool {
-        self.exhausted && self.free.len() < PLACES_PER_SLAB as usize / 64
+        self.is_exhausted() && self.free() < PLACES_PER_SLAB as usize / 64
     }
 
     pub(super) fn used(&self) -> usize {
         self.used
+    }
+
+    /// How many pages refer to it; at most 65,535, which stands for more too.
+    pub(super) fn references(&self, place: Place) -> u16 {
+        self.references[place.0 as usize]
     }
 
     /// One page more refers to it.

@@ -24,11 +24,6 @@ pub(super) enum Entry {
     Lost,
 }
 
-impl Entry {
-    /// For tables.
-    pub(super) const NONE: Self = Self::None;
-}
-
 /// A page in the table: kind (3 bits), flags, and in the upper half the number of frame or place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Packed(u64);
@@ -65,14 +60,31 @@ impl Packed {
     }
 }
 
-/// The pages of one program, by the first page of each mapping.
+/// Pages of a chunk of the table, which exists where a page of it is or was anything but [`Entry::None`].
+const CHUNK_PAGES: u64 = 512;
+
+type Chunk = Box<[Packed; CHUNK_PAGES as usize]>;
+
+/// The pages of one program. Its size goes by the pages that were touched, and not by what is mapped.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
-    regions: BTreeMap<u64, Vec<Packed>>,
+    /// What is watched: the first page of each range, and the page behind its last.
+    known: BTreeMap<u64, u64>,
+    /// By the number of their first page / [`CHUNK_PAGES`].
+    chunks: BTreeMap<u64, Chunk>,
     /// Its pages can be moved out.
     pub(super) can_move: bool,
     /// Pages that are in the program.
     pub(super) local: usize,
+}
+
+/// What [`Space::take`] took out.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// The ranges that were known.
+    pub(super) ranges: Vec<Range<u64>>,
+    /// Their pages, but for those that are [`Entry::None`].
+    pub(super) entries: Vec<(u64, Entry)>,
 }
 
 impl Space {
@@ -82,77 +94,93 @@ impl Space {
     pub(super) const QUEUED: u64 = 16;
 
     pub(super) fn new(can_move: bool) -> Self {
-        Self { regions: BTreeMap::new(), can_move, local: 0 }
+        Self { known: BTreeMap::new(), chunks: BTreeMap::new(), can_move, local: 0 }
     }
 
     /// The same for a forked child, which can move nothing.
     pub(super) fn copied(&self) -> Self {
         let mut copy = Self { can_move: false, ..self.clone() };
-        copy.regions.values_mut().flatten().for_each(|packed| packed.0 &= !(Self::WANTED | Self::QUEUED));
+        let packed = copy.chunks.values_mut().flat_map(|chunk| chunk.iter_mut());
+        packed.for_each(|packed| packed.0 &= !(Self::WANTED | Self::QUEUED));
         copy
     }
 
     pub(super) fn for_each(&mut self, mut change: impl FnMut(&mut Entry)) {
-        for packed in self.regions.values_mut().flatten() {
+        for packed in self.chunks.values_mut().flat_map(|chunk| chunk.iter_mut()) {
             let mut entry = packed.entry();
             change(&mut entry);
             packed.set(entry);
         }
     }
 
-    fn find(&self, page: u64) -> Option<&Packed> {
-        let (first, pages) = self.regions.range(..=page).next_back()?;
-        pages.get((page - first) as usize)
+    /// The pages that have this entry. It looks at all.
+    pub(super) fn pages_with(&self, entry: Entry) -> Vec<u64> {
+        let all = self.chunks.iter().flat_map(|(number, chunk)| (number * CHUNK_PAGES..).zip(chunk.iter()));
+        all.filter(|(_, packed)| packed.entry() == entry).map(|(page, _)| page).collect()
     }
 
-    fn find_mut(&mut self, page: u64) -> Option<&mut Packed> {
-        let (first, pages) = self.regions.range_mut(..=page).next_back()?;
-        pages.get_mut((page - first) as usize)
+    fn is_known(&self, page: u64) -> bool {
+        self.known.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
+    }
+
+    fn packed(&self, page: u64) -> Packed {
+        let chunk = self.chunks.get(&(page / CHUNK_PAGES));
+        chunk.map(|chunk| chunk[(page % CHUNK_PAGES) as usize]).unwrap_or_default()
+    }
+
+    fn packed_mut(&mut self, page: u64) -> &mut Packed {
+        let chunk = self.chunks.entry(page / CHUNK_PAGES);
+        let chunk = chunk.or_insert_with(|| Box::new([Packed::default(); CHUNK_PAGES as usize]));
+        &mut chunk[(page % CHUNK_PAGES) as usize]
     }
 
     pub(super) fn get(&self, page: u64) -> Option<Entry> {
-        self.find(page).map(|packed| packed.entry())
+        self.is_known(page).then(|| self.packed(page).entry())
     }
 
+    /// Sets what is known of a page, if its range is.
     pub(super) fn set(&mut self, page: u64, entry: Entry) {
-        if let Some(packed) = self.find_mut(page) {
-            packed.set(entry);
+        if self.is_known(page) {
+            self.packed_mut(page).set(entry);
         }
     }
 
     /// Sets or clears a flag; what it was.
     pub(super) fn flag(&mut self, page: u64, flag: u64, value: bool) -> bool {
-        let Some(packed) = self.find_mut(page) else { return value };
-        let was = packed.0 & flag != 0;
-        packed.0 = if value { packed.0 | flag } else { packed.0 & !flag };
+        if !self.is_known(page) {
+            return value;
+        }
+        let was = self.packed(page).0 & flag != 0;
+        if was != value {
+            let packed = self.packed_mut(page);
+            packed.0 = if value { packed.0 | flag } else { packed.0 & !flag };
+        }
         was
     }
 
-    /// Adds pages that are not known.
-    pub(super) fn insert(&mut self, first: u64, entries: Vec<Entry>) {
-        let packed = |entry| {
-            let mut packed = Packed::default();
-            packed.set(entry);
-            packed
-        };
-        let pages: Vec<Packed> = entries.into_iter().map(packed).collect();
-        debug_assert!(self.unknown(first..first + pages.len() as u64).iter().all(|r| r.start == first), "known once");
-        if !pages.is_empty() {
-            self.regions.insert(first, pages);
+    /// Adds a range that is not known, of pages that were never touched.
+    pub(super) fn add(&mut self, range: Range<u64>) {
+        debug_assert!(self.unknown(range.clone()) == [range.clone()], "known once");
+        if !range.is_empty() {
+            self.known.insert(range.start, range.end);
         }
+    }
+
+    /// The known ranges that overlap a range.
+    fn overlapping(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.known.range(..=range.start).next_back().map_or(range.start, |(first, _)| *first);
+        let near = self.known.range(before..range.end.max(before)).map(|(first, end)| *first..*end);
+        near.filter(|known| known.end > range.start && known.start < range.end).collect()
     }
 
     /// The parts of a range that are not known.
     pub(super) fn unknown(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut unknown = Vec::new();
-        let mut at = range.start;
-        let before = self.regions.range(..=at).next_back().map_or(at, |(first, _)| *first);
-        for (first, pages) in self.regions.range(before..range.end) {
-            let end = first + pages.len() as u64;
-            if *first > at {
-                unknown.push(at..*first);
+        let (mut unknown, mut at) = (Vec::new(), range.start);
+        for known in self.overlapping(&range) {
+            if known.start > at {
+                unknown.push(at..known.start);
             }
-            at = at.max(end);
+            at = at.max(known.end);
         }
         if at < range.end {
             unknown.push(at..range.end);
@@ -160,25 +188,69 @@ impl Space {
         unknown
     }
 
-    /// Takes the pages of a range out; gives those that were known.
-    pub(super) fn take(&mut self, range: Range<u64>) -> Vec<(u64, Entry)> {
-        let before = self.regions.range(..=range.start).next_back().map_or(range.start, |(first, _)| *first);
-        let touched: Vec<u64> = self.regions.range(before..range.end).map(|(first, _)| *first).collect();
-        let mut taken = Vec::new();
-        for first in touched {
-            let Some(mut pages) = self.regions.remove(&first) else { continue };
-            let end = first + pages.len() as u64;
-            let (from, to) = (range.start.clamp(first, end), range.end.clamp(first, end));
-            let rest = pages.split_off((to - first) as usize);
-            let out = pages.split_off((from - first) as usize);
-            taken.extend((from..).zip(out.iter().map(|packed| packed.entry())));
-            for (start, left) in [(first, pages), (to, rest)] {
+    /// Takes the pages of a range out: nothing is known of them any more.
+    pub(super) fn take(&mut self, range: Range<u64>) -> Taken {
+        let mut taken = Taken::default();
+        for known in self.overlapping(&range) {
+            self.known.remove(&known.start);
+            let (from, to) = (known.start.max(range.start), known.end.min(range.end));
+            for left in [known.start..from, to..known.end] {
                 if !left.is_empty() {
-                    self.regions.insert(start, left);
+                    self.known.insert(left.start, left.end);
                 }
             }
+            taken.ranges.push(from..to);
         }
-        self.local -= taken.iter().filter(|(_, entry)| *entry == Entry::Local).count();
+        taken.entries = self.clear(range);
         taken
+    }
+
+    /// Makes the pages of a range [`Entry::None`]; gives what else they were.
+    pub(super) fn clear(&mut self, range: Range<u64>) -> Vec<(u64, Entry)> {
+        let mut entries = Vec::new();
+        if range.is_empty() {
+            return entries;
+        }
+        let numbers = range.start / CHUNK_PAGES..=(range.end - 1) / CHUNK_PAGES;
+        let mut empty = Vec::new();
+        for (number, chunk) in self.chunks.range_mut(numbers) {
+            let first = number * CHUNK_PAGES;
+            for (page, packed) in (first..).zip(chunk.iter_mut()).filter(|(page, _)| range.contains(page)) {
+                match std::mem::take(packed).entry() {
+                    Entry::None => {}
+                    entry => entries.push((page, entry)),
+                }
+            }
+            if range.start <= first && first + CHUNK_PAGES <= range.end {
+                empty.push(*number);
+            }
+        }
+        for number in empty {
+            self.chunks.remove(&number);
+        }
+        self.local -= entries.iter().filter(|(_, entry)| *entry == Entry::Local).count();
+        entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_of_a_tebibyte_costs_what_was_touched_of_it() {
+        let (mut space, pages) = (Space::new(true), 1 << 28);
+        space.add(1000..1000 + pages);
+        space.set(5000, Entry::Local);
+        space.set(1000 + pages - 1, Entry::Lost);
+        space.local = 1;
+        assert_eq!(space.chunks.len(), 2);
+        assert_eq!((space.get(4999), space.get(999)), (Some(Entry::None), None));
+        let taken = space.take(4000..6000);
+        assert_eq!((taken.entries, space.local), (vec![(5000, Entry::Local)], 0));
+        assert_eq!(taken.ranges, std::slice::from_ref(&(4000..6000)));
+        assert_eq!(space.unknown(0..1 << 40), [0..1000, 4000..6000, 1000 + pages..1 << 40]);
+        assert_eq!(space.clear(0..1 << 40), [(1000 + pages - 1, Entry::Lost)]);
+        assert!(space.chunks.is_empty() && space.get(6000) == Some(Entry::None));
     }
 }

@@ -47,6 +47,10 @@ struct World {
     pending: Vec<Pending>,
     slabs: u32,
     lost: bool,
+    /// Puts are refused: the file has no room.
+    refuses: bool,
+    /// Fills and poisonings that meet a mapping which is being changed.
+    changes: u32,
     writes: u64,
 }
 
@@ -62,10 +66,12 @@ impl World {
             pending: Vec::new(),
             slabs: 0,
             lost: false,
+            refuses: false,
+            changes: 0,
             writes: 0,
         };
         world.pager.add_space(first, true);
-        world.pager.add_pages(first, 0, &[false; PAGES as usize]);
+        world.pager.add_pages(first, 0..PAGES, &[]);
         world
     }
 
@@ -78,7 +84,10 @@ impl World {
                 Action::Fill(at, contents) => self.fill(at, contents),
                 Action::Poison(at) => {
                     assert!(self.lost, "nothing is lost but with a lender");
-                    self.programs.get_mut(&at.space).unwrap().poisoned = true;
+                    let is_changing = self.is_changing();
+                    self.programs.get_mut(&at.space).unwrap().poisoned |= !is_changing;
+                    let outcome = if is_changing { FillOutcome::Changing } else { FillOutcome::Done(1) };
+                    self.pager.poisoned(at, outcome);
                 }
                 Action::Wake(_) => {}
                 Action::Lease if self.slabs < 4 => {
@@ -90,7 +99,16 @@ impl World {
         }
     }
 
+    fn is_changing(&mut self) -> bool {
+        let is_changing = self.changes > 0;
+        self.changes = self.changes.saturating_sub(1);
+        is_changing
+    }
+
     fn fill(&mut self, at: PageId, contents: Contents) {
+        if self.is_changing() {
+            return self.pager.filled(at, contents, FillOutcome::Changing);
+        }
         let frame = match contents {
             Contents::Frame(frame) => self.frames[&frame],
             Contents::Zeroes(_) => 0,
@@ -143,10 +161,15 @@ impl World {
         let index = choices.below(self.pending.len() as u64) as usize;
         let is_lost = |place: Place| self.lost && place.slab() == 0;
         match self.pending.swap_remove(index) {
-            Pending::Put(frame, place) if is_lost(place) => self.pager.put_ended(frame, false),
+            Pending::Put(frame, place) if is_lost(place) => self.pager.put_ended(frame, PutEnd::Elsewhere),
+            Pending::Put(frame, place) if self.refuses => {
+                // Some of it was written.
+                self.places.insert(place, u64::MAX);
+                self.pager.put_ended(frame, PutEnd::Refused);
+            }
             Pending::Put(frame, place) => {
                 self.places.insert(place, self.frames[&frame]);
-                self.pager.put_ended(frame, true);
+                self.pager.put_ended(frame, PutEnd::Kept);
             }
             Pending::Get(frame, place) if is_lost(place) => self.pager.got(frame, false),
             Pending::Get(frame, place) => {
@@ -205,13 +228,12 @@ impl World {
             }
             1 => {
                 self.pager.unmapped(space, from..from + count);
-                let present = vec![false; count as usize];
                 for page in from..from + count {
                     program.here.remove(&page);
                     program.wrote.remove(&page);
                     program.mapped[page as usize] = true;
                 }
-                self.pager.add_pages(space, from, &present);
+                self.pager.add_pages(space, from..from + count, &[]);
             }
             2 if all_mapped => self.remap(space, from, count, choices),
             3 if self.programs.len() < 3 => self.fork(space),
@@ -228,7 +250,7 @@ impl World {
             return;
         }
         self.pager.remapped(space, (from, to), count);
-        self.pager.add_pages(space, from, &vec![false; count as usize]);
+        self.pager.add_pages(space, from..from + count, &[]);
         let program = self.programs.get_mut(&space).unwrap();
         for page in 0..count {
             let moved = [program.here.remove(&(from + page)), program.wrote.remove(&(from + page))];
@@ -254,7 +276,7 @@ impl World {
     }
 }
 
-fn play(seed: u64, loses: bool) {
+fn play(seed: u64, loses: bool, fills_up: bool) {
     let (mut world, mut choices) = (World::new(), Choices(seed));
     for step in 0..4000u32 {
         let spaces: Vec<SpaceId> = world.programs.keys().copied().collect();
@@ -273,6 +295,13 @@ fn play(seed: u64, loses: bool) {
             10..40 => world.move_out(&mut choices),
             40..60 => world.end_one(&mut choices),
             60..62 => world.pager.retry_moves(),
+            62 => {
+                world.refuses = fills_up && !world.refuses;
+                if !world.refuses {
+                    world.pager.try_places_again();
+                }
+            }
+            63 => world.changes = choices.below(4) as u32,
             _ => {
                 let (page, writes) = (choices.below(PAGES), choices.below(2) == 0);
                 world.touch(space, page, writes, &mut choices);
@@ -286,6 +315,8 @@ fn play(seed: u64, loses: bool) {
         }
     }
     assert!(loses || world.pager.counters().lost == 0);
+    (world.refuses, world.changes) = (false, 0);
+    world.pager.try_places_again();
     for _ in 0..10_000 {
         world.move_out(&mut choices);
         world.end_one(&mut choices);
@@ -309,12 +340,17 @@ proptest! {
 
     #[test]
     fn every_page_has_what_was_written_last(seed: u64) {
-        play(seed, false);
+        play(seed, false, false);
     }
 
     #[test]
     fn a_lost_lender_poisons_its_pages_and_changes_none(seed: u64) {
-        play(seed, true);
+        play(seed, true, false);
+    }
+
+    #[test]
+    fn a_page_whose_put_is_refused_stays_here_and_its_forked_copies_too(seed: u64) {
+        play(seed, false, true);
     }
 }
 
@@ -324,7 +360,7 @@ fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
     let (space, at) = (SpaceId(1), PageId { space: SpaceId(1), page: 7 });
     pager.add_space(space, true);
     pager.add_slab();
-    pager.add_pages(space, 7, &[true]);
+    pager.add_pages(space, 7..8, std::slice::from_ref(&(7..8)));
     assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)));
     pager.fault(at);
     assert_eq!(pager.next_action(), None, "it waits for the move's end");
@@ -332,6 +368,55 @@ fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
     assert!(matches!(pager.next_action(), Some(Action::Put(0, _))));
     assert_eq!(pager.next_action(), Some(Action::Fill(at, Contents::Frame(0))));
     pager.filled(at, Contents::Frame(0), FillOutcome::Done(1));
-    pager.put_ended(0, true);
+    pager.put_ended(0, PutEnd::Kept);
     assert_eq!((pager.far_pages(), pager.counters().returned), (0, 1), "its place is free");
+}
+
+/// A page in its frame, whose put to a place is under way; a forked child has it too.
+fn a_put_under_way_of_a_forked_page() -> (Pager, [PageId; 2]) {
+    let mut pager = Pager::new(FRAMES, 0);
+    let both = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
+    pager.add_space(SpaceId(1), true);
+    pager.add_slab();
+    pager.add_pages(SpaceId(1), 7..8, std::slice::from_ref(&(7..8)));
+    pager.set_budget(BUDGET);
+    pager.moved(0, Moved::Out);
+    pager.forked(SpaceId(1), SpaceId(2));
+    while pager.next_action().is_some() {}
+    (pager, both)
+}
+
+#[test]
+fn a_refused_put_of_a_page_that_was_touched_meanwhile_still_feeds_the_child() {
+    let (mut pager, [parents, childs]) = a_put_under_way_of_a_forked_page();
+    pager.fault(parents);
+    assert_eq!(pager.next_action(), Some(Action::Fill(parents, Contents::Frame(0))));
+    pager.filled(parents, Contents::Frame(0), FillOutcome::Done(1));
+    pager.put_ended(0, PutEnd::Refused);
+    assert_eq!(pager.next_action(), Some(Action::Fill(childs, Contents::Frame(0))), "the frame alone has its bytes");
+    pager.filled(childs, Contents::Frame(0), FillOutcome::Done(1));
+    pager.set_budget(0);
+    assert_eq!((pager.next_action(), pager.far_pages()), (None, 0), "and no page goes before there is room");
+    pager.try_places_again();
+    assert!(matches!(pager.next_action(), Some(Action::MoveOut(at, _)) if at == parents));
+}
+
+#[test]
+fn a_fork_while_a_page_goes_back_gives_the_frame_two_owners_and_neither_frees_it_for_the_other() {
+    let (mut pager, [parents, _]) = a_put_under_way_of_a_forked_page();
+    let second = PageId { space: SpaceId(3), ..parents };
+    pager.remove_space(SpaceId(2));
+    pager.put_ended(0, PutEnd::Refused);
+    let fill = |at| Some(Action::Fill(at, Contents::Frame(0)));
+    assert_eq!(pager.next_action(), fill(parents));
+    pager.filled(parents, Contents::Frame(0), FillOutcome::Changing);
+    pager.forked(SpaceId(1), SpaceId(3));
+    pager.retry();
+    assert_eq!(pager.next_action(), fill(parents));
+    pager.filled(parents, Contents::Frame(0), FillOutcome::Done(1));
+    assert_eq!(pager.frames.get(0), Frame::Waiting(1));
+    pager.fault(second);
+    assert_eq!(pager.next_action(), fill(second), "the frame is the child's still");
+    pager.filled(second, Contents::Frame(0), FillOutcome::Done(1));
+    assert_eq!(pager.frames.get(0), Frame::Free);
 }
