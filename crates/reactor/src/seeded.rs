@@ -85,6 +85,36 @@ pub enum Bug {
     DsmLockNotHandedOn,
     /// A barrier opens when one rank is missing.
     DsmBarrierEarly,
+    /// The server of files grants a lease while a change of the file is under way.
+    LeaseDuringChange,
+    /// It grants a lease with an answer that was read before the last change.
+    LeaseOnOldAnswer,
+    /// It begins a change when leases were recalled, and does not wait until they are returned.
+    ChangeBeforeReturn,
+    /// It recalls no leases on a file that is renamed, replaced or removed, but those on its directory.
+    LeaseNotRecalled,
+    /// It takes the lease of the session that changes a file for returned, also where that session did not name the file.
+    LeaseOfChangerForgotten,
+    /// It takes leases for returned when their session ends, while the client may not know yet.
+    LeaseEndsWithSession,
+    /// It takes the leases of a session that does not answer a recall before they have run out.
+    LeaseFencedEarly,
+    /// It takes the return of an older lease for one of the lease that is held.
+    OldLeaseReturned,
+    /// The client of files counts a lease from the answer, not from when it asked.
+    LeaseFromAnswer,
+    /// It answers a recall before the kernel has dropped its pages, and believes the pages still.
+    RecallBeforeInvalidation,
+    /// It takes a lease from an answer that was overtaken by a recall.
+    LeaseAfterRecall,
+    /// It goes on using what it has cached of a file while it changes it.
+    LeaseDuringOwnChange,
+    /// It keeps attributes of an answer to a call that it sent before it had the lease.
+    AttributesBeforeLease,
+    /// It keeps its leases when the session has ended.
+    LeaseOfOldSession,
+    /// It believes, under a new lease, pages that were read under an earlier one or none.
+    PagesOfEarlierLease,
     /// A node's message behind a put that is refused uses up its credit.
     RefusedMessageKeepsCredit,
     /// A node does not tell the peer that its program has taken messages.
@@ -149,6 +179,25 @@ impl Bug {
         Self::DsmLockFreedUnderWaiter,
         Self::DsmLockNotHandedOn,
         Self::DsmBarrierEarly,
+    ];
+
+    /// Those of shares' leases.
+    pub const LEASES: [Self; 15] = [
+        Self::LeaseDuringChange,
+        Self::LeaseOnOldAnswer,
+        Self::ChangeBeforeReturn,
+        Self::LeaseNotRecalled,
+        Self::LeaseOfChangerForgotten,
+        Self::LeaseEndsWithSession,
+        Self::LeaseFencedEarly,
+        Self::OldLeaseReturned,
+        Self::LeaseFromAnswer,
+        Self::RecallBeforeInvalidation,
+        Self::LeaseAfterRecall,
+        Self::LeaseDuringOwnChange,
+        Self::AttributesBeforeLease,
+        Self::LeaseOfOldSession,
+        Self::PagesOfEarlierLease,
     ];
 
     /// Those that the simulation of nodes must find.

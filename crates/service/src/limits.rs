@@ -185,6 +185,31 @@ pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
 /// are in use are remembered beyond it.
 pub const FILE_UNSYNCED_MAX: usize = 1 << 18;
 
+/// How long a client of files may use its leases after the last message that the server has of it.
+pub const FILE_LEASE_TIME: Duration = Duration::from_secs(15);
+
+/// How long a client uses its leases after it has sent the last message that was answered: less, for clocks of different speed.
+pub const FILE_LEASE_USE: Duration = Duration::from_secs(14);
+const _: () = assert!(FILE_LEASE_USE.as_nanos() < FILE_LEASE_TIME.as_nanos());
+
+/// A client with leases that says nothing else renews them so often.
+pub const FILE_LEASE_RENEWAL: Duration = Duration::from_secs(5);
+
+/// Leases of one session of a share. Without a lease everything works, and nothing is cached.
+pub const FILE_LEASES_MAX: usize = 1 << 16;
+
+/// Files of a share with leases or changes under way, of all sessions.
+pub const FILE_LEASED_FILES_MAX: usize = 1 << 20;
+
+/// Files of a share without either, whose last change is remembered exactly.
+pub const FILE_CHANGES_REMEMBERED: usize = 1 << 12;
+
+/// Names that a client of files keeps under its leases.
+pub const FILE_ENTRIES_CACHED_MAX: usize = 1 << 18;
+
+/// Leases that one answer recalls.
+pub const FILE_RECALLS_MAX: usize = 256;
+
 /// Buffers of [`FILE_TRANSFER_MAX`] that a client of files keeps for its next large reads and writes.
 pub const FILE_BUFFERS_MAX: usize = 16;
 

@@ -149,7 +149,8 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(T
     told.add(ran);
     let hunted = if options.runner.is_empty() {
         // The whole workspace, for the features of the other crates to be those of the run before: little is built again.
-        let seeded = ["--features", "byway-service/seeded-bugs", "--test", "seeded_bugs", "--test", "dsm_seeded_bugs"];
+        let tests = ["--test", "seeded_bugs", "--test", "dsm_seeded_bugs", "--test", "leases_seeded_bugs"];
+        let seeded = [&["--features", "byway-service/seeded-bugs"][..], &tests].concat();
         let runner: &[&str] = if has_nextest { &["nextest", "run", "--success-output", "final"] } else { &["test"] };
         let (ran, hunted) = run_and_count(command(runner).args(seeded), read)?;
         told.add(ran);

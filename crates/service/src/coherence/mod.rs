@@ -153,6 +153,11 @@ impl<H: Copy + Eq> Object<H> {
         Self { lease, delivery, holdings, version: 0, asks, granting: None, actions }
     }
 
+    /// As [`Object::new`], for an object that was idle and forgotten: its next grant is newer than `version`.
+    pub fn resumed(lease: Option<Duration>, delivery: Delivery, version: u64) -> Self {
+        Self { version, ..Self::new(lease, delivery) }
+    }
+
     /// A holder asks for a right. One that it has is granted again, with a new lease: at once where
     /// grants arrive in order, unless it is being recalled.
     ///

@@ -5,6 +5,7 @@
 //! [`client`] is for a mount and for commands; it finds its files again when the server was restarted.
 
 pub mod client;
+pub mod leases;
 pub mod locks;
 pub mod server;
 pub mod share;

@@ -7,6 +7,7 @@
 
 mod buffers;
 mod files;
+pub mod leases;
 mod link;
 mod list;
 mod opener;
