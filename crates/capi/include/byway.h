@@ -133,6 +133,8 @@ struct byway_dsm_counters {
   uint64_t invalidations;
   // Messages to other processes, pages included.
   uint64_t messages;
+  // Pages that left late, because direct I/O or a ring had them pinned.
+  uint64_t pin_waits;
 };
 
 // A range of memory.

@@ -26,6 +26,8 @@ pub struct byway_dsm_counters {
     pub invalidations: u64,
     /// Messages to other processes, pages included.
     pub messages: u64,
+    /// Pages that left late, because direct I/O or a ring had them pinned.
+    pub pin_waits: u64,
 }
 
 impl From<JoinError> for Code {
@@ -42,6 +44,7 @@ impl From<CallError> for Code {
         Self(match error {
             CallError::Misuse(byway_dsm::Misuse::TooMany | byway_dsm::Misuse::AtBarrier { .. }) => BYWAY_E_BUSY,
             CallError::Segment(_) => BYWAY_E_RANGE,
+            CallError::Memory(_) => BYWAY_E_SYSTEM,
             _ => BYWAY_E_INVALID,
         })
     }
@@ -163,8 +166,15 @@ pub unsafe extern "C" fn byway_dsm_statistics(job: *const byway_dsm_job, counter
     guard(|| {
         // SAFETY: by the caller's word.
         let (job, place) = unsafe { (borrow(job)?, Place::at(counters)?) };
-        let byway_dsm::Counters { read_faults, write_faults, pages_received, pages_sent, invalidations, messages } =
-            job.0.counters();
+        let byway_dsm::Counters {
+            read_faults,
+            write_faults,
+            pages_received,
+            pages_sent,
+            invalidations,
+            messages,
+            pin_waits,
+        } = job.0.counters();
         place.give(byway_dsm_counters {
             read_faults,
             write_faults,
@@ -172,6 +182,7 @@ pub unsafe extern "C" fn byway_dsm_statistics(job: *const byway_dsm_job, counter
             pages_sent,
             invalidations,
             messages,
+            pin_waits,
         });
         Ok(0)
     })

@@ -83,9 +83,9 @@ fn compile(name: &str, arguments: &[String]) -> Option<(tempfile::TempDir, PathB
 fn processes_in_c_share_memory() {
     use byway_dsm::launch::{JobEnd, Launch};
     use byway_reactor::userfault::{Features, Userfault};
-    if Userfault::open(Features::MINOR_SHARED.and(Features::WRITE_PROTECT_SHARED), true).is_err() {
+    if Userfault::open(Features::WRITE_PROTECT.and(Features::MOVE), true).is_err() {
         return byway_skip::skip_this(byway_skip::SkipReason::Machine(
-            "the kernel refuses userfaultfd of shared memory",
+            "the kernel refuses userfaultfd with write protection and moves of pages",
         ));
     }
     let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];

@@ -1,18 +1,18 @@
-//! The memory of a job in one process: a file in memory, mapped twice.
+//! The memory of a job in one process.
 //!
-//! The program has the *view*, at the same address in every process; userfaultfd hands over its accesses to pages that are not
-//! mapped there, and its stores to pages that are write-protected. The pager has the *alias*, through which it reads and fills
-//! pages without faulting.
+//! The program has the *view*, at the same address in every process: private memory, of which userfaultfd hands over accesses to pages that are
+//! not there, and stores to pages that are write-protected. The pager fills pages by the kernel's copy, and takes them by moving them
+//! to the *stage*, a page of its own: that is atomic for the program's threads, frees the page's frame, and the kernel refuses it while a device
+//! may still write to the page (docs/decisions/0039).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::with_exposed_provenance_mut;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-use byway_reactor::userfault::{Event, Features, FillError, Modes, OpenError, Read, Userfault};
+use byway_reactor::userfault::{Event, FaultKind, Features, FillError, Modes, OpenError, Read, Userfault};
 use byway_service::coherence::Mode;
 use byway_service::dsm::Page;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
 use crate::limits::{AREA_ADDRESS, PAGE_BYTES};
 
@@ -26,7 +26,7 @@ pub enum AreaError {
     )]
     Address,
     /// No userfaultfd.
-    #[error("shared memory needs userfaultfd: {0}")]
+    #[error("shared memory needs userfaultfd with UFFDIO_MOVE (Linux 6.8): {0}")]
     Userfault(#[from] OpenError),
     /// The kernel's pages are not those of the protocol.
     #[error("this machine has pages of {0} bytes, and shared memory needs pages of {PAGE_BYTES}")]
@@ -36,21 +36,52 @@ pub enum AreaError {
     Kernel(#[from] Errno),
 }
 
+/// Why a page was not taken from the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TakeError {
+    /// A device reads or writes it, or may: to be tried again.
+    #[error("a device has it pinned")]
+    Pinned,
+    /// It is not there.
+    #[error("the program has dropped it (madvise, munmap or mremap of a segment)")]
+    Dropped,
+    /// The kernel's.
+    #[error("{0} (a segment must not be locked in memory by itself)")]
+    Kernel(FillError),
+}
+
 /// A fault of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) page: Page,
     pub(crate) mode: Mode,
+    /// The page is not there; else it is write-protected.
+    pub(crate) is_missing: bool,
+}
+
+/// The bytes of a page.
+pub(crate) type Bytes = Box<[u8; PAGE_BYTES]>;
+
+/// A mapping that ends with this.
+#[derive(Debug)]
+struct Mapping {
+    at: usize,
+    bytes: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: a mapping that `Area::new` has made. No segment refers to it (they borrow the job), and the pager has ended.
+        let _ = unsafe { munmap(with_exposed_provenance_mut(self.at), self.bytes) };
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Area {
-    alias: usize,
-    /// Where the program's view is, once it is mapped.
-    view: Option<usize>,
-    bytes: usize,
     userfault: Userfault,
-    _file: OwnedFd,
+    view: Mapping,
+    /// One page, of the pager's thread alone.
+    stage: Mapping,
 }
 
 impl Area {
@@ -61,41 +92,57 @@ impl Area {
             return Err(AreaError::PageSize(page_bytes));
         }
         let bytes = pages as usize * PAGE_BYTES;
-        let features = Features::MISSING_SHARED
-            .and(Features::MINOR_SHARED)
-            .and(Features::WRITE_PROTECT)
-            .and(Features::WRITE_PROTECT_SHARED);
+        let features = Features::WRITE_PROTECT.and(Features::MOVE);
         // A system call that is given a buffer in a segment faults in the kernel: only where that may be handed over it works.
         let userfault = match Userfault::open(features, false) {
             Err(OpenError::NotPermitted) => Userfault::open(features, true),
             other => other,
         }?;
-        let file = memfd_create("byway-dsm", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, bytes as u64)?;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let alias = unsafe { mmap(std::ptr::null_mut(), bytes, rights, flags, &file, 0) }?.expose_provenance();
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let fixed = flags | MapFlags::FIXED_NOREPLACE;
+        // What lies beyond the segments stays so: an access there is SIGSEGV.
         // SAFETY: a new mapping that replaces none.
-        let view = unsafe { mmap(with_exposed_provenance_mut(AREA_ADDRESS), bytes, rights, fixed, &file, 0) };
-        let mut area = Self { alias, view: None, bytes, userfault, _file: file };
-        let at = view.map_err(|error| if error == Errno::EXIST { AreaError::Address } else { error.into() })?;
-        if at.expose_provenance() != AREA_ADDRESS {
+        let view =
+            unsafe { mmap_anonymous(with_exposed_provenance_mut(AREA_ADDRESS), bytes, ProtFlags::empty(), fixed) };
+        let view = view.map_err(|error| if error == Errno::EXIST { AreaError::Address } else { error.into() })?;
+        let view = Mapping { at: view.expose_provenance(), bytes };
+        if view.at != AREA_ADDRESS {
             // A kernel that does not know the flag takes the address for a hint.
-            // SAFETY: the mapping just made.
-            let _ = unsafe { munmap(at, bytes) };
             return Err(AreaError::Address);
         }
-        area.view = Some(AREA_ADDRESS);
-        let modes = Modes::MISSING.and(Modes::MINOR).and(Modes::WRITE_PROTECT);
-        // A child of a fork would share the file's pages and not the protocol.
-        // SAFETY: the view just made, which nothing refers to; advice that changes no contents.
-        unsafe { madvise(at, bytes, Advice::LinuxDontFork) }?;
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let stage = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, rights, flags) }?;
+        let stage = Mapping { at: stage.expose_provenance(), bytes: PAGE_BYTES };
+        for Mapping { at, bytes } in [&view, &stage] {
+            let at = with_exposed_provenance_mut(*at);
+            // A child of a fork would have the pages and not the protocol; a page of the kernel's larger sizes would not be one of the protocol's.
+            for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
+                // SAFETY: one of the mappings just made, which nothing refers to; the advice changes no contents.
+                match unsafe { madvise(at, *bytes, advice) } {
+                    // A kernel without large pages.
+                    Err(Errno::INVAL) if advice == Advice::LinuxNoHugepage => {}
+                    done => done?,
+                }
+            }
+        }
+        let range = |mapping: &Mapping| mapping.at..mapping.at + mapping.bytes;
         // SAFETY: nothing refers to the view but atomics and pointers that segments give, and the pager fills its pages with what
         // the program has stored.
-        unsafe { area.userfault.register(AREA_ADDRESS..AREA_ADDRESS + bytes, modes) }?;
-        Ok(area)
+        unsafe { userfault.register(range(&view), Modes::MISSING.and(Modes::WRITE_PROTECT)) }?;
+        // SAFETY: the pager's thread reads the stage only when a page was moved there.
+        unsafe { userfault.register(range(&stage), Modes::MISSING) }?;
+        Ok(Self { userfault, view, stage })
+    }
+
+    /// Lets the program use the addresses of a segment. Its pages come by faults.
+    pub(crate) fn open_segment(&self, first: Page, pages: u64) -> Result<(), Errno> {
+        let at = self.view_of(first).start;
+        let bytes = pages as usize * PAGE_BYTES;
+        assert!(at + bytes <= self.view.at + self.view.bytes, "the segment lies in the area");
+        let rights = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: a part of the view; more rights take nothing from what refers to it.
+        unsafe { mprotect(with_exposed_provenance_mut(at), bytes, rights) }
     }
 
     /// Readable when the program has faulted.
@@ -106,9 +153,10 @@ impl Area {
     /// Takes the faults that are there. False if none was.
     pub(crate) fn faults(&self, mut take: impl FnMut(Fault)) -> bool {
         let read = self.userfault.read(|event| {
-            if let Event::Fault { address, write, .. } = event {
+            if let Event::Fault { address, write, kind, .. } = event {
                 let page = (address.saturating_sub(AREA_ADDRESS) / PAGE_BYTES) as Page;
-                take(Fault { page, mode: if write { Mode::Write } else { Mode::Read } });
+                let mode = if write { Mode::Write } else { Mode::Read };
+                take(Fault { page, mode, is_missing: kind != FaultKind::WriteProtected });
             }
         });
         matches!(read, Read::Messages(_))
@@ -116,73 +164,77 @@ impl Area {
 
     fn view_of(&self, page: Page) -> std::ops::Range<usize> {
         let at = page as usize * PAGE_BYTES;
-        assert!(at < self.bytes, "page {page} is not in the area");
-        AREA_ADDRESS + at..AREA_ADDRESS + at + PAGE_BYTES
+        assert!(at < self.view.bytes, "page {page} is not in the area");
+        self.view.at + at..self.view.at + at + PAGE_BYTES
     }
 
-    fn alias_of(&self, page: Page) -> *mut u8 {
-        let at = page as usize * PAGE_BYTES;
-        assert!(at < self.bytes, "page {page} is not in the area");
-        with_exposed_provenance_mut(self.alias + at)
+    /// Takes loads and stores from the program, and gives what the page held.
+    pub(crate) fn take(&self, page: Page) -> Result<Bytes, TakeError> {
+        // SAFETY: accesses to the page are handed over from now on, until it is filled again; nothing lies on the stage.
+        let moved = unsafe { self.userfault.move_pages(self.stage.at, self.view_of(page).start, PAGE_BYTES) };
+        moved.map_err(|partly| match partly.error {
+            FillError::Busy | FillError::Changing => TakeError::Pinned,
+            FillError::NoMapping => TakeError::Dropped,
+            error => TakeError::Kernel(error),
+        })?;
+        let mut bytes = Box::new([0; PAGE_BYTES]);
+        // SAFETY: the stage has a page, which no other thread uses.
+        unsafe {
+            std::ptr::copy_nonoverlapping(with_exposed_provenance(self.stage.at), bytes.as_mut_ptr(), PAGE_BYTES);
+        };
+        // SAFETY: drops the page on the stage, to which nothing refers.
+        let dropped = unsafe { madvise(with_exposed_provenance_mut(self.stage.at), PAGE_BYTES, Advice::LinuxDontNeed) };
+        dropped.map_err(|error| TakeError::Kernel(FillError::Other(error)))?;
+        Ok(bytes)
     }
 
-    /// What the page holds. To be called when the program cannot store to it.
-    pub(crate) fn read(&self, page: Page) -> [u8; PAGE_BYTES] {
-        let mut bytes = [0; PAGE_BYTES];
-        // SAFETY: the page lies in the alias, and no thread stores to it: the program's view is unmapped or write-protected.
-        unsafe { std::ptr::copy_nonoverlapping(self.alias_of(page), bytes.as_mut_ptr(), PAGE_BYTES) };
-        bytes
+    /// Takes stores from the program, and gives what the page holds.
+    pub(crate) fn protect(&self, page: Page) -> Result<Bytes, TakeError> {
+        // The protection alone does not tell of a device that may still write.
+        let bytes = self.take(page)?;
+        self.fill(page, &bytes, Mode::Read).map_err(TakeError::Kernel)?;
+        Ok(bytes)
     }
 
-    /// Fills the page. To be called when the program cannot use it.
-    pub(crate) fn fill(&self, page: Page, bytes: &[u8; PAGE_BYTES]) {
-        // SAFETY: the page lies in the alias, and no other thread uses it: it is not mapped in the program's view.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.alias_of(page), PAGE_BYTES) };
-    }
-
-    /// Has the file have the page, as zeroes if it was never touched.
-    pub(crate) fn touch(&self, page: Page) {
-        // SAFETY: as in `fill`; nothing is changed of a page that is all zeroes.
-        unsafe { self.alias_of(page).write_volatile(0) };
-    }
-
-    /// Takes stores from the program.
-    pub(crate) fn protect(&self, page: Page) -> Result<(), FillError> {
-        self.userfault.write_protect(self.view_of(page), true, false)
-    }
-
-    /// Takes loads and stores from the program.
-    pub(crate) fn unmap(&self, page: Page) -> Result<(), FillError> {
+    /// Takes a copy that the program could only load from, and drops it. A device may go on reading what it held.
+    pub(crate) fn drop_copy(&self, page: Page) -> Result<(), FillError> {
         let view = self.view_of(page);
-        // SAFETY: a page of the view, whose contents stay in the file; the program's next access is handed over.
+        // SAFETY: a page of the view, whose contents other processes have; the program's next access is handed over.
         let dropped = unsafe { madvise(with_exposed_provenance_mut(view.start), PAGE_BYTES, Advice::LinuxDontNeed) };
         dropped.map_err(FillError::Other)
     }
 
-    /// Gives loads, or loads and stores, to the program and wakes the threads that wait for the page.
+    /// Gives a page that is not there to the program, for loads or for loads and stores, and wakes the threads that wait for it.
+    pub(crate) fn fill(&self, page: Page, bytes: &[u8; PAGE_BYTES], mode: Mode) -> Result<(), FillError> {
+        self.userfault.copy(self.view_of(page).start, bytes, mode != Mode::Write).map_err(|partly| partly.error)
+    }
+
+    /// Gives loads, or loads and stores, of a page that is there to the program, and wakes the threads that wait for it.
     pub(crate) fn allow(&self, page: Page, mode: Mode) -> Result<(), FillError> {
         let view = self.view_of(page);
-        match self.userfault.resume(view.clone(), mode == Mode::Read).map_err(|partly| partly.error) {
-            // It is mapped already, perhaps write-protected.
-            Err(FillError::Exists) if mode == Mode::Write => self.userfault.write_protect(view, false, false),
-            Err(FillError::Exists) => {
-                self.userfault.wake(view);
-                Ok(())
-            }
-            done => done,
+        if mode == Mode::Write {
+            return self.userfault.write_protect(view, false, false);
         }
+        self.userfault.wake(view);
+        Ok(())
+    }
+
+    /// Whether the program has a page there, perhaps swapped out.
+    pub(crate) fn is_there(&self, page: Page) -> std::io::Result<bool> {
+        use std::os::unix::fs::FileExt;
+        /// `PM_PRESENT` and `PM_SWAP` of the kernel's pagemap.
+        const THERE: u64 = 0b11 << 62;
+        let mut entry = [0; 8];
+        let place = (self.view_of(page).start / PAGE_BYTES * entry.len()) as u64;
+        std::fs::File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, place)?;
+        Ok(u64::from_ne_bytes(entry) & THERE != 0)
     }
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
-        if let Some(view) = self.view {
-            self.userfault.unregister(view..view + self.bytes);
-            // SAFETY: the mapping of `new`. The job has no segments any more (they borrow it), and the pager has ended.
-            let _ = unsafe { munmap(with_exposed_provenance_mut(view), self.bytes) };
-        }
-        // SAFETY: the other mapping of `new`, which only the pager has used.
-        let _ = unsafe { munmap(with_exposed_provenance_mut(self.alias), self.bytes) };
+        // Threads that wait there go on, to the end of their process.
+        self.userfault.unregister(self.view.at..self.view.at + self.view.bytes);
     }
 }
 
@@ -192,8 +244,23 @@ mod tests {
 
     use super::*;
 
+    /// All areas of a process lie at one address.
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    fn area(pages: u64) -> Option<Area> {
+        match Area::new(pages) {
+            Ok(area) => Some(area),
+            Err(AreaError::Userfault(error)) => {
+                skip_this(SkipReason::Machine(&error.to_string()));
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn memory_that_lies_there_already_stays() {
+        let _alone = ALONE.lock();
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
         let there = with_exposed_provenance_mut(AREA_ADDRESS);
         // SAFETY: a new mapping that replaces none.
@@ -207,5 +274,55 @@ mod tests {
         }
         // SAFETY: the same mapping; without it, the test ends by a signal.
         assert_eq!(unsafe { there.read_volatile() }, 7);
+        // SAFETY: the same mapping, which nothing uses any more.
+        unsafe { munmap(there.cast(), PAGE_BYTES) }.unwrap();
+    }
+
+    /// Bytes of this process's memory that have frames (`VmRSS`).
+    fn resident_bytes() -> usize {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE_BYTES
+    }
+
+    #[test]
+    fn a_page_that_leaves_gives_its_frame_back() {
+        const PAGES: Page = 4096;
+        let _alone = ALONE.lock();
+        let Some(area) = area(PAGES.into()) else { return };
+        area.open_segment(0, PAGES.into()).unwrap();
+        let before = resident_bytes();
+        for page in 0..PAGES {
+            area.fill(page, &[page as u8; PAGE_BYTES], Mode::Write).unwrap();
+        }
+        let full = resident_bytes();
+        assert!(full - before > 12 << 20, "16 MiB of pages take {} bytes", full - before);
+        for page in 0..PAGES {
+            assert!(area.is_there(page).unwrap());
+            assert_eq!(area.take(page).unwrap()[17], page as u8);
+            assert!(!area.is_there(page).unwrap());
+        }
+        assert_eq!(area.take(3), Err(TakeError::Dropped));
+        let left = resident_bytes().saturating_sub(before);
+        assert!(left < 4 << 20, "{left} bytes stay when all pages have left");
+    }
+
+    #[test]
+    fn a_page_that_a_ring_has_pinned_does_not_leave() {
+        let _alone = ALONE.lock();
+        let Some(area) = area(2) else { return };
+        let Ok(ring) = io_uring::IoUring::new(2) else {
+            return skip_this(SkipReason::Machine("the kernel refuses io_uring"));
+        };
+        area.open_segment(0, 2).unwrap();
+        area.fill(1, &[5; PAGE_BYTES], Mode::Write).unwrap();
+        let buffer = libc::iovec { iov_base: with_exposed_provenance_mut(area.view_of(1).start), iov_len: PAGE_BYTES };
+        // SAFETY: the page stays mapped until the buffer is unregistered; the ring reads and writes nothing.
+        unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+        assert_eq!(area.take(1), Err(TakeError::Pinned));
+        assert_eq!(area.protect(1), Err(TakeError::Pinned));
+        assert!(area.is_there(1).unwrap());
+        ring.submitter().unregister_buffers().unwrap();
+        assert_eq!(area.protect(1).unwrap()[0], 5);
+        assert_eq!(area.take(1).unwrap()[0], 5);
     }
 }

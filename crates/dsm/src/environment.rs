@@ -1,10 +1,11 @@
 //! What a process is told of its job, by its environment.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
-use crate::limits::{AREA_BYTES_DEFAULT, PAGE_BYTES};
+use crate::limits::{AREA_BYTES_DEFAULT, KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
 
 /// The process's rank, from 0.
 pub(crate) const RANK: &str = "BYWAY_DSM_RANK";
@@ -18,6 +19,36 @@ pub(crate) const FOLDER: &str = "BYWAY_DSM_FOLDER";
 pub(crate) const WIRE: &str = "BYWAY_DSM_WIRE";
 /// Bytes of the area.
 pub(crate) const BYTES: &str = "BYWAY_DSM_BYTES";
+
+/// The keep-alive, in milliseconds.
+pub(crate) const KEEP_ALIVE: &str = "BYWAY_DSM_KEEP_ALIVE";
+/// `sleep` or `spin`.
+pub(crate) const WAITS: &str = "BYWAY_DSM_PAGER";
+
+/// What the pager of each process does while there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waits {
+    /// It sleeps, and the kernel wakes it for a fault or a message.
+    #[default]
+    Sleep,
+    /// It looks again and again, and keeps a core busy.
+    Spin,
+}
+
+impl Waits {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sleep => "sleep",
+            Self::Spin => "spin",
+        }
+    }
+
+    /// What has that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Sleep, Self::Spin].into_iter().find(|waits| waits.name() == name)
+    }
+}
 
 /// How the processes of a job reach each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +99,8 @@ pub(crate) struct Environment {
     pub(crate) wire: Wire,
     /// Of the area.
     pub(crate) pages: u64,
+    pub(crate) keep_alive: Duration,
+    pub(crate) waits: Waits,
 }
 
 impl Environment {
@@ -92,10 +125,21 @@ impl Environment {
             Some(_) => within(BYTES, PAGE_BYTES as u64..=DSM_PAGES_MAX * PAGE_BYTES as u64)?,
             None => AREA_BYTES_DEFAULT,
         };
+        let keep_alive = match variable(KEEP_ALIVE) {
+            Some(_) => {
+                let range = KEEP_ALIVE_MIN.as_millis() as u64..=KEEP_ALIVE_MAX.as_millis() as u64;
+                Duration::from_millis(within(KEEP_ALIVE, range)?)
+            }
+            None => KEEP_ALIVE_DEFAULT,
+        };
+        let waits = match variable(WAITS) {
+            Some(name) => Waits::from_name(&name).ok_or(EnvironmentError::Wrong(WAITS, name))?,
+            None => Waits::default(),
+        };
         let name = text(WIRE)?;
         let wire = Wire::from_name(&name).ok_or(EnvironmentError::Wrong(WIRE, name))?;
         let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
-        Ok(Self { rank, ranks, job: number(JOB)?, folder: text(FOLDER)?.into(), wire, pages })
+        Ok(Self { rank, ranks, job: number(JOB)?, folder: text(FOLDER)?.into(), wire, pages, keep_alive, waits })
     }
 }
 
@@ -118,13 +162,25 @@ mod tests {
         let place = read(&[]).unwrap();
         assert_eq!((place.rank, place.ranks, place.job, place.wire), (1, 2, 7, Wire::Tcp));
         assert_eq!(place.pages * PAGE_BYTES as u64, AREA_BYTES_DEFAULT);
+        assert_eq!((place.keep_alive, place.waits), (KEEP_ALIVE_DEFAULT, Waits::Sleep));
         assert_eq!(read(&[(BYTES, Some("8192"))]).unwrap().pages, 2);
+        assert_eq!(read(&[(KEEP_ALIVE, Some("2500"))]).unwrap().keep_alive, Duration::from_millis(2500));
+        assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);
     }
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
         assert_eq!(read(&[(JOB, None)]).unwrap_err(), EnvironmentError::Missing(JOB));
-        for (name, value) in [(RANK, "2"), (RANKS, "0"), (RANKS, "65"), (WIRE, "smoke"), (BYTES, "1"), (JOB, "x")] {
+        for (name, value) in [
+            (RANK, "2"),
+            (RANKS, "0"),
+            (RANKS, "65"),
+            (WIRE, "smoke"),
+            (BYTES, "1"),
+            (JOB, "x"),
+            (KEEP_ALIVE, "0"),
+            (WAITS, "nap"),
+        ] {
             assert_eq!(read(&[(name, Some(value))]).unwrap_err(), EnvironmentError::Wrong(name, value.to_owned()));
         }
     }

@@ -36,6 +36,9 @@ pub enum CallError {
     /// The segment cannot be had.
     #[error(transparent)]
     Segment(#[from] SegmentRefused),
+    /// The kernel's.
+    #[error("the kernel refuses memory for the segment: {0}")]
+    Memory(std::io::ErrorKind),
     /// The barrier's number is taken by the job itself.
     #[error("barriers have numbers below {BARRIERS}")]
     Barrier,
@@ -67,8 +70,8 @@ impl Job {
         let Environment { rank, ranks, pages, .. } = environment;
         let sessions = Sessions::new(node, sessions);
         let machine = Machine::new(rank, ranks, pages);
-        let pager = Pager::new(rank, Arc::clone(&area), sessions, machine, Arc::clone(&commands));
-        let thread = std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || pager.run())?;
+        let pager = Pager::new(Arc::clone(&area), sessions, Arc::clone(&commands), machine, &environment);
+        let thread = pager.start()?;
         let job = Self { rank, ranks, commands, area, pager: Mutex::new(Some(thread)) };
         // Until then a rank could be named to one that has no session with it yet.
         let _ = job.meet(BARRIER_JOINED);
@@ -89,11 +92,14 @@ impl Job {
     /// give the same.
     ///
     /// # Errors
-    /// `Segment`, or `Misuse` of a name or size.
+    /// `Segment`; `Misuse` of a name or size; `Memory`.
     pub fn segment(&self, name: &str, bytes: usize) -> Result<Segment<'_>, CallError> {
         let pages = bytes.div_ceil(PAGE_BYTES) as u64;
         match self.call(|call| Command::Map(name.as_bytes().to_vec(), pages, call))? {
             Outcome::Mapped { first, pages } => {
+                self.area
+                    .open_segment(first, pages)
+                    .map_err(|error| CallError::Memory(std::io::Error::from(error).kind()))?;
                 let at = AREA_ADDRESS + first as usize * PAGE_BYTES;
                 Ok(Segment { at, bytes: pages as usize * PAGE_BYTES, job: PhantomData })
             }

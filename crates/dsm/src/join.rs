@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use byway_fabric::node::{Address, Deadline, Node, NodeError, NodeOptions, Session};
+use byway_fabric::node::{Address, Deadline, Node, NodeError, NodeOptions, Op, Outcome, Session};
 use byway_service::dsm::Rank;
 use byway_service::dsm::wire::{Message, VERSION};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::area::AreaError;
 use crate::environment::{Environment, EnvironmentError, Wire};
-use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, KEEP_ALIVE, MESSAGES, NODE_FRAME_BYTES};
+use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, MESSAGES, NODE_FRAME_BYTES, STRANGERS_MAX};
 
 /// Why a process could not join its job.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +34,8 @@ pub enum JoinError {
     /// Another process has not come.
     #[error("rank {0} has not joined in {time:?}", time = JOIN_TIME_MAX)]
     Missing(Rank),
-    /// What connected is no rank of this job.
-    #[error("a process that is not of this job, or has another version of byway, connected to it")]
+    /// What listens in a rank's place is no rank of this job.
+    #[error("a process that is not of this job, or has another version of byway, listens in the place of one of it")]
     Stranger,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Sessio
     let options = NodeOptions {
         frame_bytes: NODE_FRAME_BYTES,
         messages: MESSAGES,
-        keep_alive: KEEP_ALIVE,
+        keep_alive: environment.keep_alive,
         ..NodeOptions::default()
     };
     let node = Node::open(&options)?;
@@ -70,17 +70,53 @@ pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Sessio
             return Err(JoinError::Stranger);
         }
     }
-    for _ in environment.rank + 1..environment.ranks {
-        let missing = || sessions.iter().rposition(Option::is_none).unwrap_or(0) as Rank;
-        let session = node.accept(until(deadline)).map_err(|_| JoinError::Missing(missing()))?;
-        let rank = greeted(&node, session, environment, deadline)?;
-        if rank <= environment.rank || sessions[usize::from(rank)].is_some() {
-            return Err(JoinError::Stranger);
-        }
-        node.send(session, &hello(environment).to_bytes(), &[]).map_err(NodeError::from)?;
-        sessions[usize::from(rank)] = Some(session);
-    }
+    accept_higher(&node, environment, &mut sessions, deadline)?;
     Ok((node, sessions))
+}
+
+/// Accepts the processes of higher rank, in any order. Others that connect, by mistake or with another version of byway, are turned away,
+/// and one that says nothing holds up no other.
+fn accept_higher(
+    node: &Node,
+    environment: &Environment,
+    sessions: &mut [Option<Session>],
+    deadline: std::time::Instant,
+) -> Result<(), JoinError> {
+    let mut strangers: Vec<(Session, Op)> = Vec::new();
+    let mut accept = node.start_accept().map_err(NodeError::from)?;
+    while let Some(missing) = sessions[usize::from(environment.rank) + 1..].iter().position(Option::is_none) {
+        let missing = environment.rank + 1 + missing as Rank;
+        let accepts = (strangers.len() < STRANGERS_MAX).then_some(&accept);
+        let ops: Vec<&Op> = strangers.iter().map(|(_, op)| op).chain(accepts).collect();
+        let (place, outcome) = node.wait_any(&ops, until(deadline)).map_err(|_| JoinError::Missing(missing))?;
+        if place == strangers.len() {
+            if let Ok(Outcome::Session(session)) = outcome
+                && let Ok(receive) = node.start_receive(Some(session))
+            {
+                strangers.push((session, receive));
+            }
+            accept = node.start_accept().map_err(NodeError::from)?;
+            continue;
+        }
+        let (session, _) = strangers.swap_remove(place);
+        let rank = match outcome {
+            Ok(Outcome::Message(message)) => rank_of(&message.header, environment),
+            _ => None,
+        };
+        match rank.filter(|rank| *rank > environment.rank && sessions[usize::from(*rank)].is_none()) {
+            Some(rank) => {
+                node.send(session, &hello(environment).to_bytes(), &[]).map_err(NodeError::from)?;
+                sessions[usize::from(rank)] = Some(session);
+            }
+            None => drop(node.close(session)),
+        }
+    }
+    // Those that have said nothing yet are of no rank: all are here.
+    for (session, receive) in strangers {
+        drop(receive);
+        let _ = node.close(session);
+    }
+    Ok(())
 }
 
 fn hello(environment: &Environment) -> Message {
@@ -91,13 +127,18 @@ fn hello(environment: &Environment) -> Message {
 /// The rank at the other end.
 fn greeted(node: &Node, session: Session, mine: &Environment, deadline: std::time::Instant) -> Result<Rank, JoinError> {
     let message = node.receive_from(session, until(deadline))?;
-    match Message::from_bytes(&message.header) {
+    rank_of(&message.header, mine).ok_or(JoinError::Stranger)
+}
+
+/// The rank that says hello, if it is of this job.
+fn rank_of(header: &[u8], mine: &Environment) -> Option<Rank> {
+    match Message::from_bytes(header) {
         Some(Message::Hello { protocol: VERSION, rank, ranks, job })
             if ranks == mine.ranks && rank < ranks && job == mine.job =>
         {
-            Ok(rank)
+            Some(rank)
         }
-        _ => Err(JoinError::Stranger),
+        _ => None,
     }
 }
 

@@ -28,7 +28,7 @@
 //! # What a program may rely on
 //! Loads and stores of all processes have one order, as on one machine: what an x86 program sees through its store buffers between
 //! two threads it may see between two processes, and fences and locked instructions do the same. A job is fail-stop: when a process
-//! ends before [`Job::finish`], every other one says so on standard error and exits with status [`EXIT_JOB_ENDED`].
+//! ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one says so on standard error and exits with status [`EXIT_JOB_ENDED`].
 
 mod area;
 mod call;
@@ -41,7 +41,7 @@ mod pager;
 mod sessions;
 
 pub use self::area::AreaError;
-pub use self::environment::{EnvironmentError, Wire};
+pub use self::environment::{EnvironmentError, Waits, Wire};
 pub use self::job::{CallError, Job, LockGuard, Segment};
 pub use self::join::JoinError;
 pub use byway_service::dsm::{Counters, Misuse, SegmentRefused};

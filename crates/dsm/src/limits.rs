@@ -21,17 +21,38 @@ pub const JOIN_PAUSE: Duration = Duration::from_millis(5);
 /// How long a process that leaves drives its sessions, for its last messages to go out.
 pub const LEAVE_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// How long a process whose job is over tries to tell the others why.
+pub const LAST_WORDS_TIME_MAX: Duration = Duration::from_millis(200);
+
 /// Messages that a peer may send before the pager has taken them.
 pub const MESSAGES: u16 = 256;
 
 /// Frames of a process's node, in bytes.
 pub const NODE_FRAME_BYTES: usize = 16 << 20;
 
-/// Silence of a process that owes something, after which it is probed; after twice that it is taken for gone.
-pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// The keep-alive of a job that says nothing else: a process of which nothing has come for 1.5 times as long ends the job.
+pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(10);
+
+/// The shortest keep-alive. A busy machine may keep a pager from running for a while.
+pub const KEEP_ALIVE_MIN: Duration = Duration::from_secs(1);
+
+/// The longest keep-alive: a day, for processes that are stopped in a debugger.
+pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(86_400);
+
+/// How long another process waits for a page that a device has pinned; then the job ends.
+pub const PIN_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The pause before a pinned page is tried again.
+pub const PIN_PAUSE: Duration = Duration::from_millis(1);
+
+/// Connections of a job's start whose process has not yet said that it is of the job; a further one waits to be accepted.
+pub const STRANGERS_MAX: usize = 64;
 
 /// How long the processes of a job may take to end after one has failed; then they are killed.
 pub const END_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How long the output of processes that have ended is waited for, where a child of theirs that left its process group holds it open.
+pub const OUTPUT_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Bytes of a line of a process's output that is passed on with its rank; a longer one is cut into several.
 pub const OUTPUT_LINE_BYTES_MAX: usize = 64 << 10;

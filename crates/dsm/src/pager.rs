@@ -4,18 +4,22 @@
 //! the memory: it would wait for itself.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use byway_reactor::userfault::FillError;
-use byway_service::dsm::{Action, Contents, Machine, Rank, Ticket};
+use byway_reactor::monotonic;
+use byway_service::coherence::Mode;
+use byway_service::dsm::{Action, Contents, Counters, Due, Machine, Page, PinnedPages, Rank, Ticket, Watch};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::EXIT_JOB_ENDED;
-use crate::area::{Area, Fault};
+use crate::area::{Area, Bytes, Fault, TakeError};
 use crate::call::{Answer, Call, Command};
-use crate::limits::{LEAVE_TIME_MAX, PAGE_BYTES};
+use crate::environment::{Environment, Waits};
+use crate::limits::{AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX};
 use crate::sessions::{Incoming, Sessions};
 
 /// Messages that are taken before faults and calls have their turn.
@@ -54,6 +58,13 @@ pub(crate) struct Pager {
     commands: Arc<Commands>,
     calls: HashMap<Ticket, Call>,
     next_ticket: Ticket,
+    /// Bytes of pages that were taken from the program, until they are sent.
+    aside: HashMap<Page, Bytes>,
+    pinned: PinnedPages,
+    /// When pinned pages are tried again.
+    retries_at: byway_reactor::Instant,
+    watch: Watch,
+    waits: Waits,
 }
 
 /// How the pager ends.
@@ -65,17 +76,45 @@ enum Ending {
 
 impl Pager {
     pub(crate) fn new(
-        rank: Rank,
         area: Arc<Area>,
         sessions: Sessions,
-        machine: Machine,
         commands: Arc<Commands>,
+        machine: Machine,
+        environment: &Environment,
     ) -> Self {
-        Self { rank, area, sessions, machine, commands, calls: HashMap::new(), next_ticket: 0 }
+        let Environment { rank, ranks, keep_alive, waits, .. } = *environment;
+        Self {
+            rank,
+            area,
+            sessions,
+            machine,
+            commands,
+            calls: HashMap::new(),
+            next_ticket: 0,
+            aside: HashMap::new(),
+            pinned: PinnedPages::default(),
+            retries_at: byway_reactor::Instant::ZERO,
+            watch: Watch::new(rank, ranks, keep_alive, monotonic()),
+            waits,
+        }
+    }
+
+    /// Starts the pager's thread. All signals are blocked there: they are for the program, whose handlers may use segments.
+    pub(crate) fn start(self) -> std::io::Result<JoinHandle<()>> {
+        let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
+        // SAFETY: the first call fills `all`, the second reads it and fills `before`.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        }
+        let thread = std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || self.run());
+        // SAFETY: `before` was filled above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+        thread
     }
 
     /// Until the process leaves its job.
-    pub(crate) fn run(mut self) {
+    fn run(mut self) {
         let mut leaves_by = None;
         loop {
             let mut is_busy = self.take_faults();
@@ -89,6 +128,7 @@ impl Pager {
                 }
             }
             is_busy |= self.take_messages();
+            self.look_at_time();
             match self.sessions.progress() {
                 Ok(some) => is_busy |= some,
                 Err(error) => self.die(&format!("the sessions with the other processes cannot be driven: {error}")),
@@ -98,12 +138,16 @@ impl Pager {
                 return self.sessions.close();
             }
             if !is_busy {
-                self.wait(leaves_by.map(|at| at.saturating_duration_since(Instant::now())));
+                match self.waits {
+                    Waits::Sleep => self.sleep(leaves_by.map(|at| at.saturating_duration_since(Instant::now()))),
+                    Waits::Spin => std::hint::spin_loop(),
+                }
             }
         }
     }
 
-    fn wait(&self, time: Option<Duration>) {
+    /// Until there is something to do.
+    fn sleep(&self, time: Option<Duration>) {
         let node = match self.sessions.descriptor() {
             Ok(node) => node,
             Err(error) => self.die(&format!("the node has no descriptor: {error}")),
@@ -113,14 +157,46 @@ impl Pager {
             PollFd::from_borrowed_fd(node, PollFlags::IN),
             PollFd::new(&self.commands.event, PollFlags::IN),
         ];
-        let time = time.and_then(|time| Timespec::try_from(time).ok());
-        let _ = poll(&mut sources, time.as_ref());
+        let retry = self.pinned.oldest().map(|_| PIN_PAUSE);
+        let look = self.watch.next_time() - monotonic();
+        let time = [time, retry].into_iter().flatten().fold(look, Duration::min);
+        let _ = poll(&mut sources, Timespec::try_from(time).ok().as_ref());
+    }
+
+    /// Tries pinned pages again, and looks whether the other ranks live.
+    fn look_at_time(&mut self) {
+        let now = monotonic();
+        if self.pinned.oldest().is_some() && now >= self.retries_at {
+            self.retries_at = now + PIN_PAUSE;
+            let mut pinned = std::mem::take(&mut self.pinned);
+            pinned.retry(|action| self.perform(action));
+            self.pinned = pinned;
+        }
+        if let Some((page, since)) = self.pinned.oldest()
+            && now - since > PIN_TIME_MAX
+        {
+            let at = address(page);
+            self.die(&format!(
+                "another process has waited {PIN_TIME_MAX:?} for the page at {at:#x}, which a device has pinned: direct I/O must end, and \
+                 segments must not be registered as buffers of a ring or a device"
+            ));
+        }
+        match self.watch.look(now) {
+            Due::Nothing => return,
+            Due::Alive => self.machine.tell_alive(),
+            Due::Silent(rank, silence) => self.machine.silent(rank, silence.as_secs()),
+        }
+        self.act();
     }
 
     fn take_faults(&mut self) -> bool {
         let mut faults = Vec::new();
         let some = self.area.faults(|fault| faults.push(fault));
-        for Fault { page, mode } in faults {
+        for Fault { page, mode, is_missing } in faults {
+            let should_be_there = is_missing && self.machine.mode(page) > Mode::None && !self.pinned.has(page);
+            if should_be_there && self.area.is_there(page).is_ok_and(|there| !there) {
+                self.die(&format!("the page at {:#x}: {}", address(page), TakeError::Dropped));
+            }
             self.machine.fault(page, mode);
             self.act();
         }
@@ -130,7 +206,10 @@ impl Pager {
     fn take_messages(&mut self) -> bool {
         for taken in 0..MESSAGES_PER_TURN {
             match self.sessions.next() {
-                Ok(Some(Incoming::Message(from, message, payload))) => self.machine.received(from, message, payload),
+                Ok(Some(Incoming::Message(from, message, payload))) => {
+                    self.watch.heard(from, monotonic());
+                    self.machine.received(from, message, payload);
+                }
                 Ok(Some(Incoming::Malformed(from))) => self.die(&format!("rank {from} sent what is no message")),
                 Ok(Some(Incoming::Gone(rank))) => self.machine.gone(rank),
                 Ok(None) => return taken > 0,
@@ -151,7 +230,10 @@ impl Pager {
                 Command::Map(name, pages, call) => self.call(call, |machine, ticket| machine.map(&name, pages, ticket)),
                 // A guard sends it once; of others a lock that this process does not have is left alone.
                 Command::Unlock(lock) => drop(self.machine.unlock(lock)),
-                Command::Count(call) => call.answer(Answer::Counted(self.machine.counters())),
+                Command::Count(call) => {
+                    let counters = Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() };
+                    call.answer(Answer::Counted(counters));
+                }
                 Command::Leave => return Err(Ending::Leave),
                 Command::Cut => return Err(Ending::Cut),
             }
@@ -171,42 +253,80 @@ impl Pager {
 
     fn act(&mut self) {
         while let Some(action) = self.machine.next_action() {
-            let done = match action {
-                Action::Send { to, message, payload } => {
-                    self.sessions.send(to, message, payload);
-                    Ok(())
-                }
-                Action::SendPage { to, page, message } => {
-                    self.sessions.send(to, message, self.area.read(page).to_vec());
-                    Ok(())
-                }
-                Action::Protect { page } => self.area.protect(page),
-                Action::Unmap { page } => self.area.unmap(page),
-                Action::Install { page, mode, contents } => self.install(page, mode, &contents),
-                Action::Done { ticket, outcome } => {
-                    if let Some(call) = self.calls.remove(&ticket) {
-                        call.answer(Answer::Done(outcome));
-                    }
-                    Ok(())
-                }
-                Action::End { reason } => self.die(&reason.to_string()),
-            };
-            if let Err(error) = done {
-                self.die(&format!("the kernel refuses to map a page: {error}"));
+            let Some(action) = self.pinned.admit(action) else { continue };
+            if let Some(action) = self.perform(action) {
+                self.pinned.wait(action, monotonic());
             }
         }
     }
 
-    fn install(&self, page: u32, mode: byway_service::coherence::Mode, contents: &Contents) -> Result<(), FillError> {
-        match contents {
-            Contents::Zero => self.area.touch(page),
+    /// Does an action, or gives it back if a device has its page pinned.
+    fn perform(&mut self, action: Action) -> Option<Action> {
+        match action {
+            Action::Send { to, message, payload } => self.sessions.send(to, message, payload),
+            Action::SendPage { to, page, message } => {
+                let bytes = match self.aside.remove(&page) {
+                    Some(bytes) => Ok(bytes),
+                    None => self.area.protect(page),
+                };
+                match self.taken(page, bytes) {
+                    Some(bytes) => self.sessions.send(to, message, bytes.to_vec()),
+                    None => return Some(action),
+                }
+            }
+            Action::Protect { page } | Action::Take { page } => {
+                let is_copy = matches!(action, Action::Protect { .. });
+                let bytes = if is_copy { self.area.protect(page) } else { self.area.take(page) };
+                match self.taken(page, bytes) {
+                    Some(bytes) => drop(self.aside.insert(page, bytes)),
+                    None => return Some(action),
+                }
+            }
+            Action::Unmap { page } => {
+                if let Err(error) = self.area.drop_copy(page) {
+                    self.refused(page, &error);
+                }
+            }
+            Action::Install { page, mode, contents } => self.install(page, mode, &contents),
+            Action::Done { ticket, outcome } => {
+                if let Some(call) = self.calls.remove(&ticket) {
+                    call.answer(Answer::Done(outcome));
+                }
+            }
+            Action::End { reason } => {
+                self.sessions.flush(LAST_WORDS_TIME_MAX);
+                self.die(&reason.to_string());
+            }
+        }
+        None
+    }
+
+    /// The page's bytes; none if a device has it pinned.
+    fn taken(&self, page: Page, bytes: Result<Bytes, TakeError>) -> Option<Bytes> {
+        match bytes {
+            Ok(bytes) => Some(bytes),
+            Err(TakeError::Pinned) => None,
+            Err(error) => self.refused(page, &error),
+        }
+    }
+
+    fn install(&self, page: Page, mode: Mode, contents: &Contents) {
+        let done = match contents {
+            Contents::Zero => self.area.fill(page, &[0; PAGE_BYTES], mode),
             Contents::Received(bytes) => match bytes.as_slice().try_into() {
-                Ok(bytes) => self.area.fill(page, bytes),
+                Ok(bytes) => self.area.fill(page, bytes, mode),
                 Err(_) => self.die(&format!("a page came with {} bytes instead of {PAGE_BYTES}", bytes.len())),
             },
-            Contents::Kept => {}
+            Contents::Kept => self.area.allow(page, mode),
+        };
+        if let Err(error) = done {
+            self.refused(page, &error);
         }
-        self.area.allow(page, mode)
+    }
+
+    /// The kernel does not map or take a page.
+    fn refused(&self, page: Page, error: &dyn std::error::Error) -> ! {
+        self.die(&format!("the page at {:#x} cannot be mapped or taken: {error}", address(page)))
     }
 
     /// Ends the process. Its threads may wait for pages that never come, with any lock, so nothing of them is run or waited for.
@@ -216,4 +336,9 @@ impl Pager {
         // SAFETY: ends the process; nothing is run after it.
         unsafe { libc::_exit(EXIT_JOB_ENDED) }
     }
+}
+
+/// Where the program has a page.
+fn address(page: Page) -> usize {
+    AREA_ADDRESS + page as usize * PAGE_BYTES
 }

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Node, NodeError, Op, Outcome, Session, SubmitError, WaitError};
+use byway_fabric::node::{Deadline, Node, NodeError, Op, Outcome, Session, SubmitError, WaitError};
 use byway_service::dsm::Rank;
 use byway_service::dsm::wire::{MESSAGE_BYTES, Message};
 
@@ -27,13 +27,16 @@ pub(crate) struct Sessions {
     receive: Option<Op>,
     /// Messages that wait for credit, in order. The protocol bounds them: each rank has one ask for a page under way.
     waiting: VecDeque<(Rank, [u8; MESSAGE_BYTES], Vec<u8>)>,
+    /// The last message to each rank.
+    last: Vec<Option<Op>>,
 }
 
 impl Sessions {
     pub(crate) fn new(node: Node, sessions: Vec<Option<Session>>) -> Self {
         let by_session = |(rank, session): (usize, &Option<Session>)| Some(((*session)?, rank as Rank));
         let ranks = sessions.iter().enumerate().filter_map(by_session).collect();
-        Self { node, sessions, ranks, receive: None, waiting: VecDeque::new() }
+        let last = sessions.iter().map(|_| None).collect();
+        Self { node, sessions, ranks, receive: None, waiting: VecDeque::new(), last }
     }
 
     /// Readable when [`Sessions::next`] has something.
@@ -50,9 +53,22 @@ impl Sessions {
     }
 
     /// False if it must wait. A rank that has gone is told by [`Sessions::next`].
-    fn try_send(&self, to: Rank, header: &[u8], payload: &[u8]) -> bool {
+    fn try_send(&mut self, to: Rank, header: &[u8], payload: &[u8]) -> bool {
         let Some(session) = self.sessions[usize::from(to)] else { return true };
-        !matches!(self.node.send(session, header, payload), Err(SubmitError::Busy))
+        match self.node.send(session, header, payload) {
+            Ok(op) => self.last[usize::from(to)] = Some(op),
+            Err(SubmitError::Busy) => return false,
+            Err(_) => {}
+        }
+        true
+    }
+
+    /// Waits until what was sent is on its way, if it has credit, but no longer than the time.
+    pub(crate) fn flush(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        for op in self.last.iter_mut().filter_map(Option::take) {
+            let _ = op.wait(Deadline::after(deadline.saturating_duration_since(Instant::now())));
+        }
     }
 
     /// Sends what waited, and has the node's loop do what there is to do. True if something may have come.
@@ -116,7 +132,7 @@ impl Sessions {
                 Ok(counters) if counters.sessions > 0 => {}
                 _ => return,
             }
-            let left = byway_fabric::node::Deadline::after(std::time::Duration::from_millis(1));
+            let left = Deadline::after(Duration::from_millis(1));
             if let Some(receive) = &self.receive {
                 let _ = receive.wait(left);
             }

@@ -85,6 +85,12 @@ pub enum Bug {
     DsmLockNotHandedOn,
     /// A barrier opens when one rank is missing.
     DsmBarrierEarly,
+    /// A page that waits for a device is sent, and its copy acknowledged, all the same.
+    DsmPinnedPageOvertaken,
+    /// Of what waits behind a pinned page, only the first action is done.
+    DsmPinnedPageForgotten,
+    /// A rank that leaves is not remembered, and its end is taken for a failure.
+    DsmLeaveForgotten,
     /// The server of files grants a lease while a change of the file is under way.
     LeaseDuringChange,
     /// It grants a lease with an answer that was read before the last change.
@@ -164,7 +170,7 @@ impl Bug {
     ];
 
     /// Those of shared memory.
-    pub const DSM: [Self; 14] = [
+    pub const DSM: [Self; 17] = [
         Self::DsmAskLost,
         Self::DsmForwardedEarly,
         Self::DsmNotConfirmed,
@@ -179,6 +185,9 @@ impl Bug {
         Self::DsmLockFreedUnderWaiter,
         Self::DsmLockNotHandedOn,
         Self::DsmBarrierEarly,
+        Self::DsmPinnedPageOvertaken,
+        Self::DsmPinnedPageForgotten,
+        Self::DsmLeaveForgotten,
     ];
 
     /// Those of shares' leases.

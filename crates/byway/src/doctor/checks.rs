@@ -113,11 +113,16 @@ fn userfaultfd() -> Finding {
     let name = "userfaultfd";
     match probe::userfaultfd_features() {
         Ok(features) => {
-            // Bits of linux/userfaultfd.h: MISSING_SHMEM 5, PAGEFAULT_FLAG_WP 0, WP_ASYNC 15.
-            let wanted = [(5, "shared memory"), (0, "write protection"), (15, "asynchronous write protection")];
+            // Bits of linux/userfaultfd.h: MISSING_SHMEM 5, PAGEFAULT_FLAG_WP 0, WP_ASYNC 15, MOVE 16.
+            let wanted = [
+                (5, "shared memory"),
+                (0, "write protection"),
+                (15, "asynchronous write protection"),
+                (16, "moves of pages"),
+            ];
             let lacking: Vec<_> = wanted.iter().filter(|(bit, _)| features >> bit & 1 == 0).map(|(_, n)| *n).collect();
             if !lacking.is_empty() {
-                return Finding::limited(name, format!("without {}", lacking.join(", ")), "use Linux 6.7 or later");
+                return Finding::limited(name, format!("without {}", lacking.join(", ")), "use Linux 6.8 or later");
             }
             let features = format!("features {features:#x}");
             match byway_fabric::registration::availability() {

@@ -36,6 +36,8 @@ pub struct Counters {
     pub invalidations: u64,
     /// Messages to other ranks, pages included.
     pub messages: u64,
+    /// Pages that left late, because a device was reading or writing them: see [`PinnedPages`](super::PinnedPages).
+    pub pin_waits: u64,
 }
 
 /// See the module above.
@@ -156,6 +158,26 @@ impl Machine {
         }
     }
 
+    /// Nothing has come of a rank for so long that it is taken for stopped or cut off.
+    pub fn silent(&mut self, rank: Rank, seconds: u64) {
+        if !self.is_leaving && self.left & 1 << rank == 0 {
+            self.end(End::Silent { rank, seconds });
+        }
+    }
+
+    /// Tells every rank that this one lives.
+    pub fn tell_alive(&mut self) {
+        let rank = self.rank;
+        for to in (0..self.ranks).filter(|to| *to != rank && self.left & 1 << to == 0) {
+            self.actions.push_back(Action::Send { to, message: Message::Alive, payload: Vec::new() });
+        }
+    }
+
+    /// What the program may do with a page.
+    pub fn mode(&self, page: Page) -> Mode {
+        self.held.get(&page).map_or(Mode::None, |held| held.mode)
+    }
+
     /// The program leaves the job, and no other rank needs anything of this one any more: all have met at a barrier.
     pub fn leave(&mut self) {
         let rank = self.rank;
@@ -233,6 +255,17 @@ impl Machine {
             self.is_over = true;
             self.actions.clear();
             self.own.clear();
+            let ended = match reason {
+                End::Gone { rank } => Some((rank, 0)),
+                End::Silent { rank, seconds } => Some((rank, seconds)),
+                End::Misbehaved { .. } => None,
+            };
+            if let Some((rank, seconds)) = ended {
+                let (me, left) = (self.rank, self.left);
+                let others = (0..self.ranks).filter(|to| ![me, rank].contains(to) && left & 1 << to == 0);
+                let message = Message::Ended { rank, seconds };
+                self.actions.extend(others.map(|to| Action::Send { to, message, payload: Vec::new() }));
+            }
             self.actions.push_back(Action::End { reason });
         }
     }
@@ -295,7 +328,15 @@ impl Machine {
             Message::Unlocked { lock } => self.locks.freed(lock, &mut outbox)?,
             Message::Arrive { barrier, round } => self.barriers.arrived(from, barrier, round, &mut outbox)?,
             Message::Pass { barrier, round } => self.actions.push_back(self.barriers.passed(barrier, round)?),
+            Message::Leave if seeded::is(Bug::DsmLeaveForgotten) => {}
             Message::Leave => self.left |= 1 << from,
+            Message::Alive => {}
+            Message::Ended { rank, .. } if rank >= self.ranks => {
+                return Err("it named a rank that the job does not have");
+            }
+            Message::Ended { .. } if self.is_leaving => {}
+            Message::Ended { rank, seconds: 0 } => self.end(End::Gone { rank }),
+            Message::Ended { rank, seconds } => self.end(End::Silent { rank, seconds }),
             Message::Map { .. } if self.rank != 0 => return Err("it took this rank for rank 0"),
             Message::Map { pages } => self.segments.asked(from, &payload, pages, &mut outbox)?,
             Message::Mapped { status, first, pages } => {
@@ -372,15 +413,21 @@ impl Machine {
         self.actions.push_back(Action::SendPage { to, page, message });
     }
 
-    /// The program loses a right.
+    /// The program loses a right to a page, which is sent to another rank then.
     fn lower(&mut self, page: Page, to: Mode) {
         let held = self.held(page);
         let had = std::mem::replace(&mut held.mode, to);
         match (had, to) {
             (Mode::Write, Mode::Read) => self.actions.push_back(Action::Protect { page }),
-            (_, Mode::None) => self.actions.push_back(Action::Unmap { page }),
+            (_, Mode::None) => self.actions.push_back(Action::Take { page }),
             _ => {}
         }
+    }
+
+    /// The program loses a copy that another rank has too.
+    fn drop_copy(&mut self, page: Page) {
+        self.held(page).mode = Mode::None;
+        self.actions.push_back(Action::Unmap { page });
     }
 
     fn install(&mut self, page: Page, mode: Mode, contents: Contents) {
@@ -444,16 +491,20 @@ impl Machine {
     }
 
     fn invalidated(&mut self, from: Rank, page: Page, version: u64) -> Handled {
-        if self.held(page).mode == Mode::None {
-            return Err("it recalled a page that this rank has no copy of");
+        match self.held(page).mode {
+            Mode::None => return Err("it recalled a page that this rank has no copy of"),
+            Mode::Write if !seeded::is(Bug::DsmCopyWritable) => {
+                return Err("it dropped the only copy of a page, which this rank may write to");
+            }
+            _ => {}
         }
         self.counters.invalidations += 1;
         let acknowledge = Message::Acknowledge { page, version };
         if seeded::is(Bug::DsmAcknowledgedBeforeUnmap) {
             self.send(from, acknowledge, Vec::new());
-            self.lower(page, Mode::None);
+            self.drop_copy(page);
         } else {
-            self.lower(page, Mode::None);
+            self.drop_copy(page);
             self.send(from, acknowledge, Vec::new());
         }
         Ok(())

@@ -71,6 +71,9 @@ impl Barriers {
     }
 }
 
+/// Between segments, so that an access beyond one is no access to the next.
+const GUARD_PAGES: u64 = 1;
+
 const OK: u8 = 0;
 const OTHER_SIZE: u8 = 1;
 const NO_ROOM: u8 = 2;
@@ -121,7 +124,7 @@ impl Segments {
             None if pages > left => (NO_ROOM, 0, left),
             None => {
                 let first = self.used as Page;
-                self.used += pages;
+                self.used = (self.used + pages + GUARD_PAGES).min(self.pages);
                 self.placed.insert(name.to_vec(), (first, pages));
                 (OK, first, pages)
             }

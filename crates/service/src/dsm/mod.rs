@@ -14,9 +14,13 @@ mod home;
 mod locks;
 mod machine;
 mod meetings;
+mod pinned;
+mod watch;
 pub mod wire;
 
 pub use self::machine::{Counters, Machine};
+pub use self::pinned::PinnedPages;
+pub use self::watch::{Due, Watch};
 use self::wire::Message;
 use crate::coherence::Mode;
 
@@ -41,7 +45,7 @@ pub enum Action {
         /// What goes with it: a segment's name.
         payload: Vec<u8>,
     },
-    /// Send a message with the page's bytes as they are now.
+    /// Send a message with the page's bytes: those that [`Action::Take`] or [`Action::Protect`] has set aside, else those that the program sees.
     SendPage {
         /// To which rank.
         to: Rank,
@@ -50,12 +54,19 @@ pub enum Action {
         /// The message.
         message: Message,
     },
-    /// Take the right to write from the program: it may load, and a store faults. Over when no store can be under way.
+    /// Take the right to write from the program: it may load, and a store faults. Over when no store can be under way, nor a device's. A
+    /// [`Action::SendPage`] of the page follows.
     Protect {
         /// Which page.
         page: Page,
     },
-    /// Take the page from the program: loads and stores fault. Over when none can be under way.
+    /// Take the page from the program, and set its bytes aside for the [`Action::SendPage`] that follows. Over when no load or store can be under
+    /// way, nor a device's.
+    Take {
+        /// Which page.
+        page: Page,
+    },
+    /// Take a copy that the program may only load from, and drop its bytes. Over when no load can be under way.
     Unmap {
         /// Which page.
         page: Page,
@@ -81,6 +92,21 @@ pub enum Action {
         /// Why.
         reason: End,
     },
+}
+
+impl Action {
+    /// The page that the action is about. Actions of one page are done in their order, also when some of them must wait.
+    pub fn page(&self) -> Option<Page> {
+        match self {
+            Self::Send { message, .. } => message.page(),
+            Self::SendPage { page, .. }
+            | Self::Protect { page }
+            | Self::Take { page }
+            | Self::Unmap { page }
+            | Self::Install { page, .. } => Some(*page),
+            Self::Done { .. } | Self::End { .. } => None,
+        }
+    }
 }
 
 /// What an installed page holds.
@@ -140,6 +166,14 @@ pub enum End {
     Gone {
         /// Which.
         rank: Rank,
+    },
+    /// Nothing has come of a rank for too long: its process is stopped, or its machine or the network between is down.
+    #[error("rank {rank} has been silent for {seconds} s: the job ends (is it stopped, or cut off?)")]
+    Silent {
+        /// Which.
+        rank: Rank,
+        /// How long.
+        seconds: u64,
     },
     /// A rank has broken the protocol.
     #[error("rank {rank} broke the protocol: {what}")]

@@ -176,6 +176,15 @@ pub enum Message {
     },
     /// The last message of a rank that leaves when all are done: the end of its sessions is no fault.
     Leave,
+    /// The job is over, since a rank has gone or is silent: the sender's last message, so that all ranks name that one and not the sender.
+    Ended {
+        /// Which.
+        rank: Rank,
+        /// For how many seconds it is silent; 0 if its session has ended.
+        seconds: u64,
+    },
+    /// The sender's pager runs. Sent at intervals, so that a rank that is stopped or cut off is told from one that has nothing to say.
+    Alive,
 }
 
 impl Message {
@@ -214,6 +223,8 @@ impl Message {
                 Header { rank: status, pages: U64::new(pages), ..of_page(18, first, 0) }
             }
             Self::Leave => Header::new(19),
+            Self::Alive => Header::new(20),
+            Self::Ended { rank, seconds } => Header { rank, version: U64::new(seconds), ..Header::new(21) },
         };
         zerocopy::transmute!(header)
     }
@@ -245,8 +256,27 @@ impl Message {
             17 => Self::Map { pages },
             18 => Self::Mapped { status: rank, first: page()?, pages },
             19 => Self::Leave,
+            20 => Self::Alive,
+            21 => Self::Ended { rank: known()?, seconds: version },
             _ => return None,
         })
+    }
+}
+
+impl Message {
+    /// The page that the message is about.
+    pub fn page(&self) -> Option<Page> {
+        match self {
+            Self::Ask { page, .. }
+            | Self::Own { page }
+            | Self::Forward { page, .. }
+            | Self::Page { page, .. }
+            | Self::Upgrade { page, .. }
+            | Self::Invalidate { page, .. }
+            | Self::Acknowledge { page, .. }
+            | Self::Confirm { page, .. } => Some(*page),
+            _ => None,
+        }
     }
 }
 
@@ -312,6 +342,8 @@ mod tests {
             Message::Map { pages: 10 },
             Message::Mapped { status: 1, first: page, pages: 10 },
             Message::Leave,
+            Message::Alive,
+            Message::Ended { rank: 5, seconds: 15 },
         ]
     }
 
@@ -346,7 +378,7 @@ mod tests {
     #[test]
     fn what_no_message_has_is_refused() {
         let ask = Message::Ask { page: 1, mode: Mode::Read, requester: 1 }.to_bytes();
-        for (place, value) in [(0, 0), (0, 20), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
+        for (place, value) in [(0, 0), (0, 22), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
             let mut bytes = ask;
             bytes[place] = value;
             assert_eq!(Message::from_bytes(&bytes), None, "byte {place} is {value}");

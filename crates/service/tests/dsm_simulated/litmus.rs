@@ -59,7 +59,7 @@ impl Litmus {
     /// Each thread is a rank.
     pub fn job(&self) -> Job {
         let ranks = self.threads.iter().map(|thread| vec![thread.clone()]).collect();
-        Job { ranks, pages: 2, killed: None }
+        Job { ranks, pages: 2, killed: None, leaves: false }
     }
 
     /// The values of all loads, thread by thread, but for the first two of each.

@@ -53,6 +53,8 @@ pub struct Job {
     pub ranks: Vec<Vec<Vec<Op>>>,
     pub pages: usize,
     pub killed: Option<(usize, Rank)>,
+    /// Whether the ranks leave the job when all threads are done.
+    pub leaves: bool,
 }
 
 /// What a run has done.
@@ -94,6 +96,7 @@ struct World {
     wires: HashMap<(Rank, Rank), Wire>,
     truth: Truth,
     killed: Option<Rank>,
+    leaves: bool,
 }
 
 /// What can happen next.
@@ -102,8 +105,9 @@ enum Next {
     Thread(usize, usize),
     Pager(usize),
     Deliver(Rank, Rank),
-    /// The end of a killed rank's session is noticed.
-    Gone(usize),
+    /// The end of a session is noticed: of a rank that was killed, or has left.
+    Gone(Rank, Rank),
+    Leave(usize),
 }
 
 /// Runs a job.
@@ -116,7 +120,8 @@ pub fn run(job: &Job, seed: u64) -> Result<Report, Broken> {
         made
     });
     let (chance, ranks) = (Chance::new(seed), ranks.collect());
-    let mut world = World { chance, ranks, wires: HashMap::new(), truth: Truth::default(), killed: None };
+    let mut world =
+        World { chance, ranks, wires: HashMap::new(), truth: Truth::default(), killed: None, leaves: job.leaves };
     for step in 0..STEPS_MAX {
         if let Some((_, rank)) = job.killed.filter(|(at, _)| *at == step) {
             world.kill(rank);
@@ -146,11 +151,17 @@ impl World {
                 let comes = |from: &Rank| self.wires.get(&(*from, to)).is_some_and(|wire| !wire.is_empty());
                 let senders = (0..self.ranks.len() as Rank).filter(comes);
                 next.extend(senders.map(|from| Next::Deliver(from, to)));
-                let drained = |killed: Rank| self.wires.get(&(killed, to)).is_none_or(VecDeque::is_empty);
-                if self.killed.is_some_and(drained) {
-                    next.push(Next::Gone(place));
-                }
+                let drained = |from: Rank| self.wires.get(&(from, to)).is_none_or(VecDeque::is_empty);
+                let ended = |from: &Rank| self.killed == Some(*from) || self.ranks[usize::from(*from)].is_closed();
+                let others = (0..self.ranks.len() as Rank).filter(|from| *from != to);
+                let gone = others.filter(|from| ended(from) && drained(*from) && !rank.has_noticed(*from));
+                next.extend(gone.map(|from| Next::Gone(from, to)));
             }
+        }
+        // A process leaves behind a barrier: all threads of all ranks are done.
+        if self.leaves && self.ranks.iter().all(SimulatedRank::is_done) {
+            let stay = self.ranks.iter().enumerate().filter(|(_, rank)| rank.runs() && !rank.has_left());
+            next.extend(stay.map(|(place, _)| Next::Leave(place)));
         }
         next
     }
@@ -163,7 +174,7 @@ impl World {
             }
             Next::Pager(rank) => {
                 let from = rank as Rank;
-                if let Some((to, message, payload)) = self.ranks[rank].run_pager(&mut self.truth) {
+                for (to, message, payload) in self.ranks[rank].run_pager(&mut self.truth) {
                     self.wires.entry((from, to)).or_default().push_back((message, payload));
                 }
             }
@@ -175,10 +186,8 @@ impl World {
                 let message = Message::from_bytes(&message.to_bytes()).expect("a rank sends what can be read");
                 self.ranks[usize::from(to)].take(Input::Message(from, message, payload));
             }
-            Next::Gone(rank) => {
-                let killed = self.killed.expect("a rank was killed");
-                self.ranks[rank].take(Input::Gone(killed));
-            }
+            Next::Gone(from, to) => self.ranks[usize::from(to)].notice(from),
+            Next::Leave(rank) => self.ranks[rank].leave(),
         }
     }
 
@@ -220,6 +229,9 @@ impl World {
                     return broken(format!("rank {place} did not end the job"));
                 }
                 (None, None) if !rank.is_done() => return broken(format!("rank {place} waits for ever")),
+                (None, None) if self.leaves && !rank.is_closed() => {
+                    return broken(format!("rank {place} never leaves"));
+                }
                 (None, _) => {}
             }
         }

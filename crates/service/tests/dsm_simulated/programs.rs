@@ -10,13 +10,15 @@ pub enum Op {
     Load(usize),
     /// Every value is stored once.
     Store(usize, u64),
+    /// A device stores the value: the page is pinned first, and the value comes some time later.
+    Receive(usize, u64),
     Lock(u32),
     Unlock(u32),
     Barrier(u32),
 }
 
-/// A job by chance: 2 to 8 ranks with 1 or 2 threads, 1 to 4 pages, loads and stores, some under locks and between barriers. One of
-/// four has a rank killed.
+/// A job by chance: 2 to 8 ranks with 1 or 2 threads, 1 to 4 pages, loads, stores and direct reads, some under locks and between
+/// barriers. One of four has a rank killed, and in the others half leave the job when all are done.
 pub fn any(seed: u64) -> Job {
     let mut chance = Chance::new(seed ^ 0x6a6f_6273);
     let (ranks, pages) = (2 + chance.below(7), 1 + chance.below(4));
@@ -29,7 +31,8 @@ pub fn any(seed: u64) -> Job {
     });
     let programs: Vec<_> = programs.collect();
     let killed = chance.one_in(4).then(|| (chance.below(3000), chance.below(ranks) as Rank));
-    Job { ranks: programs, pages, killed }
+    let leaves = killed.is_none() && chance.one_in(2);
+    Job { ranks: programs, pages, killed, leaves }
 }
 
 fn program(chance: &mut Chance, pages: usize, locks: usize, barriers: usize, value: &mut u64) -> Vec<Op> {
@@ -46,7 +49,11 @@ fn program(chance: &mut Chance, pages: usize, locks: usize, barriers: usize, val
                     let lock = chance.below(locks) as u32;
                     ops.extend([Op::Lock(lock), Op::Load(word), store(word), Op::Unlock(lock)]);
                 }
-                1..=3 => ops.push(store(word)),
+                1..=2 => ops.push(store(word)),
+                3 => {
+                    *value += 1;
+                    ops.push(Op::Receive(word, *value));
+                }
                 _ => ops.push(Op::Load(word)),
             }
         }

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use byway_reactor::Instant;
 use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{Action, Contents, End, Machine, Outcome, Page, Rank, Ticket};
+use byway_service::dsm::{Action, Contents, End, Machine, Outcome, Page, PinnedPages, Rank, Ticket};
 
 use super::history::Event;
 use super::programs::Op;
@@ -18,7 +19,11 @@ pub enum Input {
     Unlock(u32),
     Barrier(u32, Ticket),
     Gone(Rank),
+    Leave,
 }
+
+/// What a page that is not here holds: no program may see it.
+const ABSENT: u64 = u64::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -27,6 +32,8 @@ enum State {
     Needs(Page),
     /// It waits for a call.
     Waits,
+    /// It waits for a device, which has pinned the page.
+    Device,
 }
 
 struct Thread {
@@ -39,17 +46,25 @@ struct Thread {
 struct Memory {
     mode: Mode,
     words: [u64; PAGE_WORDS],
+    /// Set aside to be sent.
+    aside: Option<[u64; PAGE_WORDS]>,
+    /// By how many devices.
+    pins: usize,
 }
 
 pub struct SimulatedRank {
     machine: Machine,
     inbox: VecDeque<Input>,
     action: Option<Action>,
+    pinned: PinnedPages,
     memory: Vec<Memory>,
     threads: Vec<Thread>,
     /// The number of its first thread among those of all ranks.
     first: usize,
     is_killed: bool,
+    has_left: bool,
+    /// Ranks whose session has ended, a bit each.
+    noticed: u64,
     ended: Option<End>,
 }
 
@@ -62,16 +77,43 @@ impl SimulatedRank {
             machine: Machine::new(rank, ranks, pages as u64),
             inbox: VecDeque::new(),
             action: None,
-            memory: vec![Memory { mode: Mode::None, words: [0; PAGE_WORDS] }; pages],
+            pinned: PinnedPages::default(),
+            memory: vec![Memory { mode: Mode::None, words: [ABSENT; PAGE_WORDS], aside: None, pins: 0 }; pages],
             threads: programs.iter().map(thread).collect(),
             first,
             is_killed: false,
+            has_left: false,
+            noticed: 0,
             ended: None,
         }
     }
 
     pub fn runs(&self) -> bool {
-        !self.is_killed && self.ended.is_none()
+        !self.is_killed && !self.is_closed() && self.ended.is_none()
+    }
+
+    /// Its process has left the job and closed its sessions.
+    pub fn is_closed(&self) -> bool {
+        self.has_left && self.machine.is_alone() && !self.has_work()
+    }
+
+    /// The end of the session with another rank.
+    pub fn notice(&mut self, rank: Rank) {
+        self.noticed |= 1 << rank;
+        self.inbox.push_back(Input::Gone(rank));
+    }
+
+    pub fn has_noticed(&self, rank: Rank) -> bool {
+        self.noticed & 1 << rank != 0
+    }
+
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
+    pub fn leave(&mut self) {
+        self.has_left = true;
+        self.inbox.push_back(Input::Leave);
     }
 
     pub fn kill(&mut self) {
@@ -95,13 +137,19 @@ impl SimulatedRank {
     }
 
     pub fn ready_threads(&self) -> impl Iterator<Item = usize> {
-        let is_ready = |thread: &Thread| thread.state == State::Ready && thread.at < thread.program.len();
+        let can = |state| matches!(state, State::Ready | State::Device);
+        let is_ready = move |thread: &Thread| can(thread.state) && thread.at < thread.program.len();
         self.threads.iter().enumerate().filter(move |(_, thread)| is_ready(thread)).map(|(place, _)| place)
     }
 
     /// Whether the pager is busy; else it takes messages.
     pub fn has_work(&self) -> bool {
-        self.action.is_some() || !self.inbox.is_empty()
+        self.action.is_some() || !self.inbox.is_empty() || self.can_retry()
+    }
+
+    /// Whether a page waits that no device has pinned any more.
+    fn can_retry(&self) -> bool {
+        self.pinned.oldest().is_some() && self.memory.iter().all(|memory| memory.pins == 0)
     }
 
     pub fn take(&mut self, input: Input) {
@@ -113,6 +161,7 @@ impl SimulatedRank {
         let thread = &self.threads[thread];
         match thread.program[thread.at] {
             Op::Store(word, _) => Some(word / PAGE_WORDS).filter(|page| self.memory[*page].mode == Mode::Write),
+            Op::Receive(word, _) => Some(word / PAGE_WORDS).filter(|_| thread.state == State::Device),
             _ => None,
         }
     }
@@ -143,6 +192,29 @@ impl SimulatedRank {
                 }
                 truth.events.push(Event { thread: number, stores: needs == Mode::Write, word, value: *slot });
             }
+            Op::Receive(word, value) => {
+                let page = word / PAGE_WORDS;
+                let memory = &mut self.memory[page];
+                if thread.state == State::Ready {
+                    if memory.mode < Mode::Write {
+                        thread.state = State::Needs(page as Page);
+                        self.inbox.push_back(Input::Fault(page as Page, Mode::Write));
+                    } else {
+                        thread.state = State::Device;
+                        memory.pins += 1;
+                    }
+                    return;
+                }
+                // The device does not look whether the program still has the page.
+                memory.words[word % PAGE_WORDS] = value;
+                memory.pins -= 1;
+                thread.state = State::Ready;
+                truth.words.insert(word, value);
+                if !others.is_empty() {
+                    truth.breaks(|| format!("thread {number}'s device stores while ranks {others:?} have copies"));
+                }
+                truth.events.push(Event { thread: number, stores: true, word, value });
+            }
             Op::Lock(lock) => {
                 thread.state = State::Waits;
                 self.inbox.push_back(Input::Lock(lock, place as Ticket));
@@ -162,14 +234,22 @@ impl SimulatedRank {
         thread.at += 1;
     }
 
-    /// Does the next action; if there is none, the machine takes the next input.
-    pub fn run_pager(&mut self, truth: &mut Truth) -> Option<Sent> {
-        let sent = if let Some(action) = self.action.take() {
-            self.act(action, truth)
+    /// Does the next action, or what waited for a device; if there is none, the machine takes the next input.
+    pub fn run_pager(&mut self, truth: &mut Truth) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        if let Some(action) = self.action.take() {
+            if let Some(action) = self.pinned.admit(action)
+                && let Some(action) = self.act(action, truth, &mut sent)
+            {
+                self.pinned.wait(action, Instant::ZERO);
+            }
+        } else if self.can_retry() {
+            let mut pinned = std::mem::take(&mut self.pinned);
+            pinned.retry(|action| self.act(action, truth, &mut sent));
+            self.pinned = pinned;
         } else {
             self.feed();
-            None
-        };
+        }
         self.action = self.machine.next_action();
         sent
     }
@@ -183,19 +263,36 @@ impl SimulatedRank {
             Some(Input::Unlock(lock)) => self.machine.unlock(lock).expect(misuse),
             Some(Input::Barrier(barrier, ticket)) => self.machine.barrier(barrier, ticket).expect(misuse),
             Some(Input::Gone(rank)) => self.machine.gone(rank),
+            Some(Input::Leave) => self.machine.leave(),
             None => {}
         }
     }
 
-    fn act(&mut self, action: Action, truth: &mut Truth) -> Option<Sent> {
+    /// Does an action, or gives it back if a device has pinned its page.
+    fn act(&mut self, action: Action, truth: &mut Truth, sent: &mut Vec<Sent>) -> Option<Action> {
         match action {
-            Action::Send { to, message, payload } => return Some((to, message, payload)),
+            Action::Send { to, message, payload } => sent.push((to, message, payload)),
             Action::SendPage { to, page, message } => {
-                let words = self.memory[page as usize].words;
-                return Some((to, message, words.iter().flat_map(|word| word.to_le_bytes()).collect()));
+                let memory = &mut self.memory[page as usize];
+                let words = memory.aside.take().unwrap_or(memory.words);
+                sent.push((to, message, words.iter().flat_map(|word| word.to_le_bytes()).collect()));
             }
-            Action::Protect { page } => self.memory[page as usize].mode = Mode::Read,
-            Action::Unmap { page } => self.memory[page as usize].mode = Mode::None,
+            Action::Protect { page } | Action::Take { page } if self.memory[page as usize].pins > 0 => {
+                return Some(action);
+            }
+            Action::Protect { page } => {
+                let memory = &mut self.memory[page as usize];
+                (memory.mode, memory.aside) = (Mode::Read, Some(memory.words));
+            }
+            Action::Take { page } => {
+                let memory = &mut self.memory[page as usize];
+                (memory.mode, memory.aside) = (Mode::None, Some(memory.words));
+                memory.words = [ABSENT; PAGE_WORDS];
+            }
+            Action::Unmap { page } => {
+                let memory = &mut self.memory[page as usize];
+                (memory.mode, memory.words) = (Mode::None, [ABSENT; PAGE_WORDS]);
+            }
             Action::Install { page, mode, contents } => self.install(page, mode, &contents),
             Action::Done { ticket, outcome } => self.done(ticket as usize, outcome, truth),
             Action::End { reason } => self.ended = Some(reason),
