@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use byway_dsm::Wire;
 use byway_dsm::launch::{JobEnd, Launch, LaunchError, Stream};
-use byway_dsm::limits::PAGE_BYTES;
+use byway_dsm::limits::{KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
+use byway_dsm::{Waits, Wire};
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -36,6 +37,13 @@ pub struct DsmRunArguments {
     /// Size limit of all segments together, at most 64G; untouched pages use no memory
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_memory)]
     pub memory: u64,
+    /// Seconds of silence, times 1.5, after which a process is taken for stopped or cut off and the job ends; raise it to debug a process
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(KEEP_ALIVE_MIN.as_secs()..=KEEP_ALIVE_MAX.as_secs()))]
+    pub keep_alive: u64,
+    /// How the pager thread of each process waits: sleep, or spin, which keeps a core busy
+    #[arg(long, value_name = "HOW", default_value = "sleep", value_parser = parse_waits)]
+    pub pager: Waits,
     /// Program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
@@ -43,6 +51,10 @@ pub struct DsmRunArguments {
 
 fn parse_wire(name: &str) -> Result<Wire, String> {
     Wire::from_name(name).ok_or_else(|| format!("{name} is none of shm, unix and tcp"))
+}
+
+fn parse_waits(name: &str) -> Result<Waits, String> {
+    Waits::from_name(name).ok_or_else(|| format!("{name} is neither sleep nor spin"))
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
@@ -62,6 +74,8 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
     let job = Launch {
         wire: arguments.wire,
         bytes: arguments.memory,
+        keep_alive: Duration::from_secs(arguments.keep_alive),
+        waits: arguments.pager,
         arguments: rest.to_vec(),
         ..Launch::new(usize::from(arguments.processes), program)
     };
@@ -72,12 +86,23 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         signals.forever().for_each(|_| stopper.stop());
     })?;
     let end = running.wait(print);
-    if let JobEnd::Failed { rank, status } = end {
-        let how = match (status.code(), status.signal()) {
-            (_, Some(signal)) => format!("was killed by signal {signal}"),
-            (code, None) => format!("ended with status {}", code.unwrap_or_default()),
-        };
-        output::note(format_args!("rank {rank} {how}, and with it the job"));
+    match end {
+        JobEnd::Well | JobEnd::Stopped => {}
+        JobEnd::Failed { rank, status } => {
+            let how = match (status.code(), status.signal()) {
+                (_, Some(signal)) => format!("was killed by signal {signal}"),
+                (code, None) => format!("ended with status {}", code.unwrap_or_default()),
+            };
+            output::note(format_args!("rank {rank} {how}, and with it the job"));
+        }
+        JobEnd::Left { rank } => {
+            output::note(format_args!(
+                "rank {rank} ended before it had left the job (Job::finish), and with it the job"
+            ));
+        }
+        JobEnd::Hung { rank } => {
+            output::note(format_args!("rank {rank} was stopped or hung when the job ended, and was killed"));
+        }
     }
     Ok(ExitCode::from(end.code()))
 }

@@ -65,14 +65,16 @@ Examples:
   byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
 
 The program must join the job by the Rust crate byway-dsm (Job::join). Each output line is prefixed with the rank of its process.
-Rank 0 reads standard input. When a process ends before all are done, every other process reports it and ends.
+Rank 0 reads standard input. When a process ends before all are done, or is silent for 1.5 times --keep-alive, every other process
+reports it and ends. Children of the processes end with the job.
 
 Environment of the processes:
   BYWAY_DSM_RANK, BYWAY_DSM_RANKS   rank of the process, and number of processes
 
 Exit status:
   0 if every process exited with 0; otherwise the status of the first process that failed, or 128 plus the signal that
-  killed it. 130 if SIGINT, SIGTERM or SIGHUP stopped the job. 1 if the job could not start. 2 for an invalid command line.";
+  killed it. 70 if a process exited with 0 without leaving the job. 137 if a process was stopped or hung and had to be killed.
+  130 if SIGINT, SIGTERM or SIGHUP stopped the job. 1 if the job could not start. 2 for an invalid command line.";
 
 /// Of `byway copy`.
 pub(crate) const COPY: &str = "\

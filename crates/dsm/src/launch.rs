@@ -1,19 +1,22 @@
 //! Starts a job's processes on this machine, passes on what they print, and ends them all.
 
+mod lines;
+mod process;
+
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Instant;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use byway_service::limits::DSM_RANKS_MAX;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use self::process::Process;
 use crate::EXIT_JOB_ENDED;
-use crate::environment::{BYTES, FOLDER, JOB, RANK, RANKS, WIRE, Wire};
-use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, OUTPUT_LINE_BYTES_MAX};
+use crate::environment::{BYTES, FOLDER, JOB, KEEP_ALIVE, RANK, RANKS, WAITS, WIRE, Waits, Wire};
+use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -24,6 +27,11 @@ pub struct Launch {
     pub wire: Wire,
     /// Bytes of memory that all segments together may have.
     pub bytes: u64,
+    /// A process of which nothing has come for 1.5 times as long ends the job: from
+    /// [`KEEP_ALIVE_MIN`](crate::limits::KEEP_ALIVE_MIN) to [`KEEP_ALIVE_MAX`](crate::limits::KEEP_ALIVE_MAX).
+    pub keep_alive: Duration,
+    /// What pagers do while there is nothing to do.
+    pub waits: Waits,
     /// The program.
     pub program: OsString,
     /// Its arguments.
@@ -71,46 +79,61 @@ pub enum JobEnd {
         /// How.
         status: ExitStatus,
     },
+    /// A process ended with status 0 before it had left the job ([`Job::finish`](crate::Job::finish)).
+    Left {
+        /// Which.
+        rank: usize,
+    },
+    /// The job had failed, and a process did not end: it was stopped or hung, and was killed.
+    Hung {
+        /// The first.
+        rank: usize,
+    },
     /// The job was stopped by [`Stopper::stop`].
     Stopped,
 }
 
 /// Stops a job from another thread.
 #[derive(Clone, Debug)]
-pub struct Stopper(Sender<Event>);
+pub struct Stopper(Arc<OwnedFd>);
 
 impl Stopper {
     /// Kills all processes of the job. Does nothing when it has ended.
     pub fn stop(&self) {
-        let _ = self.0.send(Event::Stop);
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
-}
-
-#[derive(Debug)]
-enum Event {
-    Line(usize, Stream, Vec<u8>),
-    Exited(usize, ExitStatus),
-    Stop,
 }
 
 /// A job that runs. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Running {
-    processes: Vec<OwnedFd>,
+    processes: Vec<Process>,
     pids: Vec<u32>,
-    events: Receiver<Event>,
     stopper: Stopper,
-    /// Whether each has ended, and how.
-    ended: Vec<Option<ExitStatus>>,
     /// Removed at the end.
-    folder: tempfile::TempDir,
+    _folder: tempfile::TempDir,
+}
+
+/// What a job's launcher waits for.
+#[derive(Clone, Copy)]
+enum Source {
+    Stop,
+    Exit(usize),
+    Output(usize, Stream),
 }
 
 impl Launch {
     /// A job of `ranks` processes of a program, over shared memory.
     pub fn new(ranks: usize, program: impl Into<OsString>) -> Self {
-        let (wire, bytes) = (Wire::default(), AREA_BYTES_DEFAULT);
-        Self { ranks, wire, bytes, program: program.into(), arguments: Vec::new() }
+        Self {
+            ranks,
+            wire: Wire::default(),
+            bytes: AREA_BYTES_DEFAULT,
+            keep_alive: KEEP_ALIVE_DEFAULT,
+            waits: Waits::default(),
+            program: program.into(),
+            arguments: Vec::new(),
+        }
     }
 
     /// Starts the processes. They end when the thread that called this ends.
@@ -124,60 +147,25 @@ impl Launch {
         let folder = tempfile::Builder::new().prefix("byway-dsm-").tempdir()?;
         let job =
             u64::from_ne_bytes(byway_fabric::random::Random::from_kernel().bytes16()[..8].try_into().unwrap_or([7; 8]));
-        let (sender, events) = channel();
-        let (processes, pids) = (Vec::new(), Vec::new());
-        let ended = Vec::new();
-        let mut running = Running { processes, pids, events, stopper: Stopper(sender.clone()), ended, folder };
+        let path = folder.path().to_owned();
+        let stopper = Stopper(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?));
+        let mut running = Running { processes: Vec::new(), pids: Vec::new(), stopper, _folder: folder };
         for rank in 0..self.ranks {
-            let mut command = Command::new(&self.program);
-            command.args(&self.arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut command = std::process::Command::new(&self.program);
+            command.args(&self.arguments);
             command.env(RANK, rank.to_string()).env(RANKS, self.ranks.to_string()).env(JOB, job.to_string());
-            command.env(FOLDER, running.folder.path()).env(WIRE, self.wire.name()).env(BYTES, self.bytes.to_string());
-            if rank > 0 {
-                command.stdin(Stdio::null());
-            }
-            // SAFETY: one system call between fork and exec, which allocates nothing.
-            unsafe {
-                command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-            }
-            let program = self.program.clone();
-            let child = command.spawn().map_err(|error| LaunchError::Program { program, error })?;
-            running.watch(rank, child, &sender)?;
+            command.env(FOLDER, &path).env(WIRE, self.wire.name()).env(BYTES, self.bytes.to_string());
+            command.env(KEEP_ALIVE, self.keep_alive.as_millis().to_string()).env(WAITS, self.waits.name());
+            let process = Process::start(command, rank == 0);
+            let process = process.map_err(|error| LaunchError::Program { program: self.program.clone(), error })?;
+            running.pids.push(process.pid());
+            running.processes.push(process);
         }
         Ok(running)
     }
 }
 
 impl Running {
-    /// Passes on what a process prints, and tells of its end.
-    fn watch(&mut self, rank: usize, mut child: Child, events: &Sender<Event>) -> std::io::Result<()> {
-        self.pids.push(child.id());
-        let pid = Pid::from_child(&child);
-        let pipes = [
-            (Stream::Output, child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>)),
-            (Stream::Error, child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>)),
-        ];
-        self.processes.push(pidfd_open(pid, PidfdFlags::empty())?);
-        self.ended.push(None);
-        let mut readers = Vec::new();
-        for (stream, pipe) in pipes {
-            let (Some(pipe), events) = (pipe, events.clone()) else { continue };
-            readers.push(std::thread::Builder::new().spawn(move || pass_on(pipe, rank, stream, &events))?);
-        }
-        let events = events.clone();
-        std::thread::Builder::new().spawn(move || {
-            let status = child.wait();
-            // What it printed comes first.
-            for reader in readers {
-                let _ = reader.join();
-            }
-            if let Ok(status) = status {
-                let _ = events.send(Event::Exited(rank, status));
-            }
-        })?;
-        Ok(())
-    }
-
     /// The processes' numbers, by rank.
     pub fn pids(&self) -> &[u32] {
         &self.pids
@@ -188,57 +176,97 @@ impl Running {
         self.stopper.clone()
     }
 
-    /// Waits for the end of all processes. When one has failed, the others have [`END_TIME_MAX`] to end, and are killed then.
-    /// `print` gets each line that a process prints, without its end.
+    /// Waits for the end of all processes. When one has failed, the others have [`END_TIME_MAX`] to end, and are killed then. When all have
+    /// ended, so are their children that are still in their process groups. `print` gets each line that a process prints, without its end;
+    /// while it does not return, the processes wait that print more than a pipe holds.
     pub fn wait(mut self, mut print: impl FnMut(usize, Stream, &[u8])) -> JobEnd {
-        let (mut failures, mut deadline, mut is_stopped) = (Vec::new(), None, false);
-        while self.ended.iter().any(Option::is_none) {
-            let event = match deadline {
-                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(at) => self.events.recv_timeout(Instant::saturating_duration_since(&at, Instant::now())),
-            };
-            match event {
-                Ok(Event::Line(rank, stream, line)) => print(rank, stream, &line),
-                Ok(Event::Exited(rank, status)) => {
-                    self.ended[rank] = Some(status);
-                    if !status.success() {
-                        failures.push((rank, status));
-                        deadline.get_or_insert_with(|| Instant::now() + END_TIME_MAX);
+        let (mut is_stopped, mut deadline, mut output_until) = (false, None, None);
+        let mut order = Vec::new();
+        loop {
+            if output_until.is_none() && self.processes.iter().all(|process| process.ended().is_some()) {
+                self.processes.iter().for_each(Process::kill_group);
+                output_until = Some(Instant::now() + OUTPUT_TIME_MAX);
+                deadline = output_until;
+            }
+            let is_open = self.processes.iter().any(Process::has_output);
+            if output_until.is_some_and(|until| !is_open || Instant::now() >= until) {
+                break;
+            }
+            let ready = self.poll(deadline);
+            if ready.is_empty() && output_until.is_none() && deadline.is_some_and(|at| Instant::now() >= at) {
+                self.kill();
+                deadline = None;
+            }
+            for source in ready {
+                match source {
+                    Source::Stop => {
+                        let _ = rustix::io::read(&*self.stopper.0, &mut [0; 8]);
+                        is_stopped = true;
+                        self.kill();
+                    }
+                    Source::Output(rank, stream) => {
+                        self.processes[rank].read(stream, |line| print(rank, stream, line));
+                    }
+                    Source::Exit(rank) => {
+                        let Some(status) = self.processes[rank].look_for_end() else { continue };
+                        order.push(rank);
+                        if !status.success() && output_until.is_none() {
+                            deadline.get_or_insert_with(|| Instant::now() + END_TIME_MAX);
+                        }
                     }
                 }
-                Ok(Event::Stop) => {
-                    is_stopped = true;
-                    self.kill();
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    self.kill();
-                    deadline = None;
-                }
-                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        if is_stopped {
-            return JobEnd::Stopped;
-        }
-        // Those that ended because another had gone come after that one.
-        let is_cause = |(_, status): &&(usize, ExitStatus)| status.code() != Some(EXIT_JOB_ENDED);
-        let first = failures.iter().find(is_cause).or(failures.first());
-        first.map_or(JobEnd::Well, |(rank, status)| JobEnd::Failed { rank: *rank, status: *status })
+        if is_stopped { JobEnd::Stopped } else { self.judge(&order) }
     }
 
-    fn kill(&self) {
-        for (process, ended) in self.processes.iter().zip(&self.ended) {
-            if ended.is_none() {
-                // One that has just ended is no fault.
-                let _ = pidfd_send_signal(process, Signal::KILL);
+    /// Waits for what can be done, or the deadline.
+    fn poll(&self, deadline: Option<Instant>) -> Vec<Source> {
+        let stop = (Source::Stop, self.stopper.0.as_fd());
+        let mut sources: Vec<(Source, BorrowedFd<'_>)> = vec![stop];
+        for (rank, process) in self.processes.iter().enumerate() {
+            if process.ended().is_none() {
+                sources.push((Source::Exit(rank), process.descriptor()));
+            }
+            for stream in [Stream::Output, Stream::Error] {
+                sources.extend(process.pipe(stream).map(|pipe| (Source::Output(rank, stream), pipe)));
             }
         }
+        let mut polled: Vec<PollFd<'_>> =
+            sources.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        if poll(&mut polled, left.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let is_ready = |(_, polled): &(&(Source, BorrowedFd<'_>), &PollFd<'_>)| !polled.revents().is_empty();
+        sources.iter().zip(&polled).filter(is_ready).map(|((source, _), _)| *source).collect()
     }
-}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
+    /// The processes ended in this order.
+    fn judge(&self, order: &[usize]) -> JobEnd {
+        let ended = |rank: usize| self.processes[rank].ended().map(|status| (rank, status));
+        let ends: Vec<(usize, ExitStatus)> = order.iter().filter_map(|rank| ended(*rank)).collect();
+        let failures = || ends.iter().filter(|(_, status)| !status.success());
+        let Some((first, status)) = failures().next() else { return JobEnd::Well };
+        // Most failures follow from the first one: processes end because another has gone, or are killed here.
+        let is_cause = |(rank, status): &&(usize, ExitStatus)| {
+            status.code() != Some(EXIT_JOB_ENDED) && !self.processes[*rank].was_killed()
+        };
+        if let Some((rank, status)) = failures().find(is_cause) {
+            return JobEnd::Failed { rank: *rank, status: *status };
+        }
+        if let Some((rank, _)) = ends.iter().find(|(_, status)| status.success()) {
+            return JobEnd::Left { rank: *rank };
+        }
+        match failures().find(|(rank, _)| self.processes[*rank].was_killed()) {
+            Some((rank, _)) => JobEnd::Hung { rank: *rank },
+            None => JobEnd::Failed { rank: *first, status: *status },
+        }
+    }
+
+    fn kill(&mut self) {
+        self.processes.iter_mut().for_each(Process::kill);
     }
 }
 
@@ -251,24 +279,9 @@ impl JobEnd {
                 let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
                 u8::try_from(code).unwrap_or(1)
             }
+            Self::Left { .. } => EXIT_JOB_ENDED as u8,
+            Self::Hung { .. } => 137,
             Self::Stopped => 130,
-        }
-    }
-}
-
-/// Lines, the last one also without its end.
-fn pass_on(pipe: Box<dyn Read + Send>, rank: usize, stream: Stream, events: &Sender<Event>) {
-    let mut pipe = BufReader::new(pipe);
-    loop {
-        let mut line = Vec::new();
-        match (&mut pipe).take(OUTPUT_LINE_BYTES_MAX as u64).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {
-                if line.ends_with(b"\n") {
-                    line.pop();
-                }
-                let _ = events.send(Event::Line(rank, stream, line));
-            }
         }
     }
 }

@@ -1,0 +1,141 @@
+//! One process of a job, as its launcher sees it.
+
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal,
+    set_parent_process_death_signal, waitid,
+};
+
+use super::Stream;
+use super::lines::Lines;
+
+/// How long a killed process may take to end before it is left to the kernel.
+const REAP_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// A process, which is reaped when this is dropped: until then its number, and its group's, are no other's.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    descriptor: OwnedFd,
+    has_group: bool,
+    output: Option<Lines>,
+    errors: Option<Lines>,
+    ended: Option<ExitStatus>,
+    was_killed: bool,
+}
+
+impl Process {
+    /// Starts a process, with standard input if it `has_input`.
+    pub(super) fn start(mut command: Command, has_input: bool) -> std::io::Result<Self> {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A process that reads a terminal must stay in the terminal's foreground group.
+        let has_group = !has_input || !std::io::stdin().is_terminal();
+        if has_group {
+            command.process_group(0);
+        }
+        if !has_input {
+            command.stdin(Stdio::null());
+        }
+        // SAFETY: one system call between fork and exec, which allocates nothing.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
+        let mut child = command.spawn()?;
+        let descriptor = match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(descriptor) => descriptor,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error.into());
+            }
+        };
+        let output = child.stdout.take().map(|pipe| Lines::of(pipe.into()));
+        let errors = child.stderr.take().map(|pipe| Lines::of(pipe.into()));
+        Ok(Self { child, descriptor, has_group, output, errors, ended: None, was_killed: false })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Readable when the process has ended.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&self) -> Option<ExitStatus> {
+        self.ended
+    }
+
+    /// Whether the launcher killed it.
+    pub(super) fn was_killed(&self) -> bool {
+        self.was_killed
+    }
+
+    /// Asks the kernel whether it has ended.
+    pub(super) fn look_for_end(&mut self) -> Option<ExitStatus> {
+        // It stays a zombie, so that its group's number is not given away.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::PidFd(self.descriptor.as_fd()), options).ok()??;
+        let code = status.exit_status().map(|code| code << 8);
+        self.ended = code.or_else(|| status.terminating_signal()).map(ExitStatus::from_raw);
+        self.ended
+    }
+
+    /// The end of a pipe that the process, or a child of it, can still write to.
+    pub(super) fn pipe(&self, stream: Stream) -> Option<BorrowedFd<'_>> {
+        let lines = match stream {
+            Stream::Output => &self.output,
+            Stream::Error => &self.errors,
+        };
+        lines.as_ref().map(Lines::descriptor)
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        self.output.is_some() || self.errors.is_some()
+    }
+
+    /// Takes what is in a pipe, and gives whole lines.
+    pub(super) fn read(&mut self, stream: Stream, line: impl FnMut(&[u8])) {
+        let lines = match stream {
+            Stream::Output => &mut self.output,
+            Stream::Error => &mut self.errors,
+        };
+        if lines.as_mut().is_some_and(|lines| !lines.read(line)) {
+            *lines = None;
+        }
+    }
+
+    /// Kills the process, and its children that are in its group.
+    pub(super) fn kill(&mut self) {
+        if self.ended.is_none() {
+            self.was_killed = true;
+            // One that has just ended is no fault.
+            let _ = pidfd_send_signal(&self.descriptor, Signal::KILL);
+        }
+        self.kill_group();
+    }
+
+    /// Kills what is left of the process's group.
+    pub(super) fn kill_group(&self) {
+        if self.has_group {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        let mut ended = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        let _ = poll(&mut ended, Timespec::try_from(REAP_TIME_MAX).ok().as_ref());
+        let _ = self.child.try_wait();
+    }
+}

@@ -1,0 +1,179 @@
+//! Jobs in which something fails: how they end, what they say, and what stays.
+
+mod harness;
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use byway_dsm::Wire;
+use byway_dsm::launch::{JobEnd, Launch, Running, Stream};
+use byway_fabric::random::Random;
+use rustix::process::{Pid, Signal, kill_process};
+
+use harness::{WIRES, can_run, launch, run};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a process has joined its job: it has sessions with all others then.
+fn has_joined(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = tasks.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+    names.any(|name| name.contains("dsm-pager"))
+}
+
+fn lives(pid: u32) -> bool {
+    let mut status = String::new();
+    let opened = std::fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut stat| stat.read_to_string(&mut status));
+    opened.is_ok() && !status.contains(") Z ")
+}
+
+/// Sends a signal to a process of a job, some time after all have joined. Gives the job's end and what its processes said.
+fn disturb(job: &Launch, victim: usize, after: Duration, signal: Signal) -> (JobEnd, Vec<(usize, String)>) {
+    let running: Running = job.start().unwrap();
+    let pids = running.pids().to_vec();
+    let pid = Pid::from_raw(pids[victim] as i32).unwrap();
+    let all = pids.clone();
+    let killer = std::thread::spawn(move || {
+        wait_for("the processes never join", || all.iter().all(|pid| has_joined(*pid)));
+        let at = Instant::now() + after;
+        wait_for("time stands still", || Instant::now() >= at);
+        kill_process(pid, signal).unwrap();
+    });
+    let mut lines = Vec::new();
+    let end = running.wait(|rank, stream, line| {
+        if stream == Stream::Error {
+            lines.push((rank, String::from_utf8_lossy(line).into_owned()));
+        }
+    });
+    killer.join().unwrap();
+    assert!(!pids.iter().any(|pid| lives(*pid)), "a process is left");
+    (end, lines)
+}
+
+/// Every other process says what happened to the victim.
+fn assert_named(lines: &[(usize, String)], ranks: usize, victim: usize, what: &str) {
+    for rank in (0..ranks).filter(|rank| *rank != victim) {
+        let text = format!("rank {rank}: rank {victim} {what}");
+        assert!(lines.iter().any(|line| line.0 == rank && line.1.contains(&text)), "no line has {text:?}: {lines:?}");
+    }
+}
+
+/// A process is killed at 10 moments that chance gives, 200 with `BYWAY_LONG`: while it computes, in faults, at barriers.
+#[test]
+fn a_job_ends_by_name_when_a_process_is_killed_at_any_moment() {
+    if !can_run() {
+        return;
+    }
+    let times = if std::env::var_os("BYWAY_LONG").is_some() { 200 } else { 10 };
+    let mut random = Random::from_kernel();
+    for time in 0..times {
+        let chance = random.bytes16();
+        let (ranks, wire) = (2 + usize::from(chance[0] % 3), WIRES[time % WIRES.len()]);
+        let (victim, after) = (usize::from(chance[1]) % ranks, Duration::from_micros(u64::from(chance[2]) * 200));
+        // Long enough that it never ends by itself.
+        let job = launch(ranks, wire, "sor", &["100", "100000000"]);
+        let (end, lines) = disturb(&job, victim, after, Signal::KILL);
+        let case = format!("{wire:?}, rank {victim} of {ranks} after {after:?}");
+        let JobEnd::Failed { rank, status } = end else { panic!("{case}: {end:?}, {lines:?}") };
+        assert_eq!((rank, status.signal()), (victim, Some(9)), "{case}");
+        assert_named(&lines, ranks, victim, "has gone");
+    }
+}
+
+#[test]
+fn a_job_ends_by_name_when_a_process_is_stopped() {
+    if !can_run() {
+        return;
+    }
+    for wire in [Wire::Shm, Wire::Tcp] {
+        let keep_alive = Duration::from_secs(2);
+        let job = Launch { keep_alive, ..launch(3, wire, "sor", &["100", "100000000"]) };
+        let (end, lines) = disturb(&job, 1, Duration::from_millis(20), Signal::STOP);
+        assert_eq!(end, JobEnd::Hung { rank: 1 }, "{wire:?}: {lines:?}");
+        assert_named(&lines, 3, 1, "has been silent for");
+    }
+}
+
+#[test]
+fn a_process_that_ends_without_leaving_is_named() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(3, WIRES[0], "trouble", &["leave"]));
+    assert_eq!(end, JobEnd::Left { rank: 1 }, "{lines:?}");
+}
+
+#[test]
+fn children_of_a_process_end_with_the_job() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(2, WIRES[0], "trouble", &["child"]));
+    let JobEnd::Failed { rank: 1, status } = end else { panic!("{end:?}: {lines:?}") };
+    assert_eq!(status.code(), Some(3));
+    let child = lines.iter().find_map(|(_, line)| line.strip_prefix("child ")?.parse().ok()).unwrap();
+    wait_for("the child of a process still runs", || !Path::new(&format!("/proc/{child}")).exists() || !lives(child));
+}
+
+#[test]
+fn an_access_beyond_a_segment_ends_the_process_by_sigsegv() {
+    if !can_run() {
+        return;
+    }
+    for place in ["behind", "between"] {
+        let (end, lines) = run(&launch(2, WIRES[0], "trouble", &[place]));
+        let JobEnd::Failed { rank: 0, status } = end else { panic!("{end:?}: {lines:?}") };
+        assert_eq!(status.signal(), Some(11), "{lines:?}");
+    }
+}
+
+#[test]
+fn pages_that_the_program_drops_end_the_job_by_name() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(2, WIRES[0], "trouble", &["drop"]));
+    assert!(matches!(end, JobEnd::Failed { .. }), "{end:?}: {lines:?}");
+    assert!(lines.iter().any(|(rank, line)| *rank == 0 && line.contains("the program has dropped it")), "{lines:?}");
+}
+
+#[test]
+fn what_a_ring_receives_into_a_page_that_is_asked_for_is_kept() {
+    if !can_run() {
+        return;
+    }
+    for wire in WIRES {
+        let (end, lines) = run(&launch(2, wire, "trouble", &["pin"]));
+        assert_eq!(end, JobEnd::Well, "{wire:?}: {lines:?}");
+    }
+}
+
+#[test]
+fn strangers_at_the_start_are_turned_away() {
+    if !can_run() {
+        return;
+    }
+    for wire in WIRES {
+        let (end, lines) = run(&launch(3, wire, "trouble", &["stranger"]));
+        assert_eq!(end, JobEnd::Well, "{wire:?}: {lines:?}");
+    }
+}
+
+#[test]
+fn the_pager_leaves_signals_to_the_program() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(1, WIRES[0], "trouble", &["signals"]));
+    assert_eq!(end, JobEnd::Well, "{lines:?}");
+}
