@@ -43,6 +43,7 @@ mod shared;
 pub mod sim;
 pub mod socket_file;
 mod splice;
+pub mod thread_pool;
 mod time;
 mod timers;
 mod uring;

@@ -1,11 +1,10 @@
-//! A few threads per loop for file calls that block: all of them under epoll; under io_uring those that the ring lacks.
+//! File calls that block, on a [`ThreadPool`]: all of them under epoll; under io_uring those that the ring lacks.
 //!
 //! A job carries raw memory of a frame. The loop keeps the frame in the operation's slot until the job's end has been
 //! collected, and waits for all jobs before it is dropped; so the memory outlives the job.
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -14,6 +13,7 @@ use crate::device_memory::apart::with_priority;
 use crate::file::{Backing, OpenFile};
 use crate::limits::WORKERS_MAX;
 use crate::op::{Allocate, Extent, WriteAt};
+use crate::thread_pool::ThreadPool;
 use crate::waker::Waker;
 
 /// A blocking call on a file.
@@ -71,34 +71,15 @@ struct Job {
 // job's `Done` has been collected.
 unsafe impl Send for Job {}
 
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Job>,
-    done: Vec<Done>,
-    idle: usize,
-    stop: bool,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    work: Condvar,
-    waker: Waker,
-}
-
 /// The threads and their queue, bounded by the loop's number of operations.
-pub(crate) struct Workers {
-    shared: Arc<Shared>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-    pending: usize,
-}
+pub(crate) struct Workers(ThreadPool<Job, Done>);
 
 impl Workers {
     pub(crate) fn new(waker: Waker) -> Self {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), waker };
-        Self { shared: Arc::new(shared), threads: Vec::new(), pending: 0 }
+        Self(ThreadPool::new(waker, "byway-file", || Box::new(Job::run)))
     }
 
-    /// Queues a call for the operation in `slot`. Threads start when first needed.
+    /// Queues a call for the operation in `slot`.
     ///
     /// # Errors
     /// `EAGAIN` if no thread runs and none can be started.
@@ -106,73 +87,22 @@ impl Workers {
     /// # Safety
     /// The memory of `call` stays valid and untouched until [`Workers::collect`] has given its `Done`.
     pub(crate) unsafe fn run(&mut self, slot: u64, file: Arc<OpenFile>, call: Call) -> Result<(), Errno> {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A file's lock lets one write in at a time: more threads would contend for it.
         let threads_max = match call {
             Call::Write { .. } if matches!(&file.backing, Backing::Os(os) if os.write_by_worker) => 1,
             _ => WORKERS_MAX,
         };
-        if state.idle <= state.queue.len() && self.threads.len() < threads_max {
-            let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("byway-file".into()).spawn(move || work(&shared));
-            match thread {
-                Ok(thread) => self.threads.push(thread),
-                Err(_) if !self.threads.is_empty() => {}
-                Err(_) => return Err(Errno::AGAIN),
-            }
-        }
-        state.queue.push_back(Job { slot, file, call });
-        drop(state);
-        self.pending += 1;
-        self.shared.work.notify_one();
-        Ok(())
+        self.0.run(Job { slot, file, call }, threads_max)
     }
 
     /// Calls that have not been collected.
     pub(crate) fn pending(&self) -> usize {
-        self.pending
+        self.0.pending()
     }
 
     /// Moves finished calls to `into`.
     pub(crate) fn collect(&mut self, into: &mut Vec<Done>) {
-        if self.pending > 0 {
-            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            self.pending -= state.done.len();
-            into.append(&mut state.done);
-        }
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        {
-            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.stop = true;
-            state.queue.clear();
-        }
-        self.shared.work.notify_all();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn work(shared: &Shared) {
-    let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        if let Some(job) = state.queue.pop_front() {
-            drop(state);
-            let done = job.run();
-            state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.done.push(done);
-            shared.waker.wake();
-        } else if state.stop {
-            return;
-        } else {
-            state.idle += 1;
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.idle -= 1;
-        }
+        self.0.collect(into);
     }
 }
 

@@ -1,11 +1,9 @@
 //! A few threads per loop for calls on files that may block. A call is a closure; each runs with the rights of one user.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
 use byway_fabric::Slot;
 use byway_reactor::Waker;
 use byway_reactor::privilege::{User, clear_umask_of_thread};
+use byway_reactor::thread_pool::{Runner, ThreadPool};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
@@ -16,113 +14,47 @@ use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 /// What a thread does.
 pub(super) type Work = Box<dyn FnOnce() -> Result<Outcome, Errno> + Send>;
 
+/// What came of a call.
+pub(super) type Ended = (Slot, Result<Outcome, Errno>);
+
 struct Queued {
     job: Slot,
     user: User,
     work: Work,
 }
 
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Queued>,
-    done: Vec<(Slot, Result<Outcome, Errno>)>,
-    idle: usize,
-    stop: bool,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    work: Condvar,
-    waker: Waker,
-}
-
 /// The threads and their queue of at most [`FILE_JOBS_MAX`] calls.
-pub(super) struct Workers {
-    shared: Arc<Shared>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-    pending: usize,
-}
-
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
-    shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(super) struct Workers(ThreadPool<Queued, Ended>);
 
 impl Workers {
     /// No threads yet; they start when first needed. `waker` wakes the loop when a call has ended.
     pub(super) fn new(waker: Waker) -> Self {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), waker };
-        Self { shared: Arc::new(shared), threads: Vec::new(), pending: 0 }
+        Self(ThreadPool::new(waker, "byway-share", runner))
     }
 
     /// Whether there is no room for another call.
     pub(super) fn is_full(&self) -> bool {
-        self.pending >= FILE_JOBS_MAX
+        self.0.pending() >= FILE_JOBS_MAX
     }
 
     /// Queues a call of `user`. False if no thread runs and none can be started: it will not run.
     pub(super) fn run(&mut self, job: Slot, user: User, work: Work) -> bool {
-        let mut state = lock(&self.shared);
-        if state.idle <= state.queue.len() && self.threads.len() < FILE_WORKERS_MAX {
-            let shared = Arc::clone(&self.shared);
-            match std::thread::Builder::new().name("byway-share".into()).spawn(move || serve(&shared)) {
-                Ok(thread) => self.threads.push(thread),
-                Err(_) if !self.threads.is_empty() => {}
-                Err(_) => return false,
-            }
-        }
-        state.queue.push_back(Queued { job, user, work });
-        drop(state);
-        self.pending += 1;
-        self.shared.work.notify_one();
-        true
+        self.0.run(Queued { job, user, work }, FILE_WORKERS_MAX).is_ok()
     }
 
     /// Takes the calls that have ended.
-    pub(super) fn collect(&mut self) -> Vec<(Slot, Result<Outcome, Errno>)> {
-        if self.pending == 0 {
-            return Vec::new();
-        }
-        let done = std::mem::take(&mut lock(&self.shared).done);
-        self.pending -= done.len();
-        done
+    pub(super) fn collect(&mut self) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        self.0.collect(&mut ended);
+        ended
     }
 }
 
-impl Drop for Workers {
-    /// Waits for the calls that have begun; the others do not begin.
-    fn drop(&mut self) {
-        {
-            let mut state = lock(&self.shared);
-            state.stop = true;
-            state.queue.clear();
-        }
-        self.shared.work.notify_all();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve(shared: &Shared) {
+fn runner() -> Runner<Queued, Ended> {
     let umask = clear_umask_of_thread().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM));
     let mut rights = Rights::default();
-    let mut state = lock(shared);
-    loop {
-        if let Some(Queued { job, user, work }) = state.queue.pop_front() {
-            drop(state);
-            // Without the user's rights, or with another mode than was asked for, nothing is done.
-            let result = umask.and_then(|()| rights.take(&user)).and_then(|()| work());
-            state = lock(shared);
-            state.done.push((job, result));
-            shared.waker.wake();
-        } else if state.stop {
-            return;
-        } else {
-            state.idle += 1;
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.idle -= 1;
-        }
-    }
+    // Without the user's rights, or with another mode than was asked for, nothing is done.
+    Box::new(move |Queued { job, user, work }| (job, umask.and_then(|()| rights.take(&user)).and_then(|()| work())))
 }
 
 /// Whose rights the thread has now.
