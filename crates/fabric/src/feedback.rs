@@ -18,11 +18,6 @@ const RATE_STEP: Duration = Duration::from_millis(100);
 /// A send that is under way for so long has stalled: the peer or the path does not take what we have.
 pub const STALL_TIME_MIN: Duration = Duration::from_millis(1);
 
-/// Shorter sends say more of what a send costs than of how fast bytes go.
-pub const LONG_SEND_BYTES_MIN: usize = 48 << 10;
-// What is copied over shared memory at once takes no time that is measured.
-const _: () = assert!(LONG_SEND_BYTES_MIN > byway_reactor::limits::SHARED_STEP_BYTES);
-
 /// Classes of a [`Histogram`]: the first is under 2 us, each next one twice as long, the last has no end (over 0.5 s).
 pub const DELAY_CLASSES: usize = 20;
 
@@ -216,8 +211,6 @@ pub(crate) struct Meter {
     start_delay: Waits,
     send_delay: Waits,
     stalls: [Waits; 3],
-    /// Nanoseconds that a long send takes for a MiB, the last ones counting most.
-    mebibyte_nanos: Option<u64>,
 }
 
 impl Meter {
@@ -227,21 +220,6 @@ impl Meter {
 
     pub(crate) fn sent(&mut self, bytes: usize, now: Instant) {
         self.sent.note(bytes, now);
-    }
-
-    /// A send of so many bytes took so long, from its first byte to its last.
-    pub(crate) fn send_took(&mut self, bytes: usize, took: Duration) {
-        if bytes < LONG_SEND_BYTES_MIN {
-            return;
-        }
-        let nanos = u64::try_from((took.as_nanos() << 20) / bytes as u128).unwrap_or(u64::MAX);
-        let before = self.mebibyte_nanos.unwrap_or(nanos);
-        self.mebibyte_nanos = Some(before - before / 8 + nanos / 8);
-    }
-
-    /// How long a send takes for a MiB.
-    pub(crate) fn send_time(&self) -> Option<Duration> {
-        self.mebibyte_nanos.map(Duration::from_nanos)
     }
 
     /// What waits now is for others to say.
@@ -321,23 +299,6 @@ mod tests {
         let later = meter.read(now + SECOND).send_rate;
         assert!((3e5..4.5e5).contains(&later), "a third of it: {later}");
         assert!(meter.read(now + SECOND * 20).send_rate < 1.0);
-    }
-
-    #[test]
-    fn the_time_of_a_mebibyte_follows_long_sends() {
-        let mut meter = Meter::default();
-        meter.send_took(LONG_SEND_BYTES_MIN - 1, SECOND);
-        assert_eq!(meter.send_time(), None);
-        meter.send_took(256 << 10, Duration::from_micros(250));
-        assert_eq!(meter.send_time(), Some(Duration::from_millis(1)));
-        meter.send_took(1 << 20, Duration::from_millis(9));
-        assert_eq!(meter.send_time(), Some(Duration::from_millis(2)));
-        for _ in 0..100 {
-            meter.send_took(1 << 20, Duration::from_millis(9));
-        }
-        assert!(meter.send_time() > Some(Duration::from_micros(8900)));
-        meter.send_took(1 << 20, Duration::MAX);
-        meter.send_took(1 << 20, Duration::MAX);
     }
 
     #[test]

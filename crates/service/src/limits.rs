@@ -6,23 +6,8 @@ use std::time::Duration;
 /// in a core's cache between the disk's copy and the wire's, and a slow disk does not hold back the first bytes.
 pub const PIECE_BYTES_MAX: usize = 256 << 10;
 
-/// About the bytes of a read that are told at once while its disk still reads the rest, until another length was seen to be
-/// better (docs/decisions/0027): enough to be worth a message.
+/// About the bytes of a read that are sent together while its disk still reads the rest (docs/decisions/0027 compares lengths).
 pub const SLICE_BYTES: u64 = 256 << 10;
-
-/// The shortest slice that is tried out; the longest is the whole read.
-pub const SLICE_BYTES_MIN: u64 = 64 << 10;
-
-/// Pairs of reads that two lengths of slices are compared by.
-pub const SLICE_PAIRS: u32 = 32;
-
-/// Of these, those that another length must win to be used from then on: by chance one comparison of 300 has so many.
-pub const SLICE_PAIRS_WON_MIN: u32 = 24;
-
-/// Reads between a trial and the next one: twice as many each time that nothing better was found, to the second.
-pub const SLICE_PAUSE_MIN: u32 = 256;
-/// See [`SLICE_PAUSE_MIN`]. Then four reads of a thousand try another length.
-pub const SLICE_PAUSE_MAX: u32 = 8192;
 
 /// The longest piece of a write to a store in memory: long enough to wait for, short enough that most of a payload is
 /// received straight into the store, which takes whole pages of what is here.
@@ -75,8 +60,6 @@ pub const SYNC_DESCRIPTIONS_MAX: usize = 64;
 /// No more are opened where this share of the process's file descriptors (`RLIMIT_NOFILE`) is used: the rest is for clients.
 pub const SYNC_DESCRIPTORS_SHARE: u64 = 4;
 
-const _: () =
-    assert!(SLICE_BYTES_MIN.is_power_of_two() && SLICE_BYTES.is_power_of_two() && SLICE_BYTES_MIN <= SLICE_BYTES);
 const _: () = assert!(PIECE_BYTES_MAX <= byway_reactor::limits::FRAME_BYTES_MAX);
 
 /// Requests that a client takes before it has answered; more are handed back.

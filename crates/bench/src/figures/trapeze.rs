@@ -44,10 +44,10 @@ pub(super) const CUT_THROUGH: Experiment = Experiment {
         title: "Trapeze: cut-through delivery",
         source: "Anderson et al., Cheating the I/O Bottleneck: Network Storage with Trapeze/Myrinet (abstract, 1997), first item; \
                  Koukis and Koziris call it synchronized send",
-        what: "Reads from a disk past the page cache, with the wire begun while the disk reads the rest (slices whose length byway \
-               tries out, and of 64 KiB) and with the wire begun when all is here. Latency: one read at a time. Bandwidth under \
+        what: "Reads from a disk past the page cache, with the wire begun while the disk reads the rest (slices of 256 KiB, as byway \
+               serves them, and of 64 KiB) and with the wire begun when all is here. Latency: one read at a time. Bandwidth under \
                load: 8 outstanding.",
-        rule: "Holds if slices of a length tried out (1) bring the p50 of an idle read of 1 MiB to at most 0.95 of that without, and (2) \
+        rule: "Holds if slices of 256 KiB (1) bring the p50 of an idle read of 1 MiB to at most 0.95 of that without, and (2) \
                under load of such reads cost nothing: at least 0.95 of the bandwidth without.",
         absent: &[
             "Cut-through inside the network card, where Trapeze's firmware pipelines payloads of up to 8 KiB: what is cut here \
@@ -194,7 +194,7 @@ fn beside_fetch(data: &Data<'_>) -> Vec<Beside> {
 const IDLE: &str = "idle";
 const LOADED: &str = "under load";
 const OFF: &str = "off";
-const ON: &str = "slices, length tried out";
+const ON: &str = "slices of 256 KiB";
 const FINE: &str = "slices of 64 KiB";
 /// With what is said to `--slice`. Longer than any read: none.
 const VARIANTS: [(&str, Option<&str>); 3] = [(OFF, Some("32M")), (ON, None), (FINE, Some("64K"))];

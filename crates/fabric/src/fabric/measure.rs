@@ -32,12 +32,6 @@ impl Fabric {
         reactor.path_state(lanes.max_by_key(|lane| (lane.queued(), lane.number))?.socket?)
     }
 
-    /// How long the wire of a session takes for a MiB of a long send, of late; `None` before there was one, and where bytes are not
-    /// sent but copied.
-    pub fn send_time(&self, session: Slot) -> Option<Duration> {
-        self.sessions.get(session)?.meter.send_time()
-    }
-
     /// The delays and stalls of all sessions, also of those that have ended.
     pub fn delays(&self) -> Delays {
         self.delays
@@ -71,7 +65,6 @@ impl Fabric {
         };
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.sent(bytes, now);
-            state.meter.send_took(bytes, now.since(times.begun));
             self.delays.note_sent(&mut state.meter, now.since(times.queued), now.since(times.begun));
         }
     }
@@ -82,7 +75,6 @@ impl Fabric {
         let state = session.and_then(|session| self.sessions.get_mut(session));
         if let (Some(state), Some(went)) = (state, went) {
             state.meter.sent(went.bytes, now);
-            state.meter.send_took(went.bytes, went.took);
             self.delays.note_sent(&mut state.meter, went.waited, went.took);
         }
     }

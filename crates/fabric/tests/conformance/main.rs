@@ -61,7 +61,6 @@ suites! {
         transfers::puts_of_more_than_the_pool_are_done_one_after_the_other,
         transfers::a_message_does_not_wait_for_all_gets_before_it,
         transfers::payloads_with_checksums_are_checked,
-        transfers::the_time_of_long_sends_is_known,
         faults::a_window_is_not_to_be_guessed_left_or_turned_round,
         faults::a_window_of_another_session_is_refused,
         faults::a_closed_window_takes_nothing_more,

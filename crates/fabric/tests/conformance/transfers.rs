@@ -269,21 +269,6 @@ pub fn a_message_does_not_wait_for_all_gets_before_it(rig: &mut Rig) {
     }
 }
 
-/// How fast the wire is comes of long sends; where bytes are copied into the window instead, nobody knows.
-pub fn the_time_of_long_sends_is_known(rig: &mut Rig) {
-    let (server, client) = rig.session();
-    assert_eq!(rig.server().fabric.send_time(server), None);
-    let window = rig.client().open_target(client, WINDOW);
-    let to = rig.offer(client, window);
-    rig.put(server, to, &pattern(1, WINDOW), 1);
-    rig.placed();
-    rig.client().close_target(window);
-    if !rig.places() {
-        rig.until("the end of the send", |rig| rig.server().fabric.send_time(server));
-    }
-    assert_eq!(rig.server().fabric.send_time(server).is_none(), rig.places());
-}
-
 /// Bytes of both directions, and delays, as far as an end can know them: nobody tells a client what is got from it.
 pub fn what_goes_and_comes_is_measured(rig: &mut Rig) {
     let (server, client) = rig.session();

@@ -41,7 +41,7 @@ impl Rig {
     }
 }
 
-const DEVICE: ReadFlags = ReadFlags { private: false, sliced: false, device: true, wire: None, part: false };
+const DEVICE: ReadFlags = ReadFlags { private: false, sliced: false, device: true, part: false };
 
 #[test]
 fn reads_for_the_kernel_alone_are_staged_in_the_device() {

@@ -6,7 +6,6 @@ use byway_reactor::{File, Instant, OpenFile, Reactor};
 
 use super::count::VolumeCounters;
 use super::hold::Held;
-use super::slicing::Slicing;
 use super::stage::Stage;
 use super::times::StoreTimes;
 use super::{Engine, VolumeId};
@@ -35,7 +34,6 @@ pub(super) struct Attached {
     waits: bool,
     pub(super) held: Held,
     pub(super) counters: VolumeCounters,
-    pub(super) slicing: Slicing,
     /// Those that are at the store.
     pub(super) changes: LoopChanges,
     pub(super) times: Box<StoreTimes>,
@@ -50,7 +48,7 @@ impl Engine {
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let counters = VolumeCounters::default();
-        let (retired, slicing) = (Vec::new(), Slicing::default());
+        let retired = Vec::new();
         let held = Held::new(volume.health().new_place());
         let (jobs, detached, waits, times) = (0, false, true, Box::default());
         let changes = volume.changes().join();
@@ -67,7 +65,6 @@ impl Engine {
             waits,
             held,
             counters,
-            slicing,
             changes,
             times,
         };

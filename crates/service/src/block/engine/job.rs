@@ -1,12 +1,9 @@
 //! A request that has operations in flight: what it waits for, and what came of it.
 
-use std::time::Duration;
-
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Extent, Instant};
 
 use super::fault::{Fault, RunFault};
-use super::slicing::{Cut, Seen};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::health::{Description, SyncUnderWay};
@@ -26,8 +23,6 @@ pub(super) struct Job {
     /// Its number, if it changes bytes.
     pub(super) change: Option<u64>,
     pub(super) error: Option<BlockError>,
-    /// When the first slice was here.
-    pub(super) first_slice: Option<Instant>,
     /// A part of a request, which is not counted as one.
     pub(super) part: bool,
     /// Put in on purpose.
@@ -41,8 +36,6 @@ pub(super) enum JobKind {
     Read {
         pieces: Vec<Option<Piece>>,
         slices: Vec<SliceState>,
-        /// How it was cut, if that was chosen, and how long the wire takes for a MiB.
-        cut: Option<(Cut, Option<Duration>)>,
     },
     Write {
         durable: bool,
@@ -137,7 +130,7 @@ impl Job {
     pub(super) fn take(&mut self, run: &RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
         use byway_reactor::Outcome as Went;
         match (&mut self.kind, outcome) {
-            (JobKind::Read { pieces, slices, .. }, Went::Read { into, result }) => {
+            (JobKind::Read { pieces, slices }, Went::Read { into, result }) => {
                 let n = result?;
                 // The backing file became shorter than the volume: that is an error, never made-up zeroes.
                 if n < run.len {
@@ -160,20 +153,12 @@ impl Job {
 
     /// The slice that one of its operations has completed, to be told now.
     pub(super) fn slice_of(&mut self, part: usize) -> Option<Slice> {
-        let JobKind::Read { pieces, slices, .. } = &mut self.kind else { return None };
+        let JobKind::Read { pieces, slices } = &mut self.kind else { return None };
         let at = slice_with(slices, part).filter(|at| slices[*at].left == 0)?;
         let end = slices.get(at + 1).map_or(pieces.len(), |next| next.first);
         let mut payload = Payload::default();
         pieces[slices[at].first..end].iter_mut().filter_map(Option::take).for_each(|piece| payload.push(piece));
         Some(Slice { start: slices[at].start, payload, last: self.left == 0 && self.error.is_none() })
-    }
-
-    /// How a read was cut, and what that led to, when its last byte is here.
-    pub(super) fn seen(&self, now: Instant) -> Option<(Cut, Seen)> {
-        let JobKind::Read { cut: Some((cut, wire)), .. } = self.kind else { return None };
-        let last = now.since(self.started);
-        let first = self.first_slice.map_or(last, |first| first.since(self.started));
-        self.error.is_none().then_some((cut, Seen { first, last, wire }))
     }
 
     /// Whether all of it was told in slices.

@@ -11,7 +11,6 @@ mod fault;
 mod hold;
 mod job;
 mod read;
-mod slicing;
 mod stage;
 mod times;
 mod write;
@@ -35,9 +34,7 @@ use super::failures::StoreFailure;
 use super::payload::Payload;
 #[cfg(doc)]
 use crate::limits::READ_FRAME_BYTES_MAX;
-#[cfg(doc)]
-use crate::limits::SLICE_BYTES;
-use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, PULL_SHARE_MAX};
+use crate::limits::{FREE_SHARE_MIN, JOBS_MAX, PULL_SHARE_MAX, SLICE_BYTES};
 
 /// The class of the engine's tokens: completions of this class belong to [`Engine::complete`].
 pub const ENGINE_CLASS: u8 = 0x10;
@@ -146,8 +143,6 @@ pub struct ReadFlags {
     /// where the volume is staged there ([`Stage::Device`](crate::block::spec::Stage)). Not if they are
     /// `private`: who encrypts or sums them reads them.
     pub device: bool,
-    /// How long the wire takes for a MiB, if that was seen; what it is cut into depends on it, if it is `sliced`.
-    pub wire: Option<Duration>,
     /// A part of a request, and not its last: its bytes are counted, but no read.
     pub part: bool,
 }
@@ -179,7 +174,7 @@ pub struct Engine {
     slow: SlowLog,
     throttled_until: Option<Instant>,
     /// See [`Engine::slice_at`].
-    slice_bytes: Option<u64>,
+    slice_bytes: u64,
     /// See [`Engine::stage_in`].
     staging: Option<FramePool>,
     /// Lists of extents in flight.
@@ -195,7 +190,7 @@ impl Default for Engine {
             runs: Slab::new(),
             slow: SlowLog::default(),
             throttled_until: None,
-            slice_bytes: None,
+            slice_bytes: SLICE_BYTES,
             staging: None,
             listing: 0,
         }
@@ -218,9 +213,9 @@ impl Engine {
         self.slow.limit = Some(limit);
     }
 
-    /// Slices of reads have about `bytes`; where nothing was said [`SLICE_BYTES`] at first, and then what was seen to be best.
+    /// Slices of reads have about `bytes`, instead of [`SLICE_BYTES`]: for measurements and simulations.
     pub fn slice_at(&mut self, bytes: u64) {
-        self.slice_bytes = Some(bytes.max(1));
+        self.slice_bytes = bytes.max(1);
     }
 
     /// What is read on its way from a store to the wire lies in frames of `pool`, and pulled writes have no more than that
@@ -268,7 +263,7 @@ impl Engine {
         let started = reactor.now();
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
-        let (error, first_slice, part, synced) = (None, None, false, Vec::new());
+        let (error, part, synced) = (None, false, Vec::new());
         let change = operation.changes_bytes().then(|| attached.changes.begin());
         self.jobs.insert(Job {
             tag,
@@ -280,7 +275,6 @@ impl Engine {
             left,
             change,
             error,
-            first_slice,
             part,
             fault,
             synced,
@@ -340,7 +334,6 @@ impl Engine {
             }
         }
         if let Some(slice) = self.jobs[at].slice_of(run.part) {
-            self.jobs[at].first_slice.get_or_insert(reactor.now());
             done.push(Done { tag: self.jobs[at].tag, outcome: Outcome::Slice(slice) });
         }
         // Others may go on by that, and must find what was noted.
@@ -371,9 +364,6 @@ impl Engine {
         let (operation, offset, len) = (job.operation, job.offset, job.len);
         let (job_started, part) = (job.started, job.part);
         let told = job.is_told();
-        if let Some((cut, seen)) = job.seen(now) {
-            attached.slicing.note(cut, seen);
-        }
         self.listing -= usize::from(operation == Operation::Extents);
         let ended = job.end(&attached.volume);
         let error = ended.outcome.error();

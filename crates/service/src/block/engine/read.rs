@@ -3,7 +3,6 @@
 use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::job::SliceState;
-use super::slicing::Cut;
 use super::stage::{Stage, in_device};
 use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
@@ -11,7 +10,7 @@ use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
 use crate::block::stripe::{Layout, Run};
 use crate::limits::{
-    EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES,
+    EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
 };
 
 impl Engine {
@@ -70,10 +69,8 @@ impl Engine {
         if len > self.read_bytes_max(reactor) {
             return Ok(Step::InParts);
         }
-        let (slice_bytes, chosen) = self.slice_for(id, len as u64, flags);
         let attached = self.attached(id)?;
-        let wanted = slice_bytes.min(PIECE_BYTES_MAX as u64);
-        let mut longest = wanted;
+        let mut longest = self.slice_bytes.min(PIECE_BYTES_MAX as u64);
         let pool = self.staging.as_ref().unwrap_or(reactor.frames());
         let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
@@ -89,16 +86,12 @@ impl Engine {
             }
         };
         let files = attached.files.clone();
-        if let (Some(cut), Some(attached)) = (chosen, self.attached_mut(id)) {
-            attached.slicing.began(cut);
-        }
         let pieces = std::iter::repeat_with(|| None).take(frames.len()).collect();
         self.charge(reactor, id, len);
         let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
-        let slices = if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), slice_bytes) } else { Vec::new() };
-        // Of operations that had to be shorter nothing is learnt.
-        let cut = chosen.filter(|_| longest == wanted).map(|cut| (cut, flags.wire));
-        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices, cut });
+        let slices =
+            if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), self.slice_bytes) } else { Vec::new() };
+        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices });
         self.jobs[job].part = flags.part;
         for (part, (run, into)) in frames.into_iter().enumerate() {
             let len = run.len as usize;
@@ -106,14 +99,6 @@ impl Engine {
             self.start_run(reactor, job, part, len, op);
         }
         Ok(Step::Later)
-    }
-
-    /// How long the slices of a read are, and how that was chosen, if it was.
-    fn slice_for(&self, id: VolumeId, len: u64, flags: ReadFlags) -> (u64, Option<Cut>) {
-        let (said, under_way) = (self.slice_bytes, self.jobs.len());
-        let attached = self.attached(id).ok().filter(|_| flags.sliced && said.is_none());
-        let chosen = attached.map(|attached| attached.slicing.pick(len, under_way));
-        (said.or(chosen.map(|cut| cut.slice_bytes)).unwrap_or(SLICE_BYTES), chosen)
     }
 
     /// Brings a range into memory before it is asked for.

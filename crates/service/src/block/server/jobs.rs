@@ -86,8 +86,7 @@ impl Serving<'_> {
         let tag = self.core.tag(job);
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
-        let wire = if sliced { fabric.send_time(session) } else { None };
-        let flags = ReadFlags { private, sliced, device, wire, part: false };
+        let flags = ReadFlags { private, sliced, device, part: false };
         let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
             Ok(Step::Later) => {
                 self.sessions.note_held(session, read.len);

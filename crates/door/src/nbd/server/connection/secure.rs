@@ -66,7 +66,7 @@ impl Connection {
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let private = self.secure.is_some();
-        let flags = ReadFlags { private, sliced, device: !private, wire: None, part };
+        let flags = ReadFlags { private, sliced, device: !private, part };
         engine.read(reactor, self.volume, range, flags, tag)
     }
 
