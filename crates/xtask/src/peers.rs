@@ -220,7 +220,7 @@ fn contests(
     contests: Contests,
 ) -> Result<()> {
     let byway = provide_byway(options.byway.as_deref())?;
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in(place)?;
+    let folder = process::Scratch::new(place)?;
     let file = folder.path().join("volume.img");
     write_file(&file)?;
     let outcomes = contests(&byway, &file, folder.path(), options.rounds, options.seconds)?;
@@ -236,7 +236,7 @@ fn contests(
 }
 
 fn compare_wires(options: &WiresOptions, settings: &BTreeMap<String, String>) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
     let outcomes = wires::run(folder.path(), options.rounds, options.seconds, options.only.as_deref())?;
     for (name, value) in settings {
         println!("- {name}: {value}");
@@ -252,7 +252,7 @@ fn compare_wires(options: &WiresOptions, settings: &BTreeMap<String, String>) ->
 fn compare_clients(options: &ClientsOptions, settings: &BTreeMap<String, String>) -> Result<()> {
     let ContestOptions { rounds, seconds, json, byway } = &options.contest;
     let byway = provide_byway(byway.as_deref())?;
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
     let rows = clients::run(&byway, folder.path(), &options.clients, *rounds, *seconds)?;
     for (name, value) in settings {
         println!("- {name}: {value}");
@@ -268,7 +268,7 @@ fn compare_clients(options: &ClientsOptions, settings: &BTreeMap<String, String>
 fn compare_scale(options: &ScaleOptions, settings: &BTreeMap<String, String>) -> Result<()> {
     let ContestOptions { rounds, seconds, json, byway } = &options.contest;
     let byway = provide_byway(byway.as_deref())?;
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
     let file = folder.path().join("volume.img");
     write_file(&file)?;
     let half = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u16 / 2).clamp(1, 16);
@@ -293,7 +293,7 @@ fn compare_scale(options: &ScaleOptions, settings: &BTreeMap<String, String>) ->
 
 fn watch_connections(options: &IdleOptions) -> Result<()> {
     let byway = provide_byway(options.byway.as_deref())?;
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
     let file = folder.path().join("volume.img");
     std::fs::File::create(&file)?.set_len(FILE_BYTES)?;
     let (port, native) = (Kind::Byway.port(), native::PORT);
@@ -318,7 +318,7 @@ fn block(options: &Options, settings: BTreeMap<String, String>) -> Result<()> {
         bail!("nothing to measure: the cases are {}", names.join(", "));
     }
     let byway = provide_byway(options.byway.as_deref())?;
-    let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in("/dev/shm")?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
     let file = folder.path().join("volume.img");
     write_file(&file)?;
     let mut servers = Vec::new();

@@ -1,8 +1,12 @@
 //! Running other programs: every task here is mostly that.
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Between two looks at a condition that is waited for.
@@ -91,7 +95,74 @@ pub fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }
 
-/// A program in the background, killed by its process id when dropped.
+/// What a signal that ends this process ends with it.
+struct Started {
+    /// The process ids of all [`Background`] programs that have not been waited for: no other process has one of these ids.
+    programs: BTreeSet<u32>,
+    /// The folders of all [`Scratch`].
+    folders: BTreeSet<PathBuf>,
+}
+
+static STARTED: Mutex<Started> = Mutex::new(Started { programs: BTreeSet::new(), folders: BTreeSet::new() });
+
+fn started() -> MutexGuard<'static, Started> {
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has SIGINT, SIGTERM and SIGHUP end this process with what it has [`Started`]. A second call does nothing.
+fn end_together() -> Result<()> {
+    static TAKEN: OnceLock<()> = OnceLock::new();
+    if TAKEN.set(()).is_err() {
+        return Ok(());
+    }
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot take signals")?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let started = started();
+            for id in started.programs.iter().filter_map(|id| Pid::from_raw(i32::try_from(*id).ok()?)) {
+                // A program that has ended is what is wanted.
+                let _ = kill_process(id, Signal::KILL);
+            }
+            for folder in &started.folders {
+                // One that is gone is what is wanted.
+                let _ = std::fs::remove_dir_all(folder);
+            }
+            eprintln!("xtask: ended by signal {signal}, with what it had started");
+            // With the lock: nothing more starts.
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+/// A folder for the files of a task, removed when dropped, and when a signal ends this process.
+pub struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    /// Makes it in `place`.
+    pub fn new(place: &Path) -> Result<Self> {
+        end_together()?;
+        let mut started = started();
+        let folder = tempfile::Builder::new().prefix("byway-peers-").tempdir_in(place)?;
+        started.folders.insert(folder.path().to_owned());
+        Ok(Self(folder))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let mut started = started();
+        let _ = std::fs::remove_dir_all(self.0.path());
+        started.folders.remove(self.0.path());
+    }
+}
+
+/// A program in the background, killed by its process id when dropped, and when a signal ends this process.
 pub struct Background {
     child: Child,
 }
@@ -100,12 +171,15 @@ impl Background {
     /// Starts a program with its output going to `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let out = std::fs::File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+        end_together()?;
+        let mut started = started();
         let child = command
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
             .spawn()
             .with_context(|| format!("cannot start {}", shown(command)))?;
+        started.programs.insert(child.id());
         Ok(Self { child })
     }
 
@@ -116,15 +190,22 @@ impl Background {
 
     /// Whether the program has ended by itself.
     pub fn has_ended(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
+        let mut started = started();
+        let has_ended = self.child.try_wait()?.is_some();
+        if has_ended {
+            started.programs.remove(&self.child.id());
+        }
+        Ok(has_ended)
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
+        let mut started = started();
         // Both fail only for a child that has ended already, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        started.programs.remove(&self.child.id());
     }
 }
 
@@ -137,6 +218,34 @@ fn shown(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::BufRead;
+
+    /// Set for the process that the test below starts.
+    const STARTER: &str = "BYWAY_TEST_BACKGROUND_STARTER";
+
+    #[test]
+    fn a_signal_ends_what_was_started_too() {
+        if let Some(folder) = std::env::var_os(STARTER) {
+            let program = Background::start(Command::new("sleep").arg("600"), &Path::new(&folder).join("log")).unwrap();
+            println!("started {}", program.id());
+            // Until the signal.
+            loop {
+                std::thread::park();
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mut starter = Command::new(std::env::current_exe().unwrap());
+        starter.args(["--exact", "--nocapture", "process::tests::a_signal_ends_what_was_started_too"]);
+        let mut starter =
+            starter.env(STARTER, folder.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = std::io::BufReader::new(starter.stdout.take().unwrap()).lines().map_while(std::io::Result::ok);
+        let id = lines.find_map(|line| Some(line.split_once("started ")?.1.trim().to_owned())).unwrap();
+        let is_there = || Path::new("/proc").join(&id).exists();
+        assert!(is_there());
+        kill_process(Pid::from_child(&starter), Signal::TERM).unwrap();
+        assert_eq!(starter.wait().unwrap().code(), Some(128 + SIGTERM));
+        wait_for("the end of sleep", Duration::from_secs(30), || Ok((!is_there()).then_some(()))).unwrap();
+    }
 
     #[test]
     fn a_failing_program_is_an_error_with_its_complaint() {

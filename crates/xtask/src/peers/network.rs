@@ -2,6 +2,9 @@
 
 use crate::process;
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -32,10 +35,6 @@ pub fn run_again_isolated() -> Result<()> {
         std::fs::write(ALLOWED, format!("{} cubic", allowed.trim()))
             .context("cannot let a namespace choose cubic; it needs root and the kernel's tcp_cubic")?;
     }
-    // An interrupt ends the measurement inside; this program stays to put the list back.
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, std::sync::Arc::default())?;
-    }
     let outcome = run_again();
     let _ = std::fs::write(ALLOWED, allowed.trim());
     outcome
@@ -45,10 +44,24 @@ fn run_again() -> Result<()> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--"]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(INSIDE, "1");
-    let status = command.status().context("cannot start unshare (package util-linux)")?;
+    // A signal ends the measurement inside, which takes its servers along; this program stays to put the list back.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut child = command.spawn().context("cannot start unshare (package util-linux)")?;
+    let (id, handle) = (Pid::from_child(&child), signals.handle());
+    let status = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for signal in signals.forever() {
+                // `unshare` has become the measurement. It fails once that has ended.
+                let _ = Signal::from_named_raw(signal).map(|signal| kill_process(id, signal));
+            }
+        });
+        let status = child.wait();
+        handle.close();
+        status
+    })?;
     if let Some(signal) = status.signal() {
         bail!(
-            "the measurement was ended by signal {signal}; end the servers that it started, and remove what it left in /dev/shm"
+            "the measurement was killed by signal {signal}; end the servers that it left, and remove its folder in /dev/shm"
         );
     }
     if !status.success() {
