@@ -7,6 +7,9 @@
 //! (a crate left out, a filter, a feature) fails. When tests are added, raise that number to what
 //! the last line of a run calls passed, less those that need a kernel which others may lack.
 
+mod steps;
+
+use self::steps::Steps;
 use crate::{fuzz, guest, packages, process};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -82,15 +85,20 @@ pub fn run(options: &Options) -> Result<()> {
         println!("not here: {tool} (package {package}); tests that need it are skipped; --install gets it");
     }
     let has_nextest = provide_nextest(options.install || is_ci)?;
+    let mut steps = Steps::begin(step_names(options), process::target_directory()?);
+    steps.next();
     process::run(process::cargo().args(["build", "--release", "--package", "byway", "--package", "byway-preload"]))?;
     if options.long {
+        steps.next();
         fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;
+        steps.next();
         guest::run_all()?;
     }
 
     let skip_log = process::target_directory()?.join("skipped-tests");
     std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
-    let (Told { mut counts, failed: names }, is_good) = run_tests(options, has_nextest, &skip_log)?;
+    let (Told { mut counts, failed: names }, is_good) = run_tests(options, has_nextest, &skip_log, &mut steps)?;
+    steps.end();
     let skips = read_skips(&skip_log)?;
     counts.passed = counts.passed.saturating_sub(skips.whole.len());
     counts.skipped += skips.whole.len();
@@ -114,9 +122,20 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The steps of a run, in order. A filter and a long run have times of their own.
+fn step_names(options: &Options) -> Vec<&'static str> {
+    let long: &[_] = if options.long { &["fuzz targets", "guests"] } else { &[] };
+    let tests: &[_] = match (options.runner.is_empty(), options.long) {
+        (false, _) => &["chosen tests"],
+        (true, false) => &["tests", "seeded bugs"],
+        (true, true) => &["tests with more seeds", "seeded bugs with more seeds"],
+    };
+    [&["release build"], long, &["tests of the documentation"], tests].concat()
+}
+
 /// Runs the documentation's tests, which nextest does not, then all others, then (unless only some tests are asked for)
 /// those that need the bugs of `byway_reactor::seeded` built in. The second value is whether all runs succeeded.
-fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(Told, bool)> {
+fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path, steps: &mut Steps) -> Result<(Told, bool)> {
     let target = process::target_directory()?;
     // Other seeds in each long run.
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -138,6 +157,7 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(T
         }
         command
     };
+    steps.next();
     let (mut told, documented) = run_and_count(&mut command(&["test", "--doc"]), read_cargo_test)?;
     let (mut runner, read): (_, fn(&str) -> Option<Line>) = if has_nextest {
         let profile = if options.long { "long" } else { "default" };
@@ -145,9 +165,11 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path) -> Result<(T
     } else {
         (command(&["test", "--all-targets"]), read_cargo_test)
     };
+    steps.next();
     let (ran, tested) = run_and_count(runner.args(&options.runner), read)?;
     told.add(ran);
     let hunted = if options.runner.is_empty() {
+        steps.next();
         // The whole workspace, for the features of the other crates to be those of the run before: little is built again.
         let tests = ["--test", "seeded_bugs", "--test", "dsm_seeded_bugs", "--test", "leases_seeded_bugs"];
         let seeded = [&["--features", "byway-service/seeded-bugs"][..], &tests].concat();
