@@ -91,6 +91,18 @@ pub enum BenchError {
     Responder(#[from] ResponderError),
 }
 
+impl BenchError {
+    /// Whether another command line mends it.
+    pub fn is_command_line(&self) -> bool {
+        matches!(
+            self,
+            Self::Volume(VolumeBenchError::Block(_))
+                | Self::Fabric(FabricBenchError::Block(_) | FabricBenchError::Points)
+                | Self::Figures(FiguresError::Unknown(_))
+        )
+    }
+}
+
 /// Runs it; `serve` is a node, which the program on top of this crate has.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use byway_bench::{BenchCommand, MeasuredNode};
+use byway_bench::{BenchCommand, BenchError, MeasuredNode};
 use byway_reactor::IoChoice;
 use byway_service::block::spec::{Stage, VolumeName};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -13,7 +13,7 @@ use crate::address::Cidr;
 use crate::admission::ClientAuthentication;
 use crate::attach::{self, AttachArguments, DetachArguments};
 use crate::check;
-use crate::config::{TlsMode, parse_stage};
+use crate::config::{ConfigError, TlsMode, parse_stage};
 use crate::control::{self, ControlArguments};
 use crate::copy::{self, CopyArguments};
 use crate::demo::{self, DemoArguments};
@@ -27,7 +27,7 @@ use crate::mount::{self, MountArguments, UmountArguments};
 use crate::node::Measuring;
 use crate::opener;
 use crate::output;
-use crate::serve;
+use crate::serve::{self, ServeError};
 use crate::units::parse_size;
 
 /// Share disks, files and memory between the machines of a cluster.
@@ -246,6 +246,7 @@ pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
     let cli = Cli::parse();
     crate::log::to_stderr(cli.log.as_deref());
+    let has_file = matches!(&cli.command, Command::Serve(arguments) if arguments.config.is_some());
     let done = match cli.command {
         Command::Serve(arguments) if arguments.check => {
             check::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from)
@@ -282,8 +283,21 @@ pub fn run() -> ExitCode {
     };
     done.unwrap_or_else(|error| {
         output::note(harmless(&error.to_string()));
-        ExitCode::FAILURE
+        if is_command_line(&*error, has_file) { ExitCode::from(WRONG_COMMAND_LINE) } else { ExitCode::FAILURE }
     })
+}
+
+/// As clap ends the program.
+const WRONG_COMMAND_LINE: u8 = 2;
+
+/// Whether another command line mends an error. What a configuration file (`has_file`) has a part in may be the file's fault.
+fn is_command_line(error: &(dyn std::error::Error + 'static), has_file: bool) -> bool {
+    let is = |error: &ServeError| match error {
+        ServeError::Nothing(_) => !has_file,
+        ServeError::Config(ConfigError::Value { at, .. }) => !has_file || at.starts_with("--"),
+        _ => false,
+    };
+    error.downcast_ref().is_some_and(is) || error.downcast_ref().is_some_and(BenchError::is_command_line)
 }
 
 /// An error for a terminal: it may quote a server, and nothing in it shall move the cursor.
@@ -314,6 +328,25 @@ mod tests {
     #[test]
     fn what_a_server_says_cannot_steer_the_terminal() {
         assert_eq!(harmless("a\u{1b}[2Jb\nc\u{9b}"), "a\u{fffd}[2Jb\nc\u{fffd}");
+    }
+
+    #[test]
+    fn only_a_wrong_command_line_has_its_status() {
+        let serve = |words: &[&str]| {
+            let words = ["byway", "serve"].iter().chain(words);
+            let Command::Serve(arguments) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };
+            is_command_line(&check::check(&arguments).unwrap_err(), arguments.config.is_some())
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("byway.toml");
+        std::fs::write(&file, "volumes = [\"a=mem:1Q\"]").unwrap();
+        for wrong in
+            [&["--volume", "a=mem:1Q"][..], &["--volume", "a=mem:1M", "--listen", "x://y"], &["--threads", "999"], &[]]
+        {
+            assert!(serve(wrong), "{wrong:?}");
+        }
+        assert!(!serve(&["--config", file.to_str().unwrap()]), "the file is wrong");
+        assert!(!serve(&["--volume", "a=/no/such/file", "--listen", "tcp://127.0.0.1"]), "the file may come");
     }
 
     #[test]

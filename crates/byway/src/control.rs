@@ -279,7 +279,10 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
         writeln!(out, "no volume has changed")?;
     }
     if summary.certificates {
-        writeln!(out, "read again: certificates and revocation lists; connections of certificates on a list end")?;
+        writeln!(out, "read again: certificates and revocation lists")?;
+    }
+    if summary.sessions_ended > 0 {
+        writeln!(out, "sessions ended by a revoked certificate or lost access: {}", summary.sessions_ended)?;
     }
     for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
         writeln!(out, "{what}: {}", names.join(", "))?;

@@ -52,7 +52,7 @@ pub fn open(address: &Address, access: SocketAccess, files: &mut SocketFiles) ->
         return Ok(Endpoint { address: address.clone(), socket: None });
     }
     let failed = |source| StartError::Listen { address: address.clone(), source };
-    let Listening { socket, address, file } = patiently(|| listen_as(address, access)).map_err(failed)?;
+    let Listening { socket, address, file } = patiently(address, || listen_as(address, access)).map_err(failed)?;
     files.extend(file);
     Ok(Endpoint { address, socket: Some(socket) })
 }
@@ -71,12 +71,16 @@ fn access_of(place: &SocketPlace) -> std::io::Result<SocketAccess> {
 
 /// Listens, for a while also where another process still does: a node that was killed keeps its ports until the kernel has
 /// ended its I/O, and its successor starts at once. So too where another process makes or removes a socket just then.
-pub fn patiently<T>(mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+pub fn patiently<T>(address: &Address, mut listen: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     let deadline = Instant::now() + LISTEN_WAIT;
+    let mut is_said = false;
     let is_passing = |error: &Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::ResourceBusy);
     loop {
         match listen() {
             Err(error) if is_passing(&error) && Instant::now() < deadline => {
+                if !std::mem::replace(&mut is_said, true) {
+                    tracing::warn!(%address, seconds = LISTEN_WAIT.as_secs(), "in use by another process; waiting for its end");
+                }
                 let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
                 let _ = rustix::thread::nanosleep(&pause);
             }

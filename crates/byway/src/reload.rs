@@ -38,9 +38,12 @@ pub struct Summary {
     /// their clients' connections ended.
     #[serde(default)]
     pub reopened: Vec<String>,
-    /// Certificates, and revocation lists where there are any, were read again: connections that have lost by it ended.
+    /// Certificates, and revocation lists where there are any, were read again.
     #[serde(default)]
     pub certificates: bool,
+    /// Sessions that were ended: their certificate is revoked by now, or they have lost access to a volume.
+    #[serde(default)]
+    pub sessions_ended: usize,
     /// What had not happened yet when the reload was answered, in sentences; it will. Mostly nothing.
     #[serde(default)]
     pub pending: Vec<String>,
@@ -116,12 +119,12 @@ impl Patience {
         self.ending.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
-    /// Waits for a message; says whether one came.
-    pub fn receives(&self, receiver: &Receiver<()>) -> bool {
+    /// Waits for a message; `None` if none came.
+    pub fn receive<T>(&self, receiver: &Receiver<T>) -> Option<T> {
         loop {
             match receiver.recv_timeout(Self::STEP) {
                 Err(RecvTimeoutError::Timeout) if !self.is_over() => {}
-                received => return received.is_ok(),
+                received => return received.ok(),
             }
         }
     }

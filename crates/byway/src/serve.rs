@@ -29,7 +29,7 @@ use crate::control::{self, Asker, Order};
 use crate::lend::LendSpec;
 use crate::listening::{self, Endpoint, SocketFiles};
 use crate::memory::{default_mapped_bytes, memory_bytes};
-use crate::node::{Measuring, Node, NodeOptions, StartError};
+use crate::node::{Measuring, Node, NodeOptions, Replaced, StartError};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::reload::{self, Patience, Plan, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
@@ -332,8 +332,9 @@ impl Serving<'_> {
         let outcome = self.try_reload();
         match &outcome {
             Ok(summary) => {
-                let Summary { added, dropped, resized, changed, reopened, certificates: _, pending } = summary;
-                tracing::info!(?added, ?dropped, ?resized, ?changed, ?reopened, "reloaded");
+                let Summary { added, dropped, resized, changed, reopened, certificates: _, sessions_ended, pending } =
+                    summary;
+                tracing::info!(?added, ?dropped, ?resized, ?changed, ?reopened, sessions_ended, "reloaded");
                 for what in pending {
                     tracing::warn!("the reload has not come to its end: {what}");
                 }
@@ -366,7 +367,8 @@ impl Serving<'_> {
         let volumes: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.volume)).collect();
         let started = Instant::now();
         let patience = Patience { deadline: started + APPLY_LIMIT, ending: Arc::clone(&self.ending) };
-        let silent = self.node.replace(&volumes, allow, &patience);
+        let Replaced { silent, ended } = self.node.replace(&volumes, allow, &patience);
+        plan.summary.sessions_ended = ended;
         plan.summary.pending = reload::pending(silent, &retired.wait(&patience), started.elapsed());
         plan.summary
     }

@@ -158,13 +158,13 @@ impl Remote {
     pub fn info(&self) -> Option<RemoteInfo> {
         match &self.wire {
             Wire::Native(volume) => volume.info().map(|info| {
-                let flags = [(info.read_only, "read-only"), (info.volatile, "volatile")];
+                let volatile = info.volatile.then_some("volatile");
                 RemoteInfo {
                     bytes: info.len,
                     block_bytes: info.block_bytes,
                     request_bytes_max: info.request_max,
                     read_only: info.read_only,
-                    flags: flags.into_iter().filter_map(|(set, word)| set.then_some(word)).collect(),
+                    flags: nbd_flags(native_flags(info.read_only)).into_iter().chain(volatile).collect(),
                     description: String::new(),
                     has_extents: true,
                     process: info.volatile.then_some(info.instance),
@@ -486,6 +486,20 @@ pub fn close(reactor: &mut Reactor, remotes: &mut [&mut Remote]) {
 /// Whether a description says that the volume is volatile, and the rest of it.
 pub fn nbd_description(told: &str) -> (bool, &str) {
     told.strip_prefix(VOLATILE).map_or((false, told), |rest| (true, rest.trim_start()))
+}
+
+/// What every volume can do over byway's own wire, in NBD's words.
+fn native_flags(read_only: bool) -> TransmissionFlags {
+    let always = TransmissionFlags::SEND_FLUSH
+        | TransmissionFlags::SEND_FUA
+        | TransmissionFlags::SEND_CACHE
+        | TransmissionFlags::CAN_MULTI_CONN;
+    always
+        | if read_only {
+            TransmissionFlags::READ_ONLY
+        } else {
+            TransmissionFlags::SEND_TRIM | TransmissionFlags::SEND_WRITE_ZEROES | TransmissionFlags::SEND_FAST_ZERO
+        }
 }
 
 /// An export's flags as words, in the order of their bits.

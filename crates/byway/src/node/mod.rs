@@ -114,6 +114,15 @@ fn listen_hint(address: &Address, source: &std::io::Error) -> &'static str {
     }
 }
 
+/// What came of [`Node::replace`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replaced {
+    /// Loops that have not confirmed it yet: they do as told once they come to it.
+    pub silent: usize,
+    /// Sessions that were ended because their certificate is revoked by now, or because they have lost access.
+    pub ended: usize,
+}
+
 /// A running node.
 pub struct Node {
     loops: Vec<Loop>,
@@ -249,17 +258,17 @@ impl Node {
     /// machine's (empty: everybody). Volumes that are the same, perhaps in another size, go on; connections of those that
     /// are gone end.
     ///
-    /// Waits for every loop to confirm that it is so, as long as `patience` lasts, and gives how many have not: they do as told
-    /// once they come to it.
-    pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], patience: &Patience) -> usize {
+    /// Waits for every loop to confirm that it is so, as long as `patience` lasts.
+    pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], patience: &Patience) -> Replaced {
         let (confirm_allowed, allowed) = channel();
         // First those who may no longer come in: they are not to see what is new.
         self.tell_all(|| Message::Allow(allow.to_vec(), confirm_allowed.clone()));
         let (confirm_volumes, replaced) = channel();
         self.tell_all(|| Message::Volumes(volumes.to_vec(), confirm_volumes.clone()));
         drop((confirm_allowed, confirm_volumes));
-        let confirmed = |from: &Receiver<()>| self.loops.iter().take_while(|_| patience.receives(from)).count();
-        self.loops.len() - confirmed(&allowed).min(confirmed(&replaced))
+        let allowed = self.loops.iter().map_while(|_| patience.receive(&allowed)).count();
+        let ended: Vec<usize> = self.loops.iter().map_while(|_| patience.receive(&replaced)).collect();
+        Replaced { silent: self.loops.len() - allowed.min(ended.len()), ended: ended.into_iter().sum() }
     }
 
     /// Makes `shares` the list that is served. Sessions that use one that is gone, or is another now, end. The loops have done so when

@@ -41,7 +41,7 @@ fn a_replacement_is_answered_when_every_loop_has_made_it() {
     let node = Node::start(options(&[&keep, &last], Address::Unix(folder.path().join("nbd")))).unwrap();
     for _ in 0..100 {
         let next = memory("next");
-        assert_eq!(node.replace(&[Arc::clone(&keep), Arc::clone(&next)], &[], &patience(60)), 0);
+        assert_eq!(node.replace(&[Arc::clone(&keep), Arc::clone(&next)], &[], &patience(60)), Replaced::default());
         assert_eq!(Arc::strong_count(&last), 1, "no loop has it any more");
         last = next;
     }
@@ -76,7 +76,7 @@ fn a_loop_that_does_not_confirm_is_counted() {
         ending.store(true, std::sync::atomic::Ordering::Relaxed);
         (messages, untaken)
     });
-    assert_eq!(node.replace(&[volume], &[], &hour), 1);
+    assert_eq!(node.replace(&[volume], &[], &hour).silent, 1);
     drop(ends.join().unwrap());
     node.loops.pop();
     assert!(node.stop(Duration::from_secs(60)));
@@ -139,7 +139,7 @@ fn a_session_that_has_lost_its_access_by_a_reload_ends_and_others_go_on() {
         volumes[1].succeeded_by(lost.0, listed("10.0.0.0/8")),
         volumes[2].succeeded_by(narrowed.0, listed("unix:ro")),
     ];
-    assert_eq!(node.replace(&next.map(Arc::new), &[], &patience(60)), 0);
+    assert_eq!(node.replace(&next.map(Arc::new), &[], &patience(60)), Replaced { silent: 0, ended: 2 });
     let [kept, lost, narrowed] = &mut clients;
     let mut back = vec![0; 4096];
     kept.write(0, &[8; 4096], true).unwrap();

@@ -46,8 +46,9 @@ const FILE_CLASS: u8 = 0x21;
 pub(super) enum Message {
     /// A new stream of the NBD door.
     Stream(Detached),
-    /// The volumes from now on. Confirmed once it is so.
-    Volumes(Vec<Arc<Volume>>, Sender<()>),
+    /// The volumes from now on. Confirmed once it is so, with the number of sessions whose certificate is revoked by now or that
+    /// have lost access, and were ended.
+    Volumes(Vec<Arc<Volume>>, Sender<usize>),
     /// The shares from now on.
     Shares(Vec<Arc<Share>>),
     /// Who may connect from now on. Confirmed once it is so.
@@ -170,7 +171,7 @@ impl Worker {
         for endpoint in endpoints {
             let Address::Rdma(address) = endpoint.address else { continue };
             let in_use = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
-            let bound = patiently(|| match self.host.listen_rdma(&mut self.reactor, address) {
+            let bound = patiently(&endpoint.address, || match self.host.listen_rdma(&mut self.reactor, address) {
                 Err(error) if error.is(Errno::ADDRINUSE) => Err(in_use()),
                 bound => Ok(bound),
             });
@@ -359,10 +360,10 @@ impl Worker {
                     }
                 }
                 Message::Volumes(volumes, applied) => {
-                    self.take_volumes(&volumes);
+                    let ended = self.take_volumes(&volumes);
                     // Before the answer: whoever waits for it may want to be the last to know of a volume.
                     drop(volumes);
-                    let _ = applied.send(());
+                    let _ = applied.send(ended);
                 }
                 Message::Shares(shares) => self.shares.replace(&mut self.host, &mut self.reactor, &shares),
                 Message::Allow(allow, applied) => {
@@ -387,7 +388,8 @@ impl Worker {
         }
     }
 
-    fn take_volumes(&mut self, volumes: &[Arc<Volume>]) {
+    /// Gives how many sessions were ended because they may do less by now.
+    fn take_volumes(&mut self, volumes: &[Arc<Volume>]) -> usize {
         let names: Vec<_> = self.catalog.entries().map(|(volume, id)| (id, volume.name().to_owned())).collect();
         let changes = self.catalog.replace(&mut self.engine, &mut self.reactor, volumes);
         for id in &changes.gone {
@@ -405,11 +407,11 @@ impl Worker {
         }
         let services: Services<'_, '_> =
             &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender];
-        self.host.end_revoked(&mut self.reactor, services);
-        self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
+        let revoked = self.host.end_revoked(&mut self.reactor, services);
+        let dismissed = self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
         let (nbd, mut floor) = self.door();
         nbd.drop_volumes(&mut floor, &changes.gone);
-        nbd.enforce_access(&mut floor);
+        revoked + dismissed + nbd.enforce_access(&mut floor)
     }
 
     fn take_allowed(&mut self, allow: Vec<Cidr>) {

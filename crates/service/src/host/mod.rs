@@ -161,16 +161,17 @@ impl Host {
         At { fabric: &mut self.fabric, reactor, sessions: &mut self.sessions }
     }
 
-    /// Ends the sessions of clients whose certificate is on a revocation list by now.
-    pub fn end_revoked(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) {
+    /// Ends the sessions of clients whose certificate is on a revocation list by now; gives how many.
+    pub fn end_revoked(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) -> usize {
         let ended = self.sessions.dismiss_those(&mut self.fabric, reactor, Fabric::is_revoked);
-        for session in ended {
+        for &session in &ended {
             let client = self.sessions.get(session).map(|session| &session.client);
             tracing::info!(client = client.map(tracing::field::display), "session ended: its certificate was revoked");
             for service in &mut *services {
                 service.peer_gone(&mut self.at(reactor), session);
             }
         }
+        ended.len()
     }
 
     /// Takes a completion of the host's token class.

@@ -330,8 +330,8 @@ impl NbdDoor {
     }
 
     /// Ends the connections of clients that may do less by now than they were told: their certificate is on a revocation list,
-    /// or the volume is no longer for them, or no longer to be written.
-    pub fn enforce_access(&mut self, floor: &mut Floor<'_>) {
+    /// or the volume is no longer for them, or no longer to be written. Gives how many.
+    pub fn enforce_access(&mut self, floor: &mut Floor<'_>) -> usize {
         let tls = self.options.tls.server();
         let has_lost = |client: &Client| match &client.phase {
             Phase::Greeting(greeting) => greeting.guest().has_lost(None, tls),
@@ -342,10 +342,11 @@ impl NbdDoor {
         };
         let ends: Vec<usize> =
             self.clients.iter().filter(|(_, client)| has_lost(client)).map(|(index, _)| index).collect();
-        for index in ends {
+        for &index in &ends {
             self.clients[index].fail(End::AccessLost);
             self.advance(floor, index);
         }
+        ends.len()
     }
 
     /// Reads nothing more; connections end when what is in flight has been answered.
@@ -422,7 +423,9 @@ impl NbdDoor {
             self.last_end = Some(end);
             floor.reactor.close(client.socket);
             floor.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
-            if end.is_fault() {
+            // A peer that leaves in the greeting looked whether a server listens, as another node does at its start.
+            let looked = matches!((&client.phase, end), (Phase::Greeting(_), End::Stream(_)));
+            if end.is_fault() && !looked {
                 self.counters.faults += 1;
                 tracing::info!(peer = name_of(client.peer), reason = %end, "NBD connection ended");
             } else {

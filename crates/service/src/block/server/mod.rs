@@ -132,7 +132,7 @@ impl Volumes {
 
     /// Ends the sessions that may do less by now than when they began: a volume that they have open is no longer for them, or no
     /// longer to be written. What they ask for from here on is refused.
-    pub fn enforce_access(&mut self, host: &mut Host, reactor: &mut Reactor, engine: &Engine) {
+    pub fn enforce_access(&mut self, host: &mut Host, reactor: &mut Reactor, engine: &Engine) -> usize {
         let at = host.at(reactor);
         let mut ended = Vec::new();
         for client in self.clients.iter_mut().flatten() {
@@ -149,12 +149,13 @@ impl Volumes {
                 ended.push(client.session);
             }
         }
-        for slot in ended {
+        for &slot in &ended {
             let client = at.sessions.get(slot).map(|session| tracing::field::display(&session.client));
             tracing::info!(client, "session ended: a reload took its access away");
             // What of it waits for its turn is not begun either.
             self.leave(at.sessions, slot);
         }
+        ended.len()
     }
 
     /// Tells the clients of a volume its new size.
