@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
+
 /// Why a text is no range of addresses. Says what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CidrError {
@@ -22,60 +24,36 @@ pub enum CidrError {
 
 /// A range of IP addresses: `10.0.0.0/8`, `fd00::/8`, or one address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Cidr {
-    network: IpAddr,
-    prefix_bits: u8,
-}
+pub struct Cidr(IpNet);
 
 impl Cidr {
     /// Whether an address lies in it. An IPv4 address that came in over an IPv6 socket (`::ffff:a.b.c.d`) counts as
     /// IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
-        mask(address.to_canonical(), self.prefix_bits)
-            .is_some_and(|masked| masked == self.network && masked.is_ipv4() == self.network.is_ipv4())
+        self.0.contains(&address.to_canonical())
     }
-}
-
-/// The address with all bits behind the prefix cleared; `None` if it has fewer bits than that.
-fn mask(address: IpAddr, prefix_bits: u8) -> Option<IpAddr> {
-    let prefix_bits = u32::from(prefix_bits);
-    Some(match address {
-        IpAddr::V4(v4) => {
-            let clear = 32u32.checked_sub(prefix_bits)?;
-            IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(clear).unwrap_or(0)).into())
-        }
-        IpAddr::V6(v6) => {
-            let clear = 128u32.checked_sub(prefix_bits)?;
-            IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(clear).unwrap_or(0)).into())
-        }
-    })
 }
 
 impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
-        let bad = || CidrError::Range(text.to_owned());
-        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.parse().map_err(|_| bad())?;
-        let prefix_bits = match bits {
-            Some(bits) if bits.bytes().all(|b| b.is_ascii_digit()) => bits.parse().map_err(|_| bad())?,
-            Some(_) => return Err(bad()),
-            None if address.is_ipv4() => 32,
-            None => 128,
+        let range: Option<IpNet> = if text.contains('/') {
+            text.parse().ok()
+        } else {
+            text.parse().ok().map(|address: IpAddr| address.into())
         };
-        let network = mask(address, prefix_bits).ok_or_else(bad)?;
-        if network != address {
-            let meant = Self { network, prefix_bits }.to_string();
-            return Err(CidrError::HostBits { given: text.to_owned(), meant });
+        let range = range.ok_or_else(|| CidrError::Range(text.to_owned()))?;
+        if range.trunc() != range {
+            return Err(CidrError::HostBits { given: text.to_owned(), meant: range.trunc().to_string() });
         }
-        Ok(Self { network, prefix_bits })
+        Ok(Self(range))
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.network, self.prefix_bits)
+        self.0.fmt(f)
     }
 }
 
