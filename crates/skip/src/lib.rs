@@ -1,9 +1,11 @@
-//! For tests: what this machine lacks, said aloud and written down.
+//! For tests: what this machine lacks, said aloud and written down; and [`seeds`], which runs simulations.
 //!
 //! Neither libtest nor nextest lets a test say while it runs that it cannot: it passes, and what it printed is hidden. So each
 //! test that cannot run, or cannot run in all its cases, says so here and returns. Under `cargo xtask test` every such
 //! line goes to the file named by `BYWAY_SKIP_LOG`, and what did not run is counted as skipped.
 #![forbid(unsafe_code)]
+
+pub mod seeds;
 
 use std::fmt;
 use std::io::Write;
