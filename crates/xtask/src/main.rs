@@ -4,6 +4,7 @@
 //! project needs no script language and the checks themselves have tests.
 #![forbid(unsafe_code)]
 
+mod chart;
 mod fuzz;
 mod guest;
 mod install;
@@ -25,10 +26,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check the rules of the house that no compiler knows.
+    /// Check the rules of this project that no compiler knows.
     Tidy,
     /// Run the whole test suite against the release binary and say what was skipped.
     Test(suite::Options),
+    /// Draw the chart of README.md from the table in docs/figures.md.
+    Chart,
     /// Run every fuzz target for a while.
     Fuzz(fuzz::Options),
     /// Install the library for C programs: header, archive, shared object, pkg-config file.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Tidy => tidy::run(),
         Task::Test(options) => suite::run(&options),
+        Task::Chart => chart::run(),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Install(options) => install::run(&options),
         Task::Peers(task) => peers::run(&task),
