@@ -41,31 +41,35 @@ const BLOCK_BYTES_MAX: u64 = 1 << 20;
 /// The flags of `byway bench fabric`.
 #[derive(Args, Debug)]
 pub struct FabricBenchArguments {
-    /// Numbers of clients, 1 to 1024: one point for each
+    /// Numbers of clients, 1 to 1024; one measurement for each
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512,1024",
           value_parser = clap::value_parser!(u16).range(1..=BENCH_CLIENTS_MAX))]
     pub clients: Vec<u16>,
-    /// Processes that the clients are shared out to, at most. A client has connections of its own: two when driven (one for
-    /// messages, one for payloads), one when naive. The table says how many of both there were
+    /// Client processes, at most
+    ///
+    /// The clients are spread over them. Each client has its own connections: two when driven (one for messages, one for payloads),
+    /// one when naive. The table shows the numbers of processes and connections.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub processes: u16,
-    /// Receive frames of the server
+    /// Receive buffers of the server
     #[arg(long, value_name = "N", default_value_t = 125, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub frames: u16,
-    /// Blocks that the server gets at the same time, at most: as many as keep the wire and the store busy and no more, so
-    /// that what has come is still in the cache when it is worked on. The other frames stay free
+    /// Blocks that the server fetches at the same time, at most
+    ///
+    /// Enough of them keep wire and store busy; more would leave the processor's cache before the server works on them. The other
+    /// buffers stay free.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub ahead: u16,
-    /// Bytes of a block and of a frame, 8 to 1M, a multiple of 8
+    /// Size of a block and of a buffer, 8 to 1M, a multiple of 8
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size)]
     pub bs: u64,
     /// How payloads get to the server
     #[arg(long, value_enum, default_value = "both")]
     pub mode: Modes,
-    /// What carries them
+    /// Transport
     #[arg(long, value_enum, default_value = "tcp")]
     pub wire: Wire,
-    /// What the server does with a block besides checking it, while the block has its frame
+    /// What the server does with a block besides checking it
     #[arg(long, value_enum, default_value = "file")]
     pub store: Store,
     /// How long each point is measured, in seconds
@@ -85,9 +89,9 @@ pub struct FabricBenchArguments {
 /// Which modes are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Modes {
-    /// A request names where the payload lies, and the server gets it when it has a frame
+    /// A request says where the payload is, and the server gets it when it has a free buffer
     Driven,
-    /// The payload is sent unasked, thrown away where no frame is free, and sent again
+    /// The client sends the payload unasked; without a free buffer the server drops it, and the client sends it again
     Naive,
     /// Both
     Both,

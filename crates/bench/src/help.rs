@@ -1,4 +1,4 @@
-//! What `--help` says of the benches beyond their flags.
+//! The parts of `--help` of the benches beyond their flags.
 
 /// Of `byway bench volume`.
 pub(crate) const BENCH_VOLUME: &str = "\
@@ -8,7 +8,7 @@ Examples:
   byway bench volume byway://127.0.0.1/scratch --rw randwrite --overwrite --metrics 127.0.0.1:4712
 
 Exit status:
-  0 once it was measured, 1 if not, 2 for a wrong command line.";
+  0 on success, 1 on failure, 2 for an invalid command line.";
 
 /// Of `byway bench fabric`.
 pub(crate) const BENCH_FABRIC: &str = "\
@@ -17,7 +17,7 @@ Examples:
   byway bench fabric --clients 64,256 --mode driven --rounds 3
 
 Exit status:
-  0 once it was measured, 1 if not, 2 for a wrong command line.";
+  0 on success, 1 on failure, 2 for an invalid command line.";
 
 /// Of `byway bench figures`.
 pub(crate) const BENCH_FIGURES: &str = "\
@@ -26,4 +26,4 @@ Examples:
   byway bench figures --quick
 
 Exit status:
-  0 once the report is written, whatever its verdicts, 1 if it is not, 2 for a wrong command line.";
+  0 once the report is written, whatever its verdicts; 1 on failure; 2 for an invalid command line.";

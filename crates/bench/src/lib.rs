@@ -27,11 +27,11 @@ pub use self::workplace::Workplace;
 /// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
-    /// Read or write a volume of a node or an NBD server and print rate, latencies and cost
+    /// Read or write a volume, over byway's own protocol or NBD, and print rate, latency and CPU time
     #[command(after_long_help = help::BENCH_VOLUME)]
     Volume(VolumeBenchArguments),
-    /// Many clients that write to a server with few receive frames: throughput by clients, with and without server-driven
-    /// transfer
+    /// Write to a server with few receive buffers from many clients, with and without server-driven transfer, and print the
+    /// throughput for each number of clients
     #[command(after_long_help = help::BENCH_FABRIC)]
     Fabric(FabricBenchArguments),
     /// A process of `byway bench fabric`; started by it
@@ -40,7 +40,7 @@ pub enum BenchCommand {
         /// What to do, as JSON.
         part: String,
     },
-    /// Do the figures of the papers on this machine, and write a report: whether their shape holds here, and why
+    /// Repeat the experiments of the papers on this machine, and report whether their results hold here
     #[command(after_long_help = help::BENCH_FIGURES)]
     Figures(FiguresArguments),
     /// The memory-bound program beside a node; started by `byway bench figures`

@@ -34,20 +34,22 @@ const LATENCY_NANOS_MAX: u64 = 60_000_000_000;
 /// The flags of `byway bench volume`.
 #[derive(Args, Debug)]
 pub struct VolumeBenchArguments {
-    /// The volume: byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, nbd://HOST[:PORT]/EXPORT or
-    /// nbd+unix:///EXPORT?socket=PATH, or the same with an s, as byways://, for TLS; byway+shm:///NAME?socket=PATH through
-    /// shared memory, byway+rdma://HOST[:PORT]/NAME by RDMA
+    /// Volume
+    ///
+    /// byway://HOST[:PORT]/NAME, byway+unix:///NAME?socket=PATH, byway+shm:///NAME?socket=PATH (shared memory),
+    /// byway+rdma://HOST[:PORT]/NAME, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; for TLS byways://, nbds:// or
+    /// nbds+unix://.
     pub uri: RemoteUri,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
-    /// What to do
+    /// Access pattern
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Pattern,
-    /// Write to a volume that has something in it, and lose that
+    /// Write to a volume that contains data, which is lost
     #[arg(long)]
     pub overwrite: bool,
-    /// Bytes of a request, 512 to 1M
+    /// Size of a request, 512 to 1M
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
     pub bs: u64,
     /// Requests in flight on each connection, 1 to 256
@@ -56,13 +58,13 @@ pub struct VolumeBenchArguments {
     /// Sessions (NBD: connections), 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: u8,
-    /// How long, in seconds
+    /// Duration in seconds
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
-    /// What the event loop stands on: auto, uring or epoll
+    /// Kernel interface of the event loop: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = parse_io)]
     pub io: IoChoice,
-    /// Also say what it costs the server: the address of its metrics, what it was given as --http
+    /// The server's metrics address (its --http), to print the server's CPU time as well
     #[arg(long, value_name = "ADDRESS", value_parser = http_address)]
     pub metrics: Option<SocketAddr>,
     /// Print JSON
@@ -73,15 +75,15 @@ pub struct VolumeBenchArguments {
 /// Which requests, in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pattern {
-    /// One after the other.
+    /// Sequential reads.
     Read,
-    /// One after the other.
+    /// Sequential writes.
     Write,
-    /// Anywhere.
+    /// Random reads.
     Randread,
-    /// Anywhere.
+    /// Random writes.
     Randwrite,
-    /// Anywhere, half of each.
+    /// Random reads and writes, half of each.
     Randrw,
 }
 
@@ -104,7 +106,9 @@ pub enum VolumeBenchError {
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
     /// Its contents would be lost.
-    #[error("{0} has something in it{1}; name another volume, read with --rw randread, or add --overwrite to lose it")]
+    #[error(
+        "{0} contains data{1}; name another volume, read with --rw randread, or add --overwrite to replace the data"
+    )]
     Occupied(String, &'static str),
     /// The volume is too small for one request.
     #[error("the volume is smaller than one request; give a smaller --bs")]

@@ -39,7 +39,7 @@ pub enum Refusal {
     )]
     AllowAlone(Address),
     /// `--insecure` without `--allow`.
-    #[error("--insecure alone would open {0} to everybody; add --allow CIDR for those who may come in")]
+    #[error("--insecure alone would open {0} to every address; add --allow CIDR")]
     InsecureAlone(Address),
 }
 

@@ -528,7 +528,7 @@ pub fn parse_stage(text: &str) -> Result<Stage, String> {
     match text {
         "memory" => Ok(Stage::Memory),
         "device" => Ok(Stage::Device),
-        _ => Err(format!("`{text}` is none of memory, device")),
+        _ => Err(format!("`{text}` is not one of memory, device")),
     }
 }
 

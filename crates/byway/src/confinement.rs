@@ -33,7 +33,7 @@ fn raise(resource: Resource, wanted: Option<u64>) {
     if setrlimit(resource, Rlimit { current: wanted, maximum }).is_err()
         && let Err(error) = setrlimit(resource, Rlimit { current: now.maximum, maximum: now.maximum })
     {
-        tracing::warn!(?resource, %error, "the limit stays as it is");
+        tracing::warn!(?resource, %error, "cannot raise a resource limit");
     }
 }
 
@@ -41,7 +41,7 @@ fn raise(resource: Resource, wanted: Option<u64>) {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfinementError {
     /// A path cannot be opened to make a rule of it.
-    #[error("confine: {}: {source}; name a path that is there", path.display())]
+    #[error("cannot confine the node: {}: {source}; name a path that exists", path.display())]
     Path {
         /// Which.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum ConfinementError {
         source: io::Error,
     },
     /// The kernel refused.
-    #[error("confine: {0}; see byway doctor")]
+    #[error("cannot confine the node: {0}; see byway doctor")]
     Landlock(#[from] RulesetError),
 }
 

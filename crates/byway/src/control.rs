@@ -146,7 +146,7 @@ pub fn open(
             for stream in listener.incoming() {
                 let served = stream.and_then(|stream| serve_one(&stream, &*report, &*order));
                 if let Err(error) = served {
-                    tracing::warn!(%error, "a request on the control socket was not answered");
+                    tracing::warn!(%error, "cannot answer a request on the control socket");
                     // Out of descriptors, perhaps: not again and again.
                     let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
                 }
@@ -208,13 +208,13 @@ pub enum ControlError {
         source: std::io::Error,
     },
     /// It took the request and has not answered yet.
-    #[error("the node has not answered within {} s; it may still do as it was asked, see `byway ctl status`", .0.as_secs())]
+    #[error("the node has not answered within {} s; it may still complete the request, see `byway ctl status`", .0.as_secs())]
     Silent(Duration),
     /// It took the request, and closed the connection.
-    #[error("the node ended before it answered; its log says why, and whether it did as it was asked")]
+    #[error("the node ended before it answered; its log says why, and whether it completed the request")]
     Ended,
     /// The node answers something else.
-    #[error("the node's answer is not understood ({0}); is it the same version of byway?")]
+    #[error("cannot parse the node's answer ({0}); is it the same version of byway?")]
     Answer(#[from] serde_json::Error),
     /// The node says no.
     #[error("{0}")]
@@ -273,10 +273,10 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
         ("dropped", &summary.dropped),
         ("resized", &summary.resized),
         ("changed", &summary.changed),
-        ("opened anew", &summary.reopened),
+        ("reopened", &summary.reopened),
     ];
     if parts.iter().all(|(_, names)| names.is_empty()) {
-        writeln!(out, "no volume has changed")?;
+        writeln!(out, "no volume changed")?;
     }
     if summary.certificates {
         writeln!(out, "read again: certificates and revocation lists")?;
@@ -287,7 +287,7 @@ fn print_summary(out: &mut impl Write, summary: &Summary) -> std::io::Result<()>
     for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
         writeln!(out, "{what}: {}", names.join(", "))?;
     }
-    summary.pending.iter().try_for_each(|what| writeln!(out, "not yet: {what}"))
+    summary.pending.iter().try_for_each(|what| writeln!(out, "pending: {what}"))
 }
 
 fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
@@ -392,7 +392,7 @@ mod tests {
             print_summary(&mut out, &Summary { certificates, ..Summary::default() }).unwrap();
             String::from_utf8(out).unwrap()
         };
-        assert_eq!(said(false), "no volume has changed\n");
+        assert_eq!(said(false), "no volume changed\n");
         assert!(said(true).contains("read again: certificates"), "{}", said(true));
     }
 

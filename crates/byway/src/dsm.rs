@@ -50,7 +50,7 @@ pub struct DsmRunArguments {
 }
 
 fn parse_wire(name: &str) -> Result<Wire, String> {
-    Wire::from_name(name).ok_or_else(|| format!("{name} is none of shm, unix and tcp"))
+    Wire::from_name(name).ok_or_else(|| format!("{name} is not one of shm, unix, tcp"))
 }
 
 fn parse_waits(name: &str) -> Result<Waits, String> {

@@ -64,13 +64,15 @@ pub enum FarError {
     #[error(transparent)]
     Executable(#[from] ExecutableError),
     /// Too little memory to go on.
-    #[error("--limit {0}: less than 16M leaves no program room to work; give more")]
+    #[error("--limit {0}: a program needs at least 16M; give more")]
     Limit(u64),
     /// The kernel.
-    #[error("programs cannot be paged here: {0} (messages of forks need root, or CAP_SYS_PTRACE)")]
+    #[error("this machine does not let byway page programs: {0} (fork events need root or CAP_SYS_PTRACE)")]
     Userfault(#[from] OpenError),
     /// Not byway's wire, or TLS.
-    #[error("{0} names no lender; write byway://HOST, byway+unix:///?socket=PATH or byway+shm:///?socket=PATH")]
+    #[error(
+        "{0} is not the address of a lender; write byway://HOST, byway+unix:///?socket=PATH or byway+shm:///?socket=PATH"
+    )]
     NoLender(String),
     /// The lender's address.
     #[error(transparent)]
@@ -89,7 +91,7 @@ pub enum FarError {
     )]
     NoLibrary,
     /// The file for pages.
-    #[error("{}: {source}; name a folder with --spill that can be written, or give up the copies with --class none", folder.display())]
+    #[error("{}: {source}; name a folder with --spill that can be written, or keep no copies on disk with --class none", folder.display())]
     Spill {
         /// Where.
         folder: PathBuf,

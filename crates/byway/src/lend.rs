@@ -24,10 +24,10 @@ pub enum LendSpecError {
     #[error(transparent)]
     Size(#[from] UnitError),
     /// Less than a slab.
-    #[error("{0} bytes are less than a slab of {slab}M; lend at least that", slab = SLAB_BYTES >> 20)]
+    #[error("{0} bytes are less than one slab of {slab}M; lend at least {slab}M", slab = SLAB_BYTES >> 20)]
     TooSmall(u64),
     /// Another option than `guard`.
-    #[error("`{0}` is no option of --lend; write SIZE or SIZE,guard=SIZE")]
+    #[error("unknown option `{0}` of --lend; write SIZE or SIZE,guard=SIZE")]
     Option(String),
 }
 

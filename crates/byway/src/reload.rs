@@ -74,19 +74,19 @@ pub enum ReloadError {
         source: ShareError,
     },
     /// Something else has changed.
-    #[error("{0} cannot change while the node runs; restart it, or put the old value back")]
+    #[error("{0} cannot change while the node runs; restart the node, or restore the old value")]
     Fixed(&'static str),
     /// Memory that would be cut off may be written at that moment.
-    #[error("volume `{0}`: memory can only grow; take it out in one reload, and add it smaller in the next")]
+    #[error("volume `{0}`: a memory volume can only grow; remove it in one reload, and add it smaller in the next")]
     Shrinks(String),
     /// `byway ctl reopen` names something else.
     #[error("no volume is named `{0}`; byway ctl status lists them")]
     NoVolume(String),
     /// `byway ctl reopen` of memory.
-    #[error("volume `{0}` lies in memory, so there is no file to open anew; to empty it, drop and add it by reloads")]
+    #[error("volume `{0}` is in memory and has no file to reopen; to empty it, remove and add it by reloads")]
     NoFile(String),
     /// A node without volumes is a mistake.
-    #[error("the configuration names no volume and no share; to stop serving, stop the node")]
+    #[error("the configuration names no volume or share; to stop serving, stop the node")]
     Nothing,
     /// Certificates.
     #[error("TLS: {0}")]
@@ -277,7 +277,7 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
                 }
                 let moved = before.volume.store().moved(|path| files.identify(path)).map_err(failed)?;
                 if let Some(path) = moved {
-                    tracing::info!(volume = %name, path = %path.display(), "another file is there now: it is opened");
+                    tracing::info!(volume = %name, path = %path.display(), "the path names another file now; opening it");
                     Arc::new(reopen(&before.volume, spec, files).map_err(failed)?)
                 } else {
                     successor(before, spec).map_err(failed)?

@@ -105,7 +105,7 @@ pub enum ServeError {
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
     /// A loop has failed or panicked: the log says why. Who asked it has lost the connection.
-    #[error("an event loop has ended, so the node ends: the log says why; start it again")]
+    #[error("an event loop ended, so the node ends; the log says why; restart the node")]
     LoopEnded,
 }
 
@@ -176,10 +176,10 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     };
     tell(supervisor.ready(&serving.status()));
     let event = serving.follow_orders(&supervisor, &happened);
-    tell(supervisor.stopping("answering what is in flight"));
-    tracing::info!("shutting down: answering what is in flight");
+    tell(supervisor.stopping("completing requests in flight"));
+    tracing::info!("shutting down: completing requests in flight");
     if !serving.node.stop(DRAIN_LIMIT) {
-        tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests were still in flight; ended anyway");
+        tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests are still in flight after the limit; exiting anyway");
     }
     if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
 }
@@ -238,7 +238,7 @@ impl Drop for Sockets {
                 None => file.remove(),
             };
             if let Err(error) = removed {
-                tracing::warn!(path = %file.path.display(), %error, "the socket's file stays; the next node replaces it");
+                tracing::warn!(path = %file.path.display(), %error, "cannot remove the socket's file; the next node replaces it");
             }
         }
     }
@@ -336,10 +336,10 @@ impl Serving<'_> {
                     summary;
                 tracing::info!(?added, ?dropped, ?resized, ?changed, ?reopened, sessions_ended, "reloaded");
                 for what in pending {
-                    tracing::warn!("the reload has not come to its end: {what}");
+                    tracing::warn!("reload not complete yet: {what}");
                 }
             }
-            Err(error) => tracing::error!(%error, "the reload changed nothing"),
+            Err(error) => tracing::error!(%error, "reload failed; the running configuration is unchanged"),
         }
         if let Some(asker) = asker {
             let _ = asker.send(outcome.map_err(|error| error.to_string()));
@@ -354,8 +354,8 @@ impl Serving<'_> {
             self.apply(plan, &allow)
         });
         match &outcome {
-            Ok(_) => tracing::info!(volume, "opened anew"),
-            Err(error) => tracing::error!(volume, %error, "not opened anew"),
+            Ok(_) => tracing::info!(volume, "reopened"),
+            Err(error) => tracing::error!(volume, %error, "cannot reopen the volume"),
         }
         let _ = asker.send(outcome.map_err(|error| error.to_string()));
     }
@@ -526,14 +526,14 @@ fn confine_to(configuration: &Configuration) -> Result<(), ServeError> {
         }
     }
     let how = confine(&writable, &readable)?;
-    tracing::info!(landlock = ?how, "confined: files are opened by the opener alone");
+    tracing::info!(landlock = ?how, "confined by landlock; the opener process opens files");
     Ok(())
 }
 
 /// A service manager that does not listen is no reason to stop serving.
 fn tell(told: std::io::Result<()>) {
     if let Err(error) = told {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 

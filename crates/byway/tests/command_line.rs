@@ -96,7 +96,7 @@ fn copy_says_what_is_wrong_and_what_to_do() {
         (vec!["/nonexistent/x", text(&to)], "/nonexistent/x: No such file"),
         (vec![text(&from), text(&to)], "add --overwrite"),
         (vec![text(&from), text(&from), "--overwrite"], "both source and destination"),
-        (vec![text(&from), "/nonexistent/y"], "/nonexistent: no file can be made there: No such file or directory"),
+        (vec![text(&from), "/nonexistent/y"], "/nonexistent: cannot create a file there: No such file or directory"),
     ];
     let bare = (vec!["scratch-of-no-file", text(&to)], "or a volume: byway://HOST/scratch-of-no-file");
     for (arguments, part) in cases.into_iter().chain([bare]) {

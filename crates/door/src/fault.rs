@@ -270,7 +270,7 @@ impl FarJob {
                             self.pager.moved(frame, Moved::Missing);
                         }
                     } else {
-                        tracing::debug!(%error, process = helped.process, "a program has closed its helper's socket; its pages stay");
+                        tracing::debug!(%error, process = helped.process, "a program closed its helper's socket; its pages stay local");
                         for frame in commanded {
                             self.pager.moved(frame, Moved::Stays);
                         }
@@ -500,7 +500,7 @@ impl FarJob {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.was_exhausted, true) {
-                    tracing::warn!(%error, "no more memory is lent: the programs stay above their limit");
+                    tracing::warn!(%error, "no lender has memory left; programs stay above their limit");
                 }
                 self.pager.no_more_slabs();
             }

@@ -64,7 +64,7 @@ fn bench_volume_does_not_overwrite_contents_unless_told_to() {
         let refused = run(&binary(), &["bench", "volume", uri, "--rw", rw, "--seconds", "1"]);
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(
-            !refused.status.success() && said.contains("has something in it; ") && said.contains("--overwrite"),
+            !refused.status.success() && said.contains("contains data; ") && said.contains("--overwrite"),
             "{said}"
         );
         assert!(std::fs::read(&disk).unwrap() == contents, "nothing was written over {uri}");

@@ -128,7 +128,7 @@ fn a_volume_with_contents_is_overwritten_only_when_told_so_and_then_wholly() {
     let source = rig.text("source");
     for name in rig.names(&server, "full") {
         let said = rig.fail(&source, &name, &[]);
-        assert!(said.contains("has something in it") && said.contains("--overwrite"), "{said}");
+        assert!(said.contains("contains data") && said.contains("--overwrite"), "{said}");
     }
     assert!(std::fs::read(rig.path("full")).unwrap() == noise(SIZE, 5), "nothing was touched");
     for name in rig.names(&server, "full") {
@@ -330,7 +330,7 @@ fn nbdkit_gives_and_takes_whatever_it_can_and_cannot() {
         // Without structured replies there is no block status.
         let doubt = if policy.contains(&"--no-sr") { ", or its server does not tell" } else { "" };
         for said in [refused, String::from_utf8_lossy(&bench.stderr).into_owned()] {
-            assert!(said.contains(&format!(" has something in it{doubt}; name another")), "{policy:?}: {said}");
+            assert!(said.contains(&format!(" contains data{doubt}; name another")), "{policy:?}: {said}");
         }
         rig.copy(&rig.text("source"), &server.uri(""), &["--overwrite", "--connections", "4"]);
         assert!(std::fs::read(&backing).unwrap() == image, "{policy:?}: into it");

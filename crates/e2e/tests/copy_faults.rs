@@ -250,7 +250,7 @@ fn an_nbd_server_that_dies_ends_the_copy_with_a_word_and_the_copy_goes_on_later(
     let output = copy.end();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
-    assert!(said.contains("see whether it still runs") || said.contains("see whether the server still runs"), "{said}");
+    assert!(said.contains("check that it runs") || said.contains("check that the server runs"), "{said}");
     assert!(said.contains("run the same command again to resume (what is done is in "), "{said}");
     wait_for_port(port);
     let _again = rig.serve(0, port);

@@ -333,7 +333,7 @@ fn what_cannot_be_paged_is_refused_by_name() {
     for (limit, program, told) in [
         ("32M", path.as_str(), "a static program loads no libraries"),
         ("32M", "no-such-program", "no such program"),
-        ("1M", "true", "less than 16M"),
+        ("1M", "true", "at least 16M"),
     ] {
         let output = far(uri, limit, &[], &[program]);
         let said = String::from_utf8_lossy(&output.stderr);

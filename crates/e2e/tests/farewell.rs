@@ -71,14 +71,14 @@ fn a_command_that_refuses_to_go_on_takes_leave_of_its_servers() {
     let [disk, ro, small] = ["disk", "ro", "small"].map(|name| format!("nbd+unix:///{name}?socket={}", at("proxy")));
     let (source, copy, nowhere) = (at("source"), at("copy"), at("nowhere/resume"));
     let cases: [(&[&str], &str); 8] = [
-        (&["copy", &source, &disk], "has something in it; name another destination"),
-        (&["copy", &disk, &copy], "has something in it; name another destination"),
+        (&["copy", &source, &disk], "contains data; name another destination"),
+        (&["copy", &disk, &copy], "contains data; name another destination"),
         (&["copy", &disk, &disk], "is both source and destination"),
         (&["copy", &source, &ro], "is read-only"),
         (&["copy", &disk, &small], "and 1048576 are to be copied"),
         (&["copy", &source, &small, "--resume", &nowhere, "--overwrite"], "are to be copied"),
         (&["copy", &disk, &copy, "--resume", &nowhere, "--overwrite"], "the resume file"),
-        (&["bench", "volume", &disk, "--rw", "write", "--seconds", "1"], "has something in it; name another volume"),
+        (&["bench", "volume", &disk, "--rw", "write", "--seconds", "1"], "contains data; name another volume"),
     ];
     for (arguments, words) in cases {
         let before = connections.lock().unwrap().len();

@@ -82,7 +82,7 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=mem:1M\", \"new=mem:2M\"", "rename one");
     refused("\"keep=mem:2M\", \"new=mem:1M", "byway.toml");
     refused("\"keep=mem:2M\", \"new=mem:100T\"", "more than the memory of this machine");
-    refused("", "names no volume");
+    refused("", "names no volume or share");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmmap_limit = \"1G\"\nallow = [", "mmap_limit cannot change");
     let disk = rig.file("disk", 1 << 20);
@@ -144,10 +144,10 @@ fn a_restored_image_is_served_after_a_reload() {
         ),
     );
     client.expect("connected");
-    assert_eq!(rig.reload(), "no volume has changed\n");
+    assert_eq!(rig.reload(), "no volume changed\n");
     std::fs::write(rig.path("restored"), [b'r'; 1 << 20]).unwrap();
     std::fs::rename(rig.path("restored"), &disk).unwrap();
-    assert_eq!(rig.reload(), "opened anew: disk\n");
+    assert_eq!(rig.reload(), "reopened: disk\n");
     client.go_on();
     client.ends_well();
     std::fs::remove_file(&disk).unwrap();
@@ -177,7 +177,7 @@ fn a_node_that_gave_up_root_reloads_what_only_root_may_open() {
     run_well(&python, &["-c", &script]);
     assert_eq!(&std::fs::read(rig.path("disk")).unwrap()[512..1024], [b'x'; 512]);
     std::fs::rename(rig.file("restored", 2 << 20), &disk).unwrap();
-    assert_eq!(rig.reload(), "resized: disk\nopened anew: disk\n", "which file it is only the opener can see");
+    assert_eq!(rig.reload(), "resized: disk\nreopened: disk\n", "which file it is only the opener can see");
     let children = format!("/proc/{0}/task/{0}/children", rig.server.id());
     let opener = std::fs::read_to_string(children).unwrap();
     assert_eq!(opener.split_whitespace().count(), 1, "one opener: {opener}");

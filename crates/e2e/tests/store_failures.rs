@@ -58,7 +58,7 @@ fn a_failed_flush_is_seen_everywhere_until_the_volume_is_reopened() {
     for step in ["failed", "again"] {
         client.expect(step);
         assert!(!healthy(&rig));
-        assert_eq!(said(&rig.ctl(&["reopen", "disk"])), "opened anew: disk\n");
+        assert_eq!(said(&rig.ctl(&["reopen", "disk"])), "reopened: disk\n");
         assert!(healthy(&rig));
         client.go_on();
     }
@@ -66,7 +66,7 @@ fn a_failed_flush_is_seen_everywhere_until_the_volume_is_reopened() {
     assert!(healthy(&rig));
     let log = rig.server.log();
     assert_eq!(log.matches("a flush failed").count(), 2, "once for each time that it was opened:\n{log}");
-    for (volume, reason) in [("m", "lies in memory"), ("nosuch", "no volume is named `nosuch`")] {
+    for (volume, reason) in [("m", "is in memory"), ("nosuch", "no volume is named `nosuch`")] {
         let refused = rig.ctl(&["reopen", volume]);
         assert!(!refused.status.success() && said(&refused).contains(reason), "{}", said(&refused));
     }

@@ -20,7 +20,7 @@ pub enum RemoteError {
     #[error(transparent)]
     Tls(#[from] ClientTlsError),
     /// A volume must be named.
-    #[error("{0} names no volume; add its name, and see byway ls {0}")]
+    #[error("{0} does not name a volume; add its name, see byway ls {0}")]
     NoVolume(String),
     /// A native server did not open it.
     #[error("{uri}: {source}")]
@@ -60,7 +60,7 @@ pub enum RemoteError {
     },
     /// The server has reset the connection when TLS began.
     #[error(
-        "{uri}: the server closed the connection when TLS began, so it offers no TLS there, or does not admit this address; \
+        "{uri}: the server closed the connection when TLS began, so it does not offer TLS, or does not admit this address; \
          write {plain}:// if the network may be trusted"
     )]
     NoTls {
@@ -159,7 +159,7 @@ mod tests {
         for (uri, plain) in
             [("byways://h/d", "write byway:// if"), ("byways+unix:///d?socket=/run/x", "write byway+unix:// if")]
         {
-            assert!(said(uri).contains("offers no TLS") && said(uri).contains(plain), "{}", said(uri));
+            assert!(said(uri).contains("does not offer TLS") && said(uri).contains(plain), "{}", said(uri));
         }
         assert!(said("byway://h/d").contains("check the address"));
     }

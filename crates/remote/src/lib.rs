@@ -31,7 +31,7 @@ use byway_reactor::IoChoice;
 /// In words.
 pub fn http_address(text: &str) -> Result<SocketAddr, String> {
     let address = text.strip_prefix("http://").unwrap_or(text);
-    address.parse().map_err(|_| format!("`{text}` is no address; write ADDRESS:PORT, for example 127.0.0.1:4712"))
+    address.parse().map_err(|_| format!("invalid address `{text}`; write ADDRESS:PORT, for example 127.0.0.1:4712"))
 }
 
 /// Reads `--io`.
@@ -43,6 +43,6 @@ pub fn parse_io(text: &str) -> Result<IoChoice, String> {
         "auto" => Ok(IoChoice::Auto),
         "uring" => Ok(IoChoice::Uring),
         "epoll" => Ok(IoChoice::Epoll),
-        _ => Err(format!("`{text}` is none of auto, uring, epoll")),
+        _ => Err(format!("`{text}` is not one of auto, uring, epoll")),
     }
 }

@@ -29,7 +29,7 @@ pub enum ClientTlsError {
     #[error("over TLS the server's certificate must be checked; give --tls-ca FILE, the authority that signed it")]
     NoAuthority,
     /// Certificates for a connection that would be plain.
-    #[error("--tls-ca and its like are for byways:// and nbds://; write the address so, or leave them out")]
+    #[error("the --tls flags are for byways:// and nbds:// addresses; use such an address, or leave the flags out")]
     Plain,
     /// The files.
     #[error("TLS: {0}")]

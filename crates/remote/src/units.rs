@@ -6,13 +6,13 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnitError {
     /// Not digits and a known suffix.
-    #[error("`{0}` is no size; write bytes with an optional K, M, G or T (binary), for example 4096, 64K or 10G")]
+    #[error("invalid size `{0}`; write bytes with an optional K, M, G or T (binary), for example 4096, 64K or 10G")]
     Size(String),
     /// Over 2^64.
     #[error("`{0}` is too large; sizes go up to 16777215T")]
     SizeTooLarge(String),
     /// Not digits and a known suffix.
-    #[error("`{0}` is no time; write a number with us, ms or s, for example 500us, 10ms or 2s")]
+    #[error("invalid time `{0}`; write a number with us, ms or s, for example 500us, 10ms or 2s")]
     Time(String),
 }
 

@@ -22,9 +22,9 @@ const ANSWER_SECONDS_MAX: i64 = 60;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// A request names where the payload lies, and the server gets it when it has a frame.
+    /// A request says where the payload is, and the server gets it when it has a free buffer.
     Driven,
-    /// The payload is sent unasked, thrown away where no frame is free, and sent again.
+    /// The client sends the payload unasked; without a free buffer the server drops it, and the client sends it again.
     Naive,
 }
 
@@ -44,7 +44,7 @@ pub enum Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
-    /// It copies it into a file in memory.
+    /// Copies it into a file in memory.
     File,
     /// Nothing.
     None,

@@ -51,19 +51,19 @@ const EXPERIMENTS: [Experiment; 9] = [
 /// The flags of `byway bench figures`.
 #[derive(Args, Debug)]
 pub struct FiguresArguments {
-    /// Only this experiment, or those whose names begin so; may be repeated
+    /// Run only experiments whose names begin with NAME; may be repeated
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
-    /// The folder for report.html and data.json, made if it is not there
+    /// Folder for report.html and data.json, created if missing
     #[arg(long, value_name = "DIR", default_value = "figures")]
     pub out: PathBuf,
-    /// A folder on the disk that is read and written, with room for 512M [default: the folder for temporary files]
+    /// Folder on the disk to measure, with 512M free [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
-    /// How often each point is measured, interleaved with the others, 3 to 99
+    /// Rounds; each measures every point once, 3 to 99
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=99))]
     pub rounds: u8,
-    /// Few points and short ones: to see that all of it runs. The verdicts say little then
+    /// Measure few points briefly, to see that everything runs; the verdicts mean little
     #[arg(long)]
     pub quick: bool,
 }

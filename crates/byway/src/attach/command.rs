@@ -79,7 +79,7 @@ fn parse_name(text: &str) -> Result<VolumeName, String> {
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// Loop devices are root's.
-    #[error("attaching a volume takes root: it makes a block device; run it with sudo")]
+    #[error("attaching a volume needs root, to create a block device; run it with sudo")]
     NotRoot,
     /// Another wire.
     #[error("{0} is an NBD address; byway attach uses byway's own wire: write byway://, or use nbd-client")]
@@ -268,7 +268,7 @@ fn follow(heard: &Receiver<Event>, held: Held, supervisor: &Supervisor) -> Resul
         match (heard.recv(), &held) {
             (Ok(Event::Resized(bytes)), Some(held)) => {
                 if let Err(error) = renew_size(held) {
-                    tracing::error!(%error, bytes, "the volume has another size, and the device has not");
+                    tracing::error!(%error, bytes, "the volume was resized, but the device could not be");
                 }
             }
             (Ok(Event::Signal), Some(device)) if device.device.is_claimed().unwrap_or(false) => {
@@ -291,7 +291,7 @@ fn follow(heard: &Receiver<Event>, held: Held, supervisor: &Supervisor) -> Resul
 
 fn tell(told: io::Result<()>) {
     if let Err(error) = told {
-        tracing::warn!(%error, "the service manager was not told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 

@@ -50,7 +50,7 @@ pub enum DetachError {
         log: PathBuf,
     },
     /// Another user's.
-    #[error("the process of the device cannot be told: {0}; run this as root")]
+    #[error("cannot signal the device's process: {0}; run this as root")]
     Process(io::Error),
     /// It has ended, and its last flush failed.
     #[error("{name} is detached, and writes may be lost: {reason} (log: {})", log.display())]

@@ -116,7 +116,7 @@ impl Claim {
             std::os::unix::fs::symlink(&attachment.device, &link)
         });
         if let Err(error) = linked {
-            tracing::warn!(%error, link = %link.display(), "no link to the device; use its own name");
+            tracing::warn!(%error, link = %link.display(), "cannot link to the device; use the device's own name");
         }
         self.attachment = Some(attachment);
         Ok(())
@@ -129,7 +129,7 @@ impl Claim {
         attachment.failed = Some(error.to_string());
         let written = self.write(&attachment);
         if let Err(error) = written {
-            tracing::error!(%error, "the registry does not say that the last flush failed");
+            tracing::error!(%error, "cannot record in the registry that the last flush failed");
         }
         self.attachment = Some(attachment);
     }

@@ -94,7 +94,7 @@ impl VolumeFile {
     ) -> Result<Self, AttachError> {
         // The kernel writes back through this thread when memory runs short: what it allocates must not wait for that.
         if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-            tracing::warn!(%error, "the kernel does not know that this process serves a block device");
+            tracing::warn!(%error, "cannot mark this process as serving a block device (PR_SET_IO_FLUSHER)");
         }
         let mut reactor = Reactor::open(IoChoice::Auto, ATTACH_FRAME_BYTES).map_err(RemoteError::Loop)?;
         let (volume, info) = open_volume(&mut reactor, uri, tls, read_only)?;
@@ -267,7 +267,7 @@ impl VolumeFile {
 
     fn reply(&self, unique: u64, answer: Result<&[&[u8]], i32>) {
         if let Err(error) = self.channel.reply(unique, answer) {
-            tracing::error!(%error, "the kernel took no reply");
+            tracing::error!(%error, "cannot send a reply to the kernel");
         }
     }
 
@@ -277,17 +277,17 @@ impl VolumeFile {
             let bytes = match notice {
                 Notice::Opened(info) => {
                     self.is_away = false;
-                    tracing::info!("the volume is open again; requests that waited go on");
+                    tracing::info!("the volume is open again; waiting requests continue");
                     info.len
                 }
                 Notice::Resized(bytes) => bytes,
                 Notice::Disconnected(reason) if !self.is_away => {
                     self.is_away = true;
-                    tracing::warn!(%reason, "the server is not there; requests wait for it, {} s at most", ATTACH_LOST_AFTER.as_secs());
+                    tracing::warn!(%reason, "the server cannot be reached; requests wait, for at most {} s", ATTACH_LOST_AFTER.as_secs());
                     continue;
                 }
                 Notice::Refused(error) => {
-                    tracing::warn!(%error, "the server does not open the volume; requests wait");
+                    tracing::warn!(%error, "the server cannot open the volume; requests wait");
                     continue;
                 }
                 // Each of the attempts to reach it again tells as much.

@@ -109,7 +109,7 @@ pub enum CopyCommandError {
     #[error("copy: {0}")]
     Place(#[from] PlaceError),
     /// It would be lost.
-    #[error("copy: {0} has something in it{1}; name another destination, or add --overwrite to lose it")]
+    #[error("copy: {0} contains data{1}; name another destination, or add --overwrite to replace the data")]
     Exists(String, &'static str),
     /// Source and destination are one.
     #[error(
@@ -126,7 +126,7 @@ pub enum CopyCommandError {
         source: io::Error,
     },
     /// The destination cannot be made.
-    #[error("copy: {}: no file can be made there: {source}; name a destination in a folder that you may write", folder.display())]
+    #[error("copy: {}: cannot create a file there: {source}; name a destination in a writable folder", folder.display())]
     Folder {
         /// Its folder.
         folder: PathBuf,
@@ -134,10 +134,10 @@ pub enum CopyCommandError {
         source: io::Error,
     },
     /// Signals cannot be caught.
-    #[error("copy: signals cannot be caught: {0}")]
+    #[error("copy: cannot catch signals: {0}")]
     Signals(io::Error),
     /// The loop cannot be opened.
-    #[error("copy: no event loop: {0}; try --io epoll, and see byway doctor")]
+    #[error("copy: cannot open an event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(io::Error),
     /// The copy is of no use.
     #[error("copy: {error}; when nobody writes to the source, run the same command again with --overwrite")]

@@ -118,7 +118,7 @@ pub enum CopyError {
         bytes: u64,
     },
     /// The source is not what it was when the copy began.
-    #[error("the source was changed while it was copied, and the copy is of no one state of it")]
+    #[error("the source changed during the copy, so the copy mixes old and new data")]
     Changed,
     /// The resume file failed.
     #[error("the resume file: {0}")]
@@ -127,7 +127,7 @@ pub enum CopyError {
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
     /// An endpoint answered with what was not asked for: a bug of byway.
-    #[error("an endpoint gave an answer to another question; please report this")]
+    #[error("internal error: an endpoint answered another request; please report this")]
     Confused,
 }
 

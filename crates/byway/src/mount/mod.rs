@@ -79,10 +79,10 @@ pub struct UmountArguments {
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// No share is named.
-    #[error("{0} names no share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
+    #[error("{0} does not name a share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
     NoShare(String),
     /// An address of NBD.
-    #[error("{0}: NBD has volumes, and no shares; write byway://HOST/SHARE")]
+    #[error("{0}: NBD has no shares; write byway://HOST/SHARE")]
     Nbd(String),
     /// The address.
     #[error(transparent)]
@@ -105,13 +105,13 @@ pub enum CommandError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// It ended at once.
-    #[error("the kernel did not begin with the mount; `byway doctor` says what this machine allows")]
+    #[error("the kernel did not start the mount; `byway doctor` says what this machine allows")]
     NotBegun,
     /// The process in the background.
     #[error("cannot start the process in the background: {0}")]
     Background(std::io::Error),
     /// It failed, and has said why.
-    #[error("{} is not mounted: the process in the background has said why", .0.display())]
+    #[error("{} is not mounted; the background process printed the reason", .0.display())]
     BackgroundFailed(PathBuf),
     /// Signals.
     #[error("cannot wait for signals: {0}")]
@@ -166,7 +166,7 @@ fn unmount_at_signals(directory: PathBuf) -> Result<(), CommandError> {
     let watch = move || {
         for _ in signals.forever() {
             if let Err(error) = unmount(&directory, true) {
-                tracing::error!(%error, "not unmounted");
+                tracing::error!(%error, "cannot unmount");
             }
         }
     };

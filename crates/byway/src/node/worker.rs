@@ -322,7 +322,7 @@ impl Worker {
             }
             Outcome::Accepted(Err(error)) if !self.draining => {
                 // Out of descriptors, most likely: go on in a moment, others may close theirs.
-                tracing::error!(%error, "cannot accept a connection (raise LimitNOFILE if it is EMFILE)");
+                tracing::error!(%error, "cannot accept a connection; on EMFILE, raise LimitNOFILE");
                 let at = self.reactor.now() + ACCEPT_PAUSE;
                 self.reactor.submit(Op::Timer { at }, completion.token.with_tag(TAG_ACCEPT_AGAIN));
             }
@@ -339,7 +339,7 @@ impl Worker {
             return true;
         }
         self.refused += 1;
-        tracing::warn!(?peer, "connection refused: not in an --allow range, or reset at once");
+        tracing::warn!(?peer, "connection refused: its address is not in an --allow range, or it was reset");
         self.reactor.close(socket);
         false
     }
@@ -356,7 +356,7 @@ impl Worker {
                             nbd.open(&mut floor, socket);
                         }
                         Ok(_) => {}
-                        Err(error) => tracing::error!(%error, "cannot take over a connection"),
+                        Err(error) => tracing::error!(%error, "cannot take over a connection from another loop"),
                     }
                 }
                 Message::Volumes(volumes, applied) => {

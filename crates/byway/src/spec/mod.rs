@@ -79,7 +79,7 @@ pub enum SpecFault {
     #[error("{0}")]
     Quote(&'static str),
     /// No `NAME=`.
-    #[error("there is no name; write NAME=PATH, for example disk=/srv/disk.img")]
+    #[error("the name is missing; write NAME=PATH, for example disk=/srv/disk.img")]
     NoName,
     /// A bad name.
     #[error("{0}")]
@@ -88,13 +88,13 @@ pub enum SpecFault {
     #[error("the path is missing; write {0}")]
     NoPath(&'static str),
     /// `word:` that is no kind of store.
-    #[error("`{0}:` is no kind of store; write mem:SIZE, null:SIZE, stripe:…, fault:…, or ./{0}:… if it is a file")]
+    #[error("unknown store `{0}:`; write mem:SIZE, null:SIZE, stripe:…, fault:…, or ./{0}:… if it is a file")]
     Scheme(String),
     /// A bad size or time.
     #[error("{0}")]
     Unit(#[from] UnitError),
     /// A size of a memory or null volume.
-    #[error("{bytes} bytes is no size of a volume; write a multiple of 512, for example {nearest}")]
+    #[error("a volume cannot have {bytes} bytes; write a multiple of 512, for example {nearest}")]
     VolumeBytes {
         /// What was asked for.
         bytes: u64,
@@ -105,7 +105,7 @@ pub enum SpecFault {
     #[error("a stripe starts with its chunk; write stripe:chunk=64K:PATH:PATH")]
     NoChunk,
     /// A bad chunk.
-    #[error("a chunk of {0} bytes is none; write a power of two from 4K to 64M, for example chunk=64K")]
+    #[error("invalid chunk of {0} bytes; write a power of two from 4K to 64M, for example chunk=64K")]
     Chunk(u64),
     /// One path, or too many.
     #[error("a stripe over {0} path(s); write 2 to {max}, separated by colons", max = limits::STRIPE_PATHS_MAX)]
@@ -117,31 +117,31 @@ pub enum SpecFault {
     #[error("{0}")]
     TooManyFaults(&'static str),
     /// An operation that no rule is about.
-    #[error("`{0}` is no operation; write any, read, write, flush, trim, zero or extents")]
+    #[error("unknown operation `{0}`; write any, read, write, flush, trim, zero or extents")]
     Operation(String),
     /// An effect that there is not.
-    #[error("`{0}` is no effect; write a time such as 10ms, or short, eio, enospc, enomem, eperm or etimedout")]
+    #[error("unknown effect `{0}`; write a time such as 10ms, or short, eio, enospc, enomem, eperm or etimedout")]
     Effect(String),
     /// Not `@OFFSET+LENGTH`.
-    #[error("`{0}` is no range; write @OFFSET+LENGTH with a length over 0, for example @1M+64K")]
+    #[error("invalid range `{0}`; write @OFFSET+LENGTH with a length over 0, for example @1M+64K")]
     Range(String),
     /// Not `#COUNT`.
-    #[error("`{0}` is no count; write #COUNT with a number over 0, for example #1")]
+    #[error("invalid count `{0}`; write #COUNT with a number over 0, for example #1")]
     Count(String),
     /// An option that there is not.
     #[error(
-        "`{0}` is no option; write ro, direct, stage=device, shared, format=raw, tls=required, rate=SIZE, access=CLIENT \
+        "unknown option `{0}`; write ro, direct, stage=device, shared, format=raw, tls=required, rate=SIZE, access=CLIENT \
          or description=TEXT (a comma inside a path needs a backslash or quotes)"
     )]
     Option(String),
     /// An option of a share that there is not.
     #[error(
-        "`{0}` is no option of a share; write ro, users=squash:UID, users=trust, access=CLIENT or description=TEXT (a comma inside \
+        "unknown option `{0}` of a share; write ro, users=squash:UID, users=trust, access=CLIENT or description=TEXT (a comma inside \
          a path needs a backslash or quotes)"
     )]
     ShareOption(String),
     /// A bad `users=`.
-    #[error("`{0}` names no users; write users=squash:UID[:GID] with numbers, users=trust or users=trust-root")]
+    #[error("invalid users `{0}`; write users=squash:UID[:GID] with numbers, users=trust or users=trust-root")]
     Users(String),
     /// A rate under [`limits::RATE_BYTES_MIN`].
     #[error("a rate of {0} bytes per second is under 1K/s; write for example 100M/s")]
@@ -150,7 +150,7 @@ pub enum SpecFault {
     #[error("{0}")]
     Access(#[from] AccessError),
     /// The same option again.
-    #[error("`{0}` is said twice; say it once")]
+    #[error("`{0}` is given twice; give it once")]
     Twice(&'static str),
     /// A value for a flag, or none where one belongs.
     #[error("{0}")]
@@ -160,12 +160,12 @@ pub enum SpecFault {
     DirectStore(&'static str),
     /// A shared file through this machine's page cache.
     #[error(
-        "shared needs direct: what another machine writes to the device would not be seen through this machine's page cache; \
+        "shared needs direct: this machine's page cache would hide what another machine writes to the device; \
          add direct, or leave shared out"
     )]
     SharedCached,
     /// A stage for a volume that has none.
-    #[error("stage is for direct volumes, whose bytes pass the page cache by; add direct, or leave it out")]
+    #[error("stage is for direct volumes; add direct, or leave it out")]
     Stage,
     /// Over [`limits::DESCRIPTION_BYTES_MAX`].
     #[error("the description is longer than {} bytes; write a shorter one", limits::DESCRIPTION_BYTES_MAX)]

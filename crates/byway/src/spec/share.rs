@@ -110,13 +110,13 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
         for (text, column, said) in [
-            ("/srv", 1, "there is no name"),
+            ("/srv", 1, "the name is missing"),
             ("home=", 6, "write NAME=DIR"),
             ("a/b=/srv", 1, "use only"),
-            ("home=/srv,rw", 11, "`rw` is no option of a share"),
+            ("home=/srv,rw", 11, "unknown option `rw` of a share"),
             ("home=/srv,users=alice", 11, "write users=squash:UID"),
-            ("home=/srv,users=squash:4294967295", 11, "names no users"),
-            ("home=/srv,ro,ro", 14, "said twice"),
+            ("home=/srv,users=squash:4294967295", 11, "invalid users"),
+            ("home=/srv,ro,ro", 14, "given twice"),
             ("home=/srv,ro=1", 11, "no value"),
         ] {
             let error = parse_share(text).unwrap_err();

@@ -107,7 +107,7 @@ impl Process {
                 FillError::NoMapping | FillError::Gone => FillOutcome::NoMapping,
                 FillError::Changing => FillOutcome::Changing,
                 error => {
-                    tracing::warn!(%error, page = at.page, "a page cannot be filled; tried again");
+                    tracing::warn!(%error, page = at.page, "cannot fill a page; retrying");
                     FillOutcome::Changing
                 }
             },

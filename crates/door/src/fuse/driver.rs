@@ -67,10 +67,10 @@ impl Request {
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A channel for a thread.
-    #[error("no further channel of the mount: {0}")]
+    #[error("cannot open another channel of the mount: {0}")]
     Channel(io::Error),
     /// A thread.
-    #[error("no thread for the mount: {0}; raise the limit of processes (ulimit -u)")]
+    #[error("cannot start a thread for the mount: {0}; raise the limit of processes (ulimit -u)")]
     Thread(io::Error),
 }
 
@@ -239,7 +239,7 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
 
 fn answer(channel: &Channel, unique: u64, with: Result<&[&[u8]], i32>) {
     if let Err(error) = channel.reply(unique, with) {
-        tracing::error!(%error, unique, "the kernel took no reply");
+        tracing::error!(%error, unique, "cannot send a reply to the kernel");
         // It waits for one still, if it did not end the request with an error of its own.
         let _ = channel.reply(unique, Err(Errno::IO.raw_os_error()));
     }

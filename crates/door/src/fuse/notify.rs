@@ -33,7 +33,7 @@ pub enum NotifyError {
     #[error("a name of {0} bytes: names have 1 to 255 (a bug of byway)")]
     Name(usize),
     /// The kernel's.
-    #[error("the kernel took no invalidation: {0}")]
+    #[error("the kernel refused an invalidation: {0}")]
     Kernel(io::Error),
 }
 

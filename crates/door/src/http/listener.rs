@@ -68,7 +68,7 @@ impl axum::serve::Listener for Bounded {
                     return (Connection { stream: Box::pin(stream), end, place: self.place() }, peer);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the HTTP door cannot accept a connection");
+                    tracing::warn!(%error, "the HTTP server cannot accept a connection");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }

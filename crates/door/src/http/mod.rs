@@ -54,12 +54,12 @@ impl HttpDoor {
             runtime.block_on(async {
                 let listener = match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => listener,
-                    Err(error) => return tracing::error!(%error, "the HTTP door does not open"),
+                    Err(error) => return tracing::error!(%error, "cannot start the HTTP server"),
                 };
                 // Not a graceful end: a scraper that keeps its connection must not keep the node.
                 tokio::select! {
                     served = axum::serve(Bounded::new(listener, Box::new(admits)), router(report)) => {
-                        tracing::error!(?served, "the HTTP door ended");
+                        tracing::error!(?served, "the HTTP server ended");
                     }
                     _ = stopped => {}
                 }
@@ -89,7 +89,7 @@ impl Drop for HttpDoor {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the HTTP door's thread panicked");
+            tracing::error!("the HTTP server's thread panicked");
         }
     }
 }

@@ -169,7 +169,7 @@ impl Fabric {
             Err(Errno::CANCELED | Errno::BADF) => return,
             Err(error) => {
                 // Out of descriptors, most likely: go on in a moment, others may close theirs.
-                tracing::error!(%error, "cannot accept a connection (raise LimitNOFILE if it is EMFILE)");
+                tracing::error!(%error, "cannot accept a connection; on EMFILE, raise LimitNOFILE");
                 let again = Token::new(self.options.class, ACCEPT, listener, 0);
                 return reactor.submit(Op::Timer { at: reactor.now() + ACCEPT_PAUSE }, again);
             }
@@ -183,7 +183,7 @@ impl Fabric {
         };
         let turned_away = !is_stranger && self.no_room(reactor.now(), peer);
         let refused = if is_stranger {
-            tracing::warn!(?peer, "connection refused: not in an --allow range, or reset at once");
+            tracing::warn!(?peer, "connection refused: its address is not in an --allow range, or it was reset");
             Some(RefuseCode::Auth)
         } else if turned_away && self.lanes.len() >= LANES_MAX + TURNED_AWAY_MAX {
             Some(RefuseCode::Busy)
@@ -445,7 +445,7 @@ impl Fabric {
             let socket = match reactor.adopt(handed.connection) {
                 Ok(socket) => socket,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot take over a connection");
+                    tracing::warn!(%error, "cannot take over a connection from another loop");
                     continue;
                 }
             };

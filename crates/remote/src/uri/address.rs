@@ -23,35 +23,35 @@ pub const NBD_PORT: u16 = 10809;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
     /// None of `tcp://`, `unix://`, `shm://` and `rdma://`.
-    #[error("`{0}` is no address; write tcp://HOST:PORT, unix:///PATH, shm:///PATH or rdma://ADDRESS:PORT")]
+    #[error("invalid address `{0}`; write tcp://HOST:PORT, unix:///PATH, shm:///PATH or rdma://ADDRESS:PORT")]
     Scheme(String),
     /// Neither `tcp://` nor `unix://`, the two that NBD goes over.
-    #[error("`{0}` is no address for NBD; write tcp://HOST:PORT or unix:///PATH")]
+    #[error("invalid NBD address `{0}`; write tcp://HOST:PORT or unix:///PATH")]
     NbdScheme(String),
     /// Not `HOST[:PORT]`.
-    #[error("`{0}` is no host and port; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
+    #[error("invalid host and port `{0}`; write HOST:PORT, for example 127.0.0.1:4711 or [::1]:4711")]
     HostPort(String),
     /// Over 16 bits.
-    #[error("`{0}` is no port; ports are 0 to 65535")]
+    #[error("invalid port `{0}`; ports are 0 to 65535")]
     Port(String),
     /// A unix path that is not absolute, or too long for the kernel (107 bytes).
-    #[error("`{0}` is no path of a socket; write unix:// or shm:// and an absolute path of at most 107 bytes")]
+    #[error("invalid socket path `{0}`; write unix:// or shm:// and an absolute path of at most 107 bytes")]
     UnixPath(String),
     /// An unknown option follows the path of a socket.
     #[error(
-        "`{0}` is no option of a socket; write ,mode=MODE (octal, for example 0660) or ,group=NAME, and \\, for a comma in its path"
+        "unknown socket option `{0}`; write ,mode=MODE (octal, for example 0660) or ,group=NAME, and \\, for a comma in its path"
     )]
     SocketOption(String),
     /// Not `byway://HOST[:PORT]/NAME`.
     #[error(
-        "`{0}` is no address of a volume; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
+        "invalid volume address `{0}`; write byway://HOST[:PORT]/NAME, for example byway://store1/disk, or \
          byway+unix:///NAME?socket=PATH (byway+shm:// for shm listeners), byway+rdma://HOST[:PORT]/NAME, or byways:// and \
          byways+unix:// for TLS"
     )]
     Resource(String),
     /// A unix socket with a host, or without a path that can be one.
     #[error(
-        "`{0}` names no socket; write byway+unix:///NAME?socket=PATH (or byway+shm://), with a path of at most 107 bytes"
+        "`{0}` does not name a socket; write byway+unix:///NAME?socket=PATH (or byway+shm://), with a path of at most 107 bytes"
     )]
     Socket(String),
     /// The name in a resource is none.

@@ -34,7 +34,7 @@ pub enum RemoteUri {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteUriError {
     /// None of the schemes.
-    #[error("`{0}` is no address of a server or volume; {hint}", hint = scheme_hint(.0))]
+    #[error("invalid address of a server or volume `{0}`; {hint}", hint = scheme_hint(.0))]
     Scheme(String),
     /// A bad native address.
     #[error(transparent)]
@@ -43,14 +43,14 @@ pub enum RemoteUriError {
     #[error(transparent)]
     Nbd(#[from] NbdUriError),
     /// A path below a share with a bad percent sign.
-    #[error("`{0}`: a percent sign in the path stands before two hexadecimal digits; write %25 for itself")]
+    #[error("`{0}`: a percent sign in a path must precede two hexadecimal digits; write %25 for a percent sign")]
     Path(String),
     /// TLS without what it is for.
     #[error("over TLS the server's certificate is always checked; leave out tls-verify-peer=0")]
     Unverified,
     /// libnbd's folder of files.
     #[error(
-        "certificates are not named in the address: in place of tls-certificates=DIR give --tls-ca DIR/ca-cert.pem, and \
+        "certificates are given as flags, not in the address: instead of tls-certificates=DIR give --tls-ca DIR/ca-cert.pem, and \
          --tls-certificate DIR/client-cert.pem with --tls-key DIR/client-key.pem if the server wants one"
     )]
     Folder,
@@ -282,12 +282,12 @@ mod tests {
             ("bywya://h/d", "write byway://h/d"),
             ("ndbs://h/d", "write nbds://h/d"),
             ("http://h/x", "write byway://HOST/NAME"),
-            ("byway://h:99999/d", "`99999` is no port; ports are 0 to 65535"),
+            ("byway://h:99999/d", "invalid port `99999`; ports are 0 to 65535"),
             ("nbd://h:99999/d", "`99999` is not a port between 1 and 65535"),
         ] {
             let said = text.parse::<RemoteUri>().unwrap_err().to_string();
             assert!(said.contains(hint), "{said}");
-            assert!(!said.contains("names no volume"), "{said}");
+            assert!(!said.contains("does not name a volume"), "{said}");
         }
     }
 

@@ -44,7 +44,7 @@ pub enum NbdUriError {
     #[error("`{0}` is not an NBD URI: it must start with nbd://, nbds://, nbd+unix:// or nbds+unix://")]
     Scheme(String),
     /// No host.
-    #[error("the URI names no host; write nbd://HOST[:PORT]/EXPORT")]
+    #[error("the URI has no host; write nbd://HOST[:PORT]/EXPORT")]
     NoHost,
     /// The host cannot be one.
     #[error("`{0}` is not a host; an IPv6 address needs brackets")]
@@ -59,7 +59,7 @@ pub enum NbdUriError {
     #[error("a unix socket has no host; write nbd+unix:///EXPORT?socket=PATH")]
     UnixHost,
     /// A unix URI without `socket=`.
-    #[error("the URI names no socket; write nbd+unix:///EXPORT?socket=PATH")]
+    #[error("the URI has no socket; write nbd+unix:///EXPORT?socket=PATH")]
     NoSocket,
     /// A percent sign without two hexadecimal digits, or what is decoded is not UTF-8.
     #[error("`{0}` is badly percent-encoded")]

@@ -375,7 +375,7 @@ fn open_more(
             path = %path.display(),
             times = 1 + opened.len(),
             wanted = 1 + count,
-            "a file is open fewer times than wanted: durable writes wait for each other more; raise LimitNOFILE"
+            "a file has fewer descriptors than wanted, so durable writes wait for each other; raise LimitNOFILE"
         );
     }
     opened
@@ -433,7 +433,7 @@ fn open(
         // Nobody is kept from writing to it, and a copy does not empty it. Where there are no locks, that is not known.
         Some(fd) => {
             if let Err(error) = record_lock::hold_for_reading(fd) {
-                tracing::debug!(path = %path.display(), %error, "that it is served cannot be told to copies");
+                tracing::debug!(path = %path.display(), %error, "cannot lock the file against copies");
             }
         }
         None => {}

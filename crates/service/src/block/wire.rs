@@ -193,7 +193,7 @@ pub enum CallError {
     #[error("the server did not understand the request")]
     Malformed,
     /// The volume wants TLS.
-    #[error("the volume is served over TLS alone; connect with TLS")]
+    #[error("the volume is served over TLS only; connect with TLS")]
     TlsRequired,
     /// The server knows no such request: it is older or newer than this program.
     #[error("the server does not know this kind of request; it speaks another version of the protocol of volumes")]

@@ -126,7 +126,7 @@ pub enum ClientHandshakeError {
     #[error("the server needs TLS for this; use nbds://")]
     TlsRequired,
     /// The server has no TLS and we insist on it.
-    #[error("the server does not offer TLS ({0}); nothing was said in clear, and nothing will be")]
+    #[error("the server does not offer TLS ({0}); nothing was sent unencrypted")]
     TlsRefused(String),
     /// No such export.
     #[error("the server has no such export: {0}")]

@@ -333,7 +333,7 @@ impl Core {
             let bytes = reactor.frames().bytes().min(ARENA_BYTES_MAX);
             match FramePool::shared(bytes) {
                 Ok(arena) => fabric.lend(arena),
-                Err(error) => tracing::debug!(%error, "no memory to share: payloads go through the stream"),
+                Err(error) => tracing::debug!(%error, "cannot lend memory; payloads go through the stream"),
             }
         }
         self.session = Some(fabric.connect(reactor, self.address.clone(), self.identity));

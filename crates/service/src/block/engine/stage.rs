@@ -58,9 +58,14 @@ impl Stage {
         let pool = memory.pool(DEVICE_POOL_BYTES);
         match &pool {
             Ok(pool) => {
-                tracing::info!(volume, function = memory.function(), bytes = pool.bytes(), "staged in device memory");
+                tracing::info!(
+                    volume,
+                    function = memory.function(),
+                    bytes = pool.bytes(),
+                    "volume uses device memory for its buffers"
+                );
             }
-            Err(error) => tracing::warn!(volume, %error, "a loop stages in main memory"),
+            Err(error) => tracing::warn!(volume, %error, "cannot use device memory; a loop uses main memory"),
         }
         Self { memory: Arc::clone(memory), pool: pool.ok() }
     }

@@ -204,7 +204,7 @@ impl Serving<'_> {
         let client = self.sessions.get(call.session).map(|session| session.client.clone()).unwrap_or_default();
         let volume = self.engine.volume(self.core.exports[index].volume).ok_or(CallError::NotFound)?;
         let Some(right) = volume.right(&client) else {
-            tracing::debug!(volume = volume.name(), %client, "not in the volume's access list: told that there is none");
+            tracing::debug!(volume = volume.name(), %client, "the client is not in the volume's access list; answered not found");
             return Err(CallError::NotFound);
         };
         if volume.options().tls_required && !is_secure(fabric, call.session) {

@@ -151,7 +151,7 @@ impl Volumes {
         }
         for &slot in &ended {
             let client = at.sessions.get(slot).map(|session| tracing::field::display(&session.client));
-            tracing::info!(client, "session ended: a reload took its access away");
+            tracing::info!(client, "session ended: a reload revoked its access");
             // What of it waits for its turn is not begun either.
             self.leave(at.sessions, slot);
         }

@@ -32,17 +32,19 @@ pub enum ClientError {
     Tls(#[from] TlsError),
     /// Something came behind the server's word that TLS may begin, or the word before it was asked for. Nothing of it
     /// was used: it was not encrypted, so anybody on the way can have put it there.
-    #[error("the server, or somebody on the way to it, spoke in clear where TLS must begin; nothing of it was used")]
+    #[error(
+        "unencrypted bytes arrived where TLS must begin, from the server or injected on the path; they were discarded"
+    )]
     EarlyBytes,
     /// The server went away.
-    #[error("the server closed the connection; see whether it still runs, then start again")]
+    #[error("the server closed the connection; check that it runs, then start again")]
     ServerGone,
     /// The stream broke.
-    #[error("the connection failed: {0}; see whether the server still runs, then start again")]
+    #[error("the connection failed: {0}; check that the server runs, then start again")]
     Stream(OsError),
     /// Requests are in flight and nothing comes.
     #[error(
-        "the server has been silent for {CLIENT_SILENCE_SECONDS_MAX} s though it owes answers; see whether it hangs"
+        "no reply from the server for {CLIENT_SILENCE_SECONDS_MAX} s while requests are in flight; check whether it hangs"
     )]
     Silent,
     /// The server does not keep to the protocol.

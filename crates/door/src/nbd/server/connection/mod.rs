@@ -56,7 +56,7 @@ pub enum End {
     #[error("the client did not use TLS, which is required here; give it certificates (nbds://, tls-creds)")]
     PlainRefused,
     /// Plain bytes came behind STARTTLS: from a client that does not wait for the answer, or from somebody on the way.
-    #[error("plain bytes came behind STARTTLS, before TLS had begun; somebody on the way may have put them there")]
+    #[error("unencrypted bytes followed STARTTLS before TLS began; they may have been injected on the network path")]
     EarlyBytes,
     /// The client took too long for its handshake.
     #[error("the client did not finish its handshake in 10 s")]
