@@ -197,7 +197,7 @@ fn a_folder_in_which_no_copy_can_be_made_is_blamed_itself() {
         let refused = run(&binary(), &["copy", &rig.text("disk"), &format!("{folder}/copy")]);
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(
-            !refused.status.success() && said.contains(&format!("copy: {folder}: no file can be made there")),
+            !refused.status.success() && said.contains(&format!("copy: {folder}: cannot create a file there")),
             "{said}"
         );
         assert!(
