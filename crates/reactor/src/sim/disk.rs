@@ -456,17 +456,18 @@ impl Inner {
                 Outcome::Written { from, result }
             }
             Op::Sync { .. } => {
-                let fault = file.lock().fault(FileOp::Sync);
-                let fault = fault.or_else(|| file.lock().losses.tell(file.description));
-                let fault = fault.or_else(|| self.lose(file, plan.sync_error));
-                self.count.disk_errors += u64::from(fault.is_some());
+                // What an earlier sync lost is told here too, and says nothing of the bytes that this one writes out.
+                let is_lost = self.lose_by_sync(file);
                 let mut state = file.lock();
+                let told = state.losses.tell(file.description);
+                self.count.disk_errors += u64::from(told.is_some());
                 state.syncs.remove(&key);
-                match fault {
-                    Some(_) => state.forget_dirty(since),
-                    None => state.harden(0..usize::MAX, since),
+                if is_lost {
+                    state.forget_dirty(since);
+                } else {
+                    state.harden(0..usize::MAX, since);
                 }
-                Outcome::Synced(fault.map_or(Ok(()), Err))
+                Outcome::Synced(told.map_or(Ok(()), Err))
             }
             Op::Allocate { offset, len, mode, .. } => {
                 let mut state = file.lock();
@@ -491,11 +492,19 @@ impl Inner {
         }
     }
 
-    /// By chance, bytes that are written out are lost: what the first to sync over each description is told. A disk that had no room
+    /// Whether a sync loses the bytes that it writes out: on purpose, or by chance. Each description is told then.
+    fn lose_by_sync(&mut self, file: &SimFile) -> bool {
+        let fault = file.lock().fault(FileOp::Sync);
+        let Some(error) = fault else { return self.lose(file) };
+        file.lock().losses.add(error);
+        true
+    }
+
+    /// Whether bytes that are written out are lost, by chance: the first to sync over each description is told. A disk that had no room
     /// for them may have none for what comes next.
-    fn lose(&mut self, file: &SimFile, probability: f64) -> Option<Errno> {
-        if !self.rng.chance(probability) {
-            return None;
+    fn lose(&mut self, file: &SimFile) -> bool {
+        if !self.rng.chance(self.plan.sync_error) {
+            return false;
         }
         let error = if self.rng.one_in(2) { Errno::NOSPC } else { Errno::IO };
         let mut state = file.lock();
@@ -503,7 +512,7 @@ impl Inner {
             state.full_for = self.rng.below(4);
         }
         state.losses.add(error);
-        state.losses.tell(file.description)
+        true
     }
 
     fn end_write(&mut self, key: u64, file: &SimFile, len: usize, durable: bool) -> Result<usize, Errno> {
@@ -513,7 +522,7 @@ impl Inner {
         let fault = fault.or_else(|| self.rng.chance(plan.no_space).then_some(Errno::NOSPC));
         let fault = fault.or_else(|| file.lock().finds_no_room());
         // A durable write is told of others' bytes as a sync is, also that there was no room for them.
-        let others = if durable { self.lose(file, plan.sync_error) } else { None };
+        let is_lost = durable && self.lose(file);
         let Some(write) = file.lock().writes.remove(&key) else { return Err(Errno::IO) };
         if let Some(error) = fault {
             self.count.disk_errors += 1;
@@ -524,12 +533,15 @@ impl Inner {
         state.end_write(&write, usize::MAX);
         if durable && len > 0 {
             let version = state.version;
-            if let Some(error) = state.losses.tell(file.description).or(others) {
-                self.count.disk_errors += 1;
+            if is_lost {
                 state.forget_dirty(version);
+            } else {
+                state.harden(write.sectors(), version);
+            }
+            if let Some(error) = state.losses.tell(file.description) {
+                self.count.disk_errors += 1;
                 return Err(error);
             }
-            state.harden(write.sectors(), version);
         }
         Ok(len)
     }
