@@ -135,7 +135,7 @@ impl Pager {
             }
             // Not before the others' last messages are here: a connection that is closed with bytes unread loses those on their way.
             if leaves_by.is_some_and(|at| self.machine.is_alone() || Instant::now() >= at) {
-                return self.sessions.close();
+                return self.sessions.close(LEAVE_TIME_MAX);
             }
             if !is_busy {
                 match self.waits {
@@ -294,7 +294,8 @@ impl Pager {
                 }
             }
             Action::End { reason } => {
-                self.sessions.flush(LAST_WORDS_TIME_MAX);
+                // Before the others see the end of these sessions: they shall name the cause, not this process.
+                self.sessions.close(LAST_WORDS_TIME_MAX);
                 self.die(&reason.to_string());
             }
         }

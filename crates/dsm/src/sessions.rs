@@ -8,8 +8,6 @@ use byway_fabric::node::{Deadline, Node, NodeError, Op, Outcome, Session, Submit
 use byway_service::dsm::Rank;
 use byway_service::dsm::wire::{MESSAGE_BYTES, Message};
 
-use crate::limits::LEAVE_TIME_MAX;
-
 /// What came.
 #[derive(Debug)]
 pub(crate) enum Incoming {
@@ -27,16 +25,13 @@ pub(crate) struct Sessions {
     receive: Option<Op>,
     /// Messages that wait for credit, in order. The protocol bounds them: each rank has one ask for a page under way.
     waiting: VecDeque<(Rank, [u8; MESSAGE_BYTES], Vec<u8>)>,
-    /// The last message to each rank.
-    last: Vec<Option<Op>>,
 }
 
 impl Sessions {
     pub(crate) fn new(node: Node, sessions: Vec<Option<Session>>) -> Self {
         let by_session = |(rank, session): (usize, &Option<Session>)| Some(((*session)?, rank as Rank));
         let ranks = sessions.iter().enumerate().filter_map(by_session).collect();
-        let last = sessions.iter().map(|_| None).collect();
-        Self { node, sessions, ranks, receive: None, waiting: VecDeque::new(), last }
+        Self { node, sessions, ranks, receive: None, waiting: VecDeque::new() }
     }
 
     /// Readable when [`Sessions::next`] has something.
@@ -53,22 +48,9 @@ impl Sessions {
     }
 
     /// False if it must wait. A rank that has gone is told by [`Sessions::next`].
-    fn try_send(&mut self, to: Rank, header: &[u8], payload: &[u8]) -> bool {
+    fn try_send(&self, to: Rank, header: &[u8], payload: &[u8]) -> bool {
         let Some(session) = self.sessions[usize::from(to)] else { return true };
-        match self.node.send(session, header, payload) {
-            Ok(op) => self.last[usize::from(to)] = Some(op),
-            Err(SubmitError::Busy) => return false,
-            Err(_) => {}
-        }
-        true
-    }
-
-    /// Waits until what was sent is on its way, if it has credit, but no longer than the time.
-    pub(crate) fn flush(&mut self, time: Duration) {
-        let deadline = Instant::now() + time;
-        for op in self.last.iter_mut().filter_map(Option::take) {
-            let _ = op.wait(Deadline::after(deadline.saturating_duration_since(Instant::now())));
-        }
+        !matches!(self.node.send(session, header, payload), Err(SubmitError::Busy))
     }
 
     /// Sends what waited, and has the node's loop do what there is to do. True if something may have come.
@@ -117,8 +99,8 @@ impl Sessions {
     }
 
     /// Ends all sessions when what was sent has gone out, or time is over.
-    pub(crate) fn close(mut self) {
-        let deadline = Instant::now() + LEAVE_TIME_MAX;
+    pub(crate) fn close(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
         while !self.waiting.is_empty() && self.progress().is_ok() && Instant::now() < deadline {
             // Credit comes with what the others send.
             let _ = self.next();
