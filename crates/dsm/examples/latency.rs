@@ -1,4 +1,4 @@
-//! What faults, locks and barriers cost between the first two processes of a job: `byway dsm run -n 2 -- latency 1000`.
+//! What faults, locks, barriers and false sharing cost between the first two processes of a job: `byway dsm run -n 2 -- latency 1000`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -34,6 +34,16 @@ fn time(what: &str, count: usize, mut access: impl FnMut(usize)) {
     println!("{what}: p50 {:?}, p99 {:?}", times[count / 2], times[count * 99 / 100]);
 }
 
+/// Stores to a word for 200 ms. Gives how often.
+fn share(word: &AtomicU64) -> u64 {
+    let (began, mut count) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_millis(200) {
+        word.store(count, Relaxed);
+        count += 1;
+    }
+    count
+}
+
 fn run() -> Result<(), Error> {
     let count: usize = std::env::args().nth(1).map_or(Ok(1000), |text| text.parse())?.max(1);
     let job = Job::join()?;
@@ -56,6 +66,7 @@ fn run() -> Result<(), Error> {
         time("load at the home of a page that the other has written", count, |at| _ = page(at).load(Relaxed));
     }
     job.barrier(0)?;
+    let received = job.counters().pages_received;
     let mut failed = None;
     let mut step = |result: Result<(), byway_dsm::CallError>| failed = failed.take().or(result.err());
     if first {
@@ -67,5 +78,14 @@ fn run() -> Result<(), Error> {
         time("free lock of which this process is the manager", count, |_| step(job.lock(0).map(drop)));
     }
     failed.map_or(Ok(()), Err)?;
+    job.barrier(0)?;
+    if first || second {
+        let stores = share(&pages[usize::from(job.rank())]);
+        let pages = job.counters().pages_received.saturating_sub(received).max(1);
+        if first {
+            println!("false sharing: {} stores to a word for each time that its page comes", stores / pages);
+        }
+    }
+    job.barrier(0)?;
     Ok(job.finish()?)
 }
