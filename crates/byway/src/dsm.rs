@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use byway_dsm::launch::{JobEnd, Launch, LaunchError, Stream};
+use byway_dsm::launch::{Hosts, JobEnd, Launch, LaunchError, Stream, run_agent};
 use byway_dsm::limits::{KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
 use byway_dsm::{Waits, Wire};
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
@@ -20,9 +21,12 @@ use crate::units::parse_size;
 /// What to do with jobs.
 #[derive(Subcommand, Debug)]
 pub enum DsmCommand {
-    /// Run a program as several processes that share memory, on this machine
+    /// Run a program as several processes that share memory, on this machine or several
     #[command(after_long_help = help::DSM_RUN)]
     Run(DsmRunArguments),
+    /// Start the process that standard input names: what `run --hosts` runs on each host
+    #[command(hide = true)]
+    Rank,
 }
 
 /// The flags of `byway dsm run`.
@@ -34,6 +38,12 @@ pub struct DsmRunArguments {
     /// Transport between the processes: shm, unix or tcp (over loopback)
     #[arg(long, value_name = "WIRE", default_value = "shm", value_parser = parse_wire)]
     pub wire: Wire,
+    /// Hosts that get equal parts of the processes: tcp://HOST:PORT,...; each process listens at PORT or a following port of its host
+    #[arg(long, value_name = "URI,...", value_delimiter = ',', conflicts_with = "wire", value_parser = parse_host)]
+    pub hosts: Vec<(String, SocketAddr)>,
+    /// Command that runs a command on a host; followed by the host's name and the command
+    #[arg(long, value_name = "COMMAND", default_value = "ssh", requires = "hosts")]
+    pub rsh: String,
     /// Size limit of all segments together, at most 64G; untouched pages use no memory
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_memory)]
     pub memory: u64,
@@ -53,6 +63,15 @@ fn parse_wire(name: &str) -> Result<Wire, String> {
     Wire::from_name(name).ok_or_else(|| format!("{name} is not one of shm, unix, tcp"))
 }
 
+/// A host's name, and the address that it has here.
+fn parse_host(uri: &str) -> Result<(String, SocketAddr), String> {
+    let place = uri.strip_prefix("tcp://").ok_or_else(|| format!("{uri} is not tcp://HOST:PORT"))?;
+    let (name, _) = place.rsplit_once(':').ok_or_else(|| format!("{uri} has no port"))?;
+    let address = place.to_socket_addrs().map_err(|error| format!("{uri}: {error}"))?.next();
+    let address = address.ok_or_else(|| format!("{name} has no address"))?;
+    Ok((name.trim_matches(['[', ']']).to_owned(), address))
+}
+
 fn parse_waits(name: &str) -> Result<Waits, String> {
     Waits::from_name(name).ok_or_else(|| format!("{name} is neither sleep nor spin"))
 }
@@ -69,10 +88,21 @@ fn parse_memory(text: &str) -> Result<u64, String> {
 /// # Errors
 /// Nothing was started.
 pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
-    let DsmCommand::Run(arguments) = command;
+    let arguments = match command {
+        DsmCommand::Run(arguments) => arguments,
+        DsmCommand::Rank => return Ok(run_agent()),
+    };
     let (program, rest) = arguments.program.split_first().ok_or(LaunchError::Ranks(0))?;
+    let hosts = if arguments.hosts.is_empty() {
+        None
+    } else {
+        let start = arguments.rsh.split_whitespace().map(Into::into).collect();
+        let agent = vec![std::env::current_exe()?.into(), "dsm".into(), "rank".into()];
+        Some(Hosts { hosts: arguments.hosts.clone(), start, agent })
+    };
     let job = Launch {
         wire: arguments.wire,
+        hosts,
         bytes: arguments.memory,
         keep_alive: Duration::from_secs(arguments.keep_alive),
         waits: arguments.pager,
@@ -114,4 +144,18 @@ fn print(rank: usize, stream: Stream, line: &[u8]) {
         Stream::Output => output::stdout().write_all(&whole).and_then(|()| output::stdout().flush()),
         Stream::Error => std::io::stderr().write_all(&whole),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_uris_with_ports() {
+        assert_eq!(parse_host("tcp://127.0.0.1:7000"), Ok(("127.0.0.1".to_owned(), ([127, 0, 0, 1], 7000).into())));
+        assert_eq!(parse_host("tcp://[::1]:7000").unwrap().0, "::1");
+        for wrong in ["127.0.0.1:7000", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "byway://127.0.0.1:7000", ""] {
+            assert!(parse_host(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -63,6 +63,10 @@ pub(crate) const DSM_RUN: &str = "\
 Examples:
   byway dsm run -n 4 -- ./sor 512 20
   byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
+  byway dsm run -n 8 --hosts tcp://node1:7000,tcp://node2:7000 -- /opt/sor 512 20
+
+With --hosts, byway must be installed at the same path on every host, and the program too. The processes talk over plain TCP: use a
+network that you trust. Rank 0 reads no input then.
 
 The program must join the job by the Rust crate byway-dsm (Job::join). Each output line is prefixed with the rank of its process.
 Rank 0 reads standard input. When a process ends before all are done, or is silent for 1.5 times --keep-alive, every other process

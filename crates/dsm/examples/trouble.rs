@@ -26,7 +26,8 @@ fn main() -> std::process::ExitCode {
         "pin" => pin(),
         "stranger" => stranger(),
         "signals" => signals(),
-        _ => Err("it knows leave, child, behind, between, drop, pin, stranger and signals".into()),
+        "steps" => steps(),
+        _ => Err("it knows leave, child, behind, between, drop, pin, stranger, signals and steps".into()),
     };
     done.map_or_else(
         |error| {
@@ -165,6 +166,20 @@ fn stranger() -> Done {
         return Err(format!("the counter is {}", counter.load(Relaxed)).into());
     }
     Ok(job.finish()?)
+}
+
+/// The processes take turns with a page, print each step, and never end.
+fn steps() -> Done {
+    let job = Job::join()?;
+    let counter = &job.segment("counter", PAGE_BYTES)?.words()[0];
+    for step in 0_u64.. {
+        job.barrier(0)?;
+        if step % u64::from(job.ranks()) == u64::from(job.rank()) {
+            counter.store(step, Relaxed);
+        }
+        println!("step {step}");
+    }
+    Ok(())
 }
 
 /// The pager's thread blocks signals whose handlers a program may have, and the program's threads do not.

@@ -1,5 +1,6 @@
 //! What a process is told of its job, by its environment.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub(crate) const WIRE: &str = "BYWAY_DSM_WIRE";
 /// Bytes of the area.
 pub(crate) const BYTES: &str = "BYWAY_DSM_BYTES";
 
+/// Of a job over several hosts, in place of the folder: where the ranks listen by TCP, one after the other.
+pub(crate) const PEERS: &str = "BYWAY_DSM_PEERS";
 /// The keep-alive, in milliseconds.
 pub(crate) const KEEP_ALIVE: &str = "BYWAY_DSM_KEEP_ALIVE";
 /// `sleep` or `spin`.
@@ -58,7 +61,7 @@ pub enum Wire {
     Shm,
     /// Unix sockets.
     Unix,
-    /// TCP over loopback.
+    /// TCP.
     Tcp,
 }
 
@@ -89,13 +92,22 @@ pub enum EnvironmentError {
     Wrong(&'static str, String),
 }
 
+/// How processes find each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// On one machine: in this folder.
+    Folder(PathBuf),
+    /// Each rank listens at its address.
+    Addresses(Vec<SocketAddr>),
+}
+
 /// A process's place in its job.
 #[derive(Clone, Debug)]
 pub(crate) struct Environment {
     pub(crate) rank: u8,
     pub(crate) ranks: u8,
     pub(crate) job: u64,
-    pub(crate) folder: PathBuf,
+    pub(crate) meeting: Meeting,
     pub(crate) wire: Wire,
     /// Of the area.
     pub(crate) pages: u64,
@@ -138,8 +150,18 @@ impl Environment {
         };
         let name = text(WIRE)?;
         let wire = Wire::from_name(&name).ok_or(EnvironmentError::Wrong(WIRE, name))?;
+        let meeting = match variable(PEERS) {
+            None => Meeting::Folder(text(FOLDER)?.into()),
+            Some(list) => {
+                let addresses: Result<Vec<SocketAddr>, _> = list.split(',').map(str::parse).collect();
+                match addresses {
+                    Ok(all) if all.len() as u64 == ranks && wire == Wire::Tcp => Meeting::Addresses(all),
+                    _ => return Err(EnvironmentError::Wrong(PEERS, list)),
+                }
+            }
+        };
         let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
-        Ok(Self { rank, ranks, job: number(JOB)?, folder: text(FOLDER)?.into(), wire, pages, keep_alive, waits })
+        Ok(Self { rank, ranks, job: number(JOB)?, meeting, wire, pages, keep_alive, waits })
     }
 }
 
@@ -165,6 +187,10 @@ mod tests {
         assert_eq!((place.keep_alive, place.waits), (KEEP_ALIVE_DEFAULT, Waits::Sleep));
         assert_eq!(read(&[(BYTES, Some("8192"))]).unwrap().pages, 2);
         assert_eq!(read(&[(KEEP_ALIVE, Some("2500"))]).unwrap().keep_alive, Duration::from_millis(2500));
+        assert_eq!(place.meeting, Meeting::Folder("/x".into()));
+        let peers = [(FOLDER, None), (PEERS, Some("10.0.0.1:7000,[::1]:7001"))];
+        let addresses = vec!["10.0.0.1:7000".parse().unwrap(), "[::1]:7001".parse().unwrap()];
+        assert_eq!(read(&peers).unwrap().meeting, Meeting::Addresses(addresses));
         assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);
     }
 
@@ -180,6 +206,7 @@ mod tests {
             (JOB, "x"),
             (KEEP_ALIVE, "0"),
             (WAITS, "nap"),
+            (PEERS, "10.0.0.1:7000"),
         ] {
             assert_eq!(read(&[(name, Some(value))]).unwrap_err(), EnvironmentError::Wrong(name, value.to_owned()));
         }

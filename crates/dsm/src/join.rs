@@ -9,7 +9,7 @@ use byway_service::dsm::wire::{Message, VERSION};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::area::AreaError;
-use crate::environment::{Environment, EnvironmentError, Wire};
+use crate::environment::{Environment, EnvironmentError, Meeting, Wire};
 use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, MESSAGES, NODE_FRAME_BYTES, STRANGERS_MAX};
 
 /// Why a process could not join its job.
@@ -28,6 +28,14 @@ pub enum JoinError {
     /// No sessions.
     #[error("the processes of the job cannot reach each other: {0}")]
     Node(#[from] NodeError),
+    /// The address that the job gives to this process cannot be had.
+    #[error("the process cannot listen at {address}: {error}; give its host another port")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why not.
+        error: NodeError,
+    },
     /// The kernel's.
     #[error("the process cannot join its job: {0}")]
     Io(#[from] std::io::Error),
@@ -143,7 +151,14 @@ fn rank_of(header: &[u8], mine: &Environment) -> Option<Rank> {
 }
 
 fn listen(node: &Node, environment: &Environment) -> Result<(), JoinError> {
-    let place = place(&environment.folder, environment.rank);
+    let place = match &environment.meeting {
+        Meeting::Folder(folder) => place(folder, environment.rank),
+        Meeting::Addresses(addresses) => {
+            let address = addresses[usize::from(environment.rank)];
+            let listening = node.listen(&Address::Tcp(address));
+            return listening.map(drop).map_err(|error| JoinError::Listen { address, error });
+        }
+    };
     let address = match environment.wire {
         Wire::Shm => Address::Shared(place),
         Wire::Unix => Address::Unix(place),
@@ -160,16 +175,24 @@ fn listen(node: &Node, environment: &Environment) -> Result<(), JoinError> {
     Ok(())
 }
 
+/// Where a rank listens, if it does.
+fn address_of(rank: Rank, mine: &Environment) -> Option<Address> {
+    let place = match &mine.meeting {
+        Meeting::Folder(folder) => place(folder, rank),
+        Meeting::Addresses(addresses) => return Some(Address::Tcp(addresses[usize::from(rank)])),
+    };
+    let address = match mine.wire {
+        Wire::Shm => Address::Shared(place.clone()),
+        Wire::Unix => Address::Unix(place.clone()),
+        Wire::Tcp => Address::Tcp(std::fs::read_to_string(&place).ok()?.parse().ok()?),
+    };
+    place.exists().then_some(address)
+}
+
 /// Connects as soon as the other listens.
 fn connect(node: &Node, mine: &Environment, rank: Rank, deadline: std::time::Instant) -> Result<Session, JoinError> {
-    let place = place(&mine.folder, rank);
     loop {
-        let address = match mine.wire {
-            Wire::Shm => Some(Address::Shared(place.clone())),
-            Wire::Unix => Some(Address::Unix(place.clone())),
-            Wire::Tcp => std::fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()).map(Address::Tcp),
-        };
-        if let Some(address) = address.filter(|_| place.exists()) {
+        if let Some(address) = address_of(rank, mine) {
             match node.connect(&address, until(deadline)) {
                 Ok(session) => return Ok(session),
                 // The socket's file may be there before anybody listens.

@@ -1,9 +1,11 @@
-//! Starts a job's processes on this machine, passes on what they print, and ends them all.
+//! Starts a job's processes, on this machine or on several, passes on what they print, and ends them all.
 
+mod agent;
 mod lines;
 mod process;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -13,9 +15,11 @@ use std::time::{Duration, Instant};
 use byway_service::limits::DSM_RANKS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use self::process::Process;
+use self::agent::order;
+pub use self::agent::run_agent;
+use self::process::{Input, Process};
 use crate::EXIT_JOB_ENDED;
-use crate::environment::{BYTES, FOLDER, JOB, KEEP_ALIVE, RANK, RANKS, WAITS, WIRE, Waits, Wire};
+use crate::environment::{BYTES, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, WAITS, WIRE, Waits, Wire};
 use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX};
 
 /// What to start.
@@ -23,8 +27,10 @@ use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT
 pub struct Launch {
     /// How many processes, 1 to 64.
     pub ranks: usize,
-    /// How they reach each other.
+    /// How they reach each other on one machine; over several it is TCP.
     pub wire: Wire,
+    /// Where they run, if not here.
+    pub hosts: Option<Hosts>,
     /// Bytes of memory that all segments together may have.
     pub bytes: u64,
     /// A process of which nothing has come for 1.5 times as long ends the job: from
@@ -36,6 +42,32 @@ pub struct Launch {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+}
+
+/// The machines of a job, which get equal parts of the processes, in the order of ranks.
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    /// Each machine: its name for `start`, and where the first of its processes listens; the others listen at the ports behind.
+    pub hosts: Vec<(String, SocketAddr)>,
+    /// The command that runs another command on a machine, as `ssh`: it is followed by the machine's name and the words of `agent`.
+    pub start: Vec<OsString>,
+    /// The command that takes an order from standard input and runs the process there: [`run_agent`].
+    pub agent: Vec<OsString>,
+}
+
+impl Hosts {
+    /// The machine of each rank, and the address.
+    fn places(&self, ranks: usize) -> Vec<(&str, SocketAddr)> {
+        let mut used = vec![0_u16; self.hosts.len()];
+        let place = |rank: usize| {
+            let host = rank * self.hosts.len() / ranks;
+            let (name, mut address) = (self.hosts[host].0.as_str(), self.hosts[host].1);
+            address.set_port(address.port().saturating_add(used[host]));
+            used[host] += 1;
+            (name, address)
+        };
+        (0..ranks).map(place).collect()
+    }
 }
 
 /// Where a process printed.
@@ -54,6 +86,9 @@ pub enum LaunchError {
     /// Too many or none.
     #[error("a job has 1 to {DSM_RANKS_MAX} processes, not {0}")]
     Ranks(usize),
+    /// A machine for each process at most, and at least one.
+    #[error("{0} processes cannot run on {1} machines: give at least one machine, and at least one process for each")]
+    Hosts(usize, usize),
     /// The program was not found, or may not be run.
     #[error("{}: {error}", program.to_string_lossy())]
     Program {
@@ -128,6 +163,7 @@ impl Launch {
         Self {
             ranks,
             wire: Wire::default(),
+            hosts: None,
             bytes: AREA_BYTES_DEFAULT,
             keep_alive: KEEP_ALIVE_DEFAULT,
             waits: Waits::default(),
@@ -144,24 +180,63 @@ impl Launch {
         if self.ranks == 0 || self.ranks > DSM_RANKS_MAX {
             return Err(LaunchError::Ranks(self.ranks));
         }
+        if let Some(Hosts { hosts, .. }) = &self.hosts
+            && (hosts.is_empty() || hosts.len() > self.ranks)
+        {
+            return Err(LaunchError::Hosts(self.ranks, hosts.len()));
+        }
         let folder = tempfile::Builder::new().prefix("byway-dsm-").tempdir()?;
         let job =
             u64::from_ne_bytes(byway_fabric::random::Random::from_kernel().bytes16()[..8].try_into().unwrap_or([7; 8]));
-        let path = folder.path().to_owned();
         let stopper = Stopper(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?));
+        let places = self.hosts.as_ref().map(|hosts| hosts.places(self.ranks)).unwrap_or_default();
+        let addresses: Vec<String> = places.iter().map(|(_, address)| address.to_string()).collect();
+        let wire = if self.hosts.is_some() { Wire::Tcp } else { self.wire };
+        let mut shared: Vec<(&str, OsString)> = vec![
+            (RANKS, self.ranks.to_string().into()),
+            (JOB, job.to_string().into()),
+            (WIRE, wire.name().into()),
+            (BYTES, self.bytes.to_string().into()),
+            (KEEP_ALIVE, self.keep_alive.as_millis().to_string().into()),
+            (WAITS, self.waits.name().into()),
+        ];
+        match &self.hosts {
+            Some(_) => shared.push((PEERS, addresses.join(",").into())),
+            None => shared.push((FOLDER, folder.path().into())),
+        }
         let mut running = Running { processes: Vec::new(), pids: Vec::new(), stopper, _folder: folder };
         for rank in 0..self.ranks {
-            let mut command = std::process::Command::new(&self.program);
-            command.args(&self.arguments);
-            command.env(RANK, rank.to_string()).env(RANKS, self.ranks.to_string()).env(JOB, job.to_string());
-            command.env(FOLDER, &path).env(WIRE, self.wire.name()).env(BYTES, self.bytes.to_string());
-            command.env(KEEP_ALIVE, self.keep_alive.as_millis().to_string()).env(WAITS, self.waits.name());
-            let process = Process::start(command, rank == 0);
-            let process = process.map_err(|error| LaunchError::Program { program: self.program.clone(), error })?;
+            let mut variables = shared.clone();
+            variables.push((RANK, rank.to_string().into()));
+            let process = self.start_process(rank, places.get(rank).map(|(host, _)| *host), &variables)?;
             running.pids.push(process.pid());
             running.processes.push(process);
         }
         Ok(running)
+    }
+
+    fn start_process(
+        &self,
+        rank: usize,
+        host: Option<&str>,
+        variables: &[(&str, OsString)],
+    ) -> Result<Process, LaunchError> {
+        let of = |program: &OsString| {
+            let program = program.clone();
+            move |error| LaunchError::Program { program, error }
+        };
+        if let (Some(host), Some(Hosts { start, agent, .. })) = (host, &self.hosts) {
+            let mut words = start.iter().cloned().chain([host.into()]).chain(agent.iter().cloned());
+            let program = words.next().unwrap_or_default();
+            let mut command = std::process::Command::new(&program);
+            command.args(words);
+            let order = order(variables, &self.program, &self.arguments);
+            return Process::start(command, Input::Order(order)).map_err(of(&program));
+        }
+        let mut command = std::process::Command::new(&self.program);
+        command.args(&self.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+        let input = if rank == 0 { Input::Inherited } else { Input::None };
+        Process::start(command, input).map_err(of(&self.program))
     }
 }
 
@@ -194,14 +269,20 @@ impl Running {
             }
             let ready = self.poll(deadline);
             if ready.is_empty() && output_until.is_none() && deadline.is_some_and(|at| Instant::now() >= at) {
+                // What runs on another machine is told first, and then no more waited for.
+                if self.processes.iter().any(Process::can_be_told) {
+                    deadline = Some(Instant::now() + END_TIME_MAX);
+                } else {
+                    deadline = None;
+                }
                 self.kill();
-                deadline = None;
             }
             for source in ready {
                 match source {
                     Source::Stop => {
                         let _ = rustix::io::read(&*self.stopper.0, &mut [0; 8]);
                         is_stopped = true;
+                        deadline = Some(Instant::now() + END_TIME_MAX);
                         self.kill();
                     }
                     Source::Output(rank, stream) => {

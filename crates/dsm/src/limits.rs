@@ -51,6 +51,9 @@ pub const STRANGERS_MAX: usize = 64;
 /// How long the processes of a job may take to end after one has failed; then they are killed.
 pub const END_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Bytes of what is told to another machine of a process: environment, program and arguments.
+pub const ORDER_BYTES_MAX: usize = 1 << 20;
+
 /// How long the output of processes that have ended is waited for, where a child of theirs that left its process group holds it open.
 pub const OUTPUT_TIME_MAX: Duration = Duration::from_millis(500);
 

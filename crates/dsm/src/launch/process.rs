@@ -1,9 +1,9 @@
 //! One process of a job, as its launcher sees it.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +15,15 @@ use rustix::process::{
 use super::Stream;
 use super::lines::Lines;
 
+/// What a process reads.
+pub(super) enum Input {
+    None,
+    /// What the launcher reads.
+    Inherited,
+    /// This, and the end of it when the process shall end: it is an agent on another machine.
+    Order(Vec<u8>),
+}
+
 /// How long a killed process may take to end before it is left to the kernel.
 const REAP_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -24,6 +33,8 @@ pub(super) struct Process {
     child: Child,
     descriptor: OwnedFd,
     has_group: bool,
+    /// Of an agent: closed, it ends the process there.
+    order: Option<ChildStdin>,
     output: Option<Lines>,
     errors: Option<Lines>,
     ended: Option<ExitStatus>,
@@ -31,16 +42,23 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a process, with standard input if it `has_input`.
-    pub(super) fn start(mut command: Command, has_input: bool) -> std::io::Result<Self> {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    /// Starts a process.
+    pub(super) fn start(command: Command, input: Input) -> std::io::Result<Self> {
+        Self::start_with(command, input, Stdio::piped)
+    }
+
+    /// Starts a process that prints to these.
+    pub(super) fn start_with(mut command: Command, input: Input, output: fn() -> Stdio) -> std::io::Result<Self> {
+        command.stdout(output()).stderr(output());
         // A process that reads a terminal must stay in the terminal's foreground group.
-        let has_group = !has_input || !std::io::stdin().is_terminal();
+        let has_group = !matches!(input, Input::Inherited) || !std::io::stdin().is_terminal();
         if has_group {
             command.process_group(0);
         }
-        if !has_input {
-            command.stdin(Stdio::null());
+        match input {
+            Input::None => drop(command.stdin(Stdio::null())),
+            Input::Inherited => {}
+            Input::Order(_) => drop(command.stdin(Stdio::piped())),
         }
         // SAFETY: one system call between fork and exec, which allocates nothing.
         unsafe {
@@ -57,7 +75,17 @@ impl Process {
         };
         let output = child.stdout.take().map(|pipe| Lines::of(pipe.into()));
         let errors = child.stderr.take().map(|pipe| Lines::of(pipe.into()));
-        Ok(Self { child, descriptor, has_group, output, errors, ended: None, was_killed: false })
+        let mut order = child.stdin.take();
+        if let (Input::Order(bytes), Some(pipe)) = (input, &mut order) {
+            // An agent that does not start ends, and says why itself.
+            let _ = pipe.write_all(&bytes);
+        }
+        Ok(Self { child, descriptor, has_group, order, output, errors, ended: None, was_killed: false })
+    }
+
+    /// Whether it is an agent that has not been told to end.
+    pub(super) fn can_be_told(&self) -> bool {
+        self.order.is_some() && self.ended.is_none()
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -113,8 +141,13 @@ impl Process {
         }
     }
 
-    /// Kills the process, and its children that are in its group.
+    /// Kills the process, and its children that are in its group; tells an agent to do so, the first time.
     pub(super) fn kill(&mut self) {
+        if self.can_be_told() {
+            self.was_killed = true;
+            self.order = None;
+            return;
+        }
         if self.ended.is_none() {
             self.was_killed = true;
             // One that has just ended is no fault.
@@ -133,6 +166,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.order = None;
         self.kill();
         let mut ended = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let _ = poll(&mut ended, Timespec::try_from(REAP_TIME_MAX).ok().as_ref());
