@@ -172,10 +172,12 @@ pub struct ServeArguments {
     /// pages stay in the page cache. The default is half of the machine's memory, or of the limit of the node's cgroup.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mmap_limit: Option<u64>,
-    /// Lend up to this much memory to programs of other machines (byway far): SIZE[,guard=SIZE] [default: none]
+    /// Lend up to this much memory to programs of other machines (byway far): SIZE[,guard=SIZE][,quota=SIZE] [default: none]
     ///
     /// Memory is lent in slabs of 64M. With guard=SIZE the node lends no slab that would leave this machine less than SIZE of available
-    /// memory. A slab uses memory as its borrower fills it. It is freed when the borrower returns it or its session ends.
+    /// memory. It takes slabs back when less is available, or when tasks stall for memory; borrowers have 5 s to move their pages.
+    /// quota=SIZE limits what one borrower gets. A slab uses memory as its borrower fills it. It is freed when the borrower returns it, its
+    /// session ends, or the borrower is silent for 10 s.
     #[arg(long, value_name = "SIZE")]
     pub lend: Option<LendSpec>,
     /// Number of event loops, 1 to 256 [default: one per core, at most one for each 4M of buffer memory]

@@ -12,8 +12,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use byway_door::http::{
-    FailureSnapshot, FrontendSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report, VolumeSnapshot,
-    flush_failed,
+    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report,
+    VolumeSnapshot, flush_failed,
 };
 use byway_reactor::Address;
 use byway_reactor::socket_file::SocketAccess;
@@ -303,14 +303,25 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     for volume in &status.volumes {
         print_volume(out, volume)?;
     }
-    if let Some(LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused }) = status.lending {
-        writeln!(
-            out,
-            "memory: {lent_bytes} of {limit_bytes} bytes lent, to {borrowers} borrowers; {refused} leases refused"
-        )?;
+    if let Some(lending) = &status.lending {
+        print_lending(out, lending)?;
     }
     status.nbd_clients.iter().try_for_each(|client| print_nbd_client(out, client))?;
     status.peers.iter().try_for_each(|peer| print_peer(out, peer))
+}
+
+fn print_lending(out: &mut impl Write, lending: &LendingSnapshot) -> std::io::Result<()> {
+    let LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused, taken_back_bytes, expired_bytes, largest } =
+        lending;
+    writeln!(
+        out,
+        "memory: {lent_bytes} of {limit_bytes} bytes lent, to {borrowers} borrowers; {refused} leases refused, {taken_back_bytes} bytes \
+         taken back, {expired_bytes} bytes not renewed"
+    )?;
+    largest.iter().try_for_each(|borrower| {
+        let BorrowerSnapshot { name, lent_bytes, taken_back_bytes } = borrower;
+        writeln!(out, "memory: borrower {name}: {lent_bytes} bytes lent, {taken_back_bytes} bytes taken back")
+    })
 }
 
 fn print_volume(out: &mut impl Write, volume: &VolumeSnapshot) -> std::io::Result<()> {

@@ -10,8 +10,9 @@ use byway_door::fault::{self, FarJob, FarOptions, FarReport};
 use byway_fabric::node::NodeOptions;
 use byway_reactor::userfault::OpenError;
 use byway_reactor::userfault::helper::SOCKET_VARIABLE;
+use byway_service::memory::pool::Class;
 use byway_service::memory::{BorrowError, Borrower};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::executable::{self, ExecutableError};
 use crate::limits::FAR_LIMIT_BYTES_MIN;
@@ -34,8 +35,9 @@ pub struct FarArguments {
     /// byway+rdma://ADDRESS; several, separated by commas, are used in turn
     #[arg(long, value_name = "URI", value_delimiter = ',', required = true)]
     pub from: Vec<RemoteUri>,
-    /// Where each page that left this machine is kept
-    #[arg(long, value_enum, default_value_t = Class::Disk)]
+    /// Where each page that left this machine is kept: disk (at a lender and in a file of this machine), mirror=2 (at two lenders), or
+    /// none (at one lender: when it is lost, a program that touches such a page gets SIGBUS)
+    #[arg(long, value_name = "CLASS", default_value = "disk", value_parser = parse_class)]
     pub class: Class,
     /// Folder of the file for --class disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
@@ -48,13 +50,14 @@ pub struct FarArguments {
     pub command: Vec<OsString>,
 }
 
-/// What a page relies on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Class {
-    /// At a lender only: when the lender is lost, a program that touches such a page gets SIGBUS.
-    None,
-    /// At a lender and in a file of this machine: when the lender is lost, the page is read from the file.
-    Disk,
+fn parse_class(text: &str) -> Result<Class, String> {
+    match text {
+        "none" => Ok(Class::None),
+        "disk" => Ok(Class::Disk),
+        "mirror=2" => Ok(Class::Mirror),
+        _ if text.starts_with("parity") => Err("there is no parity yet: take mirror=2, or disk".to_owned()),
+        _ => Err("a class is none, disk or mirror=2".to_owned()),
+    }
 }
 
 /// Why a program was not run, or not to its end.
@@ -85,6 +88,9 @@ pub enum FarError {
         /// Why not.
         source: BorrowError,
     },
+    /// Too few lenders for the class.
+    #[error("--class mirror=2 keeps each page at two lenders: name at least two with --from")]
+    Mirror,
     /// The library.
     #[error(
         "{LIBRARY} is not beside this program, nor in ../lib/byway: build it with `cargo build -p byway-preload`, or install byway"
@@ -119,6 +125,9 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
     if arguments.limit < FAR_LIMIT_BYTES_MIN {
         return Err(FarError::Limit(arguments.limit));
     }
+    if arguments.class == Class::Mirror && arguments.from.len() < 2 {
+        return Err(FarError::Mirror);
+    }
     let (name, rest) = arguments.command.split_first().ok_or(ExecutableError::NoName)?;
     let program = executable::find(name)?;
     executable::check(&program)?;
@@ -130,12 +139,12 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
         lenders.push((uri.to_string(), borrow(&rpc, uri)?));
     }
     let spill = match arguments.class {
-        Class::None => None,
+        Class::None | Class::Mirror => None,
         Class::Disk => Some(spill_file(&arguments.spill)?),
     };
     let folder = tempfile_folder().map_err(|error| FarError::Pager(error.into()))?;
     let socket = folder.0.join("pager");
-    let options = FarOptions { limit_bytes: arguments.limit, spill };
+    let options = FarOptions { limit_bytes: arguments.limit, class: arguments.class, spill };
     let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
     let mut child = Command::new(&program)
         .arg0(name)
@@ -221,10 +230,10 @@ fn tempfile_folder() -> std::io::Result<Folder> {
 }
 
 fn say(report: &FarReport, limit: u64) {
-    let counters = &report.pager;
+    let (counters, pool) = (&report.pager, &report.pool);
     crate::output::note(format!(
         "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched ({} ahead); {} put, {} went as \
-         zeroes, {} moves refused, {} lost",
+         zeroes, {} moves refused, {} lost; {} lenders given up, {} pages copied again, {} from another copy, {} with a wrong checksum",
         report.programs,
         show_size(report.resident_bytes_max as u64),
         show_size(limit),
@@ -237,5 +246,9 @@ fn say(report: &FarReport, limit: u64) {
         counters.went_zero,
         counters.stayed,
         counters.lost,
+        pool.given_up,
+        pool.copied,
+        pool.failed_over,
+        pool.corrupt,
     ));
 }

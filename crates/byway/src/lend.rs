@@ -8,13 +8,15 @@ use byway_service::memory::{Guard, Lending};
 
 use crate::units::{UnitError, parse_size};
 
-/// `SIZE[,guard=SIZE]`.
+/// `SIZE[,guard=SIZE][,quota=SIZE]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LendSpec {
     /// Bytes that are lent at most.
     pub bytes: u64,
     /// Bytes that stay available to this machine; `None`: nothing is looked at.
     pub guard_bytes: Option<u64>,
+    /// Bytes that one borrower gets at most; `None`: as much as there is.
+    pub quota_bytes: Option<u64>,
 }
 
 /// Why a text says no such thing.
@@ -26,8 +28,8 @@ pub enum LendSpecError {
     /// Less than a slab.
     #[error("{0} bytes are less than one slab of {slab}M; lend at least {slab}M", slab = SLAB_BYTES >> 20)]
     TooSmall(u64),
-    /// Another option than `guard`.
-    #[error("unknown option `{0}` of --lend; write SIZE or SIZE,guard=SIZE")]
+    /// Another option than `guard` and `quota`.
+    #[error("unknown option `{0}` of --lend; write SIZE[,guard=SIZE][,quota=SIZE]")]
     Option(String),
 }
 
@@ -35,16 +37,19 @@ impl FromStr for LendSpec {
     type Err = LendSpecError;
 
     fn from_str(text: &str) -> Result<Self, LendSpecError> {
-        let (size, options) = text.split_once(',').map_or((text, None), |(size, options)| (size, Some(options)));
-        let bytes = parse_size(size)?;
-        if bytes < SLAB_BYTES as u64 {
-            return Err(LendSpecError::TooSmall(bytes));
+        let mut parts = text.split(',');
+        let too_small =
+            |bytes: u64| if bytes < SLAB_BYTES as u64 { Err(LendSpecError::TooSmall(bytes)) } else { Ok(bytes) };
+        let bytes = too_small(parse_size(parts.next().unwrap_or_default())?)?;
+        let mut spec = Self { bytes, guard_bytes: None, quota_bytes: None };
+        for option in parts {
+            match option.split_once('=') {
+                Some(("guard", size)) => spec.guard_bytes = Some(parse_size(size)?),
+                Some(("quota", size)) => spec.quota_bytes = Some(too_small(parse_size(size)?)?),
+                _ => return Err(LendSpecError::Option(option.to_owned())),
+            }
         }
-        let guard = options.map(|option| {
-            let size = option.strip_prefix("guard=").ok_or_else(|| LendSpecError::Option(option.to_owned()))?;
-            Ok::<_, LendSpecError>(parse_size(size)?)
-        });
-        Ok(Self { bytes, guard_bytes: guard.transpose()? })
+        Ok(spec)
     }
 }
 
@@ -54,7 +59,7 @@ impl LendSpec {
     /// # Errors
     /// /proc/meminfo cannot be read, for the guard.
     pub fn open(self) -> std::io::Result<Arc<Lending>> {
-        Ok(Arc::new(Lending::new(self.bytes, self.guard_bytes.map(Guard::new).transpose()?)))
+        Ok(Arc::new(Lending::new(self.bytes, self.quota_bytes, self.guard_bytes.map(Guard::new).transpose()?)))
     }
 }
 
@@ -64,8 +69,11 @@ mod tests {
 
     #[test]
     fn a_size_and_a_guard_are_read() {
-        assert_eq!("1G".parse(), Ok(LendSpec { bytes: 1 << 30, guard_bytes: None }));
-        assert_eq!("1G,guard=512M".parse(), Ok(LendSpec { bytes: 1 << 30, guard_bytes: Some(512 << 20) }));
+        let spec = |guard_bytes, quota_bytes| Ok(LendSpec { bytes: 1 << 30, guard_bytes, quota_bytes });
+        assert_eq!("1G".parse(), spec(None, None));
+        assert_eq!("1G,guard=512M".parse(), spec(Some(512 << 20), None));
+        assert_eq!("1G,quota=128M,guard=512M".parse(), spec(Some(512 << 20), Some(128 << 20)));
+        assert_eq!("1G,quota=1M".parse::<LendSpec>(), Err(LendSpecError::TooSmall(1 << 20)));
         assert_eq!("1M".parse::<LendSpec>(), Err(LendSpecError::TooSmall(1 << 20)));
         assert_eq!("1G,x=1".parse::<LendSpec>(), Err(LendSpecError::Option("x=1".to_owned())));
         assert!(matches!("much".parse::<LendSpec>(), Err(LendSpecError::Size(_))));

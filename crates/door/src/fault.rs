@@ -23,15 +23,17 @@ use std::time::{Duration, Instant};
 use byway_reactor::userfault::helper::{Hello, MOVES_MAX, WORDS_MAX, hear_with_fd, say};
 use byway_reactor::userfault::{Event, FaultKind, Features, Read, Userfault};
 use byway_rpc::node::Rpc;
+use byway_service::limits::LENDER_PAUSE;
 use byway_service::memory::Borrower;
 use byway_service::memory::pager::{
     Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, SpaceId,
 };
+use byway_service::memory::pool::{Class, PoolCounters, Told};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 
 use self::process::Process;
-use self::store::{Ended, Store};
+use self::store::Store;
 use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES, FAR_PROGRAMS_MAX};
 
 /// How often the programs' memory is looked at.
@@ -42,9 +44,6 @@ const SLOW_LOOK: Duration = Duration::from_millis(100);
 
 /// How often all mappings are looked through, also if a program has not more of them by the number of its bytes.
 const MAPS_LOOK: Duration = Duration::from_millis(20);
-
-/// How often lenders that had no more memory, and a spill file that could not be written, are tried again.
-const PLACES_LOOK: Duration = Duration::from_secs(1);
 
 /// What the pager asks of the kernel.
 const FEATURES: Features = Features::UNMAP
@@ -64,7 +63,9 @@ static ZEROES: [u8; byway_service::limits::PAGER_AHEAD_PAGES as usize * PAGE_BYT
 pub struct FarOptions {
     /// Bytes of memory of its programs that may be on this machine, all together.
     pub limit_bytes: u64,
-    /// Where each page goes too, beside its lender; `None`: a lost lender loses pages.
+    /// What each page relies on.
+    pub class: Class,
+    /// The file of [`Class::Disk`].
     pub spill: Option<File>,
 }
 
@@ -73,6 +74,8 @@ pub struct FarOptions {
 pub struct FarReport {
     /// What the pager did.
     pub pager: Counters,
+    /// What became of pages at lenders.
+    pub pool: PoolCounters,
     /// The most bytes that were resident when they were looked at.
     pub resident_bytes_max: usize,
     /// Programs that were paged.
@@ -122,7 +125,7 @@ impl FarJob {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         listen(&listener, 64)?;
-        let store = Store::new(&rpc, lenders, options.spill, FAR_FRAMES)?;
+        let store = Store::new(&rpc, lenders, (options.class, options.spill), FAR_FRAMES)?;
         let limit_bytes = usize::try_from(options.limit_bytes).unwrap_or(usize::MAX);
         let now = Instant::now();
         Ok(Self {
@@ -154,31 +157,49 @@ impl FarJob {
         }
         let _ = std::fs::remove_file(&self.path);
         self.report.pager = self.pager.counters();
+        self.report.pool = self.store.pool().counters();
         self.store.close();
         Ok(self.report)
     }
 
     fn turn(&mut self) -> std::io::Result<()> {
         self.wait()?;
-        let (ended, lost) = self.store.take_ended(self.rpc.node());
-        for slab in lost {
-            self.pager.lose_slab(slab);
-        }
+        let _ = self.rpc.node().progress();
         self.pager.pause_moves(true);
-        for one in ended {
-            match one {
-                Ended::Put(frame, end) => self.pager.put_ended(frame, end),
-                Ended::Got(frame, well) => self.pager.got(frame, well),
-            }
-            self.act();
-        }
+        self.store.pool().turn();
+        self.hear();
         self.accept();
         self.take_answers();
         self.read_messages();
         self.look();
         self.pager.pause_moves(false);
         self.act();
+        self.hear();
         Ok(())
+    }
+
+    /// Tells the pager what has become of pages and slabs.
+    fn hear(&mut self) {
+        while let Some(told) = self.store.pool().next_told() {
+            match told {
+                Told::Put(frame, end) => self.pager.put_ended(frame, end),
+                Told::Got(frame, well) => self.pager.got(frame, well),
+                Told::Slab(places) => {
+                    self.was_exhausted = false;
+                    self.pager.add_slab(places);
+                }
+                Told::NoSlab => {
+                    if !std::mem::replace(&mut self.was_exhausted, true) {
+                        let why = self.store.pool().why_no_slab();
+                        tracing::warn!(why, "no lender has memory left; programs stay above their limit");
+                    }
+                    self.pager.no_more_slabs();
+                }
+                Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
+                Told::Lost(slab) => self.pager.lose_slab(slab),
+            }
+            self.act();
+        }
     }
 
     /// Waits until there is something to do, a millisecond at most.
@@ -393,7 +414,7 @@ impl FarJob {
             }
             self.pager.retry_moves();
         }
-        if now.duration_since(self.looked_for_places) >= PLACES_LOOK {
+        if now.duration_since(self.looked_for_places) >= LENDER_PAUSE {
             self.looked_for_places = now;
             self.pager.try_places_again();
         }
@@ -433,17 +454,18 @@ impl FarJob {
         while let Some(action) = self.pager.next_action() {
             match action {
                 Action::MoveOut(at, frame) => moves.push((at, frame)),
-                Action::Put(frame, place) => self.store.put(frame, place),
-                Action::Get(frame, place) => self.store.get(frame, place),
+                Action::Put(frame, place) => self.store.pool().put(frame, place),
+                Action::Get(frame, place) => self.store.pool().get(frame, place),
                 Action::Fill(at, contents) => self.fill(at, contents),
                 Action::Poison(at) => self.poison(at),
                 Action::Wake(at) => {
                     let start = at.page as usize * PAGE_BYTES;
                     self.wake(at.space, &(start..start + PAGE_BYTES));
                 }
-                Action::Lease => self.lease(),
+                Action::Lease => self.store.pool().want_slab(),
             }
         }
+        self.store.pool().flush();
         while let Some((first, _)) = moves.first().copied() {
             let (mut one, others): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(at, _)| at.space == first.space);
             let more = one.split_off(one.len().min(MOVES_MAX));
@@ -464,11 +486,11 @@ impl FarJob {
         let Some(process) = self.processes.iter().find(|process| process.space == at.space) else {
             return self.pager.filled(at, contents, FillOutcome::NoMapping);
         };
-        let mut page = [0; PAGE_BYTES];
+        let page;
         let bytes = match contents {
             Contents::Zeroes(count) => &ZEROES[..count as usize * PAGE_BYTES],
             Contents::Frame(frame) => {
-                self.store.read(frame, &mut page);
+                page = self.store.read(frame);
                 &page[..]
             }
         };
@@ -486,25 +508,10 @@ impl FarJob {
         if outcome != FillOutcome::Changing {
             tracing::error!(
                 address = format!("{:#x}", at.page as usize * PAGE_BYTES),
-                "a page is lost with its lender: its program gets SIGBUS; --class disk keeps a copy of each page"
+                "a page is lost with its lender: its program gets SIGBUS; --class disk and --class mirror=2 keep a copy of each page"
             );
         }
         self.pager.poisoned(at, outcome);
-    }
-
-    fn lease(&mut self) {
-        match self.store.lease() {
-            Ok(()) => {
-                self.was_exhausted = false;
-                self.pager.add_slab();
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut self.was_exhausted, true) {
-                    tracing::warn!(%error, "no lender has memory left; programs stay above their limit");
-                }
-                self.pager.no_more_slabs();
-            }
-        }
     }
 }
 

@@ -121,6 +121,36 @@ pub enum Bug {
     LeaseOfOldSession,
     /// It believes, under a new lease, pages that were read under an earlier one or none.
     PagesOfEarlierLease,
+    /// A put ends when the first of its copies holds the page.
+    PoolPutEndsEarly,
+    /// A put goes to the first copy of its slab alone, and the others count as holding it.
+    PoolPutToOneCopy,
+    /// Bytes with a wrong checksum are taken.
+    PoolChecksumIgnored,
+    /// The copies at a lender that was given up count as there.
+    PoolCopiesOfTheDead,
+    /// A copy that was just leased counts as holding every page.
+    PoolCopyTakenForWhole,
+    /// A page is copied to another page of the new copy.
+    PoolCopyAtWrongPage,
+    /// A page is put while its old version is on its way to a new copy.
+    PoolPutDuringCopy,
+    /// A put that waits for a copy's end is forgotten.
+    PoolDeferredPutDropped,
+    /// Both copies of a slab are leased from one lender.
+    PoolMirrorsAtOneLender,
+    /// A lender that does not answer is never given up.
+    PoolSilenceForgiven,
+    /// A slab that its lender takes back is given back before its pages were copied.
+    PoolReturnedBeforeMoved,
+    /// A borrower does not hear that a lender takes slabs back.
+    PoolTakeBackIgnored,
+    /// The pager reuses a frame although its put ended short.
+    PagerShortPutTaken,
+    /// The pager fills a page that was lost with zeroes.
+    PagerLostIsZeroes,
+    /// A lender keeps the slabs of a borrower that does not renew them.
+    LenderWaitsForEver,
     /// A node's message behind a put that is refused uses up its credit.
     RefusedMessageKeepsCredit,
     /// A node does not tell the peer that its program has taken messages.
@@ -207,6 +237,25 @@ impl Bug {
         Self::AttributesBeforeLease,
         Self::LeaseOfOldSession,
         Self::PagesOfEarlierLease,
+    ];
+
+    /// Those of far memory.
+    pub const MEMORY: [Self; 15] = [
+        Self::PoolPutEndsEarly,
+        Self::PoolPutToOneCopy,
+        Self::PoolChecksumIgnored,
+        Self::PoolCopiesOfTheDead,
+        Self::PoolCopyTakenForWhole,
+        Self::PoolCopyAtWrongPage,
+        Self::PoolPutDuringCopy,
+        Self::PoolDeferredPutDropped,
+        Self::PoolMirrorsAtOneLender,
+        Self::PoolSilenceForgiven,
+        Self::PoolReturnedBeforeMoved,
+        Self::PoolTakeBackIgnored,
+        Self::PagerShortPutTaken,
+        Self::PagerLostIsZeroes,
+        Self::LenderWaitsForEver,
     ];
 
     /// Those that the simulation of nodes must find.

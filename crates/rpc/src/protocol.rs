@@ -15,7 +15,7 @@ pub const FILES_VERSIONS: (u16, u16) = (1, 1);
 /// Lent memory.
 pub const MEMORY: u8 = 3;
 /// The version of [`MEMORY`] that is spoken here, oldest and newest.
-pub const MEMORY_VERSIONS: (u16, u16) = (1, 1);
+pub const MEMORY_VERSIONS: (u16, u16) = (2, 2);
 
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;

@@ -232,3 +232,47 @@ pub const PAGER_FRAMES_KEPT: usize = 32;
 
 /// Pages that come at once where a program goes through its memory in order.
 pub const PAGER_AHEAD_PAGES: u64 = 16;
+
+/// How often a borrower tells a lender that its leases are in use. The answer says which slabs the lender takes back, so this is also how
+/// long a borrower may not know of it.
+pub const RENEW_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a lender may leave a renewal without an answer before its borrower gives it up. A thread that waits for a page of that
+/// lender alone waits so long.
+pub const LENDER_SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// How long a borrower may leave its leases without a renewal before the lender takes them back. Longer than [`LENDER_SILENCE_MAX`] and two
+/// renewals, so that a borrower gives a lender up before the lender gives it up.
+pub const LEASE_KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+const _: () = assert!(
+    LEASE_KEEP_ALIVE.as_millis() > LENDER_SILENCE_MAX.as_millis() + 2 * RENEW_EVERY.as_millis(),
+    "a lender outlasts its borrowers"
+);
+
+/// How long a borrower lets a lender be that had no slab for it, or no session.
+pub const LENDER_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pages that a borrower copies between lenders at a time, in the background: each holds a frame. At 16 a gigabyte is copied in about 10 s
+/// over a path of 0.5 ms, and a page that its program waits for goes behind 64 KiB at most.
+pub const POOL_COPIES_MAX: usize = 16;
+
+/// How long a borrower has to move the pages of a slab that its lender takes back, from when it is told. 16,384 pages take 3 s at the
+/// rate of [`POOL_COPIES_MAX`] over a path of 3 ms.
+pub const TAKE_BACK_NOTICE: Duration = Duration::from_secs(5);
+
+/// How long borrowers above their fair share get no slab after a borrower below has asked in vain: the notice, and a renewal on each side of it.
+pub const CONTENTION_TIME: Duration = Duration::from_secs(8);
+
+/// How often a lender with a guard looks at its machine's memory.
+pub const GUARD_LOOK: Duration = Duration::from_millis(500);
+
+/// Share of time, in percent over 10 s, in which all of a machine's tasks wait for memory (`full avg10` of /proc/pressure/memory) above which
+/// a lender with a guard takes slabs back.
+pub const STALLED_PERCENT_MAX: f64 = 5.0;
+
+/// Bytes that a lender takes back at a time while tasks wait for memory.
+pub const STALLED_STEP_BYTES: u64 = 4 * SLAB_BYTES as u64;
+
+/// Borrowers that a lender's status names, the largest.
+pub const BORROWERS_REPORTED_MAX: usize = 16;

@@ -4,9 +4,15 @@
 //! hears nothing of it, and over shared memory and RDMA its CPU does nothing. A [`Borrower`] is the client, for programs on a node.
 
 mod borrower;
+mod leases;
 mod lender;
 pub mod pager;
+pub mod pool;
+mod pool_client;
+mod pressure;
 pub mod wire;
 
 pub use self::borrower::{BorrowError, Borrower, LeasedSlab};
-pub use self::lender::{Guard, Lender, Lending, LendingStatus};
+pub use self::lender::{BorrowerStatus, Lender, Lending, LendingStatus};
+pub use self::pool_client::{LenderAt, PoolClient, Spill};
+pub use self::pressure::{Guard, Reading};

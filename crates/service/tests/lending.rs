@@ -63,7 +63,7 @@ fn on_each_wire(test: impl Fn(&Server, &Lending)) {
         let at = |name: &str| folder.path().join(format!("{name}{io:?}"));
         let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
         for at in [tcp, Address::Unix(at("unix")), Address::Shared(at("shm"))] {
-            let lending = Arc::new(Lending::new(2 * SLAB_BYTES as u64, None));
+            let lending = Arc::new(Lending::new(2 * SLAB_BYTES as u64, None, None));
             test(&Server::start(io, at, &lending), &lending);
         }
     }

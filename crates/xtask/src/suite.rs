@@ -171,8 +171,9 @@ fn run_tests(options: &Options, has_nextest: bool, skip_log: &Path, steps: &mut 
     let hunted = if options.runner.is_empty() {
         steps.next();
         // The whole workspace, for the features of the other crates to be those of the run before: little is built again.
-        let tests = ["--test", "seeded_bugs", "--test", "dsm_seeded_bugs", "--test", "leases_seeded_bugs"];
-        let seeded = [&["--features", "byway-service/seeded-bugs"][..], &tests].concat();
+        let tests = ["seeded_bugs", "dsm_seeded_bugs", "leases_seeded_bugs", "far_seeded_bugs"];
+        let tests = tests.iter().flat_map(|test| ["--test", test]);
+        let seeded: Vec<&str> = ["--features", "byway-service/seeded-bugs"].into_iter().chain(tests).collect();
         let runner: &[&str] = if has_nextest { &["nextest", "run", "--success-output", "final"] } else { &["test"] };
         let (ran, hunted) = run_and_count(command(runner).args(seeded), read)?;
         told.add(ran);

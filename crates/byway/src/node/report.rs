@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use byway_door::http::{
-    FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
-    Snapshot, VolumeSnapshot,
+    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot,
+    Report, SlowOperation, Snapshot, VolumeSnapshot,
 };
 use byway_door::nbd::server::NbdClient;
 use byway_fabric::Stall;
@@ -17,7 +17,7 @@ use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
 use byway_service::host::{PeerFeedback, keep_busiest};
-use byway_service::memory::{Lending, LendingStatus};
+use byway_service::memory::{BorrowerStatus, Lending, LendingStatus};
 
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
@@ -206,8 +206,22 @@ impl Report for NodeReport {
 }
 
 fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
-    let LendingStatus { limit_bytes, lent_bytes, borrowers, refused } = lending.status();
-    LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused }
+    let LendingStatus { limit_bytes, lent_bytes, borrowers, refused, taken_back_bytes, expired_bytes, largest } =
+        lending.status();
+    let share = |borrower: BorrowerStatus| BorrowerSnapshot {
+        name: borrower.name,
+        lent_bytes: borrower.lent_bytes,
+        taken_back_bytes: borrower.taken_back_bytes,
+    };
+    LendingSnapshot {
+        limit_bytes,
+        lent_bytes,
+        borrowers,
+        refused,
+        taken_back_bytes,
+        expired_bytes,
+        largest: largest.into_iter().map(share).collect(),
+    }
 }
 
 fn add_frontend(sum: &mut FrontendSnapshot, frontend: &FrontendSnapshot) {

@@ -31,7 +31,7 @@ use crate::listening::{Endpoint, patiently};
 /// The class of the node's own tokens.
 const NODE_CLASS: u8 = 0x01;
 const TAG_ACCEPT: u8 = 1;
-/// Requests that were held back by their volume's rate may go on.
+/// Requests that were held back by their volume's rate may go on, or the lender has something to do.
 const TAG_THROTTLE: u8 = 2;
 /// A listener that had no descriptors for its connections tries again.
 const TAG_ACCEPT_AGAIN: u8 = 3;
@@ -91,7 +91,7 @@ pub(super) struct Worker {
 fn spoken(lending: Option<&Arc<Lending>>) -> (Vec<Spoken>, Lender) {
     let mut spoken = vec![Volumes::spoken(CALLS_PER_SESSION), Shares::spoken(CALLS_PER_SESSION)];
     spoken.extend(lending.map(|_| Lender::spoken()));
-    (spoken, Lender::new(lending.cloned().unwrap_or_else(|| Arc::new(Lending::new(0, None)))))
+    (spoken, Lender::new(lending.cloned().unwrap_or_else(|| Arc::new(Lending::new(0, None, None)))))
 }
 
 impl Worker {
@@ -197,7 +197,7 @@ impl Worker {
                 &mut self.reactor,
                 &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender],
             );
-            self.wait_for_rates();
+            self.set_timer();
             // The doors have one pool; the other one looks at it when this turn ends.
             let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
@@ -224,9 +224,9 @@ impl Worker {
         }
     }
 
-    /// Sets a timer for requests that are held back by their volume's rate: each turn lets them try again.
-    fn wait_for_rates(&mut self) {
-        if let Some(at) = self.engine.throttled_until()
+    /// Sets a timer for requests that are held back by their volume's rate, and for the lender: each turn lets them try again.
+    fn set_timer(&mut self) {
+        if let Some(at) = self.engine.throttled_until().into_iter().chain(self.lender.next_look()).min()
             && self.throttled.is_none_or(|set| at < set)
         {
             self.throttled = Some(at);

@@ -1,5 +1,6 @@
 //! A snapshot as Prometheus text (exposition format 0.0.4), written by hand: it is a page of lines.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -158,11 +159,32 @@ fn lent(page: &mut Page, lending: &LendingSnapshot) {
         ("byway_lend_limit_bytes", "gauge", "Memory that the node lends at most.", lending.limit_bytes),
         ("byway_lent_bytes", "gauge", "Memory leased to borrowers.", lending.lent_bytes),
         ("byway_borrowers", "gauge", "Sessions that hold lent memory.", lending.borrowers),
-        ("byway_leases_refused_total", "counter", "Leases refused because memory was short.", lending.refused),
+        ("byway_leases_refused_total", "counter", "Leases refused.", lending.refused),
+        (
+            "byway_lent_taken_back_bytes_total",
+            "counter",
+            "Memory taken back from borrowers, under pressure or for others.",
+            lending.taken_back_bytes,
+        ),
+        (
+            "byway_lent_expired_bytes_total",
+            "counter",
+            "Memory of borrowers that did not renew their leases.",
+            lending.expired_bytes,
+        ),
     ];
     for (name, kind, help, value) in all {
         page.head(name, kind, help);
         page.line(name, &[], value);
+    }
+    let name = "byway_borrower_lent_bytes";
+    page.head(name, "gauge", "Memory leased to each of the borrowers with the most; sessions of one name together.");
+    let mut borrowers: BTreeMap<&str, u64> = BTreeMap::new();
+    for borrower in &lending.largest {
+        *borrowers.entry(&borrower.name).or_default() += borrower.lent_bytes;
+    }
+    for (borrower, bytes) in borrowers {
+        page.line(name, &[("borrower", borrower)], bytes);
     }
 }
 

@@ -23,8 +23,8 @@ use tokio::sync::oneshot;
 use self::listener::Bounded;
 pub use metrics::render;
 pub use snapshot::{
-    FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot, Report, SlowOperation,
-    Snapshot, VolumeSnapshot, flush_failed,
+    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot,
+    Report, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
 };
 
 /// The door, open until [`HttpDoor::close`] or drop.

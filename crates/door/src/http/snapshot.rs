@@ -79,7 +79,7 @@ pub struct FrontendSnapshot {
 }
 
 /// Memory that a node lends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LendingSnapshot {
     /// Bytes that are lent at most.
     pub limit_bytes: u64,
@@ -87,8 +87,28 @@ pub struct LendingSnapshot {
     pub lent_bytes: u64,
     /// Sessions that have slabs.
     pub borrowers: u64,
-    /// Leases that were refused for want of memory.
+    /// Leases that were refused.
     pub refused: u64,
+    /// Bytes that were taken back, under pressure or for a borrower below its fair share.
+    #[serde(default)]
+    pub taken_back_bytes: u64,
+    /// Bytes of borrowers that did not renew their leases.
+    #[serde(default)]
+    pub expired_bytes: u64,
+    /// The borrowers with the most, the largest first.
+    #[serde(default)]
+    pub largest: Vec<BorrowerSnapshot>,
+}
+
+/// What one borrower of a node's memory has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BorrowerSnapshot {
+    /// Its certificate's name, or its address.
+    pub name: String,
+    /// Bytes that are leased to it.
+    pub lent_bytes: u64,
+    /// Bytes that were taken back from it.
+    pub taken_back_bytes: u64,
 }
 
 /// One volume.

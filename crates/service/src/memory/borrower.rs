@@ -48,10 +48,22 @@ pub struct LeasedSlab {
     pub window: Descriptor,
 }
 
+impl LeasedSlab {
+    /// The slab that a reply to `Lease` names; `None` if the reply is malformed.
+    pub(super) fn of(reply: &Reply) -> Option<Self> {
+        let result = LeaseResult::read_from_prefix(&padded(&reply.result)).ok()?.0;
+        let window = Descriptor::from_bytes(reply.payload.first_chunk::<DESCRIPTOR_BYTES>()?);
+        let rights = window.rights();
+        let is_sound = window.len() == result.bytes.get() && !window.is_empty() && rights.put && rights.get;
+        is_sound.then_some(Self { number: result.slab.get(), bytes: window.len(), window })
+    }
+}
+
 /// A lender's session. Several may stand on one node ([`Borrower::connect_on`]).
 pub struct Borrower {
     rpc: Rpc,
     session: Session,
+    address: Address,
     /// How long an answer may take.
     patience: Duration,
 }
@@ -71,12 +83,17 @@ impl Borrower {
     /// See [`BorrowError`].
     pub fn connect_on(rpc: &Rpc, address: &Address, patience: Duration) -> Result<Self, BorrowError> {
         let session = rpc.node().connect(address, Deadline::after(patience))?;
-        Ok(Self { rpc: rpc.clone(), session, patience })
+        Ok(Self { rpc: rpc.clone(), session, address: address.clone(), patience })
     }
 
     /// The node, for puts and gets.
     pub fn node(&self) -> &Node {
         self.rpc.node()
+    }
+
+    /// Where the lender is.
+    pub(super) fn address(&self) -> &Address {
+        &self.address
     }
 
     /// The session, for puts and gets.
@@ -90,14 +107,7 @@ impl Borrower {
     /// See [`BorrowError`].
     pub fn lease(&self) -> Result<LeasedSlab, BorrowError> {
         let reply = self.ask(Method::Lease, 0)?;
-        let result = LeaseResult::read_from_prefix(&padded(&reply.result)).map_err(|_| BorrowError::Answer)?.0;
-        let window = reply.payload.first_chunk::<DESCRIPTOR_BYTES>().ok_or(BorrowError::Answer)?;
-        let (number, window) = (result.slab.get(), Descriptor::from_bytes(window));
-        let rights = window.rights();
-        if window.len() != result.bytes.get() || window.is_empty() || !(rights.put && rights.get) {
-            return Err(BorrowError::Answer);
-        }
-        Ok(LeasedSlab { number, bytes: window.len(), window })
+        LeasedSlab::of(&reply).ok_or(BorrowError::Answer)
     }
 
     /// Gives a slab back: nothing of the borrower's may be under way there.
@@ -120,6 +130,9 @@ impl Borrower {
             lent_bytes: status.lent_bytes.get(),
             borrowers: status.borrowers.get().into(),
             refused: 0,
+            taken_back_bytes: 0,
+            expired_bytes: 0,
+            largest: Vec::new(),
         })
     }
 

@@ -5,41 +5,46 @@
 //! session.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::{Descriptor, Slab, Slot};
+use byway_reactor::Instant;
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::wire::{Arguments, LeaseResult, LendError, Method, PROTOCOL, StatusResult, VERSIONS};
+use super::leases::{Leases, LendingLimits, Share};
+use super::pressure::Guard;
+use super::wire::{Arguments, LeaseResult, LendError, Method, PROTOCOL, RenewResult, StatusResult, VERSIONS};
 use crate::host::{At, Service};
-use crate::limits::{LEASE_CALLS_PER_SESSION, SLAB_BYTES, SLABS_PER_SESSION_MAX};
+use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, SLAB_BYTES};
+
+/// A borrower: its loop, and its session there.
+type BorrowerId = (u32, Slot);
 
 /// What all loops of a node lend together.
 #[derive(Debug)]
 pub struct Lending {
     limit_bytes: u64,
-    guard: Option<Guard>,
-    lent_bytes: AtomicU64,
-    borrowers: AtomicU64,
-    /// Bytes that were asked for and refused.
+    table: Mutex<Table>,
+    /// Leases that were asked for and refused.
     refused: AtomicU64,
+    loops: AtomicU32,
 }
 
-/// Memory that the machine keeps for itself: no slab is leased that would leave less available.
 #[derive(Debug)]
-pub struct Guard {
-    bytes: u64,
-    /// /proc/meminfo, which a confined node cannot open.
-    meminfo: File,
+struct Table {
+    leases: Leases<BorrowerId>,
+    /// Of sessions that have had slabs, until they end.
+    names: HashMap<BorrowerId, String>,
+    guard: Option<Guard>,
+    /// When the guard looks next; `None`: it has not looked.
+    looks: Option<Instant>,
 }
 
 /// What a node lends, counted now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LendingStatus {
     /// Bytes that are lent at most.
     pub limit_bytes: u64,
@@ -47,12 +52,29 @@ pub struct LendingStatus {
     pub lent_bytes: u64,
     /// Sessions that have slabs.
     pub borrowers: u64,
-    /// Leases that were refused for want of memory.
+    /// Leases that were refused.
     pub refused: u64,
+    /// Bytes that were taken back, under pressure or for a borrower below its fair share.
+    pub taken_back_bytes: u64,
+    /// Bytes of borrowers that did not renew their leases.
+    pub expired_bytes: u64,
+    /// The borrowers with the most, the largest first; at most [`BORROWERS_REPORTED_MAX`].
+    pub largest: Vec<BorrowerStatus>,
+}
+
+/// What one borrower has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BorrowerStatus {
+    /// Its certificate's name, or its address.
+    pub name: String,
+    /// Bytes that are leased to it.
+    pub lent_bytes: u64,
+    /// Bytes that were taken back from it.
+    pub taken_back_bytes: u64,
 }
 
 #[derive(Debug)]
-struct Lease {
+struct Leased {
     number: u64,
     descriptor: Descriptor,
     _slab: Slab,
@@ -62,74 +84,81 @@ struct Lease {
 #[derive(Debug)]
 pub struct Lender {
     shared: Arc<Lending>,
-    leases: HashMap<Slot, Vec<Lease>>,
-    numbers: u64,
-}
-
-impl Guard {
-    /// Leaves so many bytes available.
-    ///
-    /// # Errors
-    /// /proc/meminfo cannot be read.
-    pub fn new(bytes: u64) -> std::io::Result<Self> {
-        let guard = Self { bytes, meminfo: File::open("/proc/meminfo")? };
-        guard.available().ok_or(std::io::ErrorKind::InvalidData)?;
-        Ok(guard)
-    }
-
-    fn available(&self) -> Option<u64> {
-        let mut text = [0; 4096];
-        let len = self.meminfo.read_at(&mut text, 0).ok()?;
-        available_bytes(std::str::from_utf8(&text[..len]).ok()?)
-    }
-
-    /// Whether so many bytes more can be lent.
-    fn allows(&self, bytes: u64) -> bool {
-        self.available().is_some_and(|available| available >= self.bytes.saturating_add(bytes))
-    }
-}
-
-/// `MemAvailable` of /proc/meminfo.
-fn available_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    /// Of the loop.
+    number: u32,
+    leased: HashMap<Slot, Vec<Leased>>,
+    /// When the shared table is looked at next.
+    looks: Option<Instant>,
 }
 
 impl Lending {
-    /// Lends so many bytes, in whole slabs, as far as `guard` lets it.
-    pub fn new(limit_bytes: u64, guard: Option<Guard>) -> Self {
-        let (lent_bytes, borrowers, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        Self { limit_bytes, guard, lent_bytes, borrowers, refused }
+    /// Lends so many bytes, in whole slabs, as far as `guard` lets it; to one borrower at most `quota_bytes`.
+    pub fn new(limit_bytes: u64, quota_bytes: Option<u64>, guard: Option<Guard>) -> Self {
+        let slab_bytes = SLAB_BYTES as u64;
+        let quota = quota_bytes.map_or(u64::MAX, |bytes| bytes / slab_bytes);
+        let leases = Leases::new(LendingLimits { slabs: limit_bytes / slab_bytes, quota, slab_bytes });
+        let table = Mutex::new(Table { leases, names: HashMap::new(), guard, looks: None });
+        Self { limit_bytes, table, refused: AtomicU64::new(0), loops: AtomicU32::new(0) }
     }
 
     /// What is lent now.
     pub fn status(&self) -> LendingStatus {
+        let table = self.table();
+        let (taken_back, expired) = table.leases.ended_early();
+        let bytes = |slabs: u64| slabs * SLAB_BYTES as u64;
+        let share = |share: Share<BorrowerId>| BorrowerStatus {
+            name: table.names.get(&share.id).cloned().unwrap_or_default(),
+            lent_bytes: bytes(share.slabs),
+            taken_back_bytes: bytes(share.taken_back),
+        };
+        let mut largest: Vec<_> = table.leases.shares().map(share).collect();
+        let borrowers = largest.len() as u64;
+        largest.sort_by_key(|borrower| std::cmp::Reverse(borrower.lent_bytes));
+        largest.truncate(BORROWERS_REPORTED_MAX);
         LendingStatus {
             limit_bytes: self.limit_bytes,
-            lent_bytes: self.lent_bytes.load(Ordering::Relaxed),
-            borrowers: self.borrowers.load(Ordering::Relaxed),
+            lent_bytes: bytes(table.leases.lent()),
+            borrowers,
             refused: self.refused.load(Ordering::Relaxed),
+            taken_back_bytes: bytes(taken_back),
+            expired_bytes: bytes(expired),
+            largest,
         }
     }
 
-    fn reserve(&self) -> Result<(), LendError> {
-        if self.guard.as_ref().is_some_and(|guard| !guard.allows(SLAB_BYTES as u64)) {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code under this lock leaves the table half changed by a panic.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn lease(&mut self, id: BorrowerId, now: Instant) -> Result<u64, LendError> {
+        if self.guard.as_mut().is_some_and(|guard| !guard.allows(SLAB_BYTES as u64)) {
             return Err(LendError::Guarded);
         }
-        let more = |lent: u64| Some(lent + SLAB_BYTES as u64).filter(|sum| *sum <= self.limit_bytes);
-        self.lent_bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop).map_err(|_| LendError::AllLent)
+        self.leases.lease(id, now)
     }
 
-    fn give_back(&self) {
-        self.lent_bytes.fetch_sub(SLAB_BYTES as u64, Ordering::Relaxed);
+    /// Takes slabs back if the machine is short of memory.
+    fn look(&mut self, now: Instant) {
+        if self.looks.is_some_and(|at| now < at) || self.leases.lent() == 0 {
+            return;
+        }
+        let Some(guard) = &mut self.guard else { return };
+        self.looks = Some(now + GUARD_LOOK);
+        let short = guard.shortage();
+        if short > 0 && self.leases.take_back(short) {
+            tracing::warn!(short, "this machine is short of memory: the lender takes slabs back");
+        }
     }
 }
 
 impl Lender {
     /// The lender of a loop.
     pub fn new(shared: Arc<Lending>) -> Self {
-        Self { shared, leases: HashMap::new(), numbers: 0 }
+        let number = shared.loops.fetch_add(1, Ordering::Relaxed);
+        Self { shared, number, leased: HashMap::new(), looks: None }
     }
 
     /// What the service speaks.
@@ -138,21 +167,26 @@ impl Lender {
         Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: Some(grant) }
     }
 
+    /// When the loop is to be turned at the latest: leases end, and the guard looks. `None` while this loop has lent nothing.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.looks.filter(|_| !self.leased.is_empty())
+    }
+
     fn lease(&mut self, at: &mut At<'_>, session: Slot) -> Result<(LeaseResult, Descriptor), LendError> {
-        if self.leases.get(&session).is_some_and(|leases| leases.len() >= SLABS_PER_SESSION_MAX) {
-            return Err(LendError::TooMany);
-        }
-        self.shared.reserve()?;
+        let (id, now) = ((self.number, session), at.reactor.now());
+        let client = at.sessions.get(session).map(|session| session.client.to_string());
+        let mut table = self.shared.table();
+        let number = table.lease(id, now)?;
+        table.names.entry(id).or_insert_with(|| client.unwrap_or_default());
+        drop(table);
         let made = Self::make(at, session);
-        let (slab, descriptor) = made.inspect_err(|_| self.shared.give_back())?;
-        self.numbers += 1;
-        let leases = self.leases.entry(session).or_default();
-        if leases.is_empty() {
-            self.shared.borrowers.fetch_add(1, Ordering::Relaxed);
-        }
-        leases.push(Lease { number: self.numbers, descriptor, _slab: slab });
+        let (slab, descriptor) = made.inspect_err(|_| {
+            let _ = self.shared.table().leases.give_back(id, number);
+        })?;
+        self.leased.entry(session).or_default().push(Leased { number, descriptor, _slab: slab });
+        self.looks.get_or_insert(now + GUARD_LOOK);
         let mut result = LeaseResult::new_zeroed();
-        result.slab.set(self.numbers);
+        result.slab.set(number);
         result.bytes.set(SLAB_BYTES as u64);
         Ok((result, descriptor))
     }
@@ -168,21 +202,30 @@ impl Lender {
         Ok((slab, descriptor))
     }
 
-    fn take_back(&mut self, at: &mut At<'_>, session: Slot, number: u64) -> Result<(), LendError> {
-        let leases = self.leases.get_mut(&session).ok_or(LendError::UnknownSlab)?;
-        let place = leases.iter().position(|lease| lease.number == number).ok_or(LendError::UnknownSlab)?;
-        let lease = leases.swap_remove(place);
-        if leases.is_empty() {
-            self.leases.remove(&session);
-            self.shared.borrowers.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.end(at, session, &lease);
+    fn give_back(&mut self, at: &mut At<'_>, session: Slot, number: u64) -> Result<(), LendError> {
+        self.shared.table().leases.give_back((self.number, session), number)?;
+        self.close(at, session, number);
         Ok(())
     }
 
-    fn end(&self, at: &mut At<'_>, session: Slot, lease: &Lease) {
-        at.fabric.close_slab(at.reactor, session, &lease.descriptor);
-        self.shared.give_back();
+    /// Closes the windows of a slab whose lease has ended, and drops it.
+    fn close(&mut self, at: &mut At<'_>, session: Slot, number: u64) {
+        let Some(leased) = self.leased.get_mut(&session) else { return };
+        let ended = leased.extract_if(.., |leased| leased.number == number);
+        for one in ended {
+            at.fabric.close_slab(at.reactor, session, &one.descriptor);
+        }
+        if leased.is_empty() {
+            self.leased.remove(&session);
+        }
+    }
+
+    fn renew(&self, at: &At<'_>, session: Slot) -> (RenewResult, Vec<u8>) {
+        let (taken, within) = self.shared.table().leases.renew((self.number, session), at.reactor.now());
+        let mut result = RenewResult::new_zeroed();
+        result.taken.set(taken.len() as u32);
+        result.within_ms.set(within.as_millis() as u32);
+        (result, taken.iter().flat_map(|number| number.to_le_bytes()).collect())
     }
 
     fn status(&self) -> StatusResult {
@@ -211,15 +254,19 @@ impl Service for Lender {
                 .lease(at, call.session)
                 .map(|(result, descriptor)| (result.as_bytes().to_vec(), descriptor.to_bytes().to_vec())),
             Some(Method::Return) => {
-                self.take_back(at, call.session, arguments.slab.get()).map(|()| (Vec::new(), Vec::new()))
+                self.give_back(at, call.session, arguments.slab.get()).map(|()| (Vec::new(), Vec::new()))
             }
             Some(Method::Status) => Ok((self.status().as_bytes().to_vec(), Vec::new())),
+            Some(Method::Renew) => {
+                let (result, taken) = self.renew(at, call.session);
+                Ok((result.as_bytes().to_vec(), taken))
+            }
             None => Err(LendError::Malformed),
         };
         match answer {
             Ok((result, payload)) => at.sessions.answer(at.fabric, call, 0, (&result, &payload)),
             Err(error) => {
-                if matches!(error, LendError::AllLent | LendError::Guarded | LendError::Failed) {
+                if matches!(error, LendError::AllLent | LendError::Guarded | LendError::Failed | LendError::TooMany) {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
                 }
                 at.sessions.answer(at.fabric, call, error.status(), (&[], &[]));
@@ -228,10 +275,28 @@ impl Service for Lender {
     }
 
     fn peer_drained(&mut self, at: &mut At<'_>, session: Slot) {
-        let Some(leases) = self.leases.remove(&session) else { return };
-        self.shared.borrowers.fetch_sub(1, Ordering::Relaxed);
-        for lease in leases {
-            self.end(at, session, &lease);
+        let mut table = self.shared.table();
+        table.leases.gone((self.number, session));
+        table.names.remove(&(self.number, session));
+        drop(table);
+        for one in self.leased.remove(&session).unwrap_or_default() {
+            at.fabric.close_slab(at.reactor, session, &one.descriptor);
+        }
+    }
+
+    fn turn(&mut self, at: &mut At<'_>) {
+        let now = at.reactor.now();
+        if self.next_look().is_none_or(|looks| now < looks) {
+            return;
+        }
+        self.looks = Some(now + GUARD_LOOK);
+        let mut table = self.shared.table();
+        table.look(now);
+        let ended = table.leases.expire(now, |(number, _)| *number == self.number);
+        drop(table);
+        for ((_, session), number) in ended {
+            tracing::warn!(slab = number, "a borrower's lease has ended: it was not renewed, or was taken back");
+            self.close(at, session, number);
         }
     }
 }
@@ -240,30 +305,24 @@ impl Service for Lender {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_available_is_read_from_meminfo() {
-        let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:    1000 kB\nBuffers: 3 kB\n";
-        assert_eq!(available_bytes(text), Some(1_024_000));
-        assert_eq!(available_bytes("MemFree: 1 kB\n"), None);
-    }
+    const LOOP: BorrowerId = (0, Slot { index: 1, generation: 1 });
 
     #[test]
     fn no_more_is_lent_than_was_said() {
-        let lending = Lending::new(2 * SLAB_BYTES as u64 + 1, None);
-        assert_eq!(
-            [lending.reserve(), lending.reserve(), lending.reserve()],
-            [Ok(()), Ok(()), Err(LendError::AllLent)]
-        );
-        lending.give_back();
-        assert_eq!(lending.reserve(), Ok(()));
+        let lending = Lending::new(2 * SLAB_BYTES as u64 + 1, None, None);
+        let mut table = lending.table();
+        let now = Instant::from_nanos(1);
+        assert_eq!([(); 3].map(|()| table.lease(LOOP, now).err()), [None, None, Some(LendError::AllLent)]);
+        drop(table);
         assert_eq!(lending.status().lent_bytes, 2 * SLAB_BYTES as u64);
     }
 
     #[test]
     fn a_guard_keeps_memory_for_the_machine() {
-        let all = Lending::new(u64::MAX, Some(Guard::new(u64::MAX / 2).unwrap()));
-        assert_eq!(all.reserve(), Err(LendError::Guarded));
-        let none = Lending::new(u64::MAX, Some(Guard::new(0).unwrap()));
-        assert_eq!(none.reserve(), Ok(()));
+        let now = Instant::from_nanos(1);
+        let all = Lending::new(u64::MAX, None, Some(Guard::new(u64::MAX / 2).unwrap()));
+        assert_eq!(all.table().lease(LOOP, now), Err(LendError::Guarded));
+        let none = Lending::new(u64::MAX, None, Some(Guard::new(0).unwrap()));
+        assert_eq!(none.table().lease(LOOP, now), Ok(1));
     }
 }

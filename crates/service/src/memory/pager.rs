@@ -20,6 +20,8 @@ mod table;
 
 use std::collections::{HashMap, VecDeque};
 
+use byway_reactor::seeded::{self, Bug};
+
 pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, PutEnd, SpaceId};
 use self::frames::{Frame, Frames};
 use self::places::Places;
@@ -193,6 +195,10 @@ impl Pager {
     fn lose(&mut self, at: PageId, place: Place) {
         self.counters.lost += 1;
         self.places.release(place);
+        if seeded::is(Bug::PagerLostIsZeroes) {
+            self.set(at, Entry::None);
+            return self.actions.push_back(Action::Fill(at, Contents::Zeroes(1)));
+        }
         self.set(at, Entry::Lost);
         self.actions.push_back(Action::Poison(at));
     }
@@ -250,6 +256,7 @@ impl Pager {
     /// A put has ended. After [`PutEnd::Refused`] no page goes until [`Pager::try_places_again`].
     pub fn put_ended(&mut self, frame: u32, end: PutEnd) {
         let Frame::Putting(page, place) = self.frames.get(frame) else { return };
+        let end = if seeded::is(Bug::PagerShortPutTaken) { PutEnd::Kept } else { end };
         if end == PutEnd::Refused {
             self.places.stop();
         }
@@ -390,9 +397,9 @@ impl Pager {
         }
     }
 
-    /// There is another slab; its places are numbered behind those of the ones before.
-    pub fn add_slab(&mut self) {
-        self.places.add_slab();
+    /// There is another slab; its places, of which so many can be used, are numbered behind those of the ones before.
+    pub fn add_slab(&mut self, places: u32) {
+        self.places.add_slab(places);
         self.pump();
     }
 
@@ -408,6 +415,12 @@ impl Pager {
             self.places.try_again();
             self.pump();
         }
+    }
+
+    /// A slab takes no new pages for now, or takes them again.
+    pub fn rest_slab(&mut self, slab: u32, rests: bool) {
+        self.places.rest(slab, rests);
+        self.pump();
     }
 
     /// Whether no slab could be had.

@@ -16,6 +16,8 @@ pub enum Method {
     Return = 2,
     /// How much is lent: [`StatusResult`].
     Status = 3,
+    /// Keep the session's leases: [`RenewResult`], and as its payload the slabs that are taken back (8 bytes each).
+    Renew = 4,
 }
 
 impl Method {
@@ -25,6 +27,7 @@ impl Method {
             1 => Self::Lease,
             2 => Self::Return,
             3 => Self::Status,
+            4 => Self::Renew,
             _ => return None,
         })
     }
@@ -68,6 +71,19 @@ pub struct StatusResult {
     pub reserved: [u8; 40],
 }
 
+/// Result of `Renew`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RenewResult {
+    /// Slabs that the lender takes back.
+    pub taken: U32,
+    /// Until the first of them closes, in milliseconds.
+    pub within_ms: U32,
+    /// Zero.
+    pub reserved: [u8; 56],
+}
+
+const _: () = assert!(size_of::<RenewResult>() == 64);
 const _: () =
     assert!(size_of::<Arguments>() == 64 && size_of::<LeaseResult>() == 64 && size_of::<StatusResult>() == 64);
 
@@ -84,7 +100,9 @@ pub enum LendError {
     #[error("the lender could not make a slab; its log says why")]
     Failed,
     /// This session has as many slabs as it may have.
-    #[error("this borrower has as many slabs of the lender as one may have")]
+    #[error(
+        "this borrower has as many slabs as one may have of the lender (--lend ...,quota=SIZE): name another lender"
+    )]
     TooMany,
     /// The session has no such slab.
     #[error("the lender knows no such slab of this session")]
@@ -147,6 +165,12 @@ mod tests {
             reserved: [0; 40],
         };
         assert_eq!(status.as_bytes(), (1..=24).chain([0; 40]).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_renewals_result_has_these_bytes() {
+        let renewed = RenewResult { taken: U32::new(0x0403_0201), within_ms: U32::new(0x0807_0605), reserved: [0; 56] };
+        assert_eq!(renewed.as_bytes(), (1..=8).chain([0; 56]).collect::<Vec<u8>>());
     }
 
     #[test]

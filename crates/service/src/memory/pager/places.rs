@@ -1,6 +1,6 @@
 //! Places: pages of the slabs that are leased.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use super::PAGE_BYTES;
 use crate::limits::SLAB_BYTES;
@@ -13,6 +13,16 @@ pub const PLACES_PER_SLAB: u32 = (SLAB_BYTES / PAGE_BYTES) as u32;
 pub struct Place(pub(super) u32);
 
 impl Place {
+    /// That page of that slab.
+    pub const fn new(slab: u32, index: u32) -> Self {
+        Self(slab * PLACES_PER_SLAB + index)
+    }
+
+    /// Which page of its slab.
+    pub const fn index(self) -> u32 {
+        self.0 % PLACES_PER_SLAB
+    }
+
     /// In which slab.
     pub const fn slab(self) -> u32 {
         self.0 / PLACES_PER_SLAB
@@ -29,12 +39,24 @@ impl Place {
     }
 }
 
+/// The places of one slab.
+#[derive(Debug, Default)]
+struct SlabPlaces {
+    free: Vec<u32>,
+    /// It takes no new pages for now.
+    rests: bool,
+    is_lost: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Places {
     /// How many pages refer to each.
     references: Vec<u16>,
-    free: Vec<u32>,
-    lost: HashSet<u32>,
+    slabs: Vec<SlabPlaces>,
+    /// Slabs of which a place can be taken.
+    open: BTreeSet<u32>,
+    /// Places that can be taken, in all of them.
+    free: usize,
     used: usize,
     /// A slab was asked for, and has not come.
     asked: bool,
@@ -44,11 +66,28 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub(super) fn add_slab(&mut self) {
-        let first = self.references.len() as u32;
-        self.references.resize(self.references.len() + PLACES_PER_SLAB as usize, 0);
-        self.free.extend((first..first + PLACES_PER_SLAB).rev());
+    /// Adds a slab of which so many places can be used.
+    pub(super) fn add_slab(&mut self, places: u32) {
+        let number = self.slabs.len() as u32;
+        let first = Place::new(number, 0).0;
+        self.references.resize((first + PLACES_PER_SLAB) as usize, 0);
+        let free = (first..first + places.min(PLACES_PER_SLAB)).rev().collect();
+        self.slabs.push(SlabPlaces { free, ..SlabPlaces::default() });
+        self.change(number, |_| {});
         self.asked = false;
+    }
+
+    /// Changes a slab, and what is known of the places that can be taken.
+    fn change(&mut self, number: u32, change: impl FnOnce(&mut SlabPlaces)) {
+        let slab = &mut self.slabs[number as usize];
+        if self.open.remove(&number) {
+            self.free -= slab.free.len();
+        }
+        change(slab);
+        if !slab.rests && !slab.is_lost && !slab.free.is_empty() {
+            self.free += slab.free.len();
+            self.open.insert(number);
+        }
     }
 
     pub(super) fn note_none(&mut self) {
@@ -78,7 +117,12 @@ impl Places {
         if self.stopped {
             return None;
         }
-        let place = self.free.pop()?;
+        let number = *self.open.first()?;
+        let place = self.slabs[number as usize].free.pop()?;
+        self.free -= 1;
+        if self.slabs[number as usize].free.is_empty() {
+            self.open.remove(&number);
+        }
         self.references[place as usize] = 1;
         self.used += 1;
         Some(Place(place))
@@ -86,7 +130,7 @@ impl Places {
 
     /// Places that can be taken.
     pub(super) fn free(&self) -> usize {
-        if self.stopped { 0 } else { self.free.len() }
+        if self.stopped { 0 } else { self.free }
     }
 
     /// So few are left, and no more can be had, that nothing is brought that nobody waits for.
@@ -119,19 +163,23 @@ impl Places {
         *count -= 1;
         if *count == 0 {
             self.used -= 1;
-            if !self.lost.contains(&place.slab()) {
-                self.free.push(place.0);
-            }
+            self.change(place.slab(), |slab| slab.free.push(place.0));
         }
     }
 
+    /// Lets a slab take no new pages, or take them again.
+    pub(super) fn rest(&mut self, number: u32, rests: bool) {
+        self.change(number, |slab| slab.rests = rests);
+    }
+
     /// False if it was lost already.
-    pub(super) fn lose(&mut self, slab: u32) -> bool {
-        self.free.retain(|place| place / PLACES_PER_SLAB != slab);
-        self.lost.insert(slab)
+    pub(super) fn lose(&mut self, number: u32) -> bool {
+        let mut was_lost = true;
+        self.change(number, |slab| was_lost = std::mem::replace(&mut slab.is_lost, true));
+        !was_lost
     }
 
     pub(super) fn is_lost(&self, place: Place) -> bool {
-        self.lost.contains(&place.slab())
+        self.slabs[place.slab() as usize].is_lost
     }
 }

@@ -92,7 +92,7 @@ impl World {
                 Action::Wake(_) => {}
                 Action::Lease if self.slabs < 4 => {
                     self.slabs += 1;
-                    self.pager.add_slab();
+                    self.pager.add_slab(PLACES_PER_SLAB);
                 }
                 Action::Lease => self.pager.no_more_slabs(),
             }
@@ -359,7 +359,7 @@ fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
     let mut pager = Pager::new(FRAMES, 0);
     let (space, at) = (SpaceId(1), PageId { space: SpaceId(1), page: 7 });
     pager.add_space(space, true);
-    pager.add_slab();
+    pager.add_slab(PLACES_PER_SLAB);
     pager.add_pages(space, 7..8, std::slice::from_ref(&(7..8)));
     assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)));
     pager.fault(at);
@@ -377,7 +377,7 @@ fn a_put_under_way_of_a_forked_page() -> (Pager, [PageId; 2]) {
     let mut pager = Pager::new(FRAMES, 0);
     let both = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
     pager.add_space(SpaceId(1), true);
-    pager.add_slab();
+    pager.add_slab(PLACES_PER_SLAB);
     pager.add_pages(SpaceId(1), 7..8, std::slice::from_ref(&(7..8)));
     pager.set_budget(BUDGET);
     pager.moved(0, Moved::Out);

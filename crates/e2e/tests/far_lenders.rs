@@ -1,0 +1,235 @@
+//! `byway far` over several lenders, which are killed, take memory back, and give up a borrower that stands still.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use byway_e2e::{LIMIT, Server, binary, find_tool, until};
+use byway_skip::{SkipReason, skip_this};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Fills 48 MiB, and for each line on its input checks all of it, and changes it.
+const PROGRAM: &str = r#"
+import sys
+pages = [bytearray(b"%07d." % i * 512) for i in range(12000)]
+print("filled", flush=True)
+turn = 0
+for line in sys.stdin:
+    for i, page in enumerate(pages):
+        assert page == b"%07d." % (i + turn) * 512, (turn, i)
+        page[:] = b"%07d." % (i + turn + 1) * 512
+    turn += 1
+    print("good", flush=True)
+"#;
+
+struct Lender {
+    folder: tempfile::TempDir,
+    server: Server,
+}
+
+impl Lender {
+    fn start(lends: &str) -> Self {
+        Self::start_by(Command::new(binary()), lends)
+    }
+
+    fn start_by(command: Command, lends: &str) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let ctl = folder.path().join("ctl").display().to_string();
+        let flags = ["--lend", lends, "--listen", "tcp://127.0.0.1:0", "--threads", "1", "--control-socket", &ctl];
+        let server = Server::start_by(command, folder.path(), 1, &flags);
+        Self { folder, server }
+    }
+
+    fn uri(&self) -> String {
+        format!("byway://127.0.0.1:{}", self.server.port("byway"))
+    }
+
+    /// What `ctl status` says of the memory.
+    fn status(&self) -> String {
+        let ctl = self.folder.path().join("ctl");
+        let output = Command::new(binary()).args(["ctl", "--control-socket"]).arg(ctl).arg("status").output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+/// A paged program and what its pager says, which end with the test.
+struct Job {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+    said: Arc<Mutex<String>>,
+}
+
+impl Job {
+    fn start(lenders: &[&Lender], class: &str) -> Self {
+        let from = lenders.iter().map(|lender| lender.uri()).collect::<Vec<_>>().join(",");
+        let mut command = Command::new(binary());
+        command.args([
+            "far", "--report", "--limit", "20M", "--from", &from, "--class", class, "--", PYTHON, "-c", PROGRAM,
+        ]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (said, mut err) = (Arc::new(Mutex::new(String::new())), BufReader::new(child.stderr.take().unwrap()));
+        let heard = Arc::clone(&said);
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            while err.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+                heard.lock().unwrap().push_str(&std::mem::take(&mut line));
+            }
+        });
+        let mut job = Self { child, out, said };
+        job.expect("filled");
+        job
+    }
+
+    fn expect(&mut self, what: &str) {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), what, "{}", self.said());
+    }
+
+    /// The program checks and changes all of its memory.
+    fn check(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.expect("good");
+    }
+
+    fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    fn hears(&self, what: &str) {
+        until(Instant::now() + LIMIT, what, || self.said().contains(what).then_some(()));
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process_group(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// The program ends well. Gives what was said.
+    fn finish(mut self) -> String {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).unwrap();
+        let status = until(Instant::now() + LIMIT, "the program's end", || self.child.try_wait().unwrap());
+        self.hears("lenders given up");
+        assert!(status.success() && rest.is_empty(), "{status} {rest} {}", self.said());
+        self.said()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // The pager and all that it runs.
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Whether this machine can page programs; says so if not.
+fn can_page() -> bool {
+    if !Path::new(PYTHON).is_file() {
+        skip_this(SkipReason::MissingTool("python3"));
+        return false;
+    }
+    let arguments =
+        ["far", "--limit", "16M", "--class", "none", "--from", "byway+unix:///?socket=/nowhere", "--", "true"];
+    let tried = Command::new(binary()).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
+    let can = !said.contains("cannot be paged here");
+    if !can {
+        skip_this(SkipReason::Machine(said.trim()));
+    }
+    can
+}
+
+#[test]
+fn a_mirrored_program_outlives_one_lender_after_the_other() {
+    if !can_page() {
+        return;
+    }
+    let mut lenders = [(); 3].map(|()| Lender::start("1G"));
+    let mut job = Job::start(&lenders.each_ref(), "mirror=2");
+    lenders[0].server.kill();
+    job.check();
+    job.hears("as many lenders as its class says again");
+    // The pages that lay at the first lender have been copied.
+    lenders[1].server.kill();
+    job.check();
+    let said = job.finish();
+    assert!(said.contains(" 0 lost; 2 lenders given up"), "{said}");
+}
+
+#[test]
+fn a_mirror_needs_two_lenders() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start("64M");
+    for (class, told) in [("mirror=2", "name at least two with --from"), ("parity=4+1", "there is no parity yet")] {
+        let arguments = ["far", "--limit", "16M", "--class", class, "--from", &lender.uri(), "--", "true"];
+        let refused = Command::new(binary()).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(told), "{said}");
+    }
+}
+
+/// A lender that sees this file in the place of /proc/meminfo.
+fn start_with_meminfo(unshare: &Path, file: &Path, lends: &str) -> Lender {
+    let mut command = Command::new(unshare);
+    let script = "mount --bind \"$1\" /proc/meminfo && shift && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(file).arg(binary());
+    Lender::start_by(command, lends)
+}
+
+#[test]
+fn a_lender_that_is_short_of_memory_gets_it_back_and_no_page_is_lost() {
+    if !can_page() {
+        return;
+    }
+    let Some(unshare) = find_tool("unshare") else { return skip_this(SkipReason::MissingTool("unshare")) };
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let meminfo: PathBuf = folder.path().join("meminfo");
+    let say = |kib: u64| {
+        let text = format!("MemAvailable:{kib:>20} kB\n");
+        let file = std::fs::File::options().create(true).truncate(false).write(true).open(&meminfo).unwrap();
+        file.write_all_at(text.as_bytes(), 0).unwrap();
+    };
+    say(8 << 20);
+    let short = start_with_meminfo(&unshare, &meminfo, "1G,guard=1G");
+    let other = Lender::start("1G");
+    let mut job = Job::start(&[&short, &other], "none");
+    assert!(short.status().contains("67108864 of"), "{}", short.status());
+    say(1);
+    job.hears("a lender takes memory back");
+    until(Instant::now() + LIMIT, "the lender's memory", || short.status().contains("memory: 0 of").then_some(()));
+    assert!(short.status().contains("67108864 bytes taken back"), "{}", short.status());
+    job.check();
+    let said = job.finish();
+    assert!(said.contains(" 0 lost; 0 lenders given up"), "{said}");
+}
+
+#[test]
+fn a_borrower_that_stands_still_loses_its_slabs_and_no_page_with_class_disk() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start("1G");
+    let mut job = Job::start(&[&lender], "disk");
+    assert!(!lender.status().contains("memory: 0 of"), "{}", lender.status());
+    job.signal(Signal::STOP);
+    until(Instant::now() + LIMIT, "the slabs' end", || lender.status().contains("memory: 0 of").then_some(()));
+    assert!(lender.status().contains("67108864 bytes not renewed"), "{}", lender.status());
+    job.signal(Signal::CONT);
+    job.check();
+    let said = job.finish();
+    assert!(said.contains(" 0 lost;"), "{said}");
+}

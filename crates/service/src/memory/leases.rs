@@ -1,0 +1,293 @@
+//! Which borrower has which slabs of a lender, and when the lender takes them back. Pure: time and readings are arguments.
+//!
+//! A lease ends when its borrower gives it back, when the borrower's session ends, when the borrower has not renewed its leases for
+//! [`LEASE_KEEP_ALIVE`], or [`TAKE_BACK_NOTICE`] after the lender has told the borrower that it takes the slab back. It tells so in
+//! the answer to a renewal.
+//!
+//! A borrower may have any number of slabs, up to its quota, while there is room. Where there is none, a borrower that has less than its fair share
+//! (all that is lent, divided by the borrowers) gets slabs that are taken back from the borrower with the most.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use byway_reactor::Instant;
+use byway_reactor::seeded::{self, Bug};
+
+use super::wire::LendError;
+use crate::limits::{CONTENTION_TIME, LEASE_KEEP_ALIVE, SLABS_PER_SESSION_MAX, TAKE_BACK_NOTICE};
+
+/// What a lender lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LendingLimits {
+    /// Slabs in all.
+    pub slabs: u64,
+    /// Slabs of one borrower.
+    pub quota: u64,
+    /// Bytes of a slab.
+    pub slab_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Lent,
+    /// It is taken back, and its borrower is to be told.
+    Wanted,
+    /// Its borrower was told, and it ends then.
+    Told(Instant),
+}
+
+#[derive(Debug)]
+struct Lease {
+    number: u64,
+    state: State,
+}
+
+#[derive(Debug)]
+struct Borrower {
+    leases: Vec<Lease>,
+    renewed: Instant,
+    taken_back: u64,
+}
+
+/// What a borrower has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share<Id> {
+    /// Which.
+    pub id: Id,
+    /// Its slabs.
+    pub slabs: u64,
+    /// Slabs that were taken back from it.
+    pub taken_back: u64,
+}
+
+/// See the module. `Id` names a borrower.
+#[derive(Debug)]
+pub struct Leases<Id> {
+    limits: LendingLimits,
+    borrowers: BTreeMap<Id, Borrower>,
+    numbers: u64,
+    lent: u64,
+    /// A borrower below its fair share that has asked in vain: until then no borrower above its own gets a slab.
+    waiting: Option<(Id, Instant)>,
+    taken_back: u64,
+    expired: u64,
+}
+
+impl<Id: Copy + Ord> Leases<Id> {
+    /// None are leased.
+    pub fn new(limits: LendingLimits) -> Self {
+        let borrowers = BTreeMap::new();
+        Self { limits, borrowers, numbers: 0, lent: 0, waiting: None, taken_back: 0, expired: 0 }
+    }
+
+    /// Slabs that are leased.
+    pub fn lent(&self) -> u64 {
+        self.lent
+    }
+
+    /// Borrowers that have slabs.
+    pub fn shares(&self) -> impl Iterator<Item = Share<Id>> + '_ {
+        let share = |(id, borrower): (&Id, &Borrower)| Share {
+            id: *id,
+            slabs: borrower.leases.len() as u64,
+            taken_back: borrower.taken_back,
+        };
+        self.borrowers.iter().map(share)
+    }
+
+    /// Slabs that were taken back, and slabs of borrowers that did not renew them.
+    pub fn ended_early(&self) -> (u64, u64) {
+        (self.taken_back, self.expired)
+    }
+
+    /// Leases a slab: its number.
+    ///
+    /// # Errors
+    /// `TooMany`, `AllLent`.
+    pub fn lease(&mut self, id: Id, now: Instant) -> Result<u64, LendError> {
+        let has = self.borrowers.get(&id).map_or(0, |borrower| borrower.leases.len() as u64);
+        if has >= self.limits.quota.min(SLABS_PER_SESSION_MAX as u64) {
+            return Err(LendError::TooMany);
+        }
+        self.waiting = self.waiting.filter(|(_, until)| *until > now);
+        let is_new = |id: &Id| !self.borrowers.contains_key(id);
+        let waits = self.waiting.is_some_and(|(other, _)| other != id && is_new(&other));
+        let sharers = self.borrowers.len() as u64 + u64::from(is_new(&id)) + u64::from(waits);
+        let is_below = has < self.limits.slabs / sharers;
+        if self.lent >= self.limits.slabs {
+            if is_below {
+                self.waiting = Some((id, now + CONTENTION_TIME));
+                self.take_from_richest(has + 1);
+            }
+            return Err(LendError::AllLent);
+        }
+        if self.waiting.is_some() && !is_below {
+            return Err(LendError::AllLent);
+        }
+        self.numbers += 1;
+        self.lent += 1;
+        let new = || Borrower { leases: Vec::new(), renewed: now, taken_back: 0 };
+        let borrower = self.borrowers.entry(id).or_insert_with(new);
+        borrower.leases.push(Lease { number: self.numbers, state: State::Lent });
+        Ok(self.numbers)
+    }
+
+    /// A borrower gives a slab back.
+    ///
+    /// # Errors
+    /// `UnknownSlab`.
+    pub fn give_back(&mut self, id: Id, number: u64) -> Result<(), LendError> {
+        let borrower = self.borrowers.get_mut(&id).ok_or(LendError::UnknownSlab)?;
+        let place = borrower.leases.iter().position(|lease| lease.number == number).ok_or(LendError::UnknownSlab)?;
+        let lease = borrower.leases.swap_remove(place);
+        self.lent -= 1;
+        if lease.state != State::Lent {
+            borrower.taken_back += 1;
+            self.taken_back += 1;
+        }
+        if borrower.leases.is_empty() {
+            self.borrowers.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// A borrower's session has ended, and its slabs are dropped.
+    pub fn gone(&mut self, id: Id) {
+        if let Some(borrower) = self.borrowers.remove(&id) {
+            self.lent -= borrower.leases.len() as u64;
+        }
+    }
+
+    /// A borrower renews its leases: those that are taken back, and how long until the first of them.
+    pub fn renew(&mut self, id: Id, now: Instant) -> (Vec<u64>, Duration) {
+        let Some(borrower) = self.borrowers.get_mut(&id) else { return (Vec::new(), Duration::ZERO) };
+        borrower.renewed = now;
+        let mut first = TAKE_BACK_NOTICE;
+        let mut taken = Vec::new();
+        for lease in &mut borrower.leases {
+            match lease.state {
+                State::Lent => continue,
+                State::Wanted => lease.state = State::Told(now + TAKE_BACK_NOTICE),
+                State::Told(at) => first = first.min(at - now),
+            }
+            taken.push(lease.number);
+        }
+        (taken, first)
+    }
+
+    /// Takes so many bytes back, counting those that are taken back already; the borrower with the most gives first. Whether more than those
+    /// are taken.
+    pub fn take_back(&mut self, bytes: u64) -> bool {
+        let wanted = bytes.div_ceil(self.limits.slab_bytes);
+        let leases = self.borrowers.values().flat_map(|borrower| &borrower.leases);
+        let under_way = leases.filter(|lease| lease.state != State::Lent).count() as u64;
+        (under_way..wanted).take_while(|_| self.take_from_richest(0)).count() > 0
+    }
+
+    /// Takes a slab back from the borrower with the most, if it keeps at least so many.
+    fn take_from_richest(&mut self, keeps: u64) -> bool {
+        let kept =
+            |borrower: &Borrower| borrower.leases.iter().filter(|lease| lease.state == State::Lent).count() as u64;
+        let Some(richest) = self.borrowers.values_mut().max_by_key(|borrower| kept(borrower)) else { return false };
+        if kept(richest) < keeps + 1 {
+            return false;
+        }
+        let lasting = richest.leases.iter_mut().find(|lease| lease.state == State::Lent);
+        lasting.map(|lease| lease.state = State::Wanted).is_some()
+    }
+
+    /// Takes the leases out whose time is over, of the borrowers that `is_asked` names.
+    pub fn expire(&mut self, now: Instant, is_asked: impl Fn(&Id) -> bool) -> Vec<(Id, u64)> {
+        let mut over = Vec::new();
+        for (id, borrower) in self.borrowers.iter_mut().filter(|(id, _)| is_asked(id)) {
+            let is_cut_off = now - borrower.renewed >= LEASE_KEEP_ALIVE && !seeded::is(Bug::LenderWaitsForEver);
+            let is_over = |lease: &mut Lease| is_cut_off || matches!(lease.state, State::Told(at) if now >= at);
+            for lease in borrower.leases.extract_if(.., is_over) {
+                over.push((*id, lease.number));
+                if is_cut_off {
+                    self.expired += 1;
+                } else {
+                    borrower.taken_back += 1;
+                    self.taken_back += 1;
+                }
+            }
+        }
+        self.lent -= over.len() as u64;
+        self.borrowers.retain(|_, borrower| !borrower.leases.is_empty());
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: LendingLimits = LendingLimits { slabs: 8, quota: 6, slab_bytes: 100 };
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn start() -> Instant {
+        Instant::from_nanos(1)
+    }
+
+    #[test]
+    fn a_borrower_that_is_cut_off_loses_its_slabs_when_its_time_is_over() {
+        let (mut leases, start) = (Leases::new(LIMITS), start());
+        let first = leases.lease('a', start).unwrap();
+        leases.lease('b', start).unwrap();
+        assert_eq!(leases.renew('b', start + 9 * SECOND), (vec![], TAKE_BACK_NOTICE));
+        assert_eq!(leases.expire(start + 9 * SECOND, |_| true), []);
+        let over = start + LEASE_KEEP_ALIVE;
+        assert_eq!(leases.expire(over, |id| *id == 'b'), [], "it is another loop's");
+        assert_eq!(leases.expire(over, |_| true), [('a', first)]);
+        assert_eq!((leases.lent(), leases.ended_early()), (1, (0, 1)));
+        assert_eq!(leases.give_back('a', first), Err(LendError::UnknownSlab));
+    }
+
+    #[test]
+    fn a_slab_is_taken_back_after_its_borrower_was_told() {
+        let (mut leases, start) = (Leases::new(LIMITS), start());
+        let slabs: Vec<u64> = (0..4).map(|_| leases.lease('a', start).unwrap()).collect();
+        leases.lease('b', start).unwrap();
+        leases.take_back(150);
+        leases.take_back(200);
+        let told = start + 3 * SECOND;
+        assert_eq!(leases.renew('a', told).0, slabs[..2], "two, and from the borrower with the most");
+        assert_eq!(leases.renew('b', told).0, []);
+        leases.give_back('a', slabs[0]).unwrap();
+        let end = told + TAKE_BACK_NOTICE;
+        assert_eq!(leases.renew('a', told + SECOND), (vec![slabs[1]], Duration::from_secs(4)));
+        assert_eq!(leases.expire(told + 4 * SECOND, |_| true), []);
+        assert_eq!(leases.expire(end, |_| true), [('a', slabs[1])]);
+        assert_eq!((leases.lent(), leases.ended_early()), (3, (2, 0)));
+    }
+
+    #[test]
+    fn a_borrower_below_its_fair_share_gets_what_another_has_above() {
+        let (mut leases, mut now) = (Leases::new(LendingLimits { quota: 8, ..LIMITS }), start());
+        while leases.lease('a', now).is_ok() {}
+        assert_eq!(leases.lent(), 8);
+        for has in 0..4 {
+            assert_eq!(leases.lease('b', now), Err(LendError::AllLent));
+            let taken = leases.renew('a', now).0;
+            assert_eq!(taken.len(), 1, "one slab for one that was asked for");
+            leases.give_back('a', taken[0]).unwrap();
+            assert_eq!(leases.lease('a', now), Err(LendError::AllLent), "it is for the other");
+            leases.lease('b', now).unwrap();
+            assert_eq!(leases.shares().find(|share| share.id == 'b').map(|share| share.slabs), Some(has + 1));
+            now = now + SECOND;
+        }
+        assert_eq!(leases.lease('b', now), Err(LendError::AllLent));
+        assert_eq!(leases.renew('a', now).0, [], "both have half");
+    }
+
+    #[test]
+    fn a_quota_bounds_each_borrower() {
+        let mut leases = Leases::new(LIMITS);
+        for _ in 0..6 {
+            leases.lease('a', start()).unwrap();
+        }
+        assert_eq!(leases.lease('a', start()), Err(LendError::TooMany));
+        leases.gone('a');
+        assert_eq!(leases.lent(), 0);
+    }
+}

@@ -1,0 +1,355 @@
+//! Where pages lie, without a network: which lenders hold which slab, and what to do when one of them fails.
+//!
+//! The [`Pager`](super::pager::Pager) knows a page by its [`Place`]: a slab and a page of it. The pool keeps each slab at as many lenders as its
+//! [`Class`] says. The driver carries out the pool's [`Action`]s and passes on what the pool tells the pager ([`Told`]). Time is an argument.
+//!
+//! - A put ends well ([`PutEnd::Kept`]) only when as many copies hold the page as the class says. A put that reached fewer goes to another place.
+//! - The pool remembers the checksum of each page that was put. A get that brings other bytes uses another copy, and the wrong copy is
+//!   written again.
+//! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* goes up, and every operation of an older view
+//!   has failed, whatever it brings later. The next session with that lender begins without slabs.
+//! - A slab that has too few copies takes no new pages, and is copied to another lender in the background, [`POOL_COPIES_MAX`] pages at a time.
+//!   The same copying empties a slab that its lender takes back.
+//! - A page that no copy holds is reported as lost. Nothing else ever takes its place.
+
+mod action;
+mod leasing;
+mod repair;
+mod slab;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use byway_reactor::Instant;
+use byway_reactor::seeded::{self, Bug};
+
+pub use self::action::{Action, Class, Failure, Lease, Note, OpId, PoolCounters, Told};
+use self::leasing::{Leasing, Lender};
+use self::repair::Repair;
+use self::slab::{Slab, Source};
+use super::pager::{Place, PutEnd};
+#[cfg(doc)]
+use crate::limits::LENDER_SILENCE_MAX;
+use crate::limits::POOL_COPIES_MAX;
+
+/// An operation that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Op {
+    kind: OpKind,
+    /// The lender, and its view when the operation began; `None`: the file.
+    lender: Option<(usize, u32)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum OpKind {
+    Connect,
+    Renew,
+    Lease,
+    /// A part of a put; `None`: into the file.
+    Put(Place, Option<Lease>),
+    /// Into a frame.
+    Get(u32, Place, Source),
+    /// Of the copy in that slot.
+    CopyGet(u32, Source),
+    CopyPut(u32),
+}
+
+/// A put that the pager asked for.
+#[derive(Clone, Copy, Debug)]
+struct Put {
+    frame: u32,
+    /// Parts under way.
+    left: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pool {
+    class: Class,
+    /// Places of a slab.
+    places: u32,
+    lenders: Vec<Lender>,
+    slabs: Vec<Slab>,
+    leasing: Leasing,
+    ops: HashMap<OpId, Op>,
+    next_op: u32,
+    puts: HashMap<Place, Put>,
+    /// Puts to places that are being copied: frame and checksum.
+    deferred: HashMap<Place, (u32, u32)>,
+    /// Copies under way, by slot.
+    repairs: Vec<Option<Repair>>,
+    /// Slabs of which a copy misses pages.
+    damaged: BTreeSet<u32>,
+    /// Slabs with too few copies.
+    short: BTreeSet<u32>,
+    /// Slabs are short or damaged, and the log has said why.
+    is_mending: bool,
+    /// The first frame of the pool's own, one for each copy under way.
+    first_frame: u32,
+    actions: VecDeque<Action>,
+    told: VecDeque<Told>,
+    notes: VecDeque<Note>,
+    counters: PoolCounters,
+}
+
+impl Pool {
+    /// A pool over lenders, of which `up` says whether each has a session, with so many places in each slab. Its own frames are
+    /// `first_frame..first_frame + POOL_COPIES_MAX`.
+    pub fn new(class: Class, up: &[bool], places: u32, first_frame: u32, now: Instant) -> Self {
+        Self {
+            class,
+            places,
+            lenders: up.iter().map(|up| Lender::new(*up, now)).collect(),
+            slabs: Vec::new(),
+            leasing: Leasing::default(),
+            ops: HashMap::new(),
+            next_op: 0,
+            puts: HashMap::new(),
+            deferred: HashMap::new(),
+            repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
+            damaged: BTreeSet::new(),
+            short: BTreeSet::new(),
+            is_mending: false,
+            first_frame,
+            actions: VecDeque::new(),
+            told: VecDeque::new(),
+            notes: VecDeque::new(),
+            counters: PoolCounters::default(),
+        }
+    }
+
+    /// What the driver is to do next.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// What the pager is to hear next.
+    pub fn next_told(&mut self) -> Option<Told> {
+        self.told.pop_front()
+    }
+
+    /// What the log is to say next.
+    pub fn next_note(&mut self) -> Option<Note> {
+        self.notes.pop_front()
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> PoolCounters {
+        self.counters
+    }
+
+    /// Whether every slab is at as many lenders as the class says, with all its pages, and nothing is under way but renewals.
+    pub fn is_settled(&self) -> bool {
+        let is_quiet = |op: &Op| matches!(op.kind, OpKind::Renew | OpKind::Connect);
+        self.short.is_empty() && self.damaged.is_empty() && self.ops.values().all(is_quiet)
+    }
+
+    /// Where a copy of a place lies.
+    pub(super) fn lease_of(&self, place: Place, copy: usize) -> Option<Lease> {
+        self.slabs.get(place.slab() as usize)?.copies.get(copy).map(|copy| copy.lease)
+    }
+
+    /// Puts a frame, whose bytes have that checksum, to a place. No other put to that place is under way.
+    pub fn put(&mut self, frame: u32, place: Place, sum: u32) {
+        let is_copied = self.repairs.iter().flatten().any(|repair| repair.place == place);
+        if is_copied && !seeded::is(Bug::PoolPutDuringCopy) {
+            // A copy that ends after the put would bring the old version back.
+            self.deferred.insert(place, (frame, sum));
+        } else {
+            self.begin_put(frame, place, sum);
+        }
+    }
+
+    fn begin_put(&mut self, frame: u32, place: Place, sum: u32) {
+        let slab = &mut self.slabs[place.slab() as usize];
+        slab.write(place.index(), sum);
+        let mut leases: Vec<Lease> = slab.copies.iter().map(|copy| copy.lease).collect();
+        if seeded::is(Bug::PoolPutToOneCopy) {
+            leases.truncate(1);
+            slab.copies.iter_mut().skip(1).for_each(|copy| copy.missing.set(place.index(), false));
+        }
+        self.puts.insert(place, Put { frame, left: leases.len() + usize::from(self.class == Class::Disk) });
+        for lease in &leases {
+            let op = self.begin(OpKind::Put(place, Some(*lease)), Some(lease.lender));
+            self.actions.push_back(Action::Put(op, frame, *lease, place.index()));
+        }
+        if self.class == Class::Disk {
+            let op = self.begin(OpKind::Put(place, None), None);
+            self.actions.push_back(Action::Write(op, frame, place));
+        }
+        if leases.is_empty() && self.class != Class::Disk {
+            self.end_put(place);
+        }
+    }
+
+    fn put_part_ended(&mut self, place: Place, lease: Option<Lease>, failed: bool) {
+        let slab = &mut self.slabs[place.slab() as usize];
+        match lease {
+            Some(lease) if !failed => {
+                if let Some(copy) = slab.copy_mut(lease) {
+                    copy.missing.set(place.index(), false);
+                }
+            }
+            // It may hold the old version or the new one.
+            Some(lease) => self.drop_copy(place.slab(), lease),
+            None => slab.in_file.set(place.index(), !failed),
+        }
+        let Some(put) = self.puts.get_mut(&place) else { return };
+        put.left -= 1;
+        if put.left == 0 || seeded::is(Bug::PoolPutEndsEarly) && !failed {
+            self.end_put(place);
+        }
+    }
+
+    fn end_put(&mut self, place: Place) {
+        let Some(put) = self.puts.remove(&place) else { return };
+        let slab = &self.slabs[place.slab() as usize];
+        let end = match self.class {
+            Class::Disk if !slab.in_file.has(place.index()) => PutEnd::Refused,
+            Class::Disk => PutEnd::Kept,
+            class if slab.holders(place.index()) >= class.lenders() => PutEnd::Kept,
+            _ => PutEnd::Elsewhere,
+        };
+        self.told.push_back(Told::Put(put.frame, end));
+    }
+
+    /// Gets a place into a frame. No put to that place is under way.
+    pub fn get(&mut self, frame: u32, place: Place) {
+        if let Some(source) = self.slabs[place.slab() as usize].source(place.index()) {
+            let op = self.begin(OpKind::Get(frame, place, source), lender_of(source));
+            self.actions.push_back(get_action(op, frame, place, source));
+        } else {
+            self.counters.lost += 1;
+            self.told.push_back(Told::Got(frame, false));
+        }
+    }
+
+    /// A put, get, write or read has ended. Of a get or read it brings the checksum of the bytes in the frame.
+    pub fn ended(&mut self, op: OpId, result: Result<u32, Failure>, now: Instant) {
+        let Some(Op { kind, lender }) = self.ops.remove(&op) else { return };
+        let result = match lender {
+            // The lender was given up meanwhile.
+            Some((lender, view)) if self.lenders[lender].view != view => Err(Failure::Gone),
+            Some((lender, _)) if result == Err(Failure::Gone) => {
+                self.give_up(lender, false, now);
+                result
+            }
+            _ => result,
+        };
+        match kind {
+            OpKind::Put(place, lease) => self.put_part_ended(place, lease, result.is_err()),
+            OpKind::Get(frame, place, source) => {
+                if self.check(place, source, result) {
+                    self.told.push_back(Told::Got(frame, true));
+                } else {
+                    self.counters.failed_over += 1;
+                    self.get(frame, place);
+                }
+            }
+            OpKind::CopyGet(slot, source) => self.copy_got(slot, source, result),
+            OpKind::CopyPut(slot) => self.copy_put(slot, result.is_err()),
+            OpKind::Connect | OpKind::Renew | OpKind::Lease => {}
+        }
+        self.pump(now);
+    }
+
+    /// Whether a get brought the bytes that were put last. Where it did not, its source is not used for that page again.
+    fn check(&mut self, place: Place, source: Source, result: Result<u32, Failure>) -> bool {
+        let (number, page) = (place.slab(), place.index());
+        let slab = &mut self.slabs[number as usize];
+        match (result, source) {
+            (Ok(sum), _) if sum == slab.sum(page) || seeded::is(Bug::PoolChecksumIgnored) => return true,
+            (Ok(_), Source::Lease(lease)) => {
+                self.counters.corrupt += 1;
+                self.notes.push_back(Note::Corrupt(lease.lender));
+                if let Some(copy) = slab.copy_mut(lease) {
+                    copy.missing.set(page, true);
+                    self.damaged.insert(number);
+                }
+            }
+            (Err(_), Source::Lease(lease)) => self.drop_copy(number, lease),
+            (result, Source::File) => {
+                slab.in_file.set(page, false);
+                if result.is_ok() {
+                    self.counters.corrupt += 1;
+                    self.notes.push_back(Note::CorruptFile);
+                }
+            }
+        }
+        false
+    }
+
+    /// Forgets one copy of a slab.
+    fn drop_copy(&mut self, number: u32, lease: Lease) {
+        let slab = &mut self.slabs[number as usize];
+        let before = slab.copies.len();
+        slab.copies.retain(|copy| copy.lease != lease);
+        if slab.copies.len() < before {
+            self.actions.push_back(Action::Return(lease));
+            self.weigh(number);
+        }
+    }
+
+    /// Notes whether a slab has copies enough, and tells the pager whether it takes new pages, or is lost.
+    fn weigh(&mut self, number: u32) {
+        let slab = &mut self.slabs[number as usize];
+        let is_short = slab.lasting() < self.class.lenders();
+        self.leasing.is_due |= is_short;
+        if is_short && !slab.is_lost {
+            self.short.insert(number);
+        } else {
+            self.short.remove(&number);
+        }
+        if self.class == Class::Disk || slab.is_lost {
+            return;
+        }
+        if slab.copies.is_empty() {
+            slab.is_lost = true;
+            self.short.remove(&number);
+            self.damaged.remove(&number);
+            self.told.push_back(Told::Lost(number));
+        } else if std::mem::replace(&mut slab.rests, is_short) != is_short {
+            self.told.push_back(Told::Rests(number, is_short));
+        }
+    }
+
+    /// Does what can be done now, as time passes: to be called when [`Pool::next_tick`] has come.
+    pub fn tick(&mut self, now: Instant) {
+        self.watch_lenders(now);
+        self.leasing.is_due = true;
+        self.pump(now);
+    }
+
+    fn pump(&mut self, now: Instant) {
+        self.pump_leases(now);
+        self.pump_repairs();
+        if self.is_mending && self.short.is_empty() && self.damaged.is_empty() {
+            self.is_mending = false;
+            self.notes.push_back(Note::Whole);
+        }
+    }
+
+    fn begin(&mut self, kind: OpKind, lender: Option<usize>) -> OpId {
+        let op = OpId(self.next_op);
+        self.next_op = self.next_op.wrapping_add(1);
+        let lender = lender.map(|lender| (lender, self.lenders[lender].view));
+        self.ops.insert(op, Op { kind, lender });
+        op
+    }
+}
+
+fn lender_of(source: Source) -> Option<usize> {
+    match source {
+        Source::Lease(lease) => Some(lease.lender),
+        Source::File => None,
+    }
+}
+
+fn get_action(op: OpId, frame: u32, place: Place, source: Source) -> Action {
+    match source {
+        Source::Lease(lease) => Action::Get(op, frame, lease, place.index()),
+        Source::File => Action::Read(op, frame, place),
+    }
+}
+
+#[cfg(test)]
+mod tests;

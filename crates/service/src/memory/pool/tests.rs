@@ -1,0 +1,169 @@
+//! What a pool does, one step after the other; `tests/far_simulation.rs` plays it at random.
+
+use std::time::Duration;
+
+use super::*;
+use crate::limits::{LENDER_PAUSE, RENEW_EVERY};
+
+const PLACES: u32 = 8;
+const FRAMES: u32 = 100;
+
+/// A pool over lenders that have room and answer when they are told to.
+struct Rig {
+    pool: Pool,
+    now: Instant,
+    next_lease: u64,
+}
+
+impl Rig {
+    fn new(class: Class, lenders: usize) -> Self {
+        let now = Instant::from_nanos(1);
+        let mut rig = Self { pool: Pool::new(class, &vec![true; lenders], PLACES, FRAMES, now), now, next_lease: 0 };
+        rig.pool.want_slab(now);
+        rig.lease_all();
+        assert_eq!(rig.pool.next_told(), Some(Told::Slab(PLACES)));
+        rig
+    }
+
+    /// Lenders answer leases, until something else is asked for. Gives the lenders that were asked.
+    fn lease_all(&mut self) -> Vec<usize> {
+        let mut asked = Vec::new();
+        while let Some(Action::Lease(op, lender)) = self.pool.actions.front().copied() {
+            self.pool.next_action();
+            self.next_lease += 1;
+            asked.push(lender);
+            self.pool.leased(op, Ok(self.next_lease), self.now);
+        }
+        asked
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.pool.next_action()).collect()
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        std::iter::from_fn(|| self.pool.next_told()).collect()
+    }
+
+    /// A put that all copies take.
+    fn put(&mut self, frame: u32, page: u32, sum: u32) {
+        self.pool.put(frame, Place::new(0, page), sum);
+        for action in self.actions() {
+            let Action::Put(op, ..) = action else { panic!("{action:?}") };
+            self.pool.ended(op, Ok(0), self.now);
+        }
+        assert_eq!(self.told(), [Told::Put(frame, PutEnd::Kept)]);
+    }
+}
+
+#[test]
+fn a_mirrored_put_ends_when_both_lenders_have_it() {
+    let mut rig = Rig::new(Class::Mirror, 3);
+    rig.pool.put(5, Place::new(0, 3), 77);
+    let [Action::Put(first, 5, here, 3), Action::Put(second, 5, there, 3)] = rig.actions()[..] else { panic!() };
+    assert_ne!(here.lender, there.lender);
+    rig.pool.ended(first, Ok(0), rig.now);
+    assert_eq!(rig.told(), []);
+    rig.pool.ended(second, Ok(0), rig.now);
+    assert_eq!(rig.told(), [Told::Put(5, PutEnd::Kept)]);
+}
+
+#[test]
+fn a_put_that_one_lender_of_two_has_goes_elsewhere_and_the_slab_rests_until_it_is_copied() {
+    let mut rig = Rig::new(Class::Mirror, 3);
+    rig.put(1, 0, 10);
+    rig.pool.put(2, Place::new(0, 1), 11);
+    let [Action::Put(first, ..), Action::Put(second, ..)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(first, Ok(0), rig.now);
+    rig.pool.ended(second, Err(Failure::Gone), rig.now);
+    assert_eq!(rig.told(), [Told::Rests(0, true), Told::Put(2, PutEnd::Elsewhere)]);
+    assert_eq!(rig.pool.next_action(), Some(Action::Close(1)));
+    assert_eq!(rig.lease_all(), [2], "the third lender");
+    assert_eq!(rig.told(), [Told::Rests(0, false)]);
+    // Both pages are copied.
+    let gets = rig.actions();
+    assert_eq!(gets.len(), 2);
+    for (action, sum) in gets.into_iter().zip([10, 11]) {
+        let Action::Get(op, _, Lease { lender: 0, .. }, _) = action else { panic!("{action:?}") };
+        rig.pool.ended(op, Ok(sum), rig.now);
+        let Some(Action::Put(op, _, Lease { lender: 2, .. }, _)) = rig.pool.next_action() else { panic!() };
+        assert!(!rig.pool.is_settled());
+        rig.pool.ended(op, Ok(0), rig.now);
+    }
+    assert!(rig.pool.is_settled());
+    assert_eq!(rig.pool.counters().copied, 2);
+}
+
+#[test]
+fn a_page_with_other_bytes_comes_from_the_other_lender_and_is_written_again() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.put(1, 0, 10);
+    rig.pool.get(3, Place::new(0, 0));
+    let [Action::Get(op, 3, wrong, 0)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(op, Ok(99), rig.now);
+    let [Action::Get(op, 3, right, 0), Action::Get(copy, FRAMES, from, 0)] = rig.actions()[..] else { panic!() };
+    assert!(right == from && right != wrong);
+    rig.pool.ended(op, Ok(10), rig.now);
+    assert_eq!(rig.told(), [Told::Got(3, true)]);
+    rig.pool.ended(copy, Ok(10), rig.now);
+    assert!(matches!(rig.actions()[..], [Action::Put(_, FRAMES, to, 0)] if to == wrong));
+}
+
+#[test]
+fn a_put_waits_for_the_copy_of_its_place() {
+    let mut rig = Rig::new(Class::None, 2);
+    rig.put(1, 0, 10);
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.tick(rig.now);
+    let [Action::Renew(renewal, 0), Action::Renew(_, 1)] = rig.actions()[..] else { panic!() };
+    rig.pool.renewed(renewal, Ok(vec![1]), rig.now);
+    assert_eq!(rig.lease_all(), [1]);
+    let [Action::Get(get, FRAMES, ..)] = rig.actions()[..] else { panic!() };
+    rig.told();
+    rig.pool.put(2, Place::new(0, 0), 11);
+    assert_eq!(rig.actions(), [], "the old version is on its way");
+    rig.pool.ended(get, Ok(10), rig.now);
+    let [Action::Put(put, FRAMES, ..)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(put, Ok(0), rig.now);
+    let [Action::Put(_, 2, ..), Action::Put(_, 2, ..)] = rig.actions()[..] else { panic!() };
+}
+
+#[test]
+fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
+    let mut rig = Rig::new(Class::None, 1);
+    rig.put(1, 0, 10);
+    rig.pool.get(3, Place::new(0, 0));
+    let [Action::Get(get, ..)] = rig.actions()[..] else { panic!() };
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.tick(rig.now);
+    assert!(matches!(rig.actions()[..], [Action::Renew(_, 0)]));
+    rig.now = rig.now + Duration::from_secs(4);
+    rig.pool.tick(rig.now);
+    assert_eq!(rig.actions(), []);
+    rig.now = rig.now + Duration::from_secs(1);
+    assert_eq!(rig.pool.next_tick(), Some(rig.now));
+    rig.pool.tick(rig.now);
+    assert_eq!((rig.actions(), rig.told()), (vec![Action::Close(0)], vec![Told::Lost(0)]));
+    rig.pool.ended(get, Ok(10), rig.now);
+    assert_eq!(rig.told(), [Told::Got(3, false)]);
+    rig.now = rig.now + LENDER_PAUSE;
+    rig.pool.tick(rig.now);
+    assert!(matches!(rig.actions()[..], [Action::Connect(_, 0)]));
+}
+
+#[test]
+fn a_page_in_the_file_is_safe_and_one_that_the_file_refuses_stays() {
+    let mut rig = Rig::new(Class::Disk, 1);
+    rig.pool.put(1, Place::new(0, 0), 10);
+    let [Action::Put(put, ..), Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(write, Ok(0), rig.now);
+    rig.pool.ended(put, Err(Failure::Gone), rig.now);
+    assert_eq!(rig.told(), [Told::Put(1, PutEnd::Kept)]);
+    rig.pool.get(2, Place::new(0, 0));
+    let [Action::Close(0), Action::Read(read, 2, _)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(read, Ok(10), rig.now);
+    rig.pool.put(1, Place::new(0, 1), 11);
+    let [Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(write, Err(Failure::Refused), rig.now);
+    assert_eq!(rig.told(), [Told::Got(2, true), Told::Put(1, PutEnd::Refused)]);
+}

@@ -1,0 +1,482 @@
+//! Drives a [`Pool`]: its operations over the sessions of a node, and over a file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use byway_fabric::node::{
+    Address, Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Session, SubmitError,
+};
+use byway_reactor::Instant;
+use byway_rpc::node::{Call, Reply, Rpc};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::borrower::{Borrower, LeasedSlab};
+use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
+use super::pool::{Action, Class, Failure, Lease, Note, OpId, Pool, PoolCounters, Told};
+use super::wire::{Arguments, LendError, Method, PROTOCOL};
+use crate::limits::{LENDER_SILENCE_MAX, POOL_COPIES_MAX, SLABS_PER_SESSION_MAX};
+
+/// Operations under way at most: each has a frame.
+const OPERATIONS_MAX: usize = 1 << 14;
+
+/// Pages that one put takes: a node takes 64 pieces of memory in one.
+const BATCH_PAGES_MAX: usize = 64;
+
+/// The context of an operation whose end nobody waits for.
+const UNAWAITED: u64 = u64::MAX;
+
+/// In the context of a put of several pages, with the number of their batch.
+const BATCH: u64 = 1 << 32;
+
+/// A file of pages on the borrower's machine.
+pub trait Spill: Send {
+    /// Writes a page, at a place.
+    ///
+    /// # Errors
+    /// The file system's: the page is not safe there.
+    fn write(&mut self, place: Place, page: &[u8; PAGE_BYTES]) -> std::io::Result<()>;
+
+    /// Reads the page that was written last at a place.
+    ///
+    /// # Errors
+    /// The file system's.
+    fn read(&mut self, place: Place, page: &mut [u8; PAGE_BYTES]) -> std::io::Result<()>;
+}
+
+/// A lender that pages may go to.
+#[derive(Clone, Debug)]
+pub struct LenderAt {
+    /// For the log.
+    pub name: String,
+    /// Where it is.
+    pub address: Address,
+    /// The session with it; without one, the pool connects.
+    pub session: Option<Session>,
+}
+
+impl LenderAt {
+    /// The lender of a session.
+    pub fn of(name: String, borrower: &Borrower) -> Self {
+        Self { name, address: borrower.address().clone(), session: Some(borrower.session()) }
+    }
+}
+
+struct Lender {
+    at: LenderAt,
+    windows: HashMap<u64, Descriptor>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Connect(usize),
+    Renew,
+    Lease(usize),
+    /// Into that frame.
+    Get(u32),
+}
+
+/// Pages at lenders and in a file: see [`Pool`].
+pub struct PoolClient {
+    rpc: Rpc,
+    group: Group,
+    pool: Pool,
+    lenders: Vec<Lender>,
+    under_way: HashMap<OpId, Kind>,
+    /// Puts into each slab that have not begun: operation, frame, and page of the slab.
+    gathered: BTreeMap<Lease, Vec<(OpId, u32, u32)>>,
+    /// The puts of each batch.
+    batches: HashMap<u32, Vec<OpId>>,
+    next_batch: u32,
+    frames: Memory,
+    spill: Option<Box<dyn Spill>>,
+    class: Class,
+    /// The last write to the file failed.
+    is_file_refused: bool,
+    /// Why the last lease was refused.
+    refusal: Option<String>,
+}
+
+impl PoolClient {
+    /// A pool over these lenders, all of one node, whose slabs have so many places: [`PLACES_PER_SLAB`], or fewer in a simulation. The last
+    /// [`POOL_COPIES_MAX`] pages of `frames` are the pool's own. [`Class::Disk`] needs a file.
+    ///
+    /// # Errors
+    /// `Busy`, `Forked`.
+    pub fn new(
+        rpc: &Rpc,
+        lenders: Vec<LenderAt>,
+        (class, spill): (Class, Option<Box<dyn Spill>>),
+        (frames, places): (Memory, u32),
+    ) -> Result<Self, SubmitError> {
+        let first_frame = (frames.len() / PAGE_BYTES - POOL_COPIES_MAX) as u32;
+        let up: Vec<bool> = lenders.iter().map(|lender| lender.session.is_some()).collect();
+        Ok(Self {
+            rpc: rpc.clone(),
+            group: rpc.node().group(OPERATIONS_MAX)?,
+            pool: Pool::new(class, &up, places.min(PLACES_PER_SLAB), first_frame, rpc.node().now()),
+            lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new() }).collect(),
+            under_way: HashMap::new(),
+            gathered: BTreeMap::new(),
+            batches: HashMap::new(),
+            next_batch: 0,
+            frames,
+            spill,
+            class,
+            is_file_refused: false,
+            refusal: None,
+        })
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> PoolCounters {
+        self.pool.counters()
+    }
+
+    /// See [`Pool::is_settled`].
+    pub fn is_settled(&self) -> bool {
+        self.pool.is_settled()
+    }
+
+    /// When [`PoolClient::turn`] has something to do, if nothing ends before.
+    pub fn next_tick(&self) -> Option<Instant> {
+        self.pool.next_tick()
+    }
+
+    /// The frames.
+    pub fn frames(&self) -> &Memory {
+        &self.frames
+    }
+
+    /// The page in a frame.
+    pub fn read_frame(&self, frame: u32) -> [u8; PAGE_BYTES] {
+        let mut page = [0; PAGE_BYTES];
+        let read = self.frames.read(frame as usize * PAGE_BYTES, &mut page);
+        debug_assert!(read.is_ok(), "the frame is there");
+        page
+    }
+
+    /// See [`Pool::want_slab`].
+    pub fn want_slab(&mut self) {
+        self.pool.want_slab(self.rpc.node().now());
+        self.act();
+    }
+
+    /// Why no slab could be had.
+    pub fn why_no_slab(&self) -> &str {
+        self.refusal.as_deref().unwrap_or("no lender can be reached that has none of the slab's copies")
+    }
+
+    /// See [`Pool::put`]. It begins with the next [`PoolClient::flush`]. The frame's bytes stay as they are until the put has ended.
+    pub fn put(&mut self, frame: u32, place: Place) {
+        let sum = crc32c::crc32c(&self.read_frame(frame));
+        self.pool.put(frame, place, sum);
+        self.act();
+    }
+
+    /// See [`Pool::get`].
+    pub fn get(&mut self, frame: u32, place: Place) {
+        self.pool.get(frame, place);
+        self.act();
+    }
+
+    /// Has a test's bytes put over one copy of a place, behind the pool's back. False if there is no such copy.
+    #[doc(hidden)]
+    pub fn spoil(&self, place: Place, copy: usize, bytes: &Memory) -> bool {
+        let Some(lease) = self.pool.lease_of(place, copy) else { return false };
+        let (lender, offset) = (&self.lenders[lease.lender], u64::from(place.index()) * PAGE_BYTES as u64);
+        let Some((session, window)) = lender.at.session.zip(lender.windows.get(&lease.number)) else { return false };
+        let put = self.rpc.node().put(session, &[bytes.segment(0..PAGE_BYTES)], window, offset);
+        put.is_ok_and(|op| self.group.add(op, UNAWAITED).is_ok())
+    }
+
+    /// What the pager is to hear next.
+    pub fn next_told(&mut self) -> Option<Told> {
+        self.pool.next_told()
+    }
+
+    /// Takes what the node has ended, and does what is due. The node was turned before.
+    pub fn turn(&mut self) {
+        while let Ok(completion) = self.group.test() {
+            match completion.context {
+                UNAWAITED => continue,
+                batch if batch & BATCH != 0 => {
+                    let result = completion.result.map(drop).map_err(|error| failed(&error));
+                    let puts = self.batches.remove(&(batch as u32)).unwrap_or_default();
+                    self.puts_ended(puts, result);
+                }
+                op => self.ended(OpId(op as u32), completion.result),
+            }
+            self.act();
+        }
+        let now = self.rpc.node().now();
+        if self.pool.next_tick().is_some_and(|at| at <= now) {
+            self.pool.tick(now);
+            self.act();
+        }
+        self.flush();
+        while let Some(note) = self.pool.next_note() {
+            self.log(note);
+        }
+    }
+
+    fn ended(&mut self, op: OpId, result: Completed) {
+        let now = self.rpc.node().now();
+        let Some(kind) = self.under_way.remove(&op) else { return };
+        if let (Kind::Lease(lender), Err(error)) = (kind, &result) {
+            let why = match error {
+                OpError::Status(status) => LendError::from_status(*status).to_string(),
+                other => other.to_string(),
+            };
+            self.refusal = Some(format!("{}: {why}", self.lenders[lender].at.name));
+        }
+        let result = result.map_err(|error| failed(&error));
+        match kind {
+            Kind::Connect(lender) => {
+                if let Ok(Outcome::Session(session)) = result {
+                    self.lenders[lender].at.session = Some(session);
+                    self.pool.connected(op, true, now);
+                } else {
+                    self.pool.connected(op, false, now);
+                }
+            }
+            Kind::Renew => {
+                let taken =
+                    result.map(|outcome| Reply::of(outcome).map_or_else(|_| Vec::new(), |reply| numbers(&reply)));
+                self.pool.renewed(op, taken, now);
+            }
+            Kind::Lease(lender) => {
+                let leased = result.and_then(|outcome| {
+                    let reply = Reply::of(outcome).ok();
+                    reply.and_then(|reply| LeasedSlab::of(&reply)).ok_or(Failure::Refused)
+                });
+                if let Ok(slab) = &leased {
+                    self.lenders[lender].windows.insert(slab.number, slab.window);
+                }
+                self.pool.leased(op, leased.map(|slab| slab.number), now);
+            }
+            Kind::Get(frame) => {
+                let sum = result.map(|_| crc32c::crc32c(&self.read_frame(frame)));
+                self.pool.ended(op, sum, now);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.pool.next_action() {
+            let now = self.rpc.node().now();
+            match action {
+                Action::Connect(op, lender) => {
+                    let begun = self.rpc.node().start_connect(&self.lenders[lender].at.address);
+                    if self.add(op, Kind::Connect(lender), begun).is_err() {
+                        self.pool.connected(op, false, now);
+                    }
+                }
+                Action::Close(lender) => {
+                    self.lenders[lender].windows.clear();
+                    if let Some(session) = self.lenders[lender].at.session.take() {
+                        let _ = self.rpc.node().close(session);
+                    }
+                }
+                Action::Renew(op, lender) => {
+                    let begun = self.call(lender, Method::Renew, 0);
+                    if let Err(failure) = self.add_or_fail(op, Kind::Renew, begun) {
+                        self.pool.renewed(op, Err(failure), now);
+                    }
+                }
+                Action::Lease(op, lender) => {
+                    let begun = self.call(lender, Method::Lease, 0);
+                    if let Err(failure) = self.add_or_fail(op, Kind::Lease(lender), begun) {
+                        self.pool.leased(op, Err(failure), now);
+                    }
+                }
+                Action::Return(lease) => {
+                    self.lenders[lease.lender].windows.remove(&lease.number);
+                    if let Ok(op) = self.call(lease.lender, Method::Return, lease.number) {
+                        let _ = self.group.add(op, UNAWAITED);
+                    }
+                }
+                Action::Put(op, frame, lease, page) => {
+                    self.gathered.entry(lease).or_default().push((op, frame, page));
+                }
+                Action::Get(op, frame, lease, page) => {
+                    let begun = self.start_get(frame, lease, page);
+                    if let Err(failure) = self.add_or_fail(op, Kind::Get(frame), begun) {
+                        self.pool.ended(op, Err(failure), now);
+                    }
+                }
+                Action::Write(op, frame, place) => {
+                    let written = self.write_file(frame, place);
+                    self.pool.ended(op, written, now);
+                }
+                Action::Read(op, frame, place) => {
+                    let read = self.read_file(frame, place);
+                    self.pool.ended(op, read, now);
+                }
+            }
+        }
+    }
+
+    /// Begins the puts that were asked for. Those into one slab go together: pages that lie side by side there go in one message.
+    pub fn flush(&mut self) {
+        while let Some((lease, mut puts)) = self.gathered.pop_first() {
+            puts.sort_unstable_by_key(|(.., page)| *page);
+            for batch in puts.chunks(BATCH_PAGES_MAX) {
+                let ops = batch.iter().map(|(op, ..)| *op).collect();
+                let number = self.next_batch;
+                self.next_batch = self.next_batch.wrapping_add(1);
+                let begun = self
+                    .start_put(lease, batch)
+                    .and_then(|op| self.group.add(op, BATCH | u64::from(number)).map_err(|_| Failure::Refused));
+                match begun {
+                    Ok(_) => drop(self.batches.insert(number, ops)),
+                    Err(failure) => self.puts_ended(ops, Err(failure)),
+                }
+            }
+            self.act();
+        }
+    }
+
+    fn puts_ended(&mut self, puts: Vec<OpId>, result: Result<(), Failure>) {
+        let now = self.rpc.node().now();
+        for op in puts {
+            self.pool.ended(op, result.map(|()| 0), now);
+        }
+    }
+
+    fn start_put(&self, lease: Lease, puts: &[(OpId, u32, u32)]) -> Result<Op, Failure> {
+        let (session, window) = self.window(lease)?;
+        let segment = |(_, frame, _): &(OpId, u32, u32)| {
+            let at = *frame as usize * PAGE_BYTES;
+            self.frames.segment(at..at + PAGE_BYTES)
+        };
+        let segments: Vec<_> = puts.iter().map(segment).collect();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (.., page) in puts {
+            let offset = u64::from(*page) * PAGE_BYTES as u64;
+            match ranges.last_mut() {
+                Some(last) if last.end == offset => last.end += PAGE_BYTES as u64,
+                _ => ranges.push(offset..offset + PAGE_BYTES as u64),
+            }
+        }
+        self.rpc.node().put_ranges(session, &segments, window, &ranges).map_err(failure)
+    }
+
+    fn start_get(&self, frame: u32, lease: Lease, page: u32) -> Result<Op, Failure> {
+        let (session, window) = self.window(lease)?;
+        let at = frame as usize * PAGE_BYTES;
+        let segments = [self.frames.segment(at..at + PAGE_BYTES)];
+        self.rpc.node().get(session, window, u64::from(page) * PAGE_BYTES as u64, &segments).map_err(failure)
+    }
+
+    fn window(&self, lease: Lease) -> Result<(Session, &Descriptor), Failure> {
+        let lender = &self.lenders[lease.lender];
+        let session = lender.at.session.ok_or(Failure::Gone)?;
+        Ok((session, lender.windows.get(&lease.number).ok_or(Failure::Refused)?))
+    }
+
+    fn call(&self, lender: usize, method: Method, slab: u64) -> Result<Op, Failure> {
+        let session = self.lenders[lender].at.session.ok_or(Failure::Gone)?;
+        let mut arguments = Arguments::new_zeroed();
+        arguments.slab.set(slab);
+        let call =
+            Call { protocol: PROTOCOL, method: method as u16, arguments: arguments.as_bytes(), ..Call::default() };
+        self.rpc.call_by(session, &call, self.rpc.node().now() + LENDER_SILENCE_MAX).map_err(failure)
+    }
+
+    fn add_or_fail(&mut self, op: OpId, kind: Kind, begun: Result<Op, Failure>) -> Result<(), Failure> {
+        self.group.add(begun?, op.0.into()).map_err(|_| Failure::Refused)?;
+        self.under_way.insert(op, kind);
+        Ok(())
+    }
+
+    fn add(&mut self, op: OpId, kind: Kind, begun: Result<Op, SubmitError>) -> Result<(), Failure> {
+        self.add_or_fail(op, kind, begun.map_err(failure))
+    }
+
+    fn write_file(&mut self, frame: u32, place: Place) -> Result<u32, Failure> {
+        let page = self.read_frame(frame);
+        let file = self.spill.as_mut().ok_or(Failure::Refused)?;
+        let written = file.write(place, &page);
+        if std::mem::replace(&mut self.is_file_refused, written.is_err()) != written.is_err() {
+            match &written {
+                Ok(()) => tracing::info!("the spill file can be written again"),
+                Err(error) => tracing::error!(
+                    %error,
+                    "the spill file cannot be written: pages stay here, above the limit, until it can; make room, or name another folder with \
+                     --spill"
+                ),
+            }
+        }
+        written.map(|()| 0).map_err(|_| Failure::Refused)
+    }
+
+    fn read_file(&mut self, frame: u32, place: Place) -> Result<u32, Failure> {
+        let mut page = [0; PAGE_BYTES];
+        let file = self.spill.as_mut().ok_or(Failure::Refused)?;
+        file.read(place, &mut page).map_err(|error| {
+            tracing::error!(%error, "the spill file cannot be read");
+            Failure::Refused
+        })?;
+        self.frames.write(frame as usize * PAGE_BYTES, &page).map_err(failure)?;
+        Ok(crc32c::crc32c(&page))
+    }
+
+    fn log(&self, note: Note) {
+        let name = |lender: usize| self.lenders[lender].at.name.as_str();
+        let rest = match self.class {
+            Class::None => "its pages are lost",
+            Class::Disk => "its pages come from the spill file",
+            Class::Mirror => "its pages come from their second lender, and are copied to another",
+        };
+        match note {
+            Note::GivenUp { lender, slabs, silent } => {
+                let why = if silent { "it does not answer" } else { "its session has ended" };
+                tracing::error!(lender = name(lender), why, slabs, "a lender is lost; {rest}");
+            }
+            Note::Whole => tracing::warn!("every page is at as many lenders as its class says again"),
+            Note::Back(lender) => tracing::warn!(lender = name(lender), "a lender is back; it begins without pages"),
+            Note::TakesBack(lender, slabs) => {
+                tracing::warn!(lender = name(lender), slabs, "a lender takes memory back; its pages are moved");
+            }
+            Note::Corrupt(lender) => {
+                tracing::error!(
+                    lender = name(lender),
+                    "a page has a wrong checksum at its lender; another copy is used"
+                );
+            }
+            Note::CorruptFile => tracing::error!("a page has a wrong checksum in the spill file"),
+        }
+    }
+
+    /// Ends all sessions, and with them all leases.
+    pub fn close(self) {
+        for session in self.lenders.iter().filter_map(|lender| lender.at.session) {
+            let _ = self.node().close(session);
+        }
+        let _ = self.group.wait(byway_fabric::node::Deadline::now());
+    }
+
+    fn node(&self) -> &Node {
+        self.rpc.node()
+    }
+}
+
+fn failed(error: &OpError) -> Failure {
+    match error {
+        OpError::Ended(_) | OpError::Deadline | OpError::Io(_) => Failure::Gone,
+        _ => Failure::Refused,
+    }
+}
+
+fn failure(error: SubmitError) -> Failure {
+    match error {
+        SubmitError::NoSession | SubmitError::Ended(_) | SubmitError::Forked => Failure::Gone,
+        _ => Failure::Refused,
+    }
+}
+
+/// The slabs that a reply to `Renew` names.
+fn numbers(reply: &Reply) -> Vec<u64> {
+    let numbers = reply.payload.as_chunks::<8>().0.iter().take(SLABS_PER_SESSION_MAX);
+    numbers.map(|bytes| u64::from_le_bytes(*bytes)).collect()
+}

@@ -1,0 +1,373 @@
+//! One borrower and three lenders in a simulated world.
+//!
+//! A program of four threads reads and writes 300 pages, of which it keeps 40 to 170. Lenders die and start again, are cut off for shorter and
+//! longer than the keep-alive, are slow, have no more room, take slabs back, and change bytes. Rules:
+//!
+//! - a page that comes has the version that was written last: no older one, no zeroes, no other page's bytes;
+//! - a frame that has the only bytes of a page is not used for another;
+//! - a page is lost only where its class and what has happened allow it, and then by name;
+//! - a page comes, or is lost, within 30 s; once the faults have stopped every slab has all of its copies again;
+//! - a borrower that stands still loses its slabs within the keep-alive time.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+mod borrower;
+mod lenders;
+
+use std::time::Duration;
+
+use byway_reactor::sim::{Crash, LinkProfile, World};
+use byway_service::limits::{GUARD_LOOK, LEASE_KEEP_ALIVE, RENEW_EVERY};
+use byway_service::memory::pool::{Class, PoolCounters};
+
+use self::borrower::{Borrower, PAGES};
+use self::lenders::SimulatedLender;
+
+const LENDERS: usize = 3;
+const ROUNDS: usize = 40;
+/// Once the faults have stopped, all is copied within this time: a lender is back after 1 s.
+const SETTLED_MAX: Duration = Duration::from_secs(60);
+
+/// A rule that a run broke.
+#[derive(Debug)]
+pub struct Broken(pub String);
+
+/// Ends the run: [`run`] gives the reason. Quietly, unlike a panic of the code under test.
+pub fn broken(what: String) -> ! {
+    std::panic::resume_unwind(Box::new(Broken(what)))
+}
+
+/// Breaks a rule unless `holds`.
+macro_rules! rule {
+    ($holds:expr, $($what:tt)*) => {
+        if !$holds {
+            $crate::far_simulated::broken(format!($($what)*));
+        }
+    };
+}
+pub(crate) use rule;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Debug)]
+pub struct Chance(u64);
+
+impl Chance {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Below `n`; 0 if that is 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
+    }
+
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What happens in a run, and so what may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Story {
+    /// Two copies; one lender at a time is in trouble, and all is whole again before the next is. Nothing is lost.
+    MirrorOneAtATime,
+    /// Two copies, of which one has wrong bytes. Nothing is lost.
+    MirrorFlips,
+    /// Two copies, and anything happens.
+    MirrorAnything,
+    /// A lender and a file, and anything happens. Nothing is lost.
+    DiskAnything,
+    /// One copy, and anything happens.
+    NoneAnything,
+    /// One copy; lenders take slabs back, one at a time. Nothing is lost.
+    NoneTakenBack,
+    /// One copy, and nothing happens.
+    NoneCalm,
+}
+
+impl Story {
+    fn of(seed: u64) -> Self {
+        match seed % 8 {
+            0 | 1 => Self::MirrorOneAtATime,
+            2 => Self::MirrorFlips,
+            3 => Self::MirrorAnything,
+            4 => Self::DiskAnything,
+            5 => Self::NoneAnything,
+            6 => Self::NoneTakenBack,
+            _ if seed % 16 == 7 => Self::NoneCalm,
+            _ => Self::MirrorOneAtATime,
+        }
+    }
+
+    fn class(self) -> Class {
+        match self {
+            Self::MirrorOneAtATime | Self::MirrorFlips | Self::MirrorAnything => Class::Mirror,
+            Self::DiskAnything => Class::Disk,
+            Self::NoneAnything | Self::NoneTakenBack | Self::NoneCalm => Class::None,
+        }
+    }
+
+    fn may_lose(self) -> bool {
+        matches!(self, Self::MirrorAnything | Self::NoneAnything)
+    }
+
+    fn one_at_a_time(self) -> bool {
+        matches!(self, Self::MirrorOneAtATime | Self::NoneTakenBack)
+    }
+}
+
+/// What a run has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub accesses: u64,
+    pub far_pages: u64,
+    pub strikes: u64,
+    pub crashes: u64,
+    pub cut_off: u64,
+    pub taken_back: u64,
+    pub flips: u64,
+    pub lost: u64,
+    pub pool: PoolCounters,
+}
+
+impl Report {
+    pub fn add(&mut self, other: &Self) {
+        self.accesses += other.accesses;
+        self.far_pages += other.far_pages;
+        self.strikes += other.strikes;
+        self.crashes += other.crashes;
+        self.cut_off += other.cut_off;
+        self.taken_back += other.taken_back;
+        self.flips += other.flips;
+        self.lost += other.lost;
+        self.pool.failed_over += other.pool.failed_over;
+        self.pool.corrupt += other.pool.corrupt;
+        self.pool.copied += other.pool.copied;
+        self.pool.lost += other.pool.lost;
+        self.pool.given_up += other.pool.given_up;
+        self.pool.moved += other.pool.moved;
+    }
+}
+
+struct Run {
+    // Before the world, whose loops they have.
+    borrower: Borrower,
+    lenders: Vec<SimulatedLender>,
+    world: World,
+    story: Story,
+    chance: Chance,
+    report: Report,
+}
+
+/// One life of a whole world.
+///
+/// # Errors
+/// The first rule that was broken.
+///
+/// # Panics
+/// As the code under test does.
+pub fn run(seed: u64) -> Result<Report, Broken> {
+    let outcome = std::panic::catch_unwind(|| Run::new(seed).run());
+    outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let (world, mut chance, story) = (World::new(seed), Chance::new(seed), Story::of(seed));
+        // In some runs all of the memory is needed, and a lender refuses.
+        let slabs = if chance.one_in(3) { 5 } else { 12 };
+        let lenders = (0..LENDERS).map(|number| SimulatedLender::start(&world, number, slabs, seed)).collect();
+        let places = 40 + chance.below(60) as u32;
+        let borrower = Borrower::start(&world, story.class(), LENDERS, places, seed);
+        let mut run = Self { borrower, lenders, world, story, chance, report: Report::default() };
+        run.borrower.may_lose = story.may_lose();
+        for lender in 0..LENDERS {
+            if run.chance.one_in(3) {
+                run.slow_down(lender);
+            }
+        }
+        run
+    }
+
+    fn slow_down(&mut self, lender: usize) {
+        let latency = Duration::from_micros(100 + self.chance.below(20_000) as u64);
+        let slow = LinkProfile { latency, bandwidth: 20_000_000, buffer_bytes: 20_000, ..LinkProfile::default() };
+        self.world.link(borrower::ip(), lenders::ip(lender), slow);
+    }
+
+    /// Lets time pass, with all loops turned whenever they have something to do.
+    fn pass(&mut self, time: Duration) {
+        let (world, until) = (self.world.clone(), self.world.now() + time);
+        loop {
+            let looks = self.lenders.iter().filter_map(SimulatedLender::next_look);
+            let next = looks.chain(self.borrower.next_tick()).chain([until]).min().unwrap_or(until);
+            let next = next.max(world.now());
+            world.run_until(next, || self.turn(true));
+            self.turn(true);
+            if world.now() >= until {
+                return;
+            }
+        }
+    }
+
+    fn turn(&mut self, with_borrower: bool) {
+        loop {
+            let mut is_busy = with_borrower && self.borrower.turn(&self.world);
+            for lender in &mut self.lenders {
+                is_busy |= lender.turn(&self.world);
+            }
+            if !is_busy {
+                return;
+            }
+        }
+    }
+
+    fn run(&mut self) -> Report {
+        self.pass(Duration::from_millis(100));
+        for _ in 0..ROUNDS {
+            self.borrower.granted += self.chance.below(40);
+            let pause = Duration::from_micros(self.chance.below(20_000) as u64);
+            self.pass(pause);
+            if self.story != Story::NoneCalm && self.chance.one_in(6) {
+                self.report.strikes += 1;
+                self.strike();
+                if self.story.one_at_a_time() {
+                    self.settle();
+                }
+            }
+        }
+        self.finish()
+    }
+
+    /// Something happens to a lender, while the program goes on.
+    fn strike(&mut self) {
+        let lender = self.chance.below(LENDERS);
+        let kind = match self.story {
+            Story::MirrorOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
+            Story::MirrorFlips => 6,
+            Story::NoneTakenBack => 4,
+            Story::DiskAnything => self.chance.below(8),
+            Story::MirrorAnything | Story::NoneAnything => self.chance.below(7),
+            Story::NoneCalm => return,
+        };
+        if std::env::var_os("BYWAY_SIM_SEED").is_some() {
+            println!("{:?}: strike {kind} at lender {lender}; {:?}", self.world.now(), self.borrower.client.counters());
+        }
+        match kind {
+            0 => self.kill(lender),
+            1 => {
+                let cut = Duration::from_millis(self.chance.below(4000) as u64);
+                self.cut_off(lender, cut);
+            }
+            2 => {
+                self.report.cut_off += 1;
+                let cut = Duration::from_millis(5000 + self.chance.below(35_000) as u64);
+                self.cut_off(lender, cut);
+            }
+            3 => drop(self.world.reset_random_connection()),
+            4 => self.take_back(lender),
+            5 => self.slow_down(lender),
+            6 => {
+                for _ in 0..4 {
+                    let copy = if self.story == Story::MirrorFlips { 0 } else { self.chance.below(2) };
+                    self.report.flips += u64::from(self.borrower.flip(copy));
+                }
+            }
+            _ => {
+                let is_full = self.chance.one_in(2);
+                self.borrower.file.fill_up(is_full);
+            }
+        }
+    }
+
+    fn work_for(&mut self, time: Duration) {
+        for _ in 0..4 {
+            self.borrower.granted += self.chance.below(20);
+            self.pass(time / 4);
+        }
+    }
+
+    /// It dies, and starts again.
+    fn kill(&mut self, lender: usize) {
+        self.report.crashes += 1;
+        let how = if self.chance.one_in(2) { Crash::Power } else { Crash::Process };
+        self.lenders[lender].crash(&self.world, how);
+        let pause = Duration::from_micros(self.chance.below(4_000_000) as u64);
+        self.work_for(pause);
+        self.lenders[lender].restart(&self.world);
+    }
+
+    fn cut_off(&mut self, lender: usize, time: Duration) {
+        self.world.partition(borrower::ip(), lenders::ip(lender));
+        self.work_for(time);
+        self.world.heal(borrower::ip(), lenders::ip(lender));
+    }
+
+    /// Its machine is short of memory, and has enough again.
+    fn take_back(&mut self, lender: usize) {
+        let before = self.lenders[lender].taken_back_bytes();
+        self.lenders[lender].make_short(true);
+        self.work_for(Duration::from_millis(700));
+        self.lenders[lender].make_short(false);
+        self.work_for(Duration::from_secs(8));
+        self.report.taken_back += u64::from(self.lenders[lender].taken_back_bytes() > before);
+    }
+
+    /// Nothing happens until every slab is whole.
+    fn settle(&mut self) {
+        // A session that has broken is noticed by the next renewal at the latest.
+        self.pass(RENEW_EVERY + Duration::from_millis(200));
+        let until = self.world.now() + SETTLED_MAX;
+        while !(self.borrower.is_idle() && self.borrower.client.is_settled()) {
+            rule!(
+                self.world.now() < until,
+                "slabs are not whole a minute after the last fault: {:?}",
+                self.borrower.client.counters()
+            );
+            self.pass(Duration::from_millis(50));
+        }
+    }
+
+    fn finish(&mut self) -> Report {
+        self.borrower.file.fill_up(false);
+        self.settle();
+        self.report.far_pages = self.borrower.far_pages() as u64;
+        for page in 0..PAGES {
+            self.borrower.read_all(page, self.world.now());
+            while !self.borrower.is_idle() {
+                self.pass(Duration::from_millis(1));
+            }
+        }
+        self.settle();
+        if self.chance.one_in(2) {
+            self.borrower.end_program();
+            self.settle();
+            let left = self.borrower.far_pages();
+            rule!(left == 0, "{left} pages are left of a program that has ended");
+        }
+        self.stand_still();
+        self.report.accesses = self.borrower.accesses;
+        self.report.lost = self.borrower.lost;
+        self.report.pool = self.borrower.client.counters();
+        self.report
+    }
+
+    /// The borrower does nothing any more, though its connections stand.
+    fn stand_still(&mut self) {
+        let until = self.world.now() + LEASE_KEEP_ALIVE + 2 * GUARD_LOOK;
+        let world = self.world.clone();
+        while world.now() < until {
+            let next = self.lenders.iter().filter_map(SimulatedLender::next_look).chain([until]).min();
+            world.run_until(next.unwrap_or(until).max(world.now()), || self.turn(false));
+            self.turn(false);
+        }
+        for (number, lender) in self.lenders.iter().enumerate() {
+            let bytes = lender.lent_bytes();
+            rule!(bytes == 0, "lender {number} still lends {bytes} bytes to a borrower that stands still");
+        }
+    }
+}
