@@ -30,7 +30,7 @@ mod mapping;
 mod net;
 mod op;
 mod os;
-mod pace;
+mod wait_policy;
 mod path;
 pub mod privilege;
 pub mod probe;

@@ -12,7 +12,7 @@ use crate::frame::FramePool;
 use crate::gather::Gather;
 use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
-use crate::pace::{Pace, Plan};
+use crate::wait_policy::{WaitPolicy, Plan};
 use crate::path::PathState;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::shared::{self, Detached, Floor, Shared};
@@ -48,7 +48,7 @@ pub struct Reactor {
     io: Io,
     frames: FramePool,
     pub(crate) receive_buffers: ReceiveBuffers,
-    pace: Pace,
+    wait_policy: WaitPolicy,
     shared: Shared,
     /// Completions that were reaped while a stream was given up.
     aside: Vec<Completion>,
@@ -188,7 +188,7 @@ impl Reactor {
             io,
             receive_buffers: ReceiveBuffers::new(frames.clone()),
             frames,
-            pace: Pace::default(),
+            wait_policy: WaitPolicy::default(),
             shared: Shared::default(),
             aside: Vec::new(),
             link_turns: 0,
@@ -306,7 +306,7 @@ impl Reactor {
             return Ok(());
         }
         let began = self.now();
-        match self.pace.plan() {
+        match self.wait_policy.plan() {
             Plan::Sleep => {}
             Plan::Spin(nanos) => self.spin(into, began, nanos)?,
             Plan::Gather(nanos) => {
@@ -319,7 +319,7 @@ impl Reactor {
             self.look(into, wait)?;
         }
         let waited = self.now().since(began).as_nanos();
-        self.pace.waited(waited.min(u128::from(u64::MAX)) as u64);
+        self.wait_policy.waited(waited.min(u128::from(u64::MAX)) as u64);
         Ok(())
     }
 
@@ -346,7 +346,7 @@ impl Reactor {
             }
             // The CPU was given to somebody who has work to do: this is no time to spin.
             if now.since(last).as_nanos() > SPIN_LOST_NANOS {
-                self.pace.contended();
+                self.wait_policy.contended();
                 return Ok(());
             }
             last = now;
@@ -357,7 +357,7 @@ impl Reactor {
     pub fn note_requests(&mut self, requests: u32, bytes: u64) {
         if requests > 0 && !matches!(self.backend, Backend::Sim(_)) {
             let now = self.now();
-            self.pace.note(requests, bytes, now);
+            self.wait_policy.note(requests, bytes, now);
         }
     }
 

@@ -52,7 +52,7 @@ pub(crate) enum Plan {
 
 /// The state of the two decisions.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct WaitPolicy {
     /// Moving average of how long the loop waited for an event, in nanoseconds.
     wait_nanos: u64,
     /// Moving average of the bytes that a request names.
@@ -85,7 +85,7 @@ enum Trial {
     Decided { gather: bool, left: u32 },
 }
 
-impl Default for Pace {
+impl Default for WaitPolicy {
     fn default() -> Self {
         Self {
             wait_nanos: WAIT_NANOS_MAX,
@@ -100,7 +100,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl WaitPolicy {
     /// Notes that a receive brought `requests` of `bytes` in all (what they ask to be moved).
     pub(crate) fn note(&mut self, requests: u32, bytes: u64, now: Instant) {
         self.noted += requests;
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     /// Runs windows whose rate depends on whether the loop gathers; gives the share of windows that gathered.
-    fn share_gathered(pace: &mut Pace, windows: u32, batch: u32, nanos_per_request: impl Fn(bool) -> u64) -> f64 {
+    fn share_gathered(pace: &mut WaitPolicy, windows: u32, batch: u32, nanos_per_request: impl Fn(bool) -> u64) -> f64 {
         let mut now = 1;
         let mut gathered = 0;
         for _ in 0..windows {
@@ -214,15 +214,15 @@ mod tests {
     fn gathering_is_kept_where_it_moves_more_and_dropped_where_it_does_not() {
         let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
         let worse = |gathers: bool| if gathers { 20_000 } else { 8_000 };
-        let mut pace = Pace::default();
+        let mut pace = WaitPolicy::default();
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.9);
         assert!(share_gathered(&mut pace, 500, 4, worse) < 0.2, "the queue became shallow");
         assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
     }
 
     /// One that has decided to gather, and gathers.
-    fn gathering() -> Pace {
-        let mut pace = Pace::default();
+    fn gathering() -> WaitPolicy {
+        let mut pace = WaitPolicy::default();
         share_gathered(&mut pace, 20, 4, |gathers| if gathers { 6_000 } else { 8_000 });
         assert!(matches!(pace.trial, Trial::Decided { gather: true, left } if left > 1));
         pace.note(4, 4 * 4096, Instant::from_nanos(1 << 40));
@@ -234,7 +234,7 @@ mod tests {
     fn a_queue_that_becomes_shallow_soon_waits_for_nobody() {
         let mut pace = gathering();
         let mut now = 1 << 40;
-        let mut turn = |pace: &mut Pace, receives: u32| {
+        let mut turn = |pace: &mut WaitPolicy, receives: u32| {
             for _ in 0..receives {
                 now += 1000;
                 pace.note(1, 4096, Instant::from_nanos(now));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_comes_one_by_one_unless_it_gathers_is_tried_out_and_gathered() {
-        let (mut pace, mut now, mut gathered) = (Pace::default(), 1, 0);
+        let (mut pace, mut now, mut gathered) = (WaitPolicy::default(), 1, 0);
         for turn in 0..20_000u64 {
             let gathers = matches!(pace.plan(), Plan::Gather(_));
             let (batch, nanos) = if gathers { (4, 6_000) } else { (if turn % 64 == 0 { 2 } else { 1 }, 8_000) };
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn quick_events_are_spun_for_again_when_those_who_asked_for_much_have_stopped() {
-        let mut pace = Pace::default();
+        let mut pace = WaitPolicy::default();
         for n in 0..100 {
             pace.note(1, 1 << 20, Instant::from_nanos(n));
             pace.waited(20_000);
@@ -291,13 +291,13 @@ mod tests {
 
     #[test]
     fn lone_requests_never_gather() {
-        let mut pace = Pace::default();
+        let mut pace = WaitPolicy::default();
         assert!(share_gathered(&mut pace, 200, 1, |_| 30_000) == 0.0);
     }
 
     #[test]
     fn spinning_starts_with_quick_events_and_ends_with_a_pause() {
-        let mut pace = Pace::default();
+        let mut pace = WaitPolicy::default();
         assert_eq!(pace.plan(), Plan::Sleep);
         for _ in 0..20 {
             pace.waited(40_000);
