@@ -30,7 +30,6 @@ mod mapping;
 mod net;
 mod op;
 mod os;
-mod wait_policy;
 mod path;
 pub mod privilege;
 pub mod probe;
@@ -48,6 +47,7 @@ mod time;
 mod timers;
 mod uring;
 pub mod userfault;
+mod wait_policy;
 mod waker;
 mod workers;
 

@@ -12,13 +12,13 @@ use crate::frame::FramePool;
 use crate::gather::Gather;
 use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Socket, Token, Wait};
 use crate::os::Os;
-use crate::wait_policy::{WaitPolicy, Plan};
 use crate::path::PathState;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::shared::{self, Detached, Floor, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
 use crate::uring::{self, Uring};
+use crate::wait_policy::{Plan, WaitPolicy};
 use crate::waker::Waker;
 
 /// Which backend is wanted (`--io`).

@@ -196,15 +196,20 @@ mod tests {
     use super::*;
 
     /// Runs windows whose rate depends on whether the loop gathers; gives the share of windows that gathered.
-    fn share_gathered(pace: &mut WaitPolicy, windows: u32, batch: u32, nanos_per_request: impl Fn(bool) -> u64) -> f64 {
+    fn share_gathered(
+        policy: &mut WaitPolicy,
+        windows: u32,
+        batch: u32,
+        nanos_per_request: impl Fn(bool) -> u64,
+    ) -> f64 {
         let mut now = 1;
         let mut gathered = 0;
         for _ in 0..windows {
             for _ in 0..WINDOW_REQUESTS / batch {
-                let gathers = matches!(pace.plan(), Plan::Gather(_));
+                let gathers = matches!(policy.plan(), Plan::Gather(_));
                 gathered += u32::from(gathers);
                 now += nanos_per_request(gathers) * u64::from(batch);
-                pace.note(batch, 4096 * u64::from(batch), Instant::from_nanos(now));
+                policy.note(batch, 4096 * u64::from(batch), Instant::from_nanos(now));
             }
         }
         f64::from(gathered) / f64::from(windows * WINDOW_REQUESTS / batch)
@@ -214,96 +219,96 @@ mod tests {
     fn gathering_is_kept_where_it_moves_more_and_dropped_where_it_does_not() {
         let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
         let worse = |gathers: bool| if gathers { 20_000 } else { 8_000 };
-        let mut pace = WaitPolicy::default();
-        assert!(share_gathered(&mut pace, 500, 4, better) > 0.9);
-        assert!(share_gathered(&mut pace, 500, 4, worse) < 0.2, "the queue became shallow");
-        assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
+        let mut policy = WaitPolicy::default();
+        assert!(share_gathered(&mut policy, 500, 4, better) > 0.9);
+        assert!(share_gathered(&mut policy, 500, 4, worse) < 0.2, "the queue became shallow");
+        assert!(share_gathered(&mut policy, 500, 4, better) > 0.8, "and deep again");
     }
 
     /// One that has decided to gather, and gathers.
     fn gathering() -> WaitPolicy {
-        let mut pace = WaitPolicy::default();
-        share_gathered(&mut pace, 20, 4, |gathers| if gathers { 6_000 } else { 8_000 });
-        assert!(matches!(pace.trial, Trial::Decided { gather: true, left } if left > 1));
-        pace.note(4, 4 * 4096, Instant::from_nanos(1 << 40));
-        assert_eq!(pace.plan(), Plan::Gather(GATHER_NANOS));
-        pace
+        let mut policy = WaitPolicy::default();
+        share_gathered(&mut policy, 20, 4, |gathers| if gathers { 6_000 } else { 8_000 });
+        assert!(matches!(policy.trial, Trial::Decided { gather: true, left } if left > 1));
+        policy.note(4, 4 * 4096, Instant::from_nanos(1 << 40));
+        assert_eq!(policy.plan(), Plan::Gather(GATHER_NANOS));
+        policy
     }
 
     #[test]
     fn a_queue_that_becomes_shallow_soon_waits_for_nobody() {
-        let mut pace = gathering();
+        let mut policy = gathering();
         let mut now = 1 << 40;
-        let mut turn = |pace: &mut WaitPolicy, receives: u32| {
+        let mut turn = |policy: &mut WaitPolicy, receives: u32| {
             for _ in 0..receives {
                 now += 1000;
-                pace.note(1, 4096, Instant::from_nanos(now));
+                policy.note(1, 4096, Instant::from_nanos(now));
             }
-            matches!(pace.plan(), Plan::Gather(_))
+            matches!(policy.plan(), Plan::Gather(_))
         };
         for n in 1..200 {
-            assert!(turn(&mut pace, 1 + n % 4), "several requests in most turns, one in each receive: turn {n}");
+            assert!(turn(&mut policy, 1 + n % 4), "several requests in most turns, one in each receive: turn {n}");
         }
         for n in 1..LONE_TURNS_MAX {
-            assert!(turn(&mut pace, 1), "turn {n}");
+            assert!(turn(&mut policy, 1), "turn {n}");
         }
-        assert!(!turn(&mut pace, 1));
+        assert!(!turn(&mut policy, 1));
         let better = |gathers: bool| if gathers { 6_000 } else { 8_000 };
-        assert!(share_gathered(&mut pace, 500, 4, better) > 0.8, "and deep again");
+        assert!(share_gathered(&mut policy, 500, 4, better) > 0.8, "and deep again");
     }
 
     #[test]
     fn a_queue_that_comes_one_by_one_unless_it_gathers_is_tried_out_and_gathered() {
-        let (mut pace, mut now, mut gathered) = (WaitPolicy::default(), 1, 0);
+        let (mut policy, mut now, mut gathered) = (WaitPolicy::default(), 1, 0);
         for turn in 0..20_000u64 {
-            let gathers = matches!(pace.plan(), Plan::Gather(_));
+            let gathers = matches!(policy.plan(), Plan::Gather(_));
             let (batch, nanos) = if gathers { (4, 6_000) } else { (if turn % 64 == 0 { 2 } else { 1 }, 8_000) };
             gathered += u32::from(gathers);
             now += nanos * u64::from(batch);
-            pace.note(batch, 4096 * u64::from(batch), Instant::from_nanos(now));
+            policy.note(batch, 4096 * u64::from(batch), Instant::from_nanos(now));
         }
         assert!(gathered > 10_000, "{gathered} of 20,000 turns");
     }
 
     #[test]
     fn long_requests_are_not_gathered_whatever_was_decided_of_short_ones() {
-        let mut pace = gathering();
-        pace.note(4, 4 << 20, Instant::from_nanos((1 << 40) + 1));
-        assert!(!matches!(pace.plan(), Plan::Gather(_)));
+        let mut policy = gathering();
+        policy.note(4, 4 << 20, Instant::from_nanos((1 << 40) + 1));
+        assert!(!matches!(policy.plan(), Plan::Gather(_)));
     }
 
     #[test]
     fn quick_events_are_spun_for_again_when_those_who_asked_for_much_have_stopped() {
-        let mut pace = WaitPolicy::default();
+        let mut policy = WaitPolicy::default();
         for n in 0..100 {
-            pace.note(1, 1 << 20, Instant::from_nanos(n));
-            pace.waited(20_000);
-            assert_eq!(pace.plan(), Plan::Sleep, "long requests are not spun for");
+            policy.note(1, 1 << 20, Instant::from_nanos(n));
+            policy.waited(20_000);
+            assert_eq!(policy.plan(), Plan::Sleep, "long requests are not spun for");
             // Its disk and its socket.
-            (0..8).for_each(|_| assert_eq!(pace.plan(), Plan::Sleep));
+            (0..8).for_each(|_| assert_eq!(policy.plan(), Plan::Sleep));
         }
         for _ in 0..UNNOTED_WAITS_MAX {
-            pace.waited(20_000);
-            pace.plan();
+            policy.waited(20_000);
+            policy.plan();
         }
-        assert_eq!(pace.plan(), Plan::Spin(SPIN_NANOS_MAX));
+        assert_eq!(policy.plan(), Plan::Spin(SPIN_NANOS_MAX));
     }
 
     #[test]
     fn lone_requests_never_gather() {
-        let mut pace = WaitPolicy::default();
-        assert!(share_gathered(&mut pace, 200, 1, |_| 30_000) == 0.0);
+        let mut policy = WaitPolicy::default();
+        assert!(share_gathered(&mut policy, 200, 1, |_| 30_000) == 0.0);
     }
 
     #[test]
     fn spinning_starts_with_quick_events_and_ends_with_a_pause() {
-        let mut pace = WaitPolicy::default();
-        assert_eq!(pace.plan(), Plan::Sleep);
+        let mut policy = WaitPolicy::default();
+        assert_eq!(policy.plan(), Plan::Sleep);
         for _ in 0..20 {
-            pace.waited(40_000);
+            policy.waited(40_000);
         }
-        assert_eq!(pace.plan(), Plan::Spin(SPIN_NANOS_MAX));
-        pace.waited(10_000_000);
-        assert_eq!(pace.plan(), Plan::Sleep);
+        assert_eq!(policy.plan(), Plan::Spin(SPIN_NANOS_MAX));
+        policy.waited(10_000_000);
+        assert_eq!(policy.plan(), Plan::Sleep);
     }
 }

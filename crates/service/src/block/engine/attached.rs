@@ -5,7 +5,7 @@ use std::sync::Arc;
 use byway_reactor::{File, Instant, OpenFile, Reactor};
 
 use super::count::VolumeCounters;
-use super::hold::Held;
+use super::deferred_replies::DeferredReplies;
 use super::stage::Stage;
 use super::times::StoreTimes;
 use super::{Engine, VolumeId};
@@ -32,7 +32,7 @@ pub(super) struct Attached {
     detached: bool,
     /// See [`Volume::waits_for_replaced`].
     waits: bool,
-    pub(super) held: Held,
+    pub(super) deferred: DeferredReplies,
     pub(super) counters: VolumeCounters,
     /// Those that are at the store.
     pub(super) changes: LoopChanges,
@@ -49,7 +49,7 @@ impl Engine {
         let generation = self.generation;
         let counters = VolumeCounters::default();
         let retired = Vec::new();
-        let held = Held::new(volume.health().new_place());
+        let deferred = DeferredReplies::new(volume.health().new_place());
         let (jobs, detached, waits, times) = (0, false, true, Box::default());
         let changes = volume.changes().join();
         let attached = Attached {
@@ -63,7 +63,7 @@ impl Engine {
             jobs,
             detached,
             waits,
-            held,
+            deferred,
             counters,
             changes,
             times,

@@ -7,8 +7,8 @@
 mod attached;
 mod change;
 mod count;
+mod deferred_replies;
 mod fault;
-mod hold;
 mod job;
 mod read;
 mod stage;
@@ -24,9 +24,9 @@ use slab::Slab;
 use self::attached::Attached;
 use self::count::SlowLog;
 pub use self::count::{Operation, Slow, VolumeCounters};
+use self::deferred_replies::TAG_POLL_SYNCS;
 use self::fault::RunFault;
 pub(super) use self::fault::{Effect, Fault};
-use self::hold::TAG_LOOK;
 use self::job::{Job, JobKind, RunState};
 pub use self::times::{StoreTimes, TimeHistogram};
 use super::error::BlockError;
@@ -305,8 +305,8 @@ impl Engine {
 
     /// Takes a completion of [`ENGINE_CLASS`]; appends the requests that it ends, and those that waited for that.
     pub fn complete(&mut self, reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
-        if completion.token.tag() == TAG_LOOK {
-            return self.look(reactor, completion.token, done);
+        if completion.token.tag() == TAG_POLL_SYNCS {
+            return self.poll_syncs(reactor, completion.token, done);
         }
         let index = completion.token.index() as usize;
         let Some(state) = self.runs.get_mut(index) else { return };

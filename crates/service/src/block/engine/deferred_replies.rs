@@ -1,9 +1,8 @@
-//! Good answers that are held back.
+//! Success replies that are held until every concurrent fdatasync has returned.
 //!
-//! Of the syncs over one open file description the kernel tells one that bytes were lost, and the others that all is well. So an
-//! answer that says that bytes are durable waits for the syncs over the same description that were under way when its own had ended,
-//! on any loop: one of them may have been told, though nobody has looked yet (docs/decisions/0030). It does not wait for those that
-//! begin later.
+//! When bytes are lost, the kernel reports it to one of the syncs over an open file description; the others succeed. So a reply that
+//! promises durability waits for the syncs over the same description that were in flight when its own sync ended, on any loop: one of
+//! them may have the error, and not have been reaped yet (docs/decisions/0030). It does not wait for syncs that begin later.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -15,38 +14,38 @@ use super::job::RunState;
 use super::{Done, ENGINE_CLASS, Engine, VolumeId};
 use crate::block::health::{Description, Mark, Place, SyncUnderWay};
 
-/// The tag of the timer that looks for the ends of other loops' syncs.
-pub(super) const TAG_LOOK: u8 = 1;
-/// How soon it looks first, and how late: each time twice as long after, so that a wait is at most about doubled, and long
-/// ones cost little.
-const LOOK_MIN: Duration = Duration::from_micros(20);
-/// See [`LOOK_MIN`].
-const LOOK_MAX: Duration = Duration::from_millis(2);
+/// The tag of the timer that polls for the ends of other loops' syncs.
+pub(super) const TAG_POLL_SYNCS: u8 = 1;
+/// The timer's first and longest period. It doubles each time, so that a wait is at most about doubled and long waits cost
+/// little.
+const POLL_MIN: Duration = Duration::from_micros(20);
+/// See [`POLL_MIN`].
+const POLL_MAX: Duration = Duration::from_millis(2);
 
-/// Of one volume on one loop.
-pub(super) struct Held {
-    /// Jobs that have ended well, by the description whose syncs they wait for, and which of these: in order.
+/// The deferred replies of one volume on one loop.
+pub(super) struct DeferredReplies {
+    /// Jobs that succeeded, in order, by the description whose syncs they wait for and the newest of these syncs.
     answers: BTreeMap<Description, VecDeque<(Mark, usize)>>,
     pub(super) place: Place,
     /// Whether the timer is set.
-    looks: bool,
-    /// After which time it looks next.
+    is_polling: bool,
+    /// The timer's next period.
     pause: Duration,
 }
 
-/// What becomes of the first of some answers.
+/// The state of the first of some replies.
 enum Front {
-    /// The job's answer need not wait any longer.
+    /// The job's reply can be sent.
     Clear(usize),
     /// It waits for another description now, for a sync of this loop or another.
     Moved { by_other: bool },
-    /// It goes on waiting.
+    /// It still waits.
     Waits { by_other: bool },
 }
 
-impl Held {
+impl DeferredReplies {
     pub(super) fn new(place: Place) -> Self {
-        Self { answers: BTreeMap::new(), place, looks: false, pause: LOOK_MIN }
+        Self { answers: BTreeMap::new(), place, is_polling: false, pause: POLL_MIN }
     }
 }
 
@@ -64,7 +63,7 @@ impl Engine {
             return (None, attached.files[file]);
         }
         let more = &attached.more_descriptions[file];
-        let sync = attached.volume.health().begin_sync(attached.held.place, file, 1 + more.len());
+        let sync = attached.volume.health().begin_sync(attached.deferred.place, file, 1 + more.len());
         let by = sync.on().number().checked_sub(1).map_or(attached.files[file], |number| more[number]);
         let synced = &mut self.jobs[job].synced;
         if let Err(place) = synced.binary_search(&sync.on()) {
@@ -89,17 +88,19 @@ impl Engine {
         }
         let mark = health.mark();
         let Some((on, _)) = health.under_way_at(mark, job.synced.iter().copied()) else { return false };
-        attached.held.answers.entry(on).or_default().push_back((mark, at));
+        attached.deferred.answers.entry(on).or_default().push_back((mark, at));
         true
     }
 
     /// Answers what need not wait any longer.
     pub(super) fn release(&mut self, reactor: &mut Reactor, id: VolumeId, done: &mut Vec<Done>) {
-        let Some(attached) = self.attached_mut(id).filter(|attached| !attached.held.answers.is_empty()) else { return };
-        let descriptions: Vec<Description> = attached.held.answers.keys().copied().collect();
+        let Some(attached) = self.attached_mut(id).filter(|attached| !attached.deferred.answers.is_empty()) else {
+            return;
+        };
+        let descriptions: Vec<Description> = attached.deferred.answers.keys().copied().collect();
         let mut waits_for_others = false;
         for on in descriptions {
-            while let Some(next) = self.look_at_front(id, on) {
+            while let Some(next) = self.poll_front(id, on) {
                 match next {
                     Front::Clear(at) => self.answer(reactor, at, done),
                     Front::Moved { by_other } => waits_for_others |= by_other,
@@ -111,14 +112,14 @@ impl Engine {
             }
         }
         if waits_for_others {
-            self.look_later(reactor, id);
+            self.poll_later(reactor, id);
         }
     }
 
     /// What becomes of the first of the answers that wait for syncs on a description. None if there is none.
-    fn look_at_front(&mut self, id: VolumeId, on: Description) -> Option<Front> {
+    fn poll_front(&mut self, id: VolumeId, on: Description) -> Option<Front> {
         let attached = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation)?;
-        let Held { answers, place: here, pause, .. } = &mut attached.held;
+        let DeferredReplies { answers, place: here, pause, .. } = &mut attached.deferred;
         let Some((mark, at)) = answers.get(&on)?.front().copied() else {
             answers.remove(&on);
             return None;
@@ -127,7 +128,7 @@ impl Engine {
         let left = self.jobs[at].synced.iter().copied().filter(|other| *other >= on);
         let Some((next, place)) = attached.volume.health().under_way_at(mark, left) else {
             answers.get_mut(&on)?.pop_front();
-            *pause = LOOK_MIN;
+            *pause = POLL_MIN;
             return Some(Front::Clear(at));
         };
         // The end of one of its own asks again.
@@ -141,27 +142,27 @@ impl Engine {
         Some(Front::Moved { by_other })
     }
 
-    fn look_later(&mut self, reactor: &mut Reactor, id: VolumeId) {
+    fn poll_later(&mut self, reactor: &mut Reactor, id: VolumeId) {
         let Some(attached) = self.attached_mut(id) else { return };
-        let held = &mut attached.held;
-        if !std::mem::replace(&mut held.looks, true) {
-            let at = reactor.now() + held.pause;
-            held.pause = (held.pause * 2).min(LOOK_MAX);
-            reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, TAG_LOOK, id.index, id.generation));
+        let deferred = &mut attached.deferred;
+        if !std::mem::replace(&mut deferred.is_polling, true) {
+            let at = reactor.now() + deferred.pause;
+            deferred.pause = (deferred.pause * 2).min(POLL_MAX);
+            reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, TAG_POLL_SYNCS, id.index, id.generation));
         }
     }
 
     /// The timer is due.
-    pub(super) fn look(&mut self, reactor: &mut Reactor, token: Token, done: &mut Vec<Done>) {
+    pub(super) fn poll_syncs(&mut self, reactor: &mut Reactor, token: Token, done: &mut Vec<Done>) {
         let index = token.index();
         let Some(generation) = self.volumes.get(index as usize).map(|attached| attached.generation) else { return };
         let id = VolumeId { index, generation };
         // The volume that it was set for may be gone, with all its answers.
-        if Token::new(ENGINE_CLASS, TAG_LOOK, index, generation) != token {
+        if Token::new(ENGINE_CLASS, TAG_POLL_SYNCS, index, generation) != token {
             return;
         }
         if let Some(attached) = self.attached_mut(id) {
-            attached.held.looks = false;
+            attached.deferred.is_polling = false;
         }
         self.release(reactor, id, done);
     }
