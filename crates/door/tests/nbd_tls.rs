@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use byway_door::nbd::server::{End, Floor, NBD_CLASS, NbdDoor, NbdOptions};
+use byway_door::nbd::server::{CloseReason, LoopContext, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::tls::{ClientCertificates, ServerTls, TlsClient, TlsError, TlsStream};
 use byway_reactor::{IoChoice, Reactor, Wait};
 use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions};
@@ -32,7 +32,7 @@ const DISC: u16 = 2;
 /// A door on a thread of its own, until it is dropped.
 struct Running {
     streams: Option<Sender<UnixStream>>,
-    ends: Receiver<End>,
+    ends: Receiver<CloseReason>,
     waker: byway_reactor::Waker,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -82,7 +82,7 @@ impl Running {
         client
     }
 
-    fn end(&self) -> End {
+    fn end(&self) -> CloseReason {
         self.ends.recv_timeout(LIMIT).expect("a connection ends")
     }
 }
@@ -100,7 +100,7 @@ fn run(
     engine: &mut Engine,
     catalog: &Catalog,
     door: &mut NbdDoor,
-    (incoming, ended): (&Receiver<UnixStream>, &Sender<End>),
+    (incoming, ended): (&Receiver<UnixStream>, &Sender<CloseReason>),
 ) {
     let (mut completions, mut done) = (Vec::new(), Vec::new());
     let mut open = 0;
@@ -108,7 +108,7 @@ fn run(
         match incoming.try_recv() {
             Ok(stream) => {
                 let socket = reactor.adopt(std::os::fd::OwnedFd::from(stream)).unwrap();
-                door.open(&mut Floor { reactor, engine, catalog }, socket);
+                door.open(&mut LoopContext { reactor, engine, catalog }, socket);
                 open += 1;
                 continue;
             }
@@ -118,15 +118,15 @@ fn run(
         reactor.reap(&mut completions, Wait::Block).unwrap();
         for completion in completions.drain(..) {
             match completion.token.class() {
-                NBD_CLASS => door.handle(&mut Floor { reactor, engine, catalog }, completion),
+                NBD_CLASS => door.handle(&mut LoopContext { reactor, engine, catalog }, completion),
                 ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
                 _ => {}
             }
         }
         for one in done.drain(..) {
-            door.done(&mut Floor { reactor, engine, catalog }, one);
+            door.done(&mut LoopContext { reactor, engine, catalog }, one);
         }
-        door.turn(&mut Floor { reactor, engine, catalog });
+        door.turn(&mut LoopContext { reactor, engine, catalog });
         while door.connection_count() < open {
             open -= 1;
             let _ = ended.send(door.last_end().unwrap());
@@ -273,7 +273,7 @@ fn what_is_written_over_tls_is_read_at_every_size_and_both_sides_say_the_end() {
         client.request(DISC, 0, (0, 0), &[]);
         assert_eq!(client.rest(), b"");
         assert_eq!(client.tls.as_ref().unwrap().end(), Ok(()), "the server says the end");
-        assert_eq!(server.end(), End::Disconnected);
+        assert_eq!(server.end(), CloseReason::Disconnected);
     });
 }
 
@@ -296,7 +296,7 @@ fn a_certificate_that_is_revoked_during_its_handshake_is_not_let_in() {
             client.feed(&bytes[..got]);
         }
         client.push(EXPORT_NAME);
-        assert_eq!(server.end(), End::AccessLost);
+        assert_eq!(server.end(), CloseReason::AccessLost);
         assert_eq!(client.take(10), None, "it is told nothing of the disk");
     });
 }
@@ -312,21 +312,21 @@ fn bytes_behind_starttls_are_never_taken_for_what_was_said_over_tls() {
             client.push(&[STARTTLS, behind].concat());
             let answer = client.rest();
             assert!(answer.is_empty() || answer == STARTTLS_ACK, "{answer:?}");
-            assert_eq!(server.end(), End::EarlyBytes);
+            assert_eq!(server.end(), CloseReason::EarlyBytes);
         }
         // In time, but still plain: it is fed to TLS, which wants none of it.
         let mut client = server.connect_granted();
         client.push(LIST);
         let answer = client.rest();
         assert!(answer.len() < 16 && answer.first() == Some(&21), "an alert and nothing else: {answer:?}");
-        assert_eq!(server.end(), End::Tls(TlsError::NotTls));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::NotTls));
         // Put in front of a client's handshake: that fails, and nothing of it was run.
         let mut client = server.connect_granted();
         client.push(EXPORT_NAME);
         client.tls = Some(files.client(None).connect().unwrap());
         client.push(LIST);
         assert_eq!(client.rest(), b"");
-        assert_eq!(server.end(), End::Tls(TlsError::NotTls));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::NotTls));
         // What was said before counts for nothing: the export that needs TLS is there after it, and works.
         let mut client = server.connect_over(&files.client(None));
         client.choose_disk();
@@ -343,7 +343,7 @@ fn without_tls_what_needs_it_is_refused_by_its_name() {
         assert_eq!(client.option_reply(), REP_ERR_TLS_REQD);
         client.push(ABORT);
         assert_eq!(client.option_reply(), REP_ACK);
-        assert_eq!((client.rest(), required.end()), (vec![], End::PlainRefused));
+        assert_eq!((client.rest(), required.end()), (vec![], CloseReason::PlainRefused));
 
         let optional = Running::start(io, ServerTls::Optional(files.server(ClientCertificates::Off)));
         let list = |client: &mut Client| {
@@ -355,12 +355,12 @@ fn without_tls_what_needs_it_is_refused_by_its_name() {
         client.push(b"IHAVEOPT\0\0\0\x07\0\0\0\x0a\0\0\0\x04disk\0\0");
         assert_eq!(client.option_reply(), REP_ERR_TLS_REQD);
         drop(client);
-        assert_eq!(optional.end(), End::PlainRefused);
+        assert_eq!(optional.end(), CloseReason::PlainRefused);
         let mut client = optional.connect_over(&files.client(None));
         assert_eq!(list(&mut client), 2, "over TLS it sees both");
         client.push(ABORT);
         assert_eq!(client.option_reply(), REP_ACK);
-        assert_eq!((client.rest(), optional.end()), (vec![], End::Disconnected));
+        assert_eq!((client.rest(), optional.end()), (vec![], CloseReason::Disconnected));
         assert_eq!(client.tls.as_ref().unwrap().end(), Ok(()));
     });
 }
@@ -381,7 +381,7 @@ fn clients_are_refused_for_what_is_wrong_with_their_certificates() {
             match refused {
                 Some(error) => {
                     assert_eq!(client.rest(), b"", "{clients:?} {own:?}");
-                    assert_eq!(server.end(), End::Tls(error));
+                    assert_eq!(server.end(), CloseReason::Tls(error));
                 }
                 None => assert_eq!(client.option_reply(), REP_SERVER),
             }
@@ -399,10 +399,10 @@ fn a_stream_that_was_cut_is_told_from_one_that_ended() {
         greeting.push(LIST);
         assert_eq!(greeting.option_reply(), REP_SERVER);
         drop(greeting);
-        assert_eq!(server.end(), End::Tls(TlsError::Cut));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::Cut));
 
         drop(server.connect_over(&tls));
-        assert_eq!(server.end(), End::Tls(TlsError::GaveUp));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::GaveUp));
 
         let serving = || {
             let mut client = server.connect_over(&tls);
@@ -410,12 +410,12 @@ fn a_stream_that_was_cut_is_told_from_one_that_ended() {
             client
         };
         drop(serving());
-        assert_eq!(server.end(), End::Tls(TlsError::Cut));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::Cut));
 
         let mut client = serving();
         client.tls.as_mut().unwrap().push_end();
         client.push(&[]);
-        assert_eq!((client.rest(), server.end()), (vec![], End::Disconnected));
+        assert_eq!((client.rest(), server.end()), (vec![], CloseReason::Disconnected));
         assert_eq!(client.tls.as_ref().unwrap().end(), Ok(()), "the server ends its side too");
 
         let mut client = serving();
@@ -423,13 +423,13 @@ fn a_stream_that_was_cut_is_told_from_one_that_ended() {
         client.tls.as_mut().unwrap().push_end();
         client.push(&[]);
         drop(client);
-        assert_eq!(server.end(), End::Truncated, "the end may be said in the middle of a message");
+        assert_eq!(server.end(), CloseReason::Truncated, "the end may be said in the middle of a message");
 
         let mut client = serving();
         client.request(READ, 9, (0, 4096), &[]);
         client.answer(4096);
         client.socket.write_all(b"no record at all").unwrap();
-        assert_eq!((client.rest(), server.end()), (vec![], End::Tls(TlsError::Broken)));
+        assert_eq!((client.rest(), server.end()), (vec![], CloseReason::Tls(TlsError::Broken)));
     });
 }
 
@@ -443,7 +443,7 @@ fn a_plain_client_that_goes_in_the_middle_of_a_write_is_gone() {
             client.take(10).unwrap();
             client.request(WRITE, 1, (0, len), &vec![1; len as usize / 2]);
             drop(client);
-            assert_eq!(server.end(), End::Truncated);
+            assert_eq!(server.end(), CloseReason::Truncated);
         }
     });
 }
@@ -462,7 +462,7 @@ fn a_certificate_is_replaced_for_new_connections_and_old_ones_go_on() {
         refused.push(LIST);
         assert_eq!(refused.rest(), b"");
         drop(refused);
-        assert_eq!(server.end(), End::Tls(TlsError::GaveUp));
+        assert_eq!(server.end(), CloseReason::Tls(TlsError::GaveUp));
         let mut after = server.connect_over(&new.client(Some("client")));
         after.choose_disk();
         for client in [&mut before, &mut after] {

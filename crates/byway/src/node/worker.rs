@@ -1,11 +1,11 @@
-//! One loop of a node: hands each completion to the floor that it belongs to.
+//! One loop of a node: hands each completion to the context that it belongs to.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use byway_door::http::FrontendSnapshot;
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
+use byway_door::nbd::server::{LoopContext, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
 use byway_reactor::{
     Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
@@ -237,8 +237,8 @@ impl Worker {
     fn dispatch(&mut self, completion: Completion, done: &mut Vec<Done>) {
         match completion.token.class() {
             NBD_CLASS => {
-                let (nbd, mut floor) = self.door();
-                nbd.handle(&mut floor, completion);
+                let (nbd, mut context) = self.nbd_and_context();
+                nbd.handle(&mut context, completion);
             }
             NATIVE_CLASS => {
                 let services: Services<'_, '_> =
@@ -267,9 +267,9 @@ impl Worker {
         }
     }
 
-    fn door(&mut self) -> (&mut NbdDoor, Floor<'_>) {
-        let floor = Floor { reactor: &mut self.reactor, engine: &mut self.engine, catalog: &self.catalog };
-        (&mut self.nbd, floor)
+    fn nbd_and_context(&mut self) -> (&mut NbdDoor, LoopContext<'_>) {
+        let context = LoopContext { reactor: &mut self.reactor, engine: &mut self.engine, catalog: &self.catalog };
+        (&mut self.nbd, context)
     }
 
     /// Hands ended requests to their doors, and lets those that wait for memory try again.
@@ -280,11 +280,11 @@ impl Worker {
                 self.volumes.done(&mut self.host, &mut self.reactor, &mut self.engine, one);
                 continue;
             }
-            let (nbd, mut floor) = self.door();
-            nbd.done(&mut floor, one);
+            let (nbd, mut context) = self.nbd_and_context();
+            nbd.done(&mut context, one);
         }
-        let (nbd, mut floor) = self.door();
-        nbd.turn(&mut floor);
+        let (nbd, mut context) = self.nbd_and_context();
+        nbd.turn(&mut context);
         let load = self.nbd.connection_count() + self.host.sessions().count();
         self.loads.note(self.index, load);
     }
@@ -317,8 +317,8 @@ impl Worker {
                     return waker.wake();
                 }
                 self.loads.take(place);
-                let (nbd, mut floor) = self.door();
-                nbd.open(&mut floor, socket);
+                let (nbd, mut context) = self.nbd_and_context();
+                nbd.open(&mut context, socket);
             }
             Outcome::Accepted(Err(error)) if !self.draining => {
                 // Out of descriptors, most likely: go on in a moment, others may close theirs.
@@ -352,8 +352,8 @@ impl Worker {
                     match self.reactor.adopt(fd) {
                         // Asked once more: whoever accepted it may not have had the newest rules.
                         Ok(socket) if self.admits(socket) => {
-                            let (nbd, mut floor) = self.door();
-                            nbd.open(&mut floor, socket);
+                            let (nbd, mut context) = self.nbd_and_context();
+                            nbd.open(&mut context, socket);
                         }
                         Ok(_) => {}
                         Err(error) => tracing::error!(%error, "cannot take over a connection from another loop"),
@@ -376,8 +376,8 @@ impl Worker {
                 Message::Drain => {
                     self.draining = true;
                     self.close_listeners();
-                    let (nbd, mut floor) = self.door();
-                    nbd.drain(&mut floor);
+                    let (nbd, mut context) = self.nbd_and_context();
+                    nbd.drain(&mut context);
                     self.shares.drain(&mut self.host, &mut self.reactor);
                     self.host.shut_down(&mut self.reactor);
                 }
@@ -409,9 +409,9 @@ impl Worker {
             &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender];
         let revoked = self.host.end_revoked(&mut self.reactor, services);
         let dismissed = self.volumes.enforce_access(&mut self.host, &mut self.reactor, &self.engine);
-        let (nbd, mut floor) = self.door();
-        nbd.drop_volumes(&mut floor, &changes.gone);
-        revoked + dismissed + nbd.enforce_access(&mut floor)
+        let (nbd, mut context) = self.nbd_and_context();
+        nbd.drop_volumes(&mut context, &changes.gone);
+        revoked + dismissed + nbd.enforce_access(&mut context)
     }
 
     fn take_allowed(&mut self, allow: Vec<Cidr>) {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
+use byway_door::nbd::server::{LoopContext, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_reactor::{IoChoice, Reactor, Token, Wait};
 use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Volume};
 
@@ -32,7 +32,7 @@ impl Loop {
         theirs.set_nonblocking(true).unwrap();
         let Self { reactor, engine, catalog, door } = self;
         let socket = reactor.adopt(OwnedFd::from(ours)).unwrap();
-        door.open(&mut Floor { reactor, engine, catalog }, socket);
+        door.open(&mut LoopContext { reactor, engine, catalog }, socket);
         theirs
     }
 
@@ -46,16 +46,16 @@ impl Loop {
         for completion in completions {
             match completion.token.class() {
                 ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
-                NBD_CLASS => door.handle(&mut Floor { reactor, engine, catalog }, completion),
+                NBD_CLASS => door.handle(&mut LoopContext { reactor, engine, catalog }, completion),
                 _ => assert!(completion.token == Token::WAKE),
             }
         }
         // As a loop does that sleeps until something ends: a stalled connection is not asked again without that.
         if went_on {
             for one in done {
-                door.done(&mut Floor { reactor, engine, catalog }, one);
+                door.done(&mut LoopContext { reactor, engine, catalog }, one);
             }
-            door.turn(&mut Floor { reactor, engine, catalog });
+            door.turn(&mut LoopContext { reactor, engine, catalog });
         }
         went_on
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use byway_door::nbd::client::{BlockingClient, ClientConfig, ClientError, ClientOptions};
-use byway_door::nbd::server::{Floor, NBD_CLASS, NbdDoor, NbdOptions};
+use byway_door::nbd::server::{LoopContext, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::tls::{ServerTls, TlsClient};
 use byway_reactor::{Address, IoChoice, Op, Outcome, Reactor, Token, Wait, Waker};
 use byway_service::block::{Catalog, ENGINE_CLASS, Engine, Store, Volume, VolumeOptions};
@@ -80,21 +80,24 @@ fn serve(reactor: &mut Reactor, volumes: &[Arc<Volume>], tls: ServerTls, stop: &
         for completion in completions.drain(..) {
             match completion.token.class() {
                 ENGINE_CLASS => engine.complete(reactor, completion, &mut done),
-                NBD_CLASS => door
-                    .handle(&mut Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog }, completion),
+                NBD_CLASS => door.handle(
+                    &mut LoopContext { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog },
+                    completion,
+                ),
                 _ => {
                     if let Outcome::Accepted(Ok(socket)) = completion.outcome {
-                        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
-                        door.open(&mut floor, socket);
+                        let mut context =
+                            LoopContext { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
+                        door.open(&mut context, socket);
                     }
                 }
             }
         }
-        let mut floor = Floor { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
+        let mut context = LoopContext { reactor: &mut *reactor, engine: &mut engine, catalog: &catalog };
         for one in done.drain(..) {
-            door.done(&mut floor, one);
+            door.done(&mut context, one);
         }
-        door.turn(&mut floor);
+        door.turn(&mut context);
     }
 }
 

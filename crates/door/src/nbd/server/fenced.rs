@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use byway_reactor::{Op, Reactor, Token};
 
-use super::connection::End;
-use super::{Floor, NBD_CLASS, NbdDoor, Phase};
+use super::connection::CloseReason;
+use super::{LoopContext, NBD_CLASS, NbdDoor, Phase};
 
 /// The tag of the timer's token, which names no connection.
 pub(super) const TAG_FENCE: u8 = 4;
@@ -56,7 +56,7 @@ fn token() -> Token {
 impl NbdDoor {
     /// The timer has ended: goes on with the connections that may go on, and closes those whose client has gone. Their changes
     /// were never begun.
-    pub(super) fn look_at_fenced(&mut self, floor: &mut Floor<'_>) {
+    pub(super) fn look_at_fenced(&mut self, context: &mut LoopContext<'_>) {
         (self.fenced.is_set, self.fenced.is_looking) = (false, true);
         for (index, generation) in std::mem::take(&mut self.fenced.connections) {
             let Some(client) = self.clients.get_mut(index).filter(|client| client.generation == generation) else {
@@ -64,15 +64,15 @@ impl NbdDoor {
             };
             client.in_fenced = false;
             let is_fenced = matches!(&client.phase, Phase::Serving(connection, _) if connection.fenced);
-            if is_fenced && !client.closed && floor.reactor.has_hung_up(client.socket) {
-                client.fail(End::Superseded);
+            if is_fenced && !client.closed && context.reactor.has_hung_up(client.socket) {
+                client.fail(CloseReason::Superseded);
             }
-            self.advance(floor, index);
+            self.advance(context, index);
         }
         self.fenced.is_looking = false;
         self.fenced.pause = (self.fenced.pause * 2).min(PAUSE_MAX);
         if !self.fenced.connections.is_empty() {
-            self.fenced.set(floor.reactor);
+            self.fenced.set(context.reactor);
         }
     }
 }

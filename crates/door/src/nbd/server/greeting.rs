@@ -5,8 +5,8 @@ use byway_fabric::tls::{PeerIdentity, TlsServer};
 use byway_reactor::{Gather, Op, Scatter, Socket, Token};
 use byway_service::block::{Catalog, Volume, VolumeId, VolumeOptions};
 
-use super::Floor;
-use super::connection::{Connection, End, TAG_RECEIVE, TAG_SEND};
+use super::LoopContext;
+use super::connection::{CloseReason, Connection, TAG_RECEIVE, TAG_SEND};
 use super::input::Input;
 use super::secure::Secure;
 use crate::nbd::export::{Export, Exports, VOLATILE};
@@ -38,9 +38,9 @@ pub(super) struct Greeting {
     /// What was negotiated, and the volume that it was about, until the output has gone.
     chosen: Option<(Box<Negotiated>, VolumeId)>,
     /// The client took its leave, or broke the protocol.
-    pub(super) end: Option<End>,
+    pub(super) end: Option<CloseReason>,
     /// The connection is to be closed now.
-    pub(super) over: Option<End>,
+    pub(super) over: Option<CloseReason>,
 }
 
 /// A connection's client, and what it may do.
@@ -113,12 +113,12 @@ impl Greeting {
     /// The stream ended.
     pub(super) fn at_end_of_stream(&mut self) {
         let went = self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up());
-        self.over = Some(went.map_or_else(End::Tls, |()| self.farewell()));
+        self.over = Some(went.map_or_else(CloseReason::Tls, |()| self.farewell()));
     }
 
     /// Why a client goes that goes in good order.
-    fn farewell(&self) -> End {
-        if self.machine.refused_plain() { End::PlainRefused } else { End::Disconnected }
+    fn farewell(&self) -> CloseReason {
+        if self.machine.refused_plain() { CloseReason::PlainRefused } else { CloseReason::Disconnected }
     }
 
     /// The client, and what it may do.
@@ -157,7 +157,7 @@ impl Greeting {
     }
 
     /// Does what can be done now. Gives the connection once the export is chosen.
-    pub(super) fn advance(&mut self, floor: &mut Floor<'_>, index: usize) -> Option<Connection> {
+    pub(super) fn advance(&mut self, context: &mut LoopContext<'_>, index: usize) -> Option<Connection> {
         if self.over.is_some() {
             return None;
         }
@@ -166,30 +166,30 @@ impl Greeting {
                 self.begin_tls();
                 continue;
             }
-            let Some(decrypted) = self.decrypt(floor) else { break };
+            let Some(decrypted) = self.decrypt(context) else { break };
             let step = if self.tls_granted || self.secure.as_ref().is_some_and(|secure| secure.is_handshaking()) {
                 Step::NeedMore
             } else {
-                self.negotiate(floor)?
+                self.negotiate(context)?
             };
             match step {
                 Step::NeedMore if decrypted > 0 => {}
                 Step::NeedMore => {
-                    self.send(floor);
+                    self.send(context);
                     if !self.tls_granted {
-                        self.receive(floor);
+                        self.receive(context);
                     }
                     break;
                 }
-                Step::Flush => self.send(floor),
+                Step::Flush => self.send(context),
                 // What came before the answer was not protected, so it must not be taken for what is.
-                Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(End::EarlyBytes),
+                Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(CloseReason::EarlyBytes),
                 Step::StartTls => self.tls_granted = true,
                 Step::Closed => self.end = Some(self.farewell()),
                 Step::Transmission(negotiated) => {
-                    match floor.catalog.find_for(&self.guest.client, &negotiated.export.name) {
+                    match context.catalog.find_for(&self.guest.client, &negotiated.export.name) {
                         Some((_, volume, _)) => self.chosen = Some((negotiated, volume)),
-                        None => self.over = Some(End::VolumeGone),
+                        None => self.over = Some(CloseReason::VolumeGone),
                     }
                 }
             }
@@ -197,13 +197,13 @@ impl Greeting {
         if self.over.is_some() {
             return None;
         }
-        self.send(floor);
+        self.send(context);
         if self.end.is_some()
             && self.is_idle()
             && let Some(secure) = &mut self.secure
         {
             secure.say_end();
-            self.send(floor);
+            self.send(context);
         }
         if self.sending || self.receiving {
             return None;
@@ -212,21 +212,21 @@ impl Greeting {
         // A reload may have put another volume under this name while the answer was sent, one that wants TLS perhaps, or
         // have changed what this client may do.
         let told = if negotiated.rules.flags.has(TransmissionFlags::READ_ONLY) { Right::Read } else { Right::Write };
-        let now = floor.catalog.find_for(&self.guest.client, &negotiated.export.name);
+        let now = context.catalog.find_for(&self.guest.client, &negotiated.export.name);
         if now.is_none_or(|(_, now, right)| now != volume || right < told) {
-            self.over = Some(End::VolumeGone);
+            self.over = Some(CloseReason::VolumeGone);
             return None;
         }
         self.guest.right = Some(told);
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
-        let volume = (volume, floor.engine.arrive(volume));
+        let volume = (volume, context.engine.arrive(volume));
         Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
     }
 
     /// Hands the input to the machine. `None` if that ended the connection.
-    fn negotiate(&mut self, floor: &Floor<'_>) -> Option<Step> {
-        let exports = CatalogExports(floor.catalog, &self.guest.client);
+    fn negotiate(&mut self, context: &LoopContext<'_>) -> Option<Step> {
+        let exports = CatalogExports(context.catalog, &self.guest.client);
         let Self { machine, input, out, .. } = self;
         match out.push_head_with(|out| machine.receive(input.bytes(), &exports, out)) {
             Ok((taken, step)) => {
@@ -234,7 +234,7 @@ impl Greeting {
                 Some(step)
             }
             Err(error) => {
-                self.over = Some(End::Handshake(error));
+                self.over = Some(CloseReason::Handshake(error));
                 None
             }
         }
@@ -244,18 +244,18 @@ impl Greeting {
         self.tls_granted = false;
         match self.tls.as_ref().map(Secure::accept) {
             Some(Ok(secure)) => self.secure = Some(Box::new(secure)),
-            Some(Err(error)) => self.over = Some(End::Tls(error)),
+            Some(Err(error)) => self.over = Some(CloseReason::Tls(error)),
             // Not granted without.
-            None => self.over = Some(End::Disconnected),
+            None => self.over = Some(CloseReason::Disconnected),
         }
     }
 
     /// Decrypts what has come; gives how many bytes of plaintext there were. `None` if the connection is at its end.
-    fn decrypt(&mut self, floor: &Floor<'_>) -> Option<usize> {
+    fn decrypt(&mut self, context: &LoopContext<'_>) -> Option<usize> {
         let Some(secure) = &mut self.secure else { return Some(0) };
         let was_handshaking = secure.is_handshaking();
-        let Some(went) = secure.decrypt_to(&mut self.input, floor.reactor.receive_buffers()) else {
-            self.over = Some(End::NoMemory);
+        let Some(went) = secure.decrypt_to(&mut self.input, context.reactor.receive_buffers()) else {
+            self.over = Some(CloseReason::NoMemory);
             return None;
         };
         match went {
@@ -265,7 +265,7 @@ impl Greeting {
                     self.guest.show(secure.peer());
                     // The lists may be newer than the handshake, which knows those of its beginning.
                     if self.guest.has_lost(None, self.tls.as_ref()) {
-                        self.over = Some(End::AccessLost);
+                        self.over = Some(CloseReason::AccessLost);
                         return None;
                     }
                     self.machine.tls_established();
@@ -273,12 +273,12 @@ impl Greeting {
                 return Some(n);
             }
             // The client is told why.
-            Err(error) => self.end = Some(End::Tls(error)),
+            Err(error) => self.end = Some(CloseReason::Tls(error)),
         }
         None
     }
 
-    fn send(&mut self, floor: &mut Floor<'_>) {
+    fn send(&mut self, context: &mut LoopContext<'_>) {
         if self.sending {
             return;
         }
@@ -291,25 +291,25 @@ impl Greeting {
             self.sending = true;
             self.sending_heap = gather.heap_bytes();
             self.started += 1;
-            floor.reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
+            context.reactor.submit(Op::Send { socket: self.socket, gather }, self.token.with_tag(TAG_SEND));
         }
     }
 
-    fn receive(&mut self, floor: &mut Floor<'_>) {
-        let buffers = floor.reactor.receive_buffers();
+    fn receive(&mut self, context: &mut LoopContext<'_>) {
+        let buffers = context.reactor.receive_buffers();
         let lent = match &mut self.secure {
             Some(secure) => secure.lend(buffers),
             None => self.input.lend(buffers),
         };
         let Some((frame, at)) = lent else {
-            self.over = Some(End::NoMemory);
+            self.over = Some(CloseReason::NoMemory);
             return;
         };
         let room = frame.len() - at;
         self.receiving = true;
         self.started += 1;
         let into = Scatter::one(frame, at, room);
-        floor.reactor.submit(Op::Recv { socket: self.socket, into, min: 1 }, self.token.with_tag(TAG_RECEIVE));
+        context.reactor.submit(Op::Recv { socket: self.socket, into, min: 1 }, self.token.with_tag(TAG_RECEIVE));
     }
 }
 
@@ -379,10 +379,10 @@ mod tests {
     }
 
     /// Takes completions until a send of the greeting has ended, if one is in flight and the peer takes it.
-    fn turn(greeting: &mut Greeting, floor: &mut Floor<'_>) -> Option<Connection> {
+    fn turn(greeting: &mut Greeting, context: &mut LoopContext<'_>) -> Option<Connection> {
         let mut completions = Vec::new();
-        let until = floor.reactor.now() + std::time::Duration::from_millis(20);
-        floor.reactor.reap(&mut completions, Wait::Until(until)).unwrap();
+        let until = context.reactor.now() + std::time::Duration::from_millis(20);
+        context.reactor.reap(&mut completions, Wait::Until(until)).unwrap();
         for completion in completions {
             match completion.outcome {
                 Outcome::Received { mut into, result } => greeting.received(&mut into, result.unwrap()),
@@ -390,7 +390,7 @@ mod tests {
                 _ => {}
             }
         }
-        greeting.advance(floor, 0)
+        greeting.advance(context, 0)
     }
 
     #[test]
@@ -414,19 +414,19 @@ mod tests {
         let ask = b"\0\0\0\x01v\0\x01\0\x02";
         let said = [&b"\0\0\0\x03"[..], &option(6, ask).repeat(12), &option(7, ask)].concat();
         theirs.write_all(&said).unwrap();
-        let mut floor = Floor { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
-        assert!(greeting.advance(&mut floor, 0).is_none());
+        let mut context = LoopContext { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
+        assert!(greeting.advance(&mut context, 0).is_none());
         for _ in 0..10 {
-            assert!(turn(&mut greeting, &mut floor).is_none(), "the answer has not gone");
+            assert!(turn(&mut greeting, &mut context).is_none(), "the answer has not gone");
         }
         assert!(greeting.chosen.is_some() && greeting.sending);
         catalog.replace(&mut engine, &mut reactor, &[Arc::new(new)]);
-        let mut floor = Floor { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
+        let mut context = LoopContext { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
         let mut answer = vec![0; 1 << 16];
         while greeting.over.is_none() {
             let _ = theirs.read(&mut answer);
-            assert!(turn(&mut greeting, &mut floor).is_none(), "a plain connection to what wants TLS");
+            assert!(turn(&mut greeting, &mut context).is_none(), "a plain connection to what wants TLS");
         }
-        assert_eq!(greeting.over, Some(End::VolumeGone));
+        assert_eq!(greeting.over, Some(CloseReason::VolumeGone));
     }
 }

@@ -20,7 +20,7 @@ use byway_reactor::{Completion, Errno, Op, Outcome, Reactor, Socket, Token};
 use byway_service::block::{Catalog, Done, Engine, Tag, VolumeId};
 use slab::Slab;
 
-pub use self::connection::End;
+pub use self::connection::CloseReason;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
 use self::fenced::{Fenced, TAG_FENCE};
 use self::greeting::{Greeting, Guest};
@@ -61,7 +61,7 @@ pub struct NbdCounters {
 }
 
 /// What a door uses of its loop.
-pub struct Floor<'a> {
+pub struct LoopContext<'a> {
     /// The loop.
     pub reactor: &'a mut Reactor,
     /// The loop's engine.
@@ -87,7 +87,7 @@ pub struct NbdDoor {
     /// Frames that payloads of writes are received into, in bytes.
     payload_bytes: usize,
     counters: NbdCounters,
-    last_end: Option<End>,
+    last_end: Option<CloseReason>,
 }
 
 struct Client {
@@ -169,27 +169,27 @@ impl NbdDoor {
     }
 
     /// Why the connection that ended last ended.
-    pub fn last_end(&self) -> Option<End> {
+    pub fn last_end(&self) -> Option<CloseReason> {
         self.last_end
     }
 
     /// Serves a new stream.
-    pub fn open(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+    pub fn open(&mut self, context: &mut LoopContext<'_>, socket: Socket) {
         if self.clients.len() >= CONNECTIONS_MAX || self.draining {
             self.counters.refused += 1;
-            let peer = name_of(floor.reactor.peer_address(socket));
+            let peer = name_of(context.reactor.peer_address(socket));
             tracing::warn!(peer, limit = CONNECTIONS_MAX, "NBD connection refused: too many, or shutting down");
-            return floor.reactor.close(socket);
+            return context.reactor.close(socket);
         }
         self.counters.connections += 1;
         self.generation = self.generation.wrapping_add(1);
-        floor.reactor.keep_alive(socket, self.options.keep_alive);
-        let peer = floor.reactor.peer_address(socket);
+        context.reactor.keep_alive(socket, self.options.keep_alive);
+        let peer = context.reactor.peer_address(socket);
         let entry = self.clients.vacant_entry();
         let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
         let index = entry.key();
         let tls = self.options.tls.server().cloned();
-        let greeting = Greeting::new((socket, token), self.options.handshake, tls, origin(floor.reactor, socket));
+        let greeting = Greeting::new((socket, token), self.options.handshake, tls, origin(context.reactor, socket));
         entry.insert(Client {
             generation: self.generation,
             socket,
@@ -202,15 +202,15 @@ impl NbdDoor {
             sent: Flow::default(),
             received: Flow::default(),
         });
-        let at = floor.reactor.now() + Duration::from_secs(HANDSHAKE_SECONDS_MAX);
-        floor.reactor.submit(Op::Timer { at }, token.with_tag(TAG_TIMEOUT));
-        self.advance(floor, index);
+        let at = context.reactor.now() + Duration::from_secs(HANDSHAKE_SECONDS_MAX);
+        context.reactor.submit(Op::Timer { at }, token.with_tag(TAG_TIMEOUT));
+        self.advance(context, index);
     }
 
     /// Takes a completion of [`NBD_CLASS`].
-    pub fn handle(&mut self, floor: &mut Floor<'_>, completion: Completion) {
+    pub fn handle(&mut self, context: &mut LoopContext<'_>, completion: Completion) {
         if completion.token.tag() == TAG_FENCE {
-            return self.look_at_fenced(floor);
+            return self.look_at_fenced(context);
         }
         let index = completion.token.index() as usize;
         let Some(client) = self.clients.get_mut(index) else { return };
@@ -221,7 +221,7 @@ impl NbdDoor {
         match (completion.token.tag(), completion.outcome) {
             (TAG_RECEIVE, Outcome::Received { mut into, result }) => {
                 let n = *result.as_ref().unwrap_or(&0);
-                client.received.note(n, floor.reactor.turned_at());
+                client.received.note(n, context.reactor.turned_at());
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.received(&mut into, n),
                     Phase::Serving(connection, _) => connection.received(&mut into, n),
@@ -230,11 +230,11 @@ impl NbdDoor {
                     _ if client.closed => {}
                     Ok(0) => client.at_end_of_stream(),
                     Ok(_) => {}
-                    Err(error) => client.fail(End::Stream(error)),
+                    Err(error) => client.fail(CloseReason::Stream(error)),
                 }
             }
             (TAG_SEND, Outcome::Sent { gather, result }) => {
-                client.sent.note(*result.as_ref().unwrap_or(&0), floor.reactor.turned_at());
+                client.sent.note(*result.as_ref().unwrap_or(&0), context.reactor.turned_at());
                 match &mut client.phase {
                     Phase::Greeting(greeting) => greeting.sent(gather),
                     Phase::Serving(connection, _) => connection.sent(gather),
@@ -246,20 +246,20 @@ impl NbdDoor {
             (TAG_TIMEOUT, Outcome::TimedOut(Ok(())))
                 if matches!(client.phase, Phase::Greeting(_)) && !client.closed =>
             {
-                client.fail(End::Slow);
+                client.fail(CloseReason::Slow);
             }
             _ => {}
         }
-        self.advance(floor, index);
+        self.advance(context, index);
     }
 
     /// Takes the end of a request whose tag has [`NBD_CLASS`] in its highest byte.
-    pub fn done(&mut self, floor: &mut Floor<'_>, done: Done) {
+    pub fn done(&mut self, context: &mut LoopContext<'_>, done: Done) {
         let id = (done.tag.0 & 0x00ff_ffff_ffff_ffff) as usize;
         let Some(index) = self.pending.get(id).map(|pending| pending.connection) else { return };
         if let Some(Client { phase: Phase::Serving(connection, _), .. }) = self.clients.get_mut(index) {
-            connection.done(floor.engine, &mut self.pending, id, done.outcome);
-            self.advance(floor, index);
+            connection.done(context.engine, &mut self.pending, id, done.outcome);
+            self.advance(context, index);
         }
     }
 
@@ -300,7 +300,7 @@ impl NbdDoor {
 
     /// Asks again for connections that waited for a frame, in the order in which they came: to be called after each round of
     /// completions.
-    pub fn turn(&mut self, floor: &mut Floor<'_>) {
+    pub fn turn(&mut self, context: &mut LoopContext<'_>) {
         // A connection that goes on may give back what one before it waits for, and no completion would tell of that.
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
@@ -308,7 +308,7 @@ impl NbdDoor {
                 let Some(index) = self.stalled.pop_front() else { return };
                 if let Some(client) = self.clients.get_mut(index) {
                     client.in_stalled = false;
-                    self.advance(floor, index);
+                    self.advance(context, index);
                     goes_on |= self.clients.get(index).is_none_or(|client| !client.in_stalled);
                 }
             }
@@ -316,7 +316,7 @@ impl NbdDoor {
     }
 
     /// Ends the connections of volumes that are no longer served.
-    pub fn drop_volumes(&mut self, floor: &mut Floor<'_>, gone: &[VolumeId]) {
+    pub fn drop_volumes(&mut self, context: &mut LoopContext<'_>, gone: &[VolumeId]) {
         let ends: Vec<usize> = self
             .clients
             .iter()
@@ -324,54 +324,54 @@ impl NbdDoor {
             .map(|(index, _)| index)
             .collect();
         for index in ends {
-            self.clients[index].fail(End::VolumeGone);
-            self.advance(floor, index);
+            self.clients[index].fail(CloseReason::VolumeGone);
+            self.advance(context, index);
         }
     }
 
     /// Ends the connections of clients that may do less by now than they were told: their certificate is on a revocation list,
     /// or the volume is no longer for them, or no longer to be written. Gives how many.
-    pub fn enforce_access(&mut self, floor: &mut Floor<'_>) -> usize {
+    pub fn enforce_access(&mut self, context: &mut LoopContext<'_>) -> usize {
         let tls = self.options.tls.server();
         let has_lost = |client: &Client| match &client.phase {
             Phase::Greeting(greeting) => greeting.guest().has_lost(None, tls),
             Phase::Serving(connection, guest) => {
-                let volume = floor.engine.volume(connection.volume());
+                let volume = context.engine.volume(connection.volume());
                 guest.has_lost(volume.and_then(|volume| volume.right(&guest.client)), tls)
             }
         };
         let ends: Vec<usize> =
             self.clients.iter().filter(|(_, client)| has_lost(client)).map(|(index, _)| index).collect();
         for &index in &ends {
-            self.clients[index].fail(End::AccessLost);
-            self.advance(floor, index);
+            self.clients[index].fail(CloseReason::AccessLost);
+            self.advance(context, index);
         }
         ends.len()
     }
 
     /// Reads nothing more; connections end when what is in flight has been answered.
-    pub fn drain(&mut self, floor: &mut Floor<'_>) {
+    pub fn drain(&mut self, context: &mut LoopContext<'_>) {
         self.draining = true;
         let all: Vec<usize> = self.clients.iter().map(|(index, _)| index).collect();
         for index in all {
             match &mut self.clients[index].phase {
-                Phase::Greeting(_) => self.clients[index].fail(End::Shutdown),
+                Phase::Greeting(_) => self.clients[index].fail(CloseReason::Shutdown),
                 Phase::Serving(connection, _) => {
-                    connection.end.get_or_insert(End::Shutdown);
+                    connection.end.get_or_insert(CloseReason::Shutdown);
                 }
             }
-            self.advance(floor, index);
+            self.advance(context, index);
         }
     }
 
     /// Does all that a connection can do now, and closes it when it is at its end.
-    fn advance(&mut self, floor: &mut Floor<'_>, index: usize) {
+    fn advance(&mut self, context: &mut LoopContext<'_>, index: usize) {
         let Some(client) = self.clients.get_mut(index) else { return };
         if let Phase::Greeting(greeting) = &mut client.phase
             && !client.closed
         {
             greeting.set_crowded(self.greetings_heap > GREETINGS_HEAP_BYTES_MAX);
-            let served = greeting.advance(floor, index);
+            let served = greeting.advance(context, index);
             self.greetings_heap = greeting.count_heap(self.greetings_heap);
             client.operations += greeting.started_operations();
             if let Some(connection) = served {
@@ -387,14 +387,14 @@ impl NbdDoor {
         {
             let before = (connection.receiving, connection.sending);
             let mut context = Context {
-                reactor: &mut *floor.reactor,
-                engine: &mut *floor.engine,
+                reactor: &mut *context.reactor,
+                engine: &mut *context.engine,
                 pending: &mut self.pending,
                 queued_heap: self.queued_heap,
                 payload_bytes: self.payload_bytes,
             };
             connection.advance(&mut context);
-            connection.note_departure(floor.engine);
+            connection.note_departure(context.engine);
             self.queued_heap = connection.count_heap(self.queued_heap);
             self.payload_bytes = connection.count_payload(self.payload_bytes);
             client.operations += u32::from(connection.receiving && !before.0);
@@ -404,7 +404,7 @@ impl NbdDoor {
                 self.stalled.push_back(index);
             }
             if connection.fenced && !std::mem::replace(&mut client.in_fenced, true) {
-                self.fenced.add(floor.reactor, (index, client.generation));
+                self.fenced.add(context.reactor, (index, client.generation));
             }
             if let Some(end) = connection.end
                 && connection.is_idle(&self.pending)
@@ -412,19 +412,19 @@ impl NbdDoor {
                 client.fail(end);
             }
         }
-        self.close_if_over(floor, index);
+        self.close_if_over(context, index);
     }
 
-    fn close_if_over(&mut self, floor: &mut Floor<'_>, index: usize) {
+    fn close_if_over(&mut self, context: &mut LoopContext<'_>, index: usize) {
         let client = &mut self.clients[index];
         let Some(end) = client.end() else { return };
         if !client.closed {
             client.closed = true;
             self.last_end = Some(end);
-            floor.reactor.close(client.socket);
-            floor.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
+            context.reactor.close(client.socket);
+            context.reactor.cancel(Token::new(NBD_CLASS, TAG_TIMEOUT, index as u32, client.generation));
             // A peer that leaves in the greeting looked whether a server listens, as another node does at its start.
-            let looked = matches!((&client.phase, end), (Phase::Greeting(_), End::Stream(_)));
+            let looked = matches!((&client.phase, end), (Phase::Greeting(_), CloseReason::Stream(_)));
             if end.is_fault() && !looked {
                 self.counters.faults += 1;
                 tracing::info!(peer = name_of(client.peer), reason = %end, "NBD connection ended");
@@ -449,7 +449,7 @@ impl NbdDoor {
 
 impl Client {
     /// Ends the connection at once, whatever is in flight.
-    fn fail(&mut self, end: End) {
+    fn fail(&mut self, end: CloseReason) {
         match &mut self.phase {
             Phase::Greeting(greeting) => greeting.over = Some(end),
             Phase::Serving(connection, _) => connection.over = Some(end),
@@ -462,7 +462,7 @@ impl Client {
             Phase::Greeting(greeting) => greeting.end.filter(|_| greeting.is_secure()),
             Phase::Serving(connection, _) => connection.end.filter(|_| connection.has_said_end()),
         };
-        self.fail(end.unwrap_or(End::Stream(error)));
+        self.fail(end.unwrap_or(CloseReason::Stream(error)));
     }
 
     fn at_end_of_stream(&mut self) {
@@ -473,7 +473,7 @@ impl Client {
     }
 
     /// Why it is over, if it is.
-    fn end(&self) -> Option<End> {
+    fn end(&self) -> Option<CloseReason> {
         match &self.phase {
             Phase::Greeting(greeting) => greeting.over,
             Phase::Serving(connection, _) => connection.over,

@@ -51,7 +51,7 @@ impl Rig {
         let is_fence = |completion: &&Completion| completion.token.tag() == TAG_FENCE;
         let fences = completions.iter().filter(is_fence).count();
         for completion in completions {
-            door.handle(&mut Floor { reactor, engine, catalog }, completion);
+            door.handle(&mut LoopContext { reactor, engine, catalog }, completion);
         }
         fences
     }
@@ -68,7 +68,7 @@ impl Rig {
         let Self { reactor, engine, catalog, door } = self;
         let socket = reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
-        door.open(&mut Floor { reactor, engine, catalog }, socket);
+        door.open(&mut LoopContext { reactor, engine, catalog }, socket);
         theirs.write_all(said).unwrap();
         theirs
     }
@@ -159,7 +159,7 @@ fn a_payload_that_comes_when_the_connection_is_over_is_dropped_unseen() {
     let rules = Rules { headers, size_bytes, block, flags, allocation_context: None };
     let (id, input) = (rig.catalog.find("slow").unwrap().1, (Input::default(), None));
     let mut connection = Connection::new((socket, token, 0), (id, None), Transmission::new(rules), input);
-    connection.over = Some(End::AccessLost);
+    connection.over = Some(CloseReason::AccessLost);
     connection.abandon(&mut rig.door.pending);
     let phase = Phase::Serving(Box::new(connection), Box::new(Guest::new(Origin::Unix)));
     let (sent, received) = (Flow::default(), Flow::default());
@@ -167,14 +167,14 @@ fn a_payload_that_comes_when_the_connection_is_over_is_dropped_unseen() {
     let client = Client { generation, socket, peer, phase, operations, closed, in_stalled, in_fenced, sent, received };
     rig.door.clients.insert(client);
     let Rig { reactor, engine, catalog, door } = &mut rig;
-    let mut floor = Floor { reactor, engine, catalog };
+    let mut context = LoopContext { reactor, engine, catalog };
     let lent = FramePool::shared(1 << 20).unwrap();
     let received = |n| {
         let into = Scatter::one(lent.alloc(4096).unwrap(), 0, 4096);
         Completion { token: token.with_tag(TAG_RECEIVE), outcome: Outcome::Received { into, result: Ok(n) } }
     };
-    door.handle(&mut floor, received(100));
+    door.handle(&mut context, received(100));
     assert_eq!((door.connection_count(), lent.free_bytes()), (1, lent.bytes()));
-    door.handle(&mut floor, received(0));
+    door.handle(&mut context, received(0));
     assert_eq!(door.connection_count(), 0);
 }

@@ -8,7 +8,7 @@
 
 use byway_service::block::{EarlierChanges, Engine, Presence};
 
-use super::{Connection, Context, End};
+use super::{CloseReason, Connection, Context};
 
 /// Where a connection stands with the changes of others.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl Connection {
         context.engine.begin_batch(self.volume);
         let has_others = |client| context.engine.has_other_clients(self.volume, client);
         if self.fence.presence.as_mut().is_some_and(has_others) && context.reactor.has_hung_up(self.socket) {
-            self.over = Some(End::Superseded);
+            self.over = Some(CloseReason::Superseded);
         }
         self.over.is_none()
     }

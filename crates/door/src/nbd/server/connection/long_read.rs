@@ -5,7 +5,7 @@
 
 use byway_service::block::{BlockError, Outcome, Payload, Step};
 
-use super::{Connection, Context, End, Expect, Pending, Progress, tag_of};
+use super::{CloseReason, Connection, Context, Expect, Pending, Progress, tag_of};
 use crate::limits::READ_PART_BYTES;
 use crate::nbd::errno::Errno;
 use crate::nbd::flags::CommandFlags;
@@ -106,7 +106,7 @@ impl Connection {
         let Expect::Parts(read) = &mut self.expect else { return };
         let request = read.request;
         if read.done > 0 && !self.in_chunks(&request) {
-            self.over = Some(End::HalfRead(error));
+            self.over = Some(CloseReason::HalfRead(error));
             return;
         }
         let errno = Errno::from_os(error.errno().raw_os_error());

@@ -36,7 +36,7 @@ pub(super) const TAG_SEND: u8 = 2;
 
 /// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum End {
+pub enum CloseReason {
     /// The client said goodbye, or closed its end between two requests.
     #[error("the client disconnected")]
     Disconnected,
@@ -87,7 +87,7 @@ pub enum End {
     Stream(byway_reactor::Errno),
 }
 
-impl End {
+impl CloseReason {
     /// Whether something went wrong.
     pub(super) fn is_fault(self) -> bool {
         !matches!(self, Self::Disconnected | Self::Shutdown | Self::VolumeGone | Self::AccessLost)
@@ -204,9 +204,9 @@ pub(super) struct Connection {
     /// No frame was free: ask again.
     pub(super) stalled: bool,
     /// Nothing more is read; what is in flight is answered, then the stream is closed.
-    pub(super) end: Option<End>,
+    pub(super) end: Option<CloseReason>,
     /// The connection is to be closed now.
-    pub(super) over: Option<End>,
+    pub(super) over: Option<CloseReason>,
 }
 
 impl Connection {
@@ -302,7 +302,7 @@ impl Connection {
     /// The stream ended: orderly, if nothing was begun.
     fn at_end_of_stream(&mut self) {
         let between = matches!(self.expect, Expect::Header) && self.input.bytes().is_empty();
-        self.end.get_or_insert(if between { End::Disconnected } else { End::Truncated });
+        self.end.get_or_insert(if between { CloseReason::Disconnected } else { CloseReason::Truncated });
     }
 
     /// Takes back the memory of a send that is done.
@@ -407,7 +407,7 @@ impl Connection {
                 Progress::Moved
             }
             Parsed::Bad(error) => {
-                self.end = Some(End::Protocol(error));
+                self.end = Some(CloseReason::Protocol(error));
                 Progress::Waits
             }
         }
@@ -416,7 +416,7 @@ impl Connection {
     fn start(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> Progress {
         match request.command {
             Command::Disconnect => {
-                self.end = Some(End::Disconnected);
+                self.end = Some(CloseReason::Disconnected);
                 return Progress::Waits;
             }
             Command::Write => return self.start_write(context, request, header_bytes),

@@ -3,7 +3,7 @@
 use byway_reactor::{Reactor, ReceiveBuffers, Scatter};
 use byway_service::block::{BlockError, Engine, Payload, ReadFlags, Step, Tag};
 
-use super::{Connection, Context, End, Expect, Incoming, Piece};
+use super::{CloseReason, Connection, Context, Expect, Incoming, Piece};
 
 impl Connection {
     /// Whether TLS's own end is on its way, or was sent.
@@ -30,7 +30,7 @@ impl Connection {
             None => self.stalled = true,
             Some(Ok(0)) if secure.has_ended() => self.at_end_of_stream(),
             Some(Ok(n)) => return n > 0,
-            Some(Err(error)) => self.over = Some(End::Tls(error)),
+            Some(Err(error)) => self.over = Some(CloseReason::Tls(error)),
         }
         false
     }
@@ -40,7 +40,7 @@ impl Connection {
         match self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up()) {
             Ok(()) => self.at_end_of_stream(),
             Err(error) => {
-                self.end.get_or_insert(End::Tls(error));
+                self.end.get_or_insert(CloseReason::Tls(error));
             }
         }
     }
