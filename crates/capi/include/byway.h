@@ -363,7 +363,7 @@ int byway_node_descriptor(const struct byway_node *node);
 // `node` is a node.
 int byway_progress(const struct byway_node *node);
 
-// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. While operations or windows of one node use it, other
+// Makes memory of `bytes` (at least 1): zeroes, at a page. While operations or windows of one node use it, other
 // nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 //
 // # Safety

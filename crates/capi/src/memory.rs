@@ -22,7 +22,7 @@ pub const BYWAY_GET: u32 = 2;
 /// The window can be used once, and has at most 1 MiB.
 pub const BYWAY_ONCE: u32 = 4;
 
-/// Makes memory of `bytes` (1 to 1 GiB): zeroes, at a page. While operations or windows of one node use it, other
+/// Makes memory of `bytes` (at least 1): zeroes, at a page. While operations or windows of one node use it, other
 /// nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 ///
 /// # Safety

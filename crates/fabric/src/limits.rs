@@ -221,8 +221,9 @@ pub const OPERATION_BYTES_MAX: usize = 16 << 30;
 /// Sessions whose peers one window is open to; more are refused.
 pub const WINDOW_SESSIONS_MAX: usize = 64;
 
-/// The largest memory that a node registers; more is refused.
-pub const MEMORY_BYTES_MAX: usize = 1 << 30;
+/// The largest memory that a node registers, in bytes: what a process can address at all on Linux, so that the kernel's own limits
+/// come first. More is refused.
+pub const MEMORY_BYTES_MAX: usize = 1 << 47;
 
 /// Pieces of memory that a node keeps for gets into borrowed memory and puts from it; a further one takes the place of the one kept
 /// first.

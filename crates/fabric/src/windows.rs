@@ -135,8 +135,8 @@ impl Users {
 struct Window {
     secret: u64,
     users: Users,
-    start: u32,
-    len: u32,
+    start: usize,
+    len: usize,
     context: u64,
     /// It is for what we get, and not for puts that the peer decides on.
     get: bool,
@@ -240,16 +240,8 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
-        let window = Window {
-            secret,
-            users: Users::One(session),
-            start: start as u32,
-            len: len as u32,
-            context,
-            get: false,
-            once: false,
-            memory,
-        };
+        let window =
+            Window { secret, users: Users::One(session), start, len, context, get: false, once: false, memory };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -296,11 +288,11 @@ impl Windows {
         let Some(window) = self.find(key).filter(|window| window.users.has(session)) else {
             return Err(WindowError::Key);
         };
-        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(window.len));
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= window.len as u64);
         if !inside {
             return Err(WindowError::Bounds);
         }
-        let start = window.start as usize + offset as usize;
+        let start = window.start + offset as usize;
         Ok((window, start))
     }
 
@@ -406,7 +398,7 @@ impl Windows {
     /// The memory of a window that is not being filled: the frame, and the range in it.
     pub fn range(&mut self, key: WindowKey) -> Option<(&Frame, usize, usize)> {
         let window = self.find(key)?;
-        let (start, len) = (window.start as usize, window.len as usize);
+        let (start, len) = (window.start, window.len);
         match &window.memory {
             Memory::Target(frame) => Some((frame, start, len)),
             Memory::Source(frame) => Some((frame, start, len)),
@@ -463,7 +455,7 @@ impl Windows {
 
     /// Bytes of a window.
     pub fn bytes(&mut self, key: WindowKey) -> usize {
-        self.find(key).map_or(0, |window| window.len as usize)
+        self.find(key).map_or(0, |window| window.len)
     }
 
     /// Whether a payload is being received into a window.
@@ -473,7 +465,7 @@ impl Windows {
 
     /// Where in its frame a window starts.
     pub fn start(&mut self, key: WindowKey) -> Option<usize> {
-        self.find(key).map(|window| window.start as usize)
+        self.find(key).map(|window| window.start)
     }
 
     /// As it was given when the window was opened.

@@ -277,9 +277,18 @@ pub struct Grant {
     /// Its first byte: over shared memory, in the arena that the sender has lent; over RDMA, in the sender's address space.
     pub address: U64,
     /// Bytes.
-    pub len: U32,
+    pub len: U64,
     /// The remote key; 0 over shared memory.
     pub key: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+impl Grant {
+    /// Of a window of `len` bytes from `address` on.
+    pub const fn new(address: u64, len: u64, key: u32) -> Self {
+        Self { address: U64::new(address), len: U64::new(len), key: U32::new(key), reserved: U32::new(0) }
+    }
 }
 
 /// Body of `Window`: what became of a window that one end has opened in its memory, and that the other reaches by itself: over
@@ -298,7 +307,7 @@ pub struct WindowNews {
     /// Where a window that was opened lies: over shared memory in that piece.
     pub grant: Grant,
     /// Zero.
-    pub reserved_end: [u8; 56],
+    pub reserved_end: [u8; 48],
 }
 
 impl WindowNews {
@@ -322,12 +331,12 @@ impl WindowNews {
     /// News of a window that was opened, in that piece of memory.
     pub const fn opened(rights: u8, memory: u32, grant: Grant) -> Self {
         let memory = U32::new(memory);
-        Self { what: Self::OPENED, rights, reserved: [0; 2], memory, grant, reserved_end: [0; 56] }
+        Self { what: Self::OPENED, rights, reserved: [0; 2], memory, grant, reserved_end: [0; 48] }
     }
 
     /// Other news of a window.
     pub const fn of(what: u8) -> Self {
-        let grant = Grant { address: U64::new(0), len: U32::new(0), key: U32::new(0) };
+        let grant = Grant::new(0, 0, 0);
         Self { what, ..Self::opened(0, 0, grant) }
     }
 
@@ -461,17 +470,17 @@ mod tests {
 
     #[test]
     fn a_grant_has_these_bytes() {
-        let (address, len, key) = (U64::new(0x0807_0605_0403_0201), U32::new(0x0c0b_0a09), U32::new(0x100f_0e0d));
-        let grant = Grant { address, len, key };
-        assert_eq!(grant.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+        let grant = Grant::new(0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09, 0x1413_1211);
+        let golden: Vec<u8> = (1..=20).chain([0; 4]).collect();
+        assert_eq!(grant.as_bytes(), golden);
     }
 
     #[test]
     fn news_of_a_window_has_these_bytes() {
-        let (address, len, key) = (U64::new(0x0f0e_0d0c_0b0a_0908), U32::new(0x1312_1110), U32::new(0x1716_1514));
+        let grant = Grant::new(0x0f0e_0d0c_0b0a_0908, 0x1716_1514_1312_1110, 0x1b1a_1918);
         let rights = WindowNews::GET | WindowNews::ONCE;
-        let news = WindowNews::opened(rights, 0x0706_0504, Grant { address, len, key });
-        let golden: Vec<u8> = [1, 6, 0, 0].into_iter().chain(4..24).chain([0; 56]).collect();
+        let news = WindowNews::opened(rights, 0x0706_0504, grant);
+        let golden: Vec<u8> = [1, 6, 0, 0].into_iter().chain(4..28).chain([0; 52]).collect();
         assert_eq!(news.as_bytes(), golden);
         assert_eq!(WindowNews::unmap(7).as_bytes()[..9], [5, 0, 0, 0, 7, 0, 0, 0, 0]);
         assert_eq!(WindowNews::of(WindowNews::CLOSED).as_bytes()[..2], [2, 0]);

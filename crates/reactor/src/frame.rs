@@ -58,13 +58,13 @@ struct Buddies {
 /// [`Mapping`] ([`Frame::over`]) lies wherever that range does.
 pub struct Frame {
     home: Home,
-    len: u32,
+    len: usize,
 }
 
 /// Where a frame's memory belongs.
 enum Home {
     Pool { pool: Rc<Inner>, block: u32, order: u8 },
-    Mapping { mapping: Use, start: u32 },
+    Mapping { mapping: Use, start: usize },
 }
 
 impl FramePool {
@@ -138,7 +138,7 @@ impl FramePool {
         let order = len.div_ceil(FRAME_BYTES_MIN).next_power_of_two().ilog2() as usize;
         let block = self.inner.buddies.borrow_mut().take(order)?;
         let home = Home::Pool { pool: Rc::clone(&self.inner), block, order: order as u8 };
-        Some(Frame { home, len: len as u32 })
+        Some(Frame { home, len })
     }
 
     /// A frame of `len` bytes, or if there is none in one piece, of half of that (rounded up to a power of two), and so on
@@ -250,7 +250,7 @@ impl Buddies {
 impl Frame {
     /// Bytes, as asked for.
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.len
     }
 
     /// Never: a frame has at least one byte.
@@ -258,15 +258,15 @@ impl Frame {
         self.len == 0
     }
 
-    /// A frame over `len` bytes (at least 1) of a mapping, from `start`, all in its first 4 GiB. The mapping
-    /// [counts](Mapping::uses) it, and stays while it lives.
+    /// A frame over `len` bytes (at least 1) of a mapping, from `start`. The mapping [counts](Mapping::uses) it, and stays
+    /// while it lives.
     ///
     /// # Safety
     /// While the frame lives no reference to bytes of the range lives, except for reading if operations only read it.
     pub unsafe fn over(mapping: &Mapping, start: usize, len: usize) -> Self {
         assert!(start.checked_add(len).is_some_and(|end| end <= mapping.len()), "range within the mapping");
-        assert!(len > 0 && u32::try_from(start + len).is_ok(), "bytes of the first 4 GiB");
-        Self { home: Home::Mapping { mapping: mapping.hold(), start: start as u32 }, len: len as u32 }
+        assert!(len > 0, "a frame has bytes");
+        Self { home: Home::Mapping { mapping: mapping.hold(), start }, len }
     }
 
     /// Bytes that the frame could hold: `len` rounded up to a power of two of 4 KiB; over a mapping, `len`.
@@ -289,7 +289,7 @@ impl Frame {
     fn offset(&self) -> usize {
         match &self.home {
             Home::Pool { block, .. } => *block as usize * FRAME_BYTES_MIN,
-            Home::Mapping { start, .. } => *start as usize,
+            Home::Mapping { start, .. } => *start,
         }
     }
 

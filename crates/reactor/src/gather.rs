@@ -11,11 +11,11 @@ pub(crate) enum Segment {
     /// `heads[start..start + len]`.
     Head { start: u32, len: u32 },
     /// A frame's bytes.
-    Frame { frame: Held, start: u32, len: u32 },
+    Frame { frame: Held, start: usize, len: usize },
     /// A mapped file's bytes, not copied in user space.
-    Map { file: File, offset: u64, len: u32 },
+    Map { file: File, offset: u64, len: usize },
     /// Zeroes.
-    Zero { len: u32 },
+    Zero { len: usize },
 }
 
 /// A frame that a send keeps: its own, or one that others read too.
@@ -81,10 +81,11 @@ const TAKEN_HEAD_BYTES_MAX: usize = 64 << 10;
 
 impl Segment {
     /// Forgets the first `n` bytes, fewer than there are.
-    fn skip(&mut self, n: u32) {
+    fn skip(&mut self, n: usize) {
         match self {
-            Self::Head { start, len } | Self::Frame { start, len, .. } => (*start, *len) = (*start + n, *len - n),
-            Self::Map { offset, len, .. } => (*offset, *len) = (*offset + u64::from(n), *len - n),
+            Self::Head { start, len } => (*start, *len) = (*start + n as u32, *len - n as u32),
+            Self::Frame { start, len, .. } => (*start, *len) = (*start + n, *len - n),
+            Self::Map { offset, len, .. } => (*offset, *len) = (*offset + n as u64, *len - n),
             Self::Zero { len } => *len -= n,
         }
     }
@@ -99,9 +100,8 @@ impl Segment {
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Head { len, .. } | Self::Frame { len, .. } | Self::Map { len, .. } | Self::Zero { len } => {
-                *len as usize
-            }
+            Self::Head { len, .. } => *len as usize,
+            Self::Frame { len, .. } | Self::Map { len, .. } | Self::Zero { len } => *len,
         }
     }
 }
@@ -186,7 +186,7 @@ impl Gather {
             self.len += len;
             self.frame_bytes += frame.capacity();
             let frame = Held::Own(frame);
-            self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
+            self.segments.push(Segment::Frame { frame, start, len });
         }
     }
 
@@ -196,26 +196,26 @@ impl Gather {
         if len > 0 {
             self.len += len;
             let frame = Held::Shared(frame);
-            self.segments.push(Segment::Frame { frame, start: start as u32, len: len as u32 });
+            self.segments.push(Segment::Frame { frame, start, len });
         }
     }
 
-    /// Appends `len` bytes (under 4 GiB) of a file opened with a mapping, at `offset`.
+    /// Appends `len` bytes of a file opened with a mapping, at `offset`.
     ///
     /// The range must lie in the mapping, else the send answers `EFAULT`. It should be resident
     /// ([`Reactor::resident`](crate::Reactor::resident)): a page that is not makes the loop wait for the disk.
     pub fn push_map(&mut self, file: File, offset: u64, len: usize) {
         if len > 0 {
             self.len += len;
-            self.segments.push(Segment::Map { file, offset, len: len as u32 });
+            self.segments.push(Segment::Map { file, offset, len });
         }
     }
 
-    /// Appends `len` zeroes (under 4 GiB).
+    /// Appends `len` zeroes.
     pub fn push_zeroes(&mut self, len: usize) {
         if len > 0 {
             self.len += len;
-            self.segments.push(Segment::Zero { len: len as u32 });
+            self.segments.push(Segment::Zero { len });
         }
     }
 
@@ -230,14 +230,14 @@ impl Gather {
             let bytes = match segment {
                 Segment::Head { start, len } => &self.heads[*start as usize..][..*len as usize],
                 Segment::Frame { frame, start, len } if frame.frame().is_private() => {
-                    &frame.frame().bytes()[*start as usize..][..*len as usize]
+                    &frame.frame().bytes()[*start..][..*len]
                 }
                 Segment::Frame { frame, start, len } => {
-                    let piece = &mut copy[..COPY_BYTES.min(*len as usize)];
-                    frame.frame().read(*start as usize, piece);
+                    let piece = &mut copy[..COPY_BYTES.min(*len)];
+                    frame.frame().read(*start, piece);
                     piece
                 }
-                Segment::Zero { len } => &ZEROES[..ZEROES.len().min(*len as usize)],
+                Segment::Zero { len } => &ZEROES[..ZEROES.len().min(*len)],
                 Segment::Map { .. } => break,
             };
             let (given, taken) = (bytes.len(), take(bytes));
@@ -246,7 +246,7 @@ impl Gather {
                 whole += 1;
                 continue;
             }
-            segment.skip(taken as u32);
+            segment.skip(taken);
             if taken < given {
                 break;
             }
@@ -286,7 +286,7 @@ impl Gather {
             if let Segment::Head { start, .. } = first {
                 to.push_head(&self.heads[*start as usize..][..n]);
             }
-            first.skip(n as u32);
+            first.skip(n);
             total += n;
         }
         self.len -= total;
@@ -334,14 +334,10 @@ impl Gather {
         for segment in self.segments.drain(..) {
             each(match segment {
                 Segment::Head { start, len } => Part::Bytes(&self.heads[start as usize..][..len as usize]),
-                Segment::Frame { frame: Held::Own(frame), start, len } => {
-                    Part::Frame { frame, start: start as usize, len: len as usize }
-                }
-                Segment::Frame { frame: Held::Shared(frame), start, len } => {
-                    Part::Shared { frame, start: start as usize, len: len as usize }
-                }
-                Segment::Map { file, offset, len } => Part::Map { file, offset, len: len as usize },
-                Segment::Zero { len } => Part::Zeroes(len as usize),
+                Segment::Frame { frame: Held::Own(frame), start, len } => Part::Frame { frame, start, len },
+                Segment::Frame { frame: Held::Shared(frame), start, len } => Part::Shared { frame, start, len },
+                Segment::Map { file, offset, len } => Part::Map { file, offset, len },
+                Segment::Zero { len } => Part::Zeroes(len),
             });
         }
         self.clear();

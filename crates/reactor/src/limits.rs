@@ -61,17 +61,29 @@ pub const POOL_BYTES_MAX: usize = 1 << 40;
 // Blocks are numbered by 32 bits.
 const _: () = assert!(POOL_BYTES_MAX / FRAME_BYTES_MIN <= u32::MAX as usize && ARENA_BYTES_MAX <= POOL_BYTES_MAX);
 
-/// The largest arena ([`FramePool::shared`](crate::FramePool::shared)): a larger one is not made, and not taken from a peer.
+/// The largest arena ([`FramePool::shared`](crate::FramePool::shared)), in bytes: a larger one is not made.
 pub const ARENA_BYTES_MAX: usize = 1 << 30;
 
-/// All arenas that a loop has taken from its peers, in bytes; more are refused with `ENOBUFS`, and their streams go on
-/// without. It bounds what peers can have charged to this process: a page of an arena that its owner has never touched, or
-/// has given back, is made when we copy there, and accounted to us until both have let go of the arena.
-pub const ARENAS_BYTES_MAX: usize = 4 << 30;
+/// Bytes of the memories that a loop takes of its peers, unless [`Reactor::take_all_memory`](crate::Reactor::take_all_memory) was
+/// called; a further memory is refused with `ENOBUFS`, and its bytes go through the stream. It bounds what clients can have
+/// charged to a server: a page that its owner has never touched, or has given back, is made when we copy there, and accounted to
+/// us until both have let go of the memory.
+pub const ARENAS_BYTES_MAX: u64 = 4 << 30;
 
-/// Pieces of a peer's memory that are mapped for one stream at a time; a further one is refused with `ENOBUFS`, and nothing that
-/// the peer lends over that stream is taken any more.
+/// Bytes of a memory that is lent for writing; a larger one is lent for reading alone. If its writer is lost, each of its pages gets a
+/// copy of its own ([`Loan::take_back`](crate::Loan::take_back)), which takes memory and time for all of it.
+pub const WRITABLE_LOAN_BYTES_MAX: u64 = 1 << 30;
+
+/// Memories that are taken of the peer of one stream at a time; a further one is refused with `ENOBUFS`.
 pub const ARENAS_PER_STREAM_MAX: usize = 64;
 
-const _: () = assert!(ARENA_BYTES_MAX <= ARENAS_BYTES_MAX && ARENA_BYTES_MAX.is_multiple_of(FRAME_BYTES_MAX));
+/// Bytes that a loop has mapped of its peers' memories at a time. To map more, it unmaps the part that was used longest ago.
+pub const PEER_MAPPED_BYTES_MAX: usize = 4 << 30;
+
+/// A peer's memory is mapped in parts of so many bytes, each when it is first used. A part takes a mapping and, where it was
+/// unmapped before, its page faults again.
+pub const PEER_PART_BYTES: usize = 64 << 20;
+
+const _: () = assert!(ARENA_BYTES_MAX as u64 <= ARENAS_BYTES_MAX && ARENA_BYTES_MAX.is_multiple_of(FRAME_BYTES_MAX));
+const _: () = assert!(PEER_PART_BYTES <= PEER_MAPPED_BYTES_MAX && PEER_PART_BYTES.is_multiple_of(FRAME_BYTES_MIN));
 const _: () = assert!(FRAME_BYTES_MAX.is_power_of_two() && FRAME_BYTES_MIN.is_power_of_two());

@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
+use crate::limits::WRITABLE_LOAN_BYTES_MAX;
 use crate::region::Region;
 
 /// How often memory is lent: to so many readers, or to one writer.
@@ -114,7 +115,8 @@ impl SharedFile {
 
 impl Loan {
     pub(crate) fn begin(region: &Arc<Region>, file: &Arc<SharedFile>, write: bool) -> Option<Self> {
-        if (write && !file.is_ours) || file.taken_back.load(Ordering::Acquire) {
+        let is_for_writing = file.is_ours && file.bytes <= WRITABLE_LOAN_BYTES_MAX;
+        if (write && !is_for_writing) || file.taken_back.load(Ordering::Acquire) {
             return None;
         }
         let next = |lent: isize| match (write, lent) {

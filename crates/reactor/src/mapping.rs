@@ -80,8 +80,8 @@ impl Mapping {
 
     /// A view of the memory for a peer, to be sent to it ([`Reactor::lend_memory`](crate::Reactor::lend_memory)). For writing one
     /// peer has it at a time, and then no other has it for reading; what was lent for reading once is sealed, and not lent for
-    /// writing any more. `None` where that is not so, and for memory that cannot be lent so: private memory not at all, a caller's
-    /// file for reading alone and if it is sealed (`F_SEAL_FUTURE_WRITE`), what was [taken back](Loan::take_back) never again.
+    /// writing any more. `None` where that is not so, and for memory that cannot be lent so: private memory not at all, more than
+    /// [`WRITABLE_LOAN_BYTES_MAX`](crate::limits::WRITABLE_LOAN_BYTES_MAX) for reading alone, a caller's file for reading alone and if it is sealed (`F_SEAL_FUTURE_WRITE`), what was [taken back](Loan::take_back) never again.
     pub fn lend(&self, write: bool) -> Option<Loan> {
         let file = self.inner.file.as_ref()?;
         Loan::begin(&self.inner.region, file, write)

@@ -167,7 +167,7 @@ impl Os {
         for segment in &gather.segments {
             if let Segment::Map { file, offset, len } = segment {
                 let map = self.os_file(*file)?.map.as_ref().ok_or(Errno::FAULT)?;
-                map.address(*offset, *len as usize).ok_or(Errno::FAULT)?;
+                map.address(*offset, *len).ok_or(Errno::FAULT)?;
             }
         }
         Ok(())
@@ -225,7 +225,7 @@ impl Os {
             match segment {
                 Segment::Head { start, .. } => push(gather.heads[*start as usize + skip..].as_ptr(), len - skip),
                 Segment::Frame { frame, start, .. } => {
-                    push(frame.frame().range(*start as usize + skip, len - skip), len - skip);
+                    push(frame.frame().range(*start + skip, len - skip), len - skip);
                 }
                 Segment::Map { file, offset, .. } => {
                     let entry = self.files.get(file.index, file.generation).map(|entry| &entry.file.backing);

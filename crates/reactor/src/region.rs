@@ -89,11 +89,18 @@ impl Region {
     /// `EPROTO` for one that the peer could take away again, that has another size, or whose pages may be lacking (huge
     /// ones): touching it could end this process. Else the kernel's.
     pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> Result<Self, Errno> {
-        match safe_bytes(fd) {
-            Ok(len) if len == bytes as u64 && bytes > 0 => Self::map(fd, 0, bytes, access),
-            Err(FileMemoryError::Io(errno)) => Err(errno),
-            _ => Err(Errno::PROTO),
-        }
+        check_peer_file(fd, bytes as u64)?;
+        Self::map(fd, 0, bytes, access)
+    }
+
+    /// Maps a part of a file that [`check_peer_file`] has accepted: `bytes` (whole pages) from `offset` (of a page) on. The part
+    /// must lie in the file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn of_peer_part(fd: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> Result<Self, Errno> {
+        debug_assert!(offset.is_multiple_of(PAGE_BYTES as u64) && bytes.is_multiple_of(PAGE_BYTES), "whole pages");
+        Self::map(fd, offset, bytes, access)
     }
 
     /// Maps `bytes` (more than none) of a file that somebody else made in this process, from `offset` on; gives the bytes of the
@@ -191,6 +198,18 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped with this base and length; whoever uses an address of it keeps the region.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Checks that a file which a peer has made has `bytes` bytes (more than none), now and for ever.
+///
+/// # Errors
+/// See [`Region::of_peer`].
+pub(crate) fn check_peer_file(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
+    match safe_bytes(fd) {
+        Ok(len) if len == bytes && bytes > 0 => Ok(()),
+        Err(FileMemoryError::Io(errno)) => Err(errno),
+        _ => Err(Errno::PROTO),
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn is_worth_it(gather: &Gather) -> bool {
 }
 
 fn is_long(segment: &Segment) -> bool {
-    matches!(segment, Segment::Map { len, .. } if *len as usize >= SPLICE_BYTES_MIN)
+    matches!(segment, Segment::Map { len, .. } if *len >= SPLICE_BYTES_MIN)
 }
 
 impl SplicedSend {

@@ -416,7 +416,7 @@ fn a_window_without_a_grant_is_refused_and_the_session_goes_on(path: Path) {
     assert_eq!(kind, Kind::Reply);
     assert!(header.body::<ReplyBody>().status.get() != 0, "nothing can have been written");
     // A grant for less than the call wants.
-    let grant = Grant { address: 4096.into(), len: 65_535.into(), key: 1.into() };
+    let grant = Grant::new(4096, 65_535, 1);
     session.call_granted(Method::Write, of_64_kib(), (77, 65_536), grant);
     let (header, kind, _) = session.control.receive().unwrap();
     assert_eq!(kind, Kind::Reply);
@@ -435,7 +435,7 @@ fn a_key_that_opens_nothing_ends_the_session(path: Path) {
     for (client, method) in [(1, Method::Write), (2, Method::Read)] {
         let mut session = Session::open(&server, client, PayloadChecksum::Off);
         session.open_volume();
-        let grant = Grant { address: 4096.into(), len: 65_536.into(), key: 0x1234_5678.into() };
+        let grant = Grant::new(4096, 65_536, 0x1234_5678);
         session.call_granted(method, of_64_kib(), (77, 65_536), grant);
         closed_for(&server, CloseReason::Rdma(Down::Work(WorkError::RemoteAccess)));
         assert!(session.control.receive().is_none());

@@ -10,7 +10,6 @@ use byway_rpc::message::ReplyBody;
 use byway_service::block::wire::{Arguments, Method};
 use harness::session::{Session, call_header, closed_for, nobody_else_noticed};
 use harness::{Path, Running, SERVER, Wire, memory, pattern};
-use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 const ARENA: usize = 1 << 20;
@@ -44,12 +43,12 @@ impl Lender {
     }
 
     /// Asks for the start of the volume to be moved, and says that the window lies there.
-    fn ask(&mut self, method: Method, address: u64, len: u32) {
+    fn ask(&mut self, method: Method, address: u64, len: u64) {
         let mut arguments = Arguments::new_zeroed();
         arguments.len.set(LEN as u64);
         let (mut header, windows) = call_header(self.call, method, arguments, (WINDOW, LEN as u32));
         header.flags |= FLAG_GRANT;
-        let grant = Grant { address: U64::new(address), len: U32::new(len), key: U32::new(0) };
+        let grant = Grant::new(address, len, 0);
         self.session.control.send(header, &[grant.as_bytes(), &windows].concat());
     }
 
@@ -78,10 +77,10 @@ fn what_is_read_and_written_lies_in_the_window_and_nowhere_else() {
     for at in [0, 1, 4095, 100_000, ARENA - LEN] {
         lender.whole.fill(CANARY);
         lender.whole.write(at, &data);
-        lender.ask(Method::Write, at as u64, LEN as u32);
+        lender.ask(Method::Write, at as u64, LEN as u64);
         assert_eq!(lender.answer(), (0, false));
         lender.whole.fill(CANARY);
-        lender.ask(Method::Read, at as u64, LEN as u32);
+        lender.ask(Method::Read, at as u64, LEN as u64);
         assert_eq!(lender.answer(), (0, true));
         assert!(lender.whole.to_vec()[at..at + LEN] == data, "at {at}");
         lender.whole.fill_range(at..at + LEN, CANARY);
@@ -99,20 +98,20 @@ fn windows_that_are_not_in_the_arena_are_errors_of_the_call_alone() {
     let end = ARENA as u64;
     for address in [end - LEN as u64 + 1, end - 1, end, end + 1, 1 << 32, 1 << 63, u64::MAX - LEN as u64, u64::MAX] {
         for method in [Method::Read, Method::Write] {
-            lender.ask(method, address, LEN as u32);
+            lender.ask(method, address, LEN as u64);
             let (status, placed) = lender.answer();
             assert!(status != 0 && !placed, "{method:?} at {address}: {status}");
             lender.assert_untouched();
         }
     }
-    lender.ask(Method::Read, 0, LEN as u32);
+    lender.ask(Method::Read, 0, LEN as u64);
     assert_eq!(lender.answer(), (0, true), "the session goes on");
     drop(lender.session);
     nobody_else_noticed(&lender.server);
 }
 
 /// Has the volume read and written through the stream, as if nothing had been lent.
-fn goes_through_the_stream(lender: &mut Lender, granted: u32) {
+fn goes_through_the_stream(lender: &mut Lender, granted: u64) {
     lender.ask(Method::Read, 0, granted);
     let (header, kind, payload) = lender.session.bulk().receive().expect("it is answered");
     assert_eq!((kind, header.flags & FLAG_PLACED, header.window.get()), (Kind::Reply, 0, WINDOW));
@@ -131,7 +130,7 @@ fn goes_through_the_stream(lender: &mut Lender, granted: u32) {
 #[test]
 fn a_grant_that_is_too_short_is_not_used() {
     let mut lender = Lender::new(true);
-    for granted in [0, 1, LEN as u32 - 1] {
+    for granted in [0, 1, LEN as u64 - 1] {
         goes_through_the_stream(&mut lender, granted);
     }
     drop(lender.session);
@@ -141,7 +140,7 @@ fn a_grant_that_is_too_short_is_not_used() {
 #[test]
 fn a_client_that_grants_and_has_lent_nothing_is_served_through_the_stream() {
     let mut lender = Lender::new(false);
-    goes_through_the_stream(&mut lender, LEN as u32);
+    goes_through_the_stream(&mut lender, LEN as u64);
     drop(lender.session);
     nobody_else_noticed(&lender.server);
 }

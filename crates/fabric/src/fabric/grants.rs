@@ -116,7 +116,7 @@ impl Grants {
         if rights & right == 0 {
             return Err(WindowError::Rights);
         }
-        let end = at.offset.checked_add(len as u64).filter(|end| *end <= u64::from(grant.len.get()));
+        let end = at.offset.checked_add(len as u64).filter(|end| *end <= grant.len.get());
         let address = grant.address.get().checked_add(at.offset).filter(|_| end.is_some());
         let (memory, key) = (lent.unwrap_or(0), grant.key.get());
         Ok(Place { memory, address: address.ok_or(WindowError::Bounds)?, key })
@@ -125,12 +125,10 @@ impl Grants {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::little_endian::{U32, U64};
-
     use super::*;
 
-    fn grant(address: u64, len: u32) -> Grant {
-        Grant { address: U64::new(address), len: U32::new(len), key: U32::new(7) }
+    fn grant(address: u64, len: u64) -> Grant {
+        Grant::new(address, len, 7)
     }
 
     #[test]

@@ -13,7 +13,6 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
-use zerocopy::little_endian::{U32, U64};
 
 use super::{Fabric, Handler};
 use crate::capabilities::OneSided;
@@ -174,9 +173,8 @@ impl Fabric {
         lent.windows += 1;
         let (number, from) = (lent.number, lent.loan.offset());
         state.loans.windows.insert(window.0, number);
-        let (address, len) = (U64::new(from + place.0 as u64), U32::new(place.1 as u32));
         let rights = if write { WindowNews::PUT } else { WindowNews::GET };
-        let grant = Grant { address, len, key: U32::new(0) };
+        let grant = Grant::new(from + place.0 as u64, place.1 as u64, 0);
         self.tell_of_window(session, window, &WindowNews::opened(rights, number, grant));
         true
     }

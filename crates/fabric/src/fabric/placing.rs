@@ -11,7 +11,6 @@
 
 use byway_reactor::{Address, Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;
-use zerocopy::little_endian::{U32, U64};
 
 use super::grants::Place;
 use super::transfer::Remote;
@@ -63,8 +62,7 @@ impl Fabric {
         if !arena.owns(frame) {
             return None;
         }
-        let address = U64::new((frame.arena_offset()? + start) as u64);
-        Some(Grant { address, len: U32::new(len as u32), key: U32::new(0) })
+        Some(Grant::new((frame.arena_offset()? + start) as u64, len as u64, 0))
     }
 
     /// The peer tells where its window lies, in the first bytes of a payload. Gives the rest.
@@ -83,9 +81,9 @@ impl Fabric {
         if !state.arena_asked && !is_linked {
             state.arena_asked = true;
             let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
-            match socket.map(|socket| (socket, reactor.take_arena(socket))) {
-                // A program's memory may have been taken before, and the arena with it.
-                Some((socket, Ok(_) | Err(Errno::ALREADY))) => state.peer_arena = Some(socket),
+            // The arena is what a client lends first.
+            match socket.map(|socket| (socket, reactor.take_memory(socket, 0))) {
+                Some((socket, Ok(_))) => state.peer_arena = Some(socket),
                 Some((_, Err(error))) => tracing::debug!(%error, "a client's arena cannot be used"),
                 None => {}
             }

@@ -8,7 +8,6 @@
 use std::rc::Rc;
 
 use byway_reactor::{Errno, Frame, Gather, Reactor};
-use zerocopy::little_endian::{U32, U64};
 
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler};
@@ -201,7 +200,7 @@ impl Fabric {
     /// Where a window of ours lies, for the peer of a session over RDMA.
     pub(super) fn exposed_grant(&mut self, window: WindowKey) -> Option<Grant> {
         let (WindowAddress { address, rkey }, len) = self.windows.exposed(window)?;
-        Some(Grant { address: U64::new(address), len: U32::new(len as u32), key: U32::new(rkey) })
+        Some(Grant::new(address, len as u64, rkey))
     }
 
     /// Puts what `push` appends where it belongs, by the device.

@@ -24,12 +24,12 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Zeroes, in an anonymous file of `bytes` (1 to 4 GiB - 1). Pages take memory when they are first written to.
+    /// Zeroes, in an anonymous file of `bytes` (at least 1). Pages take memory when they are first written to.
     ///
     /// # Errors
     /// The kernel's: no memory, no descriptors.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
-        if bytes == 0 || u32::try_from(bytes).is_err() {
+        if bytes == 0 {
             return Err(std::io::ErrorKind::InvalidInput.into());
         }
         Ok(Self { mapping: Mapping::shared(bytes)?, bytes })

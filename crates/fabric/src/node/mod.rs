@@ -285,12 +285,14 @@ impl Node {
     }
 
     fn new(
-        reactor: Reactor,
+        mut reactor: Reactor,
         options: &NodeOptions,
         layer: Option<Box<dyn Layer>>,
         seed: Option<u64>,
         home: Option<ThreadId>,
     ) -> std::io::Result<Self> {
+        // The program says itself how much it puts into which peer's memory.
+        reactor.take_all_memory();
         let (waker, clock) = (reactor.waker(), reactor.clock());
         let loop_fd = reactor.descriptor().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let shared = Arc::new(Mutex::new(Shared::default()));
@@ -355,8 +357,8 @@ impl Node {
     /// caller's.
     ///
     /// Seal it with `F_SEAL_FUTURE_WRITE` too, once it is registered and mapped by its other writers: from then on the kernel
-    /// refuses new writers and holes. Only such a file is lent to peers on this host over `shm://` (the whole file, of up to 1 GiB
-    /// and of whole pages, for gets alone; puts go through the connection), since the peer could open another anew for writing.
+    /// refuses new writers and holes. Only such a file is lent to peers on this host over `shm://` (the whole file, if it
+    /// is of whole pages, for gets alone; puts go through the connection), since the peer could open another anew for writing.
     /// And only such a file stays registered with a device of RDMA between transfers. Before a hole is punched into another,
     /// its windows must have been closed: a device keeps the pages that it has.
     ///

@@ -196,6 +196,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// With the operation, unless the connection broke over it: see [`PostError::Broken`].
+    #[expect(clippy::result_large_err, reason = "gives the operation back, without an allocation")]
     pub fn post(&self, work: Work, token: u64, report: Report) -> Result<(), Refused> {
         match self.connected() {
             Ok(queue_pair) => queue_pair.post(work, token, report),

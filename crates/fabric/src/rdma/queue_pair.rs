@@ -157,6 +157,7 @@ impl QueuePair {
     }
 
     /// See [`Endpoint::post`](super::Endpoint::post).
+    #[expect(clippy::result_large_err, reason = "gives the operation back, without an allocation")]
     pub(super) fn post(&self, mut work: Work, token: u64, report: Report) -> Result<(), Refused> {
         if let Err(error) = self.check(&mut work) {
             return Err(Refused { error, work: Some(work) });

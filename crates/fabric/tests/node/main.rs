@@ -11,6 +11,7 @@ mod poll;
 mod rig;
 mod secure;
 mod silent;
+mod sparse;
 mod threads;
 mod transfers;
 mod windows;

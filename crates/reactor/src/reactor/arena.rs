@@ -2,9 +2,11 @@
 //!
 //! Either end lends, as often as it likes, what it counts from 0: a client an arena, a whole pool of frames
 //! ([`Reactor::lend_arena`]), either end memory of a program ([`Reactor::lend_memory`]). It says so over the stream, and says
-//! where in it what lies. The other takes it ([`Reactor::take_arena`], [`Reactor::take_memory`]) and moves
-//! bytes with [`Reactor::put`] and [`Reactor::get`]: one copy each, done when the call returns; what is to be told about it
-//! goes over the stream.
+//! where in it what lies. The other takes it ([`Reactor::take_memory`]) and moves bytes with [`Reactor::put`] and
+//! [`Reactor::get`]: one copy each, done when the call returns; what is to be told about it goes over the stream.
+//!
+//! A memory has any size. The loop maps the parts of it that it uses, and unmaps those used longest ago
+//! ([`PEER_MAPPED_BYTES_MAX`](crate::limits::PEER_MAPPED_BYTES_MAX)).
 
 use std::ops::Range;
 
@@ -16,8 +18,8 @@ use crate::op::{Errno, Socket};
 use crate::shared::Floor;
 
 impl Reactor {
-    /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once. It may say no
-    /// ([`Reactor::take_arena`] there), and then goes on without. Several streams to one server may be lent the same arena;
+    /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once, and before any other memory: it
+    /// has number 0. The server may say no ([`Reactor::take_memory`] there), and then goes on without. Several streams to one server may be lent the same arena;
     /// what was lent is taken back frame by frame ([`FramePool::revoke`]).
     ///
     /// # Errors
@@ -25,19 +27,6 @@ impl Reactor {
     /// `EOPNOTSUPP` at a server's end; `EPIPE` if the server is gone or takes none, else the kernel's: then none was lent.
     pub fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
         self.shared.lending(socket)?.lend(pool)
-    }
-
-    /// Takes the arena that the client of a stream has lent; gives its size in bytes. It is mapped until the stream is closed,
-    /// also when the client has died. Pages of it that the client has not touched and that are copied to are accounted to this
-    /// process: [`ARENAS_BYTES_MAX`](crate::limits::ARENAS_BYTES_MAX) bounds how many.
-    ///
-    /// # Errors
-    /// `EAGAIN` if none has come: a client says that it has lent after it has. `ENOTCONN` if the socket is no stream over
-    /// shared memory, `EALREADY` if one was taken, `EOPNOTSUPP` at a client's end. `EPROTO` for what is no arena, `ENOBUFS`
-    /// without room for it, `ECONNRESET` if the client is gone, else the kernel's: then none will be taken from this stream.
-    pub fn take_arena(&mut self, socket: Socket) -> Result<usize, Errno> {
-        let room = self.shared.arena_room();
-        self.shared.lending(socket)?.take(room)
     }
 
     /// Lends the peer of a stream memory of a program ([`Mapping::lend`](crate::Mapping::lend)); gives its number, by which the
@@ -51,19 +40,26 @@ impl Reactor {
     }
 
     /// Takes the memory that the peer of a stream has lent under that number, if that was not done before; gives its size in
-    /// bytes. It is mapped until it is [left](Reactor::leave_memory) or the stream is closed. What was lent before is
-    /// taken too. Of what a peer lends for reading, [`Reactor::put`] is refused.
+    /// bytes. It is this end's until it is [left](Reactor::leave_memory) or the stream is closed, also when the peer has died.
+    /// What was lent before is taken too. Of what a peer lends for reading, [`Reactor::put`] is refused.
+    ///
+    /// Pages that the peer has not touched and that are copied to are accounted to this process:
+    /// [`ARENAS_BYTES_MAX`](crate::limits::ARENAS_BYTES_MAX) bounds how many, unless [`Reactor::take_all_memory`] was called.
     ///
     /// # Errors
-    /// As for [`Reactor::take_arena`]; `EAGAIN` for a number that was not lent, `ENOENT` for one that was left,
-    /// `ENOBUFS` with [`ARENAS_PER_STREAM_MAX`](crate::limits::ARENAS_PER_STREAM_MAX) too.
-    pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<usize, Errno> {
+    /// `EAGAIN` for a number that was not lent: a peer says that it has lent after it has. `ENOBUFS` without room for it, or for more
+    /// than [`ARENAS_PER_STREAM_MAX`](crate::limits::ARENAS_PER_STREAM_MAX): it is refused, others can be taken. `ENOENT` for one that
+    /// was left or refused, `ENOTCONN` if the socket is no stream over shared memory. `EPROTO` for what is no such memory,
+    /// `ECONNRESET` if the peer is gone, else the kernel's: then no more will be taken from this stream.
+    pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<u64, Errno> {
         let room = self.shared.arena_room();
-        let (bytes, mapped) = self.shared.lending(socket)?.take_memory(number, room)?;
-        if let Some(os) = self.backend.os() {
-            os.counters.mapped_loans += mapped;
-        }
-        Ok(bytes)
+        self.shared.lending(socket)?.take_memory(number, room)
+    }
+
+    /// Has the loop take memories of its peers whatever their size: for a program that says itself what is copied into which of
+    /// them, and so how many pages are accounted to it.
+    pub fn take_all_memory(&mut self) {
+        self.shared.take_all_memory();
     }
 
     /// Lets go of memory that the peer of a stream has lent.
@@ -74,8 +70,14 @@ impl Reactor {
     }
 
     /// Bytes of all that was taken from the peer of a stream and not left.
-    pub fn peer_arena_bytes(&self, socket: Socket) -> Option<usize> {
+    pub fn peer_arena_bytes(&self, socket: Socket) -> Option<u64> {
         self.shared.arena_bytes(socket)
+    }
+
+    /// Bytes that are mapped of all peers' memories.
+    #[cfg(test)]
+    pub(crate) fn mapped_peer_bytes(&self) -> usize {
+        self.shared.mapped_peer_bytes()
     }
 
     /// Copies all of `gather` into what the peer has lent under the number `to.0` (an arena: 0), to offset `to.1` there. It is done
@@ -84,25 +86,23 @@ impl Reactor {
     ///
     /// # Errors
     /// `ENOTCONN` without such memory, `EACCES` if it is lent for reading, `ERANGE` if the range is not in it, `EBADF` and
-    /// `EFAULT` for a file that is not of this
-    /// loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a file that became shorter, and what the
-    /// kernel says of reading it: some may have been copied.
+    /// `EFAULT` for a file that is not of this loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a
+    /// file that became shorter, what the kernel says of reading it, and of mapping the memory: some may have been copied.
     pub fn put(&mut self, socket: Socket, gather: &Gather, to: (u32, u64)) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
-        let (arena, os) = shared.arena_of(&mut floor, (socket, to.0))?;
-        arena.put(os, gather, to.1)
+        shared.put(&mut floor, (socket, to.0), gather, to.1)
     }
 
     /// Fills the range `into.1` of a frame with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
     /// be writing there: what was got is to be checked here, never there.
     ///
     /// # Errors
-    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. `ECONNRESET` if the peer has ended the
+    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. What the kernel says of mapping the
+    /// memory: some may have been copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
     pub fn get(&mut self, socket: Socket, from: (u32, u64), into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
         let (shared, mut floor) = floor!(self);
-        let (arena, os) = shared.arena_of(&mut floor, (socket, from.0))?;
-        arena.get(os, from.1, into)?;
+        shared.get(&mut floor, (socket, from.0), from.1, into)?;
         if shared.has_peer_ended(socket) { Err(Errno::CONNRESET) } else { Ok(()) }
     }
 }

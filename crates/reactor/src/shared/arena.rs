@@ -3,89 +3,115 @@
 //! The peer may read and write it at any time, and may give its pages back; it cannot make it shorter. So it is never seen
 //! through a reference, whatever comes out of it is a copy that is looked at afterwards, and a hostile peer spoils its own
 //! bytes and nothing else.
+//!
+//! A memory may be larger than what a loop maps of its peers at a time. So it is mapped in parts of
+//! [`PEER_PART_BYTES`], each when it is first used, and the loop unmaps the part that was used longest ago
+//! (`Shared::reach`).
 
-use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::link::copy_part;
-use crate::bytewise;
-use crate::frame::Frame;
-use crate::gather::Gather;
-use crate::limits::{ARENA_BYTES_MAX, FRAME_BYTES_MIN};
-use crate::os::Os;
-use crate::region::{Access, Region};
+use crate::limits::{FRAME_BYTES_MIN, PEER_PART_BYTES};
+use crate::region::{Access, Region, check_peer_file};
 
-/// The arena of a peer, as it lies in this process.
+/// A memory of a peer, and what is mapped of it here.
 #[derive(Debug)]
-pub(crate) struct PeerArena {
-    region: Region,
+pub(crate) struct PeerMemory {
+    file: OwnedFd,
+    bytes: u64,
     access: Access,
+    parts: Vec<Part>,
 }
 
-impl PeerArena {
-    /// Maps what a peer says to be an arena of `bytes` bytes, if there is `room` for so many.
+#[derive(Debug)]
+struct Part {
+    /// Counts in units of [`PEER_PART_BYTES`] from the start of the memory.
+    number: u64,
+    region: Region,
+    used_at: u64,
+}
+
+impl PeerMemory {
+    /// Takes a file that a peer says has `bytes` bytes, if there is `room` for so many. Nothing is mapped yet.
     ///
     /// # Errors
-    /// `EPROTO` if it is none, `ENOBUFS` if there is no room; else the kernel's.
-    pub(crate) fn open(file: BorrowedFd<'_>, (bytes, access): (u64, Access), room: usize) -> Result<Self, Errno> {
-        let bytes = usize::try_from(bytes).map_err(|_| Errno::PROTO)?;
-        if bytes > ARENA_BYTES_MAX || !bytes.is_multiple_of(FRAME_BYTES_MIN) {
+    /// `EPROTO` if it can be no such memory, `ENOBUFS` if there is no room; else the kernel's.
+    pub(super) fn open(file: OwnedFd, (bytes, access): (u64, Access), room: u64) -> Result<Self, Errno> {
+        if !bytes.is_multiple_of(FRAME_BYTES_MIN as u64) {
             return Err(Errno::PROTO);
         }
         if bytes > room {
             return Err(Errno::NOBUFS);
         }
-        Ok(Self { region: Region::of_peer(file, bytes, access)?, access })
+        check_peer_file(file.as_fd(), bytes)?;
+        Ok(Self { file, bytes, access, parts: Vec::new() })
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.region.bytes()
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// The address of `offset`, if `len` bytes lie there.
-    fn range(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
-        let offset = usize::try_from(offset).map_err(|_| Errno::RANGE)?;
-        let end = offset.checked_add(len).ok_or(Errno::RANGE)?;
-        if end > self.bytes() { Err(Errno::RANGE) } else { Ok(self.region.at(offset)) }
+    pub(super) fn mapped_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.region.bytes()).sum()
     }
 
-    /// Copies all of a gather to `offset`.
+    /// Checks that `len` bytes lie at `offset`, and for writing that the peer has lent the memory for that.
     ///
     /// # Errors
-    /// See [`Reactor::put`](crate::Reactor::put).
-    pub(crate) fn put(&self, os: &mut Os, gather: &Gather, offset: u64) -> Result<(), Errno> {
-        if self.access == Access::Read {
+    /// `ERANGE`, `EACCES`.
+    pub(super) fn check(&self, (offset, len): (u64, usize), access: Access) -> Result<(), Errno> {
+        if access == Access::Write && self.access == Access::Read {
             return Err(Errno::ACCESS);
         }
-        let to = self.range(offset, gather.len())?;
-        os.check_gather(gather)?;
-        let mut done = 0;
-        for segment in &gather.segments {
-            let len = segment.len();
-            // SAFETY: the lengths of the segments are the gather's, which lies in the mapping from `to` on. The mapping is
-            // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
-            // it would be at another address.
-            unsafe { copy_part(os, gather, segment, 0, (to.add(done), len))? };
-            done += len;
-        }
-        os.counters.put_bytes += done as u64;
+        let end = offset.checked_add(len as u64).ok_or(Errno::RANGE)?;
+        if end > self.bytes { Err(Errno::RANGE) } else { Ok(()) }
+    }
+
+    /// The address of byte `offset`, which lies in the memory, and how many bytes follow it there in the same mapping. `None` if
+    /// that part is not mapped.
+    pub(super) fn address(&mut self, offset: u64, now: u64) -> Option<(*mut u8, usize)> {
+        let (number, at) = place(offset);
+        let part = self.parts.iter_mut().find(|part| part.number == number)?;
+        part.used_at = now;
+        Some((part.region.at(at), part.region.bytes() - at))
+    }
+
+    /// Bytes of the part that `offset` lies in.
+    pub(super) fn part_bytes(&self, offset: u64) -> usize {
+        let start = offset / PEER_PART_BYTES as u64 * PEER_PART_BYTES as u64;
+        usize::try_from(self.bytes - start).map_or(PEER_PART_BYTES, |left| left.min(PEER_PART_BYTES))
+    }
+
+    /// Maps the part that `offset` lies in, which is not mapped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn map(&mut self, offset: u64, now: u64) -> Result<(), Errno> {
+        let (number, _) = place(offset);
+        let start = number * PEER_PART_BYTES as u64;
+        let region = Region::of_peer_part(self.file.as_fd(), start, self.part_bytes(offset), self.access)?;
+        self.parts.push(Part { number, region, used_at: now });
         Ok(())
     }
 
-    /// Fills `into.start..into.end` of a frame with what lies at `offset` now.
-    ///
-    /// # Errors
-    /// See [`Reactor::get`](crate::Reactor::get).
-    pub(crate) fn get(&self, os: &mut Os, offset: u64, into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
-        let (frame, range) = into;
-        let len = range.len();
-        let from = self.range(offset, len)?;
-        // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the same
-        // file.
-        unsafe { bytewise::copy(from, frame.range(range.start, len), len) };
-        os.counters.got_bytes += len as u64;
-        Ok(())
+    /// When the mapped part that was used longest ago was used.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.parts.iter().map(|part| part.used_at).min()
     }
+
+    /// Unmaps what was used at that time.
+    pub(super) fn unmap(&mut self, used_at: u64) {
+        self.parts.retain(|part| part.used_at != used_at);
+    }
+
+    /// Unmaps all of it.
+    pub(super) fn unmap_all(&mut self) {
+        self.parts.clear();
+    }
+}
+
+/// The number of the part in which `offset` lies, and where in it.
+fn place(offset: u64) -> (u64, usize) {
+    (offset / PEER_PART_BYTES as u64, (offset % PEER_PART_BYTES as u64) as usize)
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
+use super::arena::PeerMemory;
 use super::greeting::Greeted;
 use super::lending::Lending;
 use super::ring::{Bell, Ended, Reader, Writer};
@@ -79,7 +80,7 @@ impl Ends {
     }
 
     /// Bytes of what the peer has lent, if it has.
-    pub(super) fn arena_bytes(&self) -> Option<usize> {
+    pub(super) fn arena_bytes(&self) -> Option<u64> {
         self.lending.bytes()
     }
 
@@ -107,8 +108,18 @@ impl Link {
     }
 
     /// Bytes of what the peer has lent, if it has.
-    pub(super) fn arena_bytes(&self) -> Option<usize> {
+    pub(super) fn arena_bytes(&self) -> Option<u64> {
         self.ends.arena_bytes()
+    }
+
+    /// Bytes that are mapped of it.
+    pub(super) fn mapped_peer_bytes(&self) -> usize {
+        self.ends.lending.memories().map(PeerMemory::mapped_bytes).sum()
+    }
+
+    /// When the part of it was used that was used longest ago, of those that are mapped.
+    pub(super) fn oldest_use(&self) -> Option<u64> {
+        self.ends.lending.memories().filter_map(PeerMemory::oldest).min()
     }
 
     /// Whether the peer has ended the stream, before it did anything with its memory that what was copied before this call shows.
@@ -391,7 +402,7 @@ pub(super) unsafe fn copy_part(
     let copy = |from: *const u8| unsafe { bytewise::copy(from, to, len) };
     match segment {
         Segment::Head { start, .. } => copy(gather.heads[*start as usize + at..][..len].as_ptr()),
-        Segment::Frame { frame, start, .. } => copy(frame.frame().range(*start as usize + at, len)),
+        Segment::Frame { frame, start, .. } => copy(frame.frame().range(*start + at, len)),
         // SAFETY: by the caller's word.
         Segment::Zero { .. } => unsafe { bytewise::fill(to, 0, len) },
         Segment::Map { file, offset, .. } => {

@@ -14,6 +14,7 @@ mod link;
 mod links;
 mod memory;
 mod message;
+mod reach;
 mod ring;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-pub(crate) use self::arena::PeerArena;
+pub(crate) use self::arena::PeerMemory;
 use self::connect::Connecting;
 pub(crate) use self::lending::Lending;
 use self::link::{Ends, Link};
@@ -57,6 +58,10 @@ pub(crate) struct Shared {
     ready: Vec<Completion>,
     /// There was an accept, a connect or a link.
     used: bool,
+    /// Peers' memories are taken whatever their size.
+    takes_all: bool,
+    /// Counts the uses of peers' memories.
+    clock: u64,
 }
 
 /// A stream that was given up by a loop, to be taken over by another (see [`Reactor::release`](crate::Reactor::release)).
@@ -299,25 +304,22 @@ impl Shared {
     }
 
     /// Bytes of what a stream's peer has lent.
-    pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<usize> {
+    pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<u64> {
         self.links.get(socket)?.arena_bytes()
     }
 
     /// Bytes of peers' memory that may still be taken.
-    pub(crate) fn arena_room(&self) -> usize {
-        let taken: usize = self.links.iter().filter_map(Link::arena_bytes).sum();
+    pub(crate) fn arena_room(&self) -> u64 {
+        if self.takes_all {
+            return u64::MAX;
+        }
+        let taken = self.links.iter().filter_map(Link::arena_bytes).fold(0, u64::saturating_add);
         ARENAS_BYTES_MAX.saturating_sub(taken)
     }
 
-    /// What a stream's peer has lent under that number, to be copied into and out of.
-    pub(crate) fn arena_of<'a>(
-        &'a mut self,
-        floor: &'a mut Floor<'_>,
-        (socket, number): (Socket, u32),
-    ) -> Result<(&'a PeerArena, &'a mut Os), Errno> {
-        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let arena = link.lending().arena(number).ok_or(Errno::NOTCONN)?;
-        Ok((arena, floor.backend.os().ok_or(Errno::NOTCONN)?))
+    /// See [`Reactor::take_all_memory`](crate::Reactor::take_all_memory).
+    pub(crate) fn take_all_memory(&mut self) {
+        self.takes_all = true;
     }
 
     /// See [`Link::has_peer_ended`].
@@ -327,6 +329,12 @@ impl Shared {
 
     /// Gives up a stream whose bell is no longer listened to.
     pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
+        // The other loop counts what it maps by a clock of its own.
+        self.links
+            .get_mut(socket)
+            .into_iter()
+            .flat_map(|link| link.lending().memories_mut())
+            .for_each(PeerMemory::unmap_all);
         let link = self.links.remove(socket).map(|link| Box::new(link.into_ends()));
         Detached { fd, link }
     }

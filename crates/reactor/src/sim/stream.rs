@@ -141,7 +141,7 @@ impl Sending {
                 GatherSegment::Frame { frame, start, .. } => {
                     let before = taken.len();
                     taken.resize(before + n, 0);
-                    frame.frame().read(*start as usize + at, &mut taken[before..]);
+                    frame.frame().read(*start + at, &mut taken[before..]);
                 }
             }
             self.offset += n;

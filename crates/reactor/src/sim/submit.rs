@@ -85,7 +85,7 @@ impl Inner {
             if let Segment::Map { file, offset, len } = segment {
                 let open = self.nodes.get(&id).and_then(|node| node.files.get(file.index, file.generation));
                 let open = open.ok_or(Errno::BADF)?;
-                let inside = offset.checked_add(u64::from(*len)).is_some_and(|end| end <= open.len());
+                let inside = offset.checked_add(*len as u64).is_some_and(|end| end <= open.len());
                 match &open.backing {
                     Backing::Sim(file) if inside && open.is_mapped() => maps.push(file.clone()),
                     _ => return Err(Errno::FAULT),

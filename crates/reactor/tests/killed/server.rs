@@ -129,8 +129,8 @@ impl Server {
         }
         match request.kind {
             Kind::Take => {
-                let taken = self.reactor.take_arena(socket);
-                assert_eq!(taken, Ok(request.len), "a client lends before it says so");
+                let taken = self.reactor.take_memory(socket, 0);
+                assert_eq!(taken, Ok(request.len as u64), "a client lends before it says so");
             }
             Kind::Put => {
                 let mut gather = Gather::new();

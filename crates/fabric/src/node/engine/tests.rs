@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant as Clock};
 
 use byway_reactor::{Frame, IoChoice, Mapping};
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U32;
 
 use super::*;
 use crate::node::memory::Held;
@@ -95,7 +95,7 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
         (0, 4096),
         false
     ));
-    let grant = Grant { address: U64::new(0), len: U32::new(4096), key: U32::new(0) };
+    let grant = Grant::new(0, 4096, 0);
     let header = WindowNews::opened(WindowNews::PUT, 0, grant).about(lie.0);
     peer.fabric.send(peer.session, header);
     let to = crate::fabric::Remote { window: lie, offset: 0 };

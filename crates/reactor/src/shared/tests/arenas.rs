@@ -7,7 +7,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::{BOTH, Loop, by_hand, received, sent};
-use crate::limits::{ARENA_BYTES_MAX, ARENAS_BYTES_MAX, ARENAS_PER_STREAM_MAX, FRAME_BYTES_MAX};
+use crate::limits::{
+    ARENA_BYTES_MAX, ARENAS_BYTES_MAX, ARENAS_PER_STREAM_MAX, FRAME_BYTES_MAX, PEER_MAPPED_BYTES_MAX, PEER_PART_BYTES,
+};
 use crate::{
     Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, Mapping, Op, OpenFile, Outcome, Socket,
 };
@@ -34,7 +36,7 @@ impl Pair {
         let mut pair = Self::new(io);
         let arena = FramePool::shared(bytes).unwrap();
         pair.client.reactor.lend_arena(pair.ours, &arena).unwrap();
-        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Ok(bytes));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Ok(bytes as u64));
         (pair, arena)
     }
 
@@ -180,7 +182,8 @@ fn a_gather_of_everything_is_put_in_one_copy() {
         assert_eq!(pair.get(337, &mut got), Ok(()));
         let (put, total) = (before.put_bytes + expected.len() as u64, expected.len() as u64 + 5000);
         let after = pair.server.reactor.counters();
-        assert_eq!(after, Counters { put_bytes: put, got_bytes: 5000, sleeps: after.sleeps, ..before });
+        let moved = Counters { put_bytes: put, got_bytes: 5000, mapped_loans: 1, sleeps: after.sleeps, ..before };
+        assert_eq!(after, moved);
         assert_eq!(after.copied_bytes() - before.copied_bytes(), total, "each byte once");
         // The gather is the caller's still.
         assert_eq!(pair.put(&gather, (ARENA - expected.len()) as u64), Ok(()));
@@ -237,10 +240,9 @@ fn streams_without_an_arena_say_so() {
         assert_eq!(pair.put(&head(b"x"), 0), Err(Errno::NOTCONN));
         assert_eq!(pair.get(0, &mut [0]), Err(Errno::NOTCONN));
         assert_eq!(pair.server.reactor.peer_arena_bytes(pair.theirs), None);
-        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::AGAIN));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Err(Errno::AGAIN));
         let arena = FramePool::shared(1).unwrap();
         assert_eq!(pair.server.reactor.lend_arena(pair.theirs, &arena), Err(Errno::OPNOTSUPP));
-        assert_eq!(pair.client.reactor.take_arena(pair.ours), Err(Errno::OPNOTSUPP));
         let plain = pair.client.reactor.frames().clone();
         assert_eq!(pair.client.reactor.lend_arena(pair.ours, &plain), Err(Errno::INVAL));
         // The end that lends copies nothing itself.
@@ -251,7 +253,7 @@ fn streams_without_an_arena_say_so() {
         let (plain, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let plain = pair.client.reactor.adopt(std::os::fd::OwnedFd::from(plain)).unwrap();
         assert_eq!(pair.client.reactor.lend_arena(plain, &arena), Err(Errno::NOTCONN));
-        assert_eq!(pair.client.reactor.take_arena(plain), Err(Errno::NOTCONN));
+        assert_eq!(pair.client.reactor.take_memory(plain, 0), Err(Errno::NOTCONN));
         pair.server.reactor.close(pair.theirs);
         assert_eq!(pair.put(&head(b"x"), 0), Err(Errno::NOTCONN), "a stale handle");
     }
@@ -261,7 +263,9 @@ fn streams_without_an_arena_say_so() {
 fn an_arena_goes_with_its_stream_and_stays_when_the_client_is_gone() {
     for io in BOTH {
         let (mut pair, arena) = Pair::with_arena(io, ARENA);
-        assert_eq!(held(arena.file().unwrap()), (2, 1), "two mappings, and one descriptor of the pool");
+        assert_eq!(held(arena.file().unwrap()), (1, 2), "the server has a descriptor, and has mapped nothing yet");
+        assert_eq!(pair.get(0, &mut [0]), Ok(()));
+        assert_eq!(held(arena.file().unwrap()), (2, 2));
         let Pair { client, server, theirs, .. } = &mut pair;
         server.receive(1, *theirs, 1);
         drop(std::mem::replace(client, Loop::new(io)));
@@ -297,12 +301,12 @@ fn an_arena_is_handed_from_loop_to_loop_with_its_stream() {
         let whole = canaries(&arena);
         let stream = server.reactor.release(theirs).unwrap();
         assert_eq!(server.reactor.put(theirs, &head(b"x"), (0, 0)), Err(Errno::NOTCONN));
-        assert_eq!(held(arena.file().unwrap()).0, 2, "it is on its way");
+        assert_eq!(held(arena.file().unwrap()), (1, 2), "it is on its way, and mapped where it arrives");
         let other = std::thread::spawn(move || {
             let mut other = Loop::new(io);
             let theirs = other.reactor.adopt(stream).unwrap();
-            assert_eq!(other.reactor.peer_arena_bytes(theirs), Some(ARENA));
-            assert_eq!(other.reactor.take_arena(theirs), Err(Errno::ALREADY));
+            assert_eq!(other.reactor.peer_arena_bytes(theirs), Some(ARENA as u64));
+            assert_eq!(other.reactor.take_memory(theirs, 0), Ok(ARENA as u64));
             other.reactor.put(theirs, &head(b"from the other loop"), (0, 100)).unwrap();
             other.send(1, theirs, 1);
             assert_eq!(sent(other.wait(1)), Ok(1));
@@ -329,16 +333,16 @@ fn a_loop_takes_only_so_much() {
         let mut pair = Pair::new(io);
         let arena = FramePool::shared(ARENA_BYTES_MAX).unwrap();
         let mut streams = Vec::new();
-        for round in 0..ARENAS_BYTES_MAX / ARENA_BYTES_MAX {
+        for round in 0..ARENAS_BYTES_MAX / ARENA_BYTES_MAX as u64 {
             let (ours, theirs) = connect(&mut pair.client, &mut pair.server);
             pair.client.reactor.lend_arena(ours, &arena).unwrap();
-            assert_eq!(pair.server.reactor.take_arena(theirs), Ok(ARENA_BYTES_MAX), "{round}");
+            assert_eq!(pair.server.reactor.take_memory(theirs, 0), Ok(ARENA_BYTES_MAX as u64), "{round}");
             streams.push((ours, theirs));
         }
         let small = FramePool::shared(1).unwrap();
         pair.client.reactor.lend_arena(pair.ours, &small).unwrap();
-        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::NOBUFS));
-        assert_eq!(pair.server.reactor.take_arena(pair.theirs), Err(Errno::PROTO), "it was refused for good");
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Err(Errno::NOBUFS));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Err(Errno::NOENT), "it was refused");
         // The stream goes on without.
         pair.client.send(1, pair.ours, 10);
         pair.server.receive(1, pair.theirs, 10);
@@ -348,7 +352,7 @@ fn a_loop_takes_only_so_much() {
         let mut other = Loop::new(io);
         let (ours, theirs) = connect(&mut pair.client, &mut other);
         pair.client.reactor.lend_arena(ours, &small).unwrap();
-        assert_eq!(other.reactor.take_arena(theirs), Ok(small.bytes()));
+        assert_eq!(other.reactor.take_memory(theirs, 0), Ok(small.bytes() as u64));
         let adopted: Vec<_> = streams
             .drain(..)
             .map(|(_, theirs)| other.reactor.adopt(pair.server.reactor.release(theirs).unwrap()))
@@ -356,7 +360,7 @@ fn a_loop_takes_only_so_much() {
         let (last, others) = adopted.split_last().unwrap();
         assert!(others.iter().all(Result::is_ok));
         assert_eq!(last.as_ref().map_err(Errno::from_io_error), Err(Some(Errno::NOBUFS)));
-        assert_eq!(held(arena.file().unwrap()), (1 + others.len(), 1));
+        assert_eq!(held(arena.file().unwrap()), (1, 1 + others.len()));
     }
 }
 
@@ -420,7 +424,7 @@ fn memory_lent_for_reading_is_not_put_to() {
 }
 
 #[test]
-fn so_many_pieces_of_memory_are_mapped_for_a_stream_and_no_more() {
+fn so_many_memories_are_taken_of_a_stream_and_the_next_when_one_was_left() {
     for io in BOTH {
         let mut pair = Pair::new(io);
         let memory = Mapping::shared(4096).unwrap();
@@ -431,8 +435,54 @@ fn so_many_pieces_of_memory_are_mapped_for_a_stream_and_no_more() {
             let taken = pair.server.reactor.take_memory(pair.theirs, number);
             assert_eq!(taken, if number < most { Ok(4096) } else { Err(Errno::NOBUFS) });
         }
-        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Err(Errno::PIPE), "nobody looks any more");
         let mut got = [1; 4];
         assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most - 1, 0), &mut got), Ok(()), "what was taken stays");
+        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most, 0), &mut got), Err(Errno::NOTCONN));
+        pair.server.reactor.leave_memory(pair.theirs, 0);
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(most + 1));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, most + 1), Ok(4096));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, most), Err(Errno::NOENT), "it was refused");
+        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most + 1, 0), &mut got), Ok(()));
+    }
+}
+
+/// A memory of 64 GiB, of which hardly a page is there.
+#[test]
+fn a_memory_larger_than_what_may_be_mapped_is_read_everywhere() {
+    const BYTES: usize = 64 << 30;
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let memory = Mapping::shared(BYTES).unwrap();
+        let loan = memory.lend(false).unwrap();
+        // In the middle of a part, across the edge of two, and at both ends of the memory.
+        let edges = (1..BYTES / PEER_PART_BYTES).step_by(13).map(|part| part * PEER_PART_BYTES);
+        let places: Vec<usize> = edges.flat_map(|edge| [edge - 2, edge + 5000]).chain([0, BYTES - 4]).collect();
+        for (value, at) in places.iter().enumerate() {
+            // SAFETY: four bytes of the memory, which nobody else touches yet.
+            unsafe { memory.as_ptr().add(*at).cast::<u32>().write_unaligned(value as u32 + 1) };
+        }
+        let before = pair.server.reactor.counters().mapped_loans;
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(0));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Err(Errno::NOBUFS), "a server's loop has a bound");
+        pair.server.reactor.take_all_memory();
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(1));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 1), Ok(BYTES as u64));
+        for round in 0..2 {
+            for (value, at) in places.iter().enumerate() {
+                let mut got = [0; 4];
+                assert_eq!(get(&mut pair.server.reactor, (pair.theirs, 1, *at as u64), &mut got), Ok(()));
+                assert_eq!(u32::from_ne_bytes(got), value as u32 + 1, "at {at} in round {round}");
+                assert!(pair.server.reactor.mapped_peer_bytes() <= PEER_MAPPED_BYTES_MAX);
+            }
+        }
+        let mapped = pair.server.reactor.counters().mapped_loans - before;
+        assert!(mapped as usize > 2 * PEER_MAPPED_BYTES_MAX / PEER_PART_BYTES, "{mapped} parts came and went");
+        let mut got = [0; 4];
+        let beyond = get(&mut pair.server.reactor, (pair.theirs, 1, BYTES as u64 - 3), &mut got);
+        assert_eq!(beyond, Err(Errno::RANGE));
+        // What was used last is mapped still.
+        let before = pair.server.reactor.counters().mapped_loans;
+        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, 1, BYTES as u64 - 4), &mut got), Ok(()));
+        assert_eq!(pair.server.reactor.counters().mapped_loans, before);
     }
 }

@@ -1,0 +1,118 @@
+//! Copies into and out of the memories that peers have lent, of which a loop has mapped
+//! [`PEER_MAPPED_BYTES_MAX`] at most.
+
+use std::ops::Range;
+
+use rustix::io::Errno;
+
+use super::link::{Link, copy_part};
+use super::{Floor, Shared};
+use crate::bytewise;
+use crate::frame::Frame;
+use crate::gather::Gather;
+use crate::limits::PEER_MAPPED_BYTES_MAX;
+use crate::op::Socket;
+use crate::os::Os;
+use crate::region::Access;
+
+/// A memory of a stream's peer: the stream, and the number under which the peer has lent it.
+pub(crate) type Lent = (Socket, u32);
+
+impl Shared {
+    /// Copies all of a gather to `offset` of a peer's memory.
+    ///
+    /// # Errors
+    /// See [`Reactor::put`](crate::Reactor::put).
+    pub(crate) fn put(
+        &mut self,
+        floor: &mut Floor<'_>,
+        lent: Lent,
+        gather: &Gather,
+        mut offset: u64,
+    ) -> Result<(), Errno> {
+        self.check(lent, (offset, gather.len()), Access::Write)?;
+        let os = floor.backend.os().ok_or(Errno::NOTCONN)?;
+        os.check_gather(gather)?;
+        for segment in &gather.segments {
+            let mut done = 0;
+            while done < segment.len() {
+                let (to, room) = self.reach(os, lent, offset)?;
+                let len = room.min(segment.len() - done);
+                // SAFETY: `len` bytes lie in the mapping from `to` on, which stays until the next call of `reach`. The mapping is
+                // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
+                // it would be at another address.
+                unsafe { copy_part(os, gather, segment, done, (to, len))? };
+                (done, offset) = (done + len, offset + len as u64);
+            }
+        }
+        os.counters.put_bytes += gather.len() as u64;
+        Ok(())
+    }
+
+    /// Fills `into.1` of a frame with what lies at `offset` of a peer's memory now.
+    ///
+    /// # Errors
+    /// See [`Reactor::get`](crate::Reactor::get).
+    pub(crate) fn get(
+        &mut self,
+        floor: &mut Floor<'_>,
+        lent: Lent,
+        mut offset: u64,
+        (frame, mut into): (&mut Frame, Range<usize>),
+    ) -> Result<(), Errno> {
+        self.check(lent, (offset, into.len()), Access::Read)?;
+        let os = floor.backend.os().ok_or(Errno::NOTCONN)?;
+        os.counters.got_bytes += into.len() as u64;
+        while !into.is_empty() {
+            let (from, room) = self.reach(os, lent, offset)?;
+            let len = room.min(into.len());
+            // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the
+            // same file.
+            unsafe { bytewise::copy(from, frame.range(into.start, len), len) };
+            (into.start, offset) = (into.start + len, offset + len as u64);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, (socket, number): Lent, range: (u64, usize), access: Access) -> Result<(), Errno> {
+        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        link.lending().memory(number).ok_or(Errno::NOTCONN)?.check(range, access)
+    }
+
+    /// Where byte `offset` of a peer's memory lies, and how many bytes follow it there; maps that part if it is not mapped. The
+    /// address is good until the next call.
+    fn reach(&mut self, os: &mut Os, (socket, number): Lent, offset: u64) -> Result<(*mut u8, usize), Errno> {
+        self.clock += 1;
+        let now = self.clock;
+        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        let memory = link.lending().memory(number).ok_or(Errno::NOTCONN)?;
+        if let Some(found) = memory.address(offset, now) {
+            return Ok(found);
+        }
+        let bytes = memory.part_bytes(offset);
+        self.make_room(bytes);
+        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        let memory = link.lending().memory(number).ok_or(Errno::NOTCONN)?;
+        memory.map(offset, now)?;
+        os.counters.mapped_loans += 1;
+        memory.address(offset, now).ok_or(Errno::RANGE)
+    }
+
+    /// Bytes that are mapped of all peers' memories.
+    pub(crate) fn mapped_peer_bytes(&self) -> usize {
+        self.links.iter().map(Link::mapped_peer_bytes).sum()
+    }
+
+    /// Unmaps what was used longest ago, until `bytes` more may be mapped.
+    fn make_room(&mut self, bytes: usize) {
+        let mut mapped = self.mapped_peer_bytes();
+        while mapped + bytes > PEER_MAPPED_BYTES_MAX {
+            let Some(oldest) = self.links.iter().filter_map(Link::oldest_use).min() else { return };
+            for link in self.links.iter_mut() {
+                let before = link.mapped_peer_bytes();
+                link.lending().memories_mut().for_each(|memory| memory.unmap(oldest));
+                mapped -= before - link.mapped_peer_bytes();
+            }
+        }
+    }
+}
