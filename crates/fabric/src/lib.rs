@@ -90,5 +90,5 @@ pub use fabric::{Announced, Fabric, FabricCounters, GetError, Handler, Options, 
 pub use feedback::{Feedback, Stall};
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};
-pub use slots::{Slot, Slots};
+pub use slots::{SessionId, SessionKind, Slot, Slots};
 pub use windows::{Closed, OpenError, WindowError, WindowKey, Windows};

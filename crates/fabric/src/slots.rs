@@ -1,17 +1,37 @@
 //! Tables of things that are named by a slot and its generation, so that a stale name finds nothing.
 //!
-//! Generations have 24 bits, as much as a [`Token`](byway_reactor::Token) carries.
+//! A name has a type of its own for each kind of thing: the name of a connection is not taken for that of a session. Generations
+//! have 24 bits, as much as a [`Token`](byway_reactor::Token) carries.
 
-/// A name in a [`Slots`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub struct Slot {
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
+
+use byway_reactor::Token;
+
+/// What the name of a session is a name of: see [`SessionId`].
+#[derive(Debug)]
+pub enum SessionKind {}
+
+/// A session of a [`Fabric`](crate::Fabric).
+pub type SessionId = Slot<SessionKind>;
+
+/// The name of a `K` in a [`Slots`]; of a session where nothing else is said.
+pub struct Slot<K = SessionKind> {
     /// Which entry.
     pub index: u32,
     /// Which user of the entry; 24 bits.
     pub generation: u32,
+    kind: PhantomData<fn(K) -> K>,
 }
 
-impl Slot {
+impl<K> Slot<K> {
+    /// That user of that entry.
+    pub const fn new(index: u32, generation: u32) -> Self {
+        Self { index, generation, kind: PhantomData }
+    }
+
     /// The slot in one number; never 0, if it was given out.
     pub const fn to_u64(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
@@ -19,15 +39,66 @@ impl Slot {
 
     /// The slot of that number.
     pub const fn from_u64(number: u64) -> Self {
-        Self { index: number as u32, generation: (number >> 32) as u32 }
+        Self::new(number as u32, (number >> 32) as u32)
+    }
+
+    /// The slot that a token names: see [`Slot::token`].
+    pub fn of_token(token: Token) -> Self {
+        Self::new(token.index(), token.generation())
+    }
+
+    /// A token that names it.
+    pub fn token(self, class: u8, tag: u8) -> Token {
+        Token::new(class, tag, self.index, self.generation)
     }
 }
 
-/// A table of `T`.
-#[derive(Debug)]
-pub struct Slots<T> {
+impl<K> Clone for Slot<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Slot<K> {}
+
+impl<K> PartialEq for Slot<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_u64() == other.to_u64()
+    }
+}
+
+impl<K> Eq for Slot<K> {}
+
+impl<K> Hash for Slot<K> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.to_u64().hash(state);
+    }
+}
+
+impl<K> PartialOrd for Slot<K> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<K> Ord for Slot<K> {
+    /// By entry, then by its user.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.index, self.generation).cmp(&(other.index, other.generation))
+    }
+}
+
+impl<K> fmt::Debug for Slot<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+/// A table of `T`, whose names are those of a `K`.
+pub struct Slots<T, K = T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
+    kind: PhantomData<fn(K) -> K>,
 }
 
 #[derive(Debug)]
@@ -36,36 +107,42 @@ struct Entry<T> {
     value: Option<T>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T, K> Default for Slots<T, K> {
     fn default() -> Self {
-        Self { entries: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new(), kind: PhantomData }
     }
 }
 
-impl<T> Slots<T> {
+impl<T: fmt::Debug, K> fmt::Debug for Slots<T, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl<T, K> Slots<T, K> {
     /// Puts `value` in.
-    pub fn insert(&mut self, value: T) -> Slot {
+    pub fn insert(&mut self, value: T) -> Slot<K> {
         if let Some(index) = self.free.pop() {
             let entry = &mut self.entries[index as usize];
             entry.value = Some(value);
-            return Slot { index, generation: entry.generation };
+            return Slot::new(index, entry.generation);
         }
         self.entries.push(Entry { generation: 1, value: Some(value) });
-        Slot { index: self.entries.len() as u32 - 1, generation: 1 }
+        Slot::new(self.entries.len() as u32 - 1, 1)
     }
 
     /// What `slot` names.
-    pub fn get(&self, slot: Slot) -> Option<&T> {
+    pub fn get(&self, slot: Slot<K>) -> Option<&T> {
         self.entries.get(slot.index as usize).filter(|entry| entry.generation == slot.generation)?.value.as_ref()
     }
 
     /// What `slot` names.
-    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+    pub fn get_mut(&mut self, slot: Slot<K>) -> Option<&mut T> {
         self.entries.get_mut(slot.index as usize).filter(|entry| entry.generation == slot.generation)?.value.as_mut()
     }
 
     /// Takes it out; its name is stale from now on.
-    pub fn remove(&mut self, slot: Slot) -> Option<T> {
+    pub fn remove(&mut self, slot: Slot<K>) -> Option<T> {
         let entry = self.entries.get_mut(slot.index as usize).filter(|entry| entry.generation == slot.generation)?;
         let value = entry.value.take()?;
         // Never 0: the name of a slot as a number is not 0 either.
@@ -96,17 +173,19 @@ impl<T> Slots<T> {
     }
 
     /// All of them, by index.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
-        self.entries.iter_mut().enumerate().filter_map(|(index, entry)| {
-            Some((Slot { index: index as u32, generation: entry.generation }, entry.value.as_mut()?))
-        })
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot<K>, &mut T)> {
+        self.entries
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, entry)| Some((Slot::new(index as u32, entry.generation), entry.value.as_mut()?)))
     }
 
     /// All of them, by index.
-    pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
-        self.entries.iter().enumerate().filter_map(|(index, entry)| {
-            Some((Slot { index: index as u32, generation: entry.generation }, entry.value.as_ref()?))
-        })
+    pub fn iter(&self) -> impl Iterator<Item = (Slot<K>, &T)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .filter_map(|(index, entry)| Some((Slot::new(index as u32, entry.generation), entry.value.as_ref()?)))
     }
 }
 
@@ -116,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_stale_name_finds_nothing() {
-        let mut slots = Slots::default();
+        let mut slots: Slots<char> = Slots::default();
         let first = slots.insert('a');
         assert_eq!(Slot::from_u64(first.to_u64()), first);
         assert_eq!(slots.remove(first), Some('a'));
@@ -130,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_name_is_zero_however_often_a_slot_is_used() {
-        let mut slots = Slots::default();
+        let mut slots: Slots<()> = Slots::default();
         for _ in 0..(1 << 24) + 2 {
             let name = slots.insert(());
             assert!(name.to_u64() != 0 && name.generation < 1 << 24);
@@ -140,8 +219,8 @@ mod tests {
 
     #[test]
     fn in_order_the_lowest_free_entry_is_taken_first() {
-        let mut slots = Slots::default();
-        let names: Vec<Slot> = (0..6).map(|value| slots.insert(value)).collect();
+        let mut slots: Slots<i32> = Slots::default();
+        let names: Vec<Slot<i32>> = (0..6).map(|value| slots.insert(value)).collect();
         for index in [1, 4, 0, 3] {
             slots.remove(names[index]);
         }

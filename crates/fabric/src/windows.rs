@@ -14,7 +14,7 @@ use byway_reactor::Frame;
 use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
 use crate::rdma::{Exposed, Memory as DeviceMemory, RdmaError, Window as ExposedWindow, WindowAddress};
-use crate::slots::Slot;
+use crate::slots::SessionId;
 
 const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -118,12 +118,12 @@ const fn can_be_told(index: u32) -> bool {
 /// Whose peers may use a window.
 #[derive(Debug)]
 enum Users {
-    One(Slot),
-    Several(Vec<Slot>),
+    One(SessionId),
+    Several(Vec<SessionId>),
 }
 
 impl Users {
-    fn has(&self, session: Slot) -> bool {
+    fn has(&self, session: SessionId) -> bool {
         match self {
             Self::One(one) => *one == session,
             Self::Several(several) => several.contains(&session),
@@ -159,7 +159,7 @@ impl Windows {
     pub fn open_target(
         &mut self,
         random: &mut Random,
-        session: Slot,
+        session: SessionId,
         (frame, start, len): (Frame, usize, usize),
         context: u64,
     ) -> Option<WindowKey> {
@@ -174,7 +174,7 @@ impl Windows {
     pub fn open_get(
         &mut self,
         random: &mut Random,
-        session: Slot,
+        session: SessionId,
         frame: Frame,
         context: u64,
     ) -> Result<WindowKey, Frame> {
@@ -194,7 +194,7 @@ impl Windows {
     pub fn open_source(
         &mut self,
         random: &mut Random,
-        session: Slot,
+        session: SessionId,
         (frame, start, len): (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Option<WindowKey> {
@@ -211,7 +211,7 @@ impl Windows {
     pub fn open_exposed(
         &mut self,
         random: &mut Random,
-        session: Slot,
+        session: SessionId,
         window: ExposedWindow,
         context: u64,
     ) -> Option<WindowKey> {
@@ -231,7 +231,7 @@ impl Windows {
     fn open(
         &mut self,
         random: &mut Random,
-        session: Slot,
+        session: SessionId,
         (start, len): (usize, usize),
         context: u64,
         memory: Memory,
@@ -280,7 +280,7 @@ impl Windows {
     /// The window, if the peer of `session` may use that range of it; gives where the range starts in the frame.
     fn check(
         &mut self,
-        session: Slot,
+        session: SessionId,
         key: WindowKey,
         offset: u64,
         len: usize,
@@ -302,7 +302,7 @@ impl Windows {
     /// See [`WindowError`]; counted.
     pub fn lend(
         &mut self,
-        session: Slot,
+        session: SessionId,
         key: WindowKey,
         offset: u64,
         len: usize,
@@ -340,7 +340,7 @@ impl Windows {
     /// See [`WindowError`]; counted.
     pub fn read(
         &mut self,
-        session: Slot,
+        session: SessionId,
         key: WindowKey,
         offset: u64,
         len: usize,
@@ -365,14 +365,14 @@ impl Windows {
     }
 
     /// Has the peers of all these sessions use a window, in place of the one that it was opened for.
-    pub fn share(&mut self, key: WindowKey, sessions: Vec<Slot>) {
+    pub fn share(&mut self, key: WindowKey, sessions: Vec<SessionId>) {
         if let Some(window) = self.find(key) {
             window.users = Users::Several(sessions);
         }
     }
 
     /// The peer of `session` uses a window no longer; with the last of its users it is closed.
-    pub fn leave(&mut self, key: WindowKey, session: Slot) {
+    pub fn leave(&mut self, key: WindowKey, session: SessionId) {
         let Some(window) = self.find(key).filter(|window| window.users.has(session)) else { return };
         if let Users::Several(several) = &mut window.users {
             several.retain(|other| *other != session);
@@ -384,12 +384,12 @@ impl Windows {
     }
 
     /// Whether a window is for a get from the peer of `session`.
-    pub fn is_get(&mut self, session: Slot, key: WindowKey) -> bool {
+    pub fn is_get(&mut self, session: SessionId, key: WindowKey) -> bool {
         self.find(key).is_some_and(|window| window.get && window.users.has(session))
     }
 
     /// The windows of a session that are for gets.
-    pub fn gets_of(&self, session: Slot) -> Vec<WindowKey> {
+    pub fn gets_of(&self, session: SessionId) -> Vec<WindowKey> {
         let open = |window: &Window| window.get && window.users.has(session) && !matches!(window.memory, Memory::Free);
         let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
         of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
@@ -425,7 +425,7 @@ impl Windows {
     }
 
     /// The peer of `session` says that it has used a window: closes it, if it is one for one use.
-    pub fn used(&mut self, session: Slot, key: WindowKey) -> Closed {
+    pub fn used(&mut self, session: SessionId, key: WindowKey) -> Closed {
         let is_once = self.find(key).is_some_and(|window| window.users.has(session) && window.once);
         if is_once { self.close(key) } else { Closed::Unknown }
     }
@@ -434,7 +434,13 @@ impl Windows {
     ///
     /// # Errors
     /// See [`WindowError`]; counted.
-    pub fn check_placed(&mut self, session: Slot, key: WindowKey, offset: u64, len: usize) -> Result<(), WindowError> {
+    pub fn check_placed(
+        &mut self,
+        session: SessionId,
+        key: WindowKey,
+        offset: u64,
+        len: usize,
+    ) -> Result<(), WindowError> {
         let placed = self.check(session, key, offset, len).and_then(|(window, _)| match &window.memory {
             Memory::Exposed(exposed) if exposed.is_written() => Ok(()),
             _ => Err(WindowError::Rights),
@@ -444,7 +450,7 @@ impl Windows {
     }
 
     /// The frames that the peer of a session may fill, and that are not being filled.
-    pub fn targets_of(&mut self, session: Slot) -> impl Iterator<Item = &mut Frame> {
+    pub fn targets_of(&mut self, session: SessionId) -> impl Iterator<Item = &mut Frame> {
         self.slots.iter_mut().filter(move |window| window.users.has(session)).filter_map(|window| {
             match &mut window.memory {
                 Memory::Target(frame) => Some(frame),
@@ -512,8 +518,8 @@ mod tests {
 
     use super::*;
 
-    const SESSION: Slot = Slot { index: 1, generation: 1 };
-    const OTHER: Slot = Slot { index: 2, generation: 1 };
+    const SESSION: SessionId = SessionId::new(1, 1);
+    const OTHER: SessionId = SessionId::new(2, 1);
 
     fn table() -> (Windows, Random, FramePool) {
         (Windows::default(), Random::from_kernel(), FramePool::new(1).unwrap())
@@ -551,7 +557,7 @@ mod tests {
     #[test]
     fn a_shared_window_is_of_all_its_sessions_and_closes_with_the_last() {
         let (mut windows, mut random, pool) = table();
-        let third = Slot { index: 3, generation: 1 };
+        let third = SessionId::new(3, 1);
         let key = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
         windows.share(key, vec![SESSION, OTHER]);
         for session in [SESSION, OTHER] {

@@ -1,7 +1,7 @@
 //! The call protocol between two ends: whatever messages come, in whatever order, every call ends at most once, and credit is kept.
 #![no_main]
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::wire::{BODY_BYTES, Header, Kind};
 use byway_reactor::Instant;
 use byway_rpc::message::Inline;
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 const PROTOCOL: u8 = 1;
 const CALLS: u16 = 8;
-const SESSION: Slot = Slot { index: 0, generation: 1 };
+const SESSION: SessionId = SessionId::new(0, 1);
 const KINDS: [Kind; 6] = [Kind::Call, Kind::Reply, Kind::Notice, Kind::Cancel, Kind::NoticeCredit, Kind::Protocols];
 
 fuzz_target!(|bytes: &[u8]| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Address, Deadline, NodeOptions, OpError, SubmitError};
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::{IoChoice, Reactor, Wait};
 use byway_rpc::message::{NodeId, ProtocolsBody};
 use byway_rpc::node::{Call, Rpc};
@@ -28,22 +28,22 @@ struct Impostor {
 }
 
 impl Handler for Impostor {
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         let mut body = ProtocolsBody::new_zeroed();
         body.node = self.name;
         fabric.send(session, Header::with_body(Kind::Protocols, &body));
         fabric.say_goodbye(reactor, session, byway_fabric::wire::RefuseCode::ShuttingDown);
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header), _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {
         self.down = true;
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
+use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;
@@ -21,7 +21,7 @@ const CLIENT_CLASS: u8 = 0x30;
 struct Asker {
     fabric: Fabric,
     reactor: Reactor,
-    session: Slot,
+    session: SessionId,
     answers: Answers,
 }
 
@@ -33,7 +33,7 @@ struct Answers {
 }
 
 impl Handler for Answers {
-    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         self.calls.up(session, [0; 16], true);
         for out in self.calls.outbox().drain(..) {
             let payload = Announced { len: out.payload.len(), checksum: None };
@@ -45,7 +45,7 @@ impl Handler for Answers {
         &mut self,
         _: &mut Fabric,
         _: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) {
@@ -56,13 +56,13 @@ impl Handler for Answers {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         self.down = Some(reason);
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }

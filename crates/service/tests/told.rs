@@ -5,7 +5,7 @@ mod serving;
 use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
+use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, Event, Grant, Spoken};
@@ -31,7 +31,7 @@ struct World {
     volume: VolumeId,
     reactor: Reactor,
     fabric: Fabric,
-    session: Slot,
+    session: SessionId,
     client: Client,
 }
 
@@ -85,7 +85,7 @@ impl Client {
 }
 
 impl Handler for Client {
-    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         self.calls.up(session, [0; 16], true);
         self.send(fabric);
     }
@@ -94,7 +94,7 @@ impl Handler for Client {
         &mut self,
         fabric: &mut Fabric,
         _: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) {
@@ -115,13 +115,13 @@ impl Handler for Client {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         self.ended = Some(reason);
     }
 
-    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {}
+    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {}
 }
 
 #[test]

@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use byway_fabric::Slot;
-use byway_fabric::rdma::transport::{CreditError, Down, Event, GetFailed, Got, Received, Transport};
+use byway_fabric::rdma::transport::{ConnectionId, CreditError, Down, Event, GetFailed, Got, Received, Transport};
 use byway_fabric::rdma::{Report, Window, WindowAddress, WorkError};
 use byway_fabric::registration::Limits;
 use byway_reactor::{Frame, Gather, IoChoice, Reactor, Token, Wait};
@@ -24,9 +23,9 @@ const CREDITS: usize = 16;
 struct Side {
     reactor: Reactor,
     transport: Transport,
-    messages: VecDeque<(Slot, Received)>,
-    connected: Vec<Slot>,
-    downs: Vec<(Slot, Down)>,
+    messages: VecDeque<(ConnectionId, Received)>,
+    connected: Vec<ConnectionId>,
+    downs: Vec<(ConnectionId, Down)>,
     gots: Vec<Got>,
 }
 
@@ -75,7 +74,7 @@ impl Side {
         Ok(frame)
     }
 
-    fn say(&mut self, connection: Slot, first: u8, payload: Gather) {
+    fn say(&mut self, connection: ConnectionId, first: u8, payload: Gather) {
         let mut header = [0x5a; 128];
         header[0] = first;
         self.transport.send(connection, header, payload);
@@ -110,7 +109,7 @@ impl Sides {
         }
     }
 
-    fn connect(&mut self) -> Outcome<(Slot, Slot)> {
+    fn connect(&mut self) -> Outcome<(ConnectionId, ConnectionId)> {
         let client = self.client.transport.connect(&mut self.client.reactor, self.to)?;
         self.wait_for("both ends", |sides| {
             (sides.client.connected.contains(&client) && !sides.server.connected.is_empty()).then_some(())
@@ -120,7 +119,7 @@ impl Sides {
     }
 
     /// Ends everything; then all memory must be back.
-    fn end(mut self, connections: &[(Slot, Slot)]) -> Outcome<()> {
+    fn end(mut self, connections: &[(ConnectionId, ConnectionId)]) -> Outcome<()> {
         for (client, _) in connections {
             self.client.transport.close(*client);
         }

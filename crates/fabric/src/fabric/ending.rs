@@ -2,16 +2,16 @@
 
 use byway_reactor::Reactor;
 
-use super::lane::Phase;
+use super::lane::{LaneId, Phase};
 use super::lending::peer_has_let_go;
 use super::{CONNECT, Event, Fabric, Role, token};
 use crate::session::{self, CloseReason};
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::wire::{Kind, RefuseCode};
 
 impl Fabric {
     /// Ends a session; [`Handler::down`](super::Handler::down) and [`Handler::drained`](super::Handler::drained) follow.
-    pub fn close(&mut self, reactor: &mut Reactor, session: Slot, reason: CloseReason) {
+    pub fn close(&mut self, reactor: &mut Reactor, session: SessionId, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         state.down = true;
         state.peer_let_go = peer_has_let_go(reason);
@@ -32,7 +32,7 @@ impl Fabric {
     }
 
     /// Says goodbye with `code`, and ends the session when that was sent.
-    pub fn say_goodbye(&mut self, reactor: &mut Reactor, session: Slot, code: RefuseCode) {
+    pub fn say_goodbye(&mut self, reactor: &mut Reactor, session: SessionId, code: RefuseCode) {
         self.send(session, session::refuse(Kind::Goodbye, code));
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
         match lane.and_then(|slot| self.lanes.get_mut(slot)) {
@@ -42,14 +42,14 @@ impl Fabric {
     }
 
     /// All that the owner did for an ended session has ended too: a server's client may start its next one.
-    pub fn release(&mut self, session: Slot) {
+    pub fn release(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get_mut(session) else { return };
         debug_assert!(state.down, "only an ended session is released");
         state.released = true;
         self.forget_if_done(session);
     }
 
-    pub(super) fn forget_if_done(&mut self, session: Slot) {
+    pub(super) fn forget_if_done(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get(session) else { return };
         if !(state.released && state.drained) {
             return;
@@ -60,7 +60,7 @@ impl Fabric {
         self.sessions.remove(session);
     }
 
-    pub(super) fn note_drained(&mut self, session: Slot) {
+    pub(super) fn note_drained(&mut self, session: SessionId) {
         if let Some(state) = self.sessions.get_mut(session)
             && !std::mem::replace(&mut state.drained, true)
         {
@@ -69,7 +69,7 @@ impl Fabric {
     }
 
     /// Starts to close a lane; it is gone when what is in flight on it has come back.
-    pub(super) fn close_lane(&mut self, reactor: &mut Reactor, slot: Slot) {
+    pub(super) fn close_lane(&mut self, reactor: &mut Reactor, slot: LaneId) {
         self.leave_fence(slot);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase != Phase::Closing {
@@ -87,7 +87,7 @@ impl Fabric {
         self.forget_lane_if_done(slot);
     }
 
-    pub(super) fn forget_lane_if_done(&mut self, slot: Slot) {
+    pub(super) fn forget_lane_if_done(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get(slot) else { return };
         if lane.phase != Phase::Closing || lane.is_busy() {
             return;
@@ -104,7 +104,7 @@ impl Fabric {
     }
 
     /// A lane broke, and its session with it.
-    pub(super) fn lane_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
+    pub(super) fn lane_failed(&mut self, reactor: &mut Reactor, slot: LaneId, reason: CloseReason) {
         let Some(lane) = self.lanes.get(slot) else { return };
         let session = lane.session;
         if matches!(reason, CloseReason::Tls(_)) {

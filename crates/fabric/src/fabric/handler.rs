@@ -4,14 +4,14 @@ use byway_reactor::{Frame, Reactor};
 
 use super::{Fabric, GetError};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::WindowError;
 use crate::wire::{Header, Kind};
 
 /// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
 pub trait Handler {
     /// A session can be used.
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId);
 
     /// A message of the layer above came; its payload, if any, is at most
     /// [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) and valid during the call.
@@ -19,13 +19,13 @@ pub trait Handler {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         message: (Kind, &Header),
         payload: &[u8],
     );
 
     /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Kind, &Header));
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, message: (Kind, &Header));
 
     /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. There is no frame
     /// with [`GetError::GivenUp`], and with no other. Each get ends exactly once, before its session is drained. For those who
@@ -34,7 +34,7 @@ pub trait Handler {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         memory: (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -46,7 +46,7 @@ pub trait Handler {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         refused: (&Header, WindowError),
     ) {
         let _ = (fabric, reactor, session, refused);
@@ -54,7 +54,7 @@ pub trait Handler {
 
     /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For
     /// those who lend nothing there is nothing to do.
-    fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: crate::WindowKey) {
+    fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, window: crate::WindowKey) {
         let _ = (fabric, reactor, session, window);
     }
 
@@ -67,9 +67,9 @@ pub trait Handler {
     }
 
     /// A session ended: nothing can be sent any more, nothing will come. Its lanes may still hold frames.
-    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, reason: CloseReason);
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, reason: CloseReason);
 
     /// The last lane of an ended session is gone: every window's frame is in its window again. The owner closes its
     /// windows and, once its own I/O for the session has ended, calls [`Fabric::release`].
-    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot);
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId);
 }

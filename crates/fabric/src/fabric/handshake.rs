@@ -6,7 +6,7 @@ use std::sync::Arc;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Errno, Instant, Listener, Op, Reactor, Socket, Token};
 
-use super::lane::{Lane, Phase};
+use super::lane::{Lane, LaneId, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
@@ -16,7 +16,7 @@ use crate::limits::{
 };
 use crate::registry::{Claim, HandedLane, LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::tls::{ServerTls, TlsClient};
 use crate::wire::{FEATURE_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
@@ -51,8 +51,8 @@ impl Fabric {
         }
         self.draining = true;
         self.close_link_listeners();
-        let waiting = |(_, lane): &(Slot, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
-        let silent: Vec<Slot> = self.lanes.iter().filter(waiting).map(|(slot, _)| slot).collect();
+        let waiting = |(_, lane): &(LaneId, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
+        let silent: Vec<LaneId> = self.lanes.iter().filter(waiting).map(|(slot, _)| slot).collect();
         for slot in silent {
             self.lane_failed(reactor, slot, CloseReason::WeRefused(RefuseCode::ShuttingDown));
         }
@@ -61,7 +61,7 @@ impl Fabric {
 
     /// Starts a session with a server. [`Handler::up`] or [`Handler::down`] tells
     /// what came of it.
-    pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> Slot {
+    pub fn connect(&mut self, reactor: &mut Reactor, to: Address, identity: Identity) -> SessionId {
         let tls = self.tls_client.clone();
         self.connect_over(reactor, to, identity, tls)
     }
@@ -73,7 +73,7 @@ impl Fabric {
         to: Address,
         identity: Identity,
         tls: Option<TlsClient>,
-    ) -> Slot {
+    ) -> SessionId {
         let agreed = Agreed { features: 0, instance: 0 };
         let is_rdma = matches!(to, Address::Rdma(_));
         let bulk_lanes = if is_rdma { 0 } else { self.options.terms.bulk_lanes.clamp(1, BULK_LANES_MAX) };
@@ -95,7 +95,7 @@ impl Fabric {
         session
     }
 
-    fn connect_lane(&mut self, reactor: &mut Reactor, session: Slot, number: u16) {
+    fn connect_lane(&mut self, reactor: &mut Reactor, session: SessionId, number: u16) {
         let mut lane = Lane::new(None, Phase::Connecting, reactor.now());
         lane.session = Some(session);
         lane.number = number;
@@ -113,7 +113,7 @@ impl Fabric {
         }
     }
 
-    pub(super) fn connected(&mut self, reactor: &mut Reactor, slot: Slot, result: Result<Socket, Errno>) {
+    pub(super) fn connected(&mut self, reactor: &mut Reactor, slot: LaneId, result: Result<Socket, Errno>) {
         let Some(lane) = self.lanes.get_mut(slot) else {
             if let Ok(socket) = result {
                 reactor.close(socket);
@@ -236,7 +236,13 @@ impl Fabric {
     }
 
     /// Bytes of a handshake have come: all of it, or the stream has ended.
-    pub(super) fn handshake_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+    pub(super) fn handshake_came<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        n: usize,
+        handler: &mut H,
+    ) {
         if n < HEADER_BYTES {
             // A server that answers less than this speaks something else: TLS, most likely.
             let asked = self.lanes.get(slot).filter(|lane| lane.phase == Phase::AwaitWelcome);
@@ -263,7 +269,7 @@ impl Fabric {
     pub(super) fn handshake_message(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         bytes: &[u8],
     ) -> Result<(), CloseReason> {
         let phase = self.lanes.get(slot).map_or(Phase::Closing, |lane| lane.phase);
@@ -281,7 +287,7 @@ impl Fabric {
     fn hello_came(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         header: &Header,
         kind: Kind,
     ) -> Result<(), CloseReason> {
@@ -311,7 +317,7 @@ impl Fabric {
     }
 
     /// Answers `Refuse`; the lane ends when that was sent.
-    fn refuse(&mut self, slot: Slot, code: RefuseCode) {
+    fn refuse(&mut self, slot: LaneId, code: RefuseCode) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.close_when_sent = Some(CloseReason::WeRefused(code));
         if lane.push(session::refuse(Kind::Refuse, code), self.clock, |_| ()) {
@@ -322,7 +328,7 @@ impl Fabric {
     fn start_session(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         header: &Header,
         hello: &Hello,
         identity: &Identity,
@@ -371,7 +377,7 @@ impl Fabric {
         }
     }
 
-    fn welcome(&mut self, slot: Slot, hello: &Hello, agreed: &Agreed) {
+    fn welcome(&mut self, slot: LaneId, hello: &Hello, agreed: &Agreed) {
         if let Some(lane) = self.lanes.get_mut(slot)
             && lane.push(session::welcome(hello, agreed), self.clock, |_| ())
         {
@@ -380,7 +386,7 @@ impl Fabric {
     }
 
     /// A bulk lane finds its session, here or on another loop.
-    fn join_lane(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header, hello: &Hello, identity: &Identity) {
+    fn join_lane(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header, hello: &Hello, identity: &Identity) {
         let number = hello.lane.get();
         let found = self
             .sessions
@@ -406,7 +412,7 @@ impl Fabric {
     }
 
     /// Hands the lane that begins a session to the loop that has the fewest, if that is another one.
-    fn moves_elsewhere(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header) -> bool {
+    fn moves_elsewhere(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header) -> bool {
         let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get(slot)) else { return false };
         if lane.was_handed || lane.link.is_some() {
             return false;
@@ -417,7 +423,7 @@ impl Fabric {
 
     /// Hands a lane to another loop, now or, while TLS's own last words are on their way, once they have gone. False if it
     /// cannot be.
-    fn hand_over(&mut self, reactor: &mut Reactor, slot: Slot, header: &Header, to: LoopId) -> bool {
+    fn hand_over(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header, to: LoopId) -> bool {
         let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get_mut(slot)) else { return false };
         if lane.is_busy() {
             lane.phase = Phase::Fenced;
@@ -465,7 +471,7 @@ impl Fabric {
         }
     }
 
-    fn lane_up(&mut self, reactor: &mut Reactor, slot: Slot, session: Slot, number: u16) {
+    fn lane_up(&mut self, reactor: &mut Reactor, slot: LaneId, session: SessionId, number: u16) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         (lane.phase, lane.number, lane.place) = (Phase::Up, number, None);
         self.handshakes -= 1;
@@ -482,7 +488,7 @@ impl Fabric {
     fn welcome_came(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         header: &Header,
         kind: Kind,
     ) -> Result<(), CloseReason> {
@@ -554,7 +560,7 @@ impl Fabric {
     }
 
     /// A lane no longer waits for the end of its client's old session.
-    pub(super) fn leave_fence(&mut self, slot: Slot) {
+    pub(super) fn leave_fence(&mut self, slot: LaneId) {
         let Some(header) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) else { return };
         if let (Some((registry, _)), Ok((hello, identity))) = (&self.server, session::read_hello(&header, Kind::Hello))
             && hello.lane.get() == 0

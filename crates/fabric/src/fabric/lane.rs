@@ -7,10 +7,10 @@ use zerocopy::IntoBytes;
 
 use super::secure::Secure;
 use crate::limits::SEND_BYTES_MAX;
-use crate::rdma::transport::Received;
+use crate::rdma::transport::{ConnectionId, Received};
 use crate::registry::Place;
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::{SessionId, Slot};
 use crate::tls::{PeerIdentity, TlsServer};
 use crate::wire::Header;
 
@@ -59,12 +59,15 @@ pub(super) struct SendTimes {
     pub(super) begun: Instant,
 }
 
+/// A connection of a fabric.
+pub(super) type LaneId = Slot<Lane>;
+
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
     /// In place of a socket, its connection over RDMA.
-    pub(super) link: Option<Slot>,
-    pub(super) session: Option<Slot>,
+    pub(super) link: Option<ConnectionId>,
+    pub(super) session: Option<SessionId>,
     /// 0 is the control lane.
     pub(super) number: u16,
     pub(super) phase: Phase,

@@ -18,7 +18,7 @@ use super::{Fabric, Handler};
 use crate::capabilities::OneSided;
 use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::WindowKey;
 use crate::wire::{Grant, Kind, WindowNews};
 
@@ -139,7 +139,7 @@ impl Fabric {
     pub fn lend_window(
         &mut self,
         reactor: &mut Reactor,
-        (session, window): (Slot, WindowKey),
+        (session, window): (SessionId, WindowKey),
         mapping: &Mapping,
         place: (usize, usize),
         write: bool,
@@ -183,7 +183,7 @@ impl Fabric {
     /// [`Fabric::lend_window`]: dropping takes it back, and a peer that looks at memory which was taken back is told so by the end of
     /// its stream.
     pub fn end_lent(&mut self, reactor: &mut Reactor) {
-        let lent: Vec<Slot> =
+        let lent: Vec<SessionId> =
             self.sessions.iter().filter(|(_, state)| !state.loans.is_empty()).map(|(slot, _)| slot).collect();
         for session in lent {
             self.close(reactor, session, CloseReason::Closed);
@@ -196,7 +196,7 @@ impl Fabric {
     }
 
     /// Has the peer unmap what is not to rest there any longer.
-    fn let_go(&mut self, session: Slot, one_more: bool) {
+    fn let_go(&mut self, session: SessionId, one_more: bool) {
         let excess = self.sessions.get_mut(session).map(|state| state.loans.excess(one_more));
         for number in excess.unwrap_or_default() {
             self.tell_of_window(session, WindowKey(0), &WindowNews::unmap(number));
@@ -205,7 +205,7 @@ impl Fabric {
 
     /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
     /// never knew. The window itself is to be closed too.
-    pub fn recall(&mut self, reactor: &Reactor, session: Slot, window: WindowKey) -> bool {
+    pub fn recall(&mut self, reactor: &Reactor, session: SessionId, window: WindowKey) -> bool {
         let Some(state) = self.sessions.get_mut(session) else { return false };
         let told = state.loans.windows.contains_key(&window.0);
         if told {
@@ -221,7 +221,7 @@ impl Fabric {
     pub(super) fn lent_window_opened(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         window: WindowKey,
         news: &WindowNews,
     ) -> Result<(), CloseReason> {
@@ -242,7 +242,7 @@ impl Fabric {
     }
 
     /// The peer tells that we need not keep its memory mapped.
-    pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: Slot, number: u32) -> Result<(), CloseReason> {
+    pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: SessionId, number: u32) -> Result<(), CloseReason> {
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
         if state.grants.lies_in(number) {
             return Err(CloseReason::Unexpected(Kind::Window));
@@ -254,7 +254,7 @@ impl Fabric {
     }
 
     /// The peer wants us to forget where a window of its own lies.
-    pub(super) fn lent_window_closed(&mut self, session: Slot, window: WindowKey) {
+    pub(super) fn lent_window_closed(&mut self, session: SessionId, window: WindowKey) {
         let Some(state) = self.sessions.get_mut(session) else { return };
         state.grants.forget_lent(window);
         self.tell_of_window(session, window, &WindowNews::of(WindowNews::FORGOTTEN));
@@ -264,7 +264,7 @@ impl Fabric {
     pub(super) fn lent_window_forgotten<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         window: WindowKey,
         handler: &mut H,
     ) {
@@ -277,7 +277,7 @@ impl Fabric {
     }
 
     /// A session has ended: what its peer may still be writing is taken from it.
-    pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+    pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         let Some(state) = self.sessions.get_mut(session) else { return };
         let loans = std::mem::take(&mut state.loans);
         if !state.peer_let_go {
@@ -291,7 +291,7 @@ impl Fabric {
     }
 
     /// The stream of a session's lane 0.
-    fn control_socket(&self, session: Slot) -> Option<Socket> {
+    fn control_socket(&self, session: SessionId) -> Option<Socket> {
         let lane = self.sessions.get(session)?.lanes.first().copied().flatten()?;
         self.lanes.get(lane)?.socket
     }

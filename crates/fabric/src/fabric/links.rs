@@ -15,28 +15,28 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Completion, Instant, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
-use super::lane::{Lane, Phase};
+use super::lane::{Lane, LaneId, Phase};
 use super::reach::Reach;
 use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Options, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
-use crate::rdma::transport::{Event as News, Received, Transport};
+use crate::rdma::transport::{ConnectionId, Event as News, Received, Transport};
 use crate::registration::{Counters, Limits, Mode};
 use crate::registry::Place;
 use crate::session::{self, CloseReason};
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::tls::ServerTls;
 use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header, RefuseCode};
 
 /// The connections over RDMA, and whose they are.
 pub(super) struct Links {
     pub(super) transport: Transport,
-    lanes: HashMap<Slot, Slot>,
+    lanes: HashMap<ConnectionId, LaneId>,
     pub(super) reach: Reach,
     /// A timer runs at whose end the silent peers of a server are probed.
     is_watching: bool,
     /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
-    failed: Vec<(Slot, CloseReason)>,
+    failed: Vec<(LaneId, CloseReason)>,
 }
 
 impl Links {
@@ -80,7 +80,7 @@ impl Fabric {
     }
 
     /// Connects the lane of a client's session.
-    pub(super) fn connect_link(&mut self, reactor: &mut Reactor, slot: Slot, to: SocketAddr) {
+    pub(super) fn connect_link(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
         let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
         let step = if session.is_some_and(|state| state.tls.is_some()) {
             // Whoever wants TLS gets it or nothing.
@@ -110,7 +110,7 @@ impl Fabric {
     }
 
     /// The connection of a session over RDMA.
-    pub(super) fn link_of(&self, session: Slot) -> Option<Slot> {
+    pub(super) fn link_of(&self, session: SessionId) -> Option<ConnectionId> {
         let state = self.sessions.get(session).filter(|state| !state.down)?;
         self.lanes.get(state.lanes.first().copied().flatten()?)?.link
     }
@@ -144,11 +144,11 @@ impl Fabric {
     /// device.
     fn probe_clients(&mut self) {
         let Some(links) = &mut self.links else { return };
-        let is_client = |slot: &Slot| {
+        let is_client = |slot: &LaneId| {
             let session = self.lanes.get(*slot).and_then(|lane| self.sessions.get(lane.session?));
             session.is_some_and(|state| state.role == Role::Server && !state.down)
         };
-        let of_clients: Vec<Slot> =
+        let of_clients: Vec<ConnectionId> =
             links.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(link, _)| *link).collect();
         for link in of_clients {
             links.transport.probe(link);
@@ -173,7 +173,7 @@ impl Fabric {
             self.take_gots(reactor);
             let Some(links) = &mut self.links else { return };
             let Some(news) = links.transport.next_event() else { return };
-            let lane_of = |link: &Slot| links.lanes.get(link).copied();
+            let lane_of = |link: &ConnectionId| links.lanes.get(link).copied();
             match news {
                 News::Asked { connection, peer } => self.link_asked(reactor, connection, peer),
                 News::Connected(link) => {
@@ -208,7 +208,7 @@ impl Fabric {
     }
 
     /// A client asks at a listener. The loop with the fewest sessions answers it.
-    fn link_asked(&mut self, reactor: &mut Reactor, link: Slot, peer: Option<SocketAddr>) {
+    fn link_asked(&mut self, reactor: &mut Reactor, link: ConnectionId, peer: Option<SocketAddr>) {
         let Some(links) = &mut self.links else { return };
         let Some((registry, here)) = &self.server else { return links.transport.refuse(link, RefuseCode::Busy) };
         let place = registry.reserve(*here);
@@ -241,7 +241,7 @@ impl Fabric {
     }
 
     /// Accepts or refuses who asks.
-    fn answer_link(&mut self, reactor: &mut Reactor, (link, peer): (Slot, Option<SocketAddr>), place: Place) {
+    fn answer_link(&mut self, reactor: &mut Reactor, (link, peer): (ConnectionId, Option<SocketAddr>), place: Place) {
         let stranger = match (&self.admits, peer) {
             (Some(admits), Some(peer)) => !admits(peer),
             (Some(_), None) => true,
@@ -274,7 +274,7 @@ impl Fabric {
     }
 
     /// Messages can go both ways: a client says `Hello`.
-    fn link_connected(&mut self, link: Slot, slot: Option<Slot>) {
+    fn link_connected(&mut self, link: ConnectionId, slot: Option<LaneId>) {
         let peer = self.links.as_ref().and_then(|links| links.transport.peer(link));
         let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) else { return };
         if lane.phase != Phase::Connecting {
@@ -295,7 +295,7 @@ impl Fabric {
     }
 
     /// Takes the messages that have come, unless the peer must take answers first.
-    pub(super) fn take_backlog<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, handler: &mut H) {
+    pub(super) fn take_backlog<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) {
         loop {
             let Some(lane) = self.lanes.get(slot) else { return };
             let is_held = lane.session.is_some_and(|session| self.is_held(session));
@@ -323,7 +323,7 @@ impl Fabric {
     fn link_message<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (Slot, Slot),
+        (slot, session): (LaneId, SessionId),
         received: &Received,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
@@ -342,7 +342,7 @@ impl Fabric {
     }
 
     /// The peer has some of what was sent.
-    fn link_sent<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, link: Slot, handler: &mut H) {
+    fn link_sent<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, link: ConnectionId, handler: &mut H) {
         let is_idle = self.links.as_ref().is_none_or(|links| links.transport.is_idle(link));
         let Some(lane) = self.lanes.get(slot) else { return };
         let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
@@ -359,7 +359,7 @@ impl Fabric {
     }
 
     /// Hands over what a lane wants to send.
-    pub(super) fn send_outbox(&mut self, slot: Slot) {
+    pub(super) fn send_outbox(&mut self, slot: LaneId) {
         let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links) else { return };
         let Some(link) = lane.link else { return };
         for (header, payload) in lane.take_outbox() {
@@ -380,7 +380,7 @@ impl Fabric {
     }
 
     /// A gather for the next message of a link.
-    pub(super) fn give_spare(&mut self, slot: Slot) {
+    pub(super) fn give_spare(&mut self, slot: LaneId) {
         if let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links)
             && lane.link.is_some()
             && lane.spare.is_none()
@@ -401,7 +401,7 @@ impl Fabric {
     }
 
     /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.
-    pub(super) fn close_link(&mut self, reactor: &Reactor, slot: Slot) {
+    pub(super) fn close_link(&mut self, reactor: &Reactor, slot: LaneId) {
         let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links) else { return };
         let link = lane.link.take();
         for received in std::mem::take(&mut lane.backlog) {

@@ -31,7 +31,7 @@ use byway_reactor::{
 
 use self::grants::Grants;
 pub use self::handler::Handler;
-use self::lane::{Lane, Phase};
+use self::lane::{Lane, LaneId, Phase};
 use self::lending::Loans;
 use self::links::Links;
 pub use self::slab::Slab;
@@ -45,7 +45,7 @@ use crate::random::Random;
 use crate::registration;
 use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
-use crate::slots::{Slot, Slots};
+use crate::slots::{SessionId, SessionKind, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::Windows;
 use crate::wire::{Header, Kind};
@@ -119,7 +119,7 @@ struct Session {
     tls_peer: PeerIdentity,
     remote: Option<Address>,
     peer: Option<SocketAddr>,
-    lanes: Vec<Option<Slot>>,
+    lanes: Vec<Option<LaneId>>,
     lanes_left: usize,
     lanes_up: usize,
     up: bool,
@@ -190,28 +190,28 @@ impl Session {
 }
 
 enum Event {
-    Up(Slot),
-    Down(Slot, CloseReason),
-    Drained(Slot),
-    Got(Slot, (Option<Frame>, u64), Result<(), GetError>),
+    Up(SessionId),
+    Down(SessionId, CloseReason),
+    Drained(SessionId),
+    Got(SessionId, (Option<Frame>, u64), Result<(), GetError>),
     /// A session cannot go on.
-    Failed(Slot, CloseReason),
+    Failed(SessionId, CloseReason),
 }
 
 /// See the module.
 pub struct Fabric {
     options: Options,
     lanes: Slots<Lane>,
-    sessions: Slots<Session>,
+    sessions: Slots<Session, SessionKind>,
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
     tls_server: ServerTls,
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
-    dirty: Vec<Slot>,
+    dirty: Vec<LaneId>,
     /// Control lanes that wait for a buffer that their message fits into, in order.
-    starved: Vec<Slot>,
+    starved: Vec<LaneId>,
     /// Buffers that had come back when they were last looked at.
     starved_fed_at: u64,
     events: Vec<Event>,
@@ -291,7 +291,7 @@ impl Fabric {
 
     /// What the wire of a session can do; `None` if there is no such session. With TLS payloads must lie in frames or heads:
     /// what is encrypted must be read.
-    pub fn capabilities(&self, session: Slot) -> Option<Capabilities> {
+    pub fn capabilities(&self, session: SessionId) -> Option<Capabilities> {
         self.sessions.get(session).map(|session| session.capabilities)
     }
 
@@ -306,22 +306,22 @@ impl Fabric {
     }
 
     /// What was agreed for a session.
-    pub fn agreed(&self, session: Slot) -> Option<&Agreed> {
+    pub fn agreed(&self, session: SessionId) -> Option<&Agreed> {
         self.sessions.get(session).filter(|session| session.up).map(|session| &session.agreed)
     }
 
     /// What names a session: random, and known to its two ends alone, unless somebody reads a plain wire.
-    pub fn nonce(&self, session: Slot) -> Option<[u8; 16]> {
+    pub fn nonce(&self, session: SessionId) -> Option<[u8; 16]> {
         self.sessions.get(session).map(|session| session.identity.nonce)
     }
 
     /// Where a session's peer is.
-    pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
+    pub fn peer(&self, session: SessionId) -> Option<SocketAddr> {
         self.sessions.get(session)?.peer
     }
 
     /// What is known of a session's peer, by its certificate and by where it connects from.
-    pub fn identity(&self, session: Slot) -> Option<access::Identity> {
+    pub fn identity(&self, session: SessionId) -> Option<access::Identity> {
         let state = self.sessions.get(session)?;
         let origin = match (state.capabilities.wire, state.peer) {
             (WireKind::Unix | WireKind::Shared, _) => Origin::Unix,
@@ -333,7 +333,7 @@ impl Fabric {
 
     /// Whether a revocation list that is in force by now names what a session's client has shown by TLS: see
     /// [`TlsServer::has_revoked`](crate::tls::TlsServer::has_revoked).
-    pub fn is_revoked(&self, session: Slot) -> bool {
+    pub fn is_revoked(&self, session: SessionId) -> bool {
         let state = self.sessions.get(session).filter(|state| state.role == Role::Server);
         let (Some(state), Some(server)) = (state, self.tls_server.server()) else { return false };
         server.has_revoked(&state.tls_peer)
@@ -377,7 +377,7 @@ impl Fabric {
             self.link_completion(reactor, &completion, handler);
             return self.deliver(reactor, handler);
         }
-        let slot = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        let slot = LaneId::of_token(completion.token);
         self.clock = reactor.turned_at();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
@@ -476,7 +476,7 @@ impl Fabric {
 
     /// Sends what a lane has gathered over shared memory, if there is room for it now; false if that is to be done in
     /// another way.
-    fn send_now<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, handler: &mut H) -> bool {
+    fn send_now<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) -> bool {
         let now = self.clock;
         let Some(lane) = self.lanes.get_mut(slot) else { return true };
         let Some(bytes) = lane.send_now(reactor, now) else { return false };
@@ -495,7 +495,7 @@ impl Fabric {
     fn sent<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
         handler: &mut H,
     ) {
@@ -534,11 +534,11 @@ impl Fabric {
         }
         let now = reactor.now();
         // A peer may say what it likes while we do not listen; whether it takes what we have said is watched instead.
-        let is_unheard = |(slot, session): &(Slot, &Session)| {
-            let is_held = |lane: &Slot| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some());
+        let is_unheard = |(slot, session): &(SessionId, &Session)| {
+            let is_held = |lane: &LaneId| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some());
             session.lanes.iter().flatten().any(is_held) && self.is_held(*slot)
         };
-        let unheard: Vec<Slot> = self.sessions.iter().filter(is_unheard).map(|(slot, _)| slot).collect();
+        let unheard: Vec<SessionId> = self.sessions.iter().filter(is_unheard).map(|(slot, _)| slot).collect();
         for slot in unheard {
             if let Some(session) = self.sessions.get_mut(slot) {
                 session.liveness.heard(now);
@@ -561,6 +561,6 @@ impl Fabric {
     }
 }
 
-fn token(class: u8, tag: u8, slot: Slot) -> Token {
-    Token::new(class, tag, slot.index, slot.generation)
+fn token(class: u8, tag: u8, slot: LaneId) -> Token {
+    slot.token(class, tag)
 }

@@ -12,14 +12,14 @@ use super::transfer::Remote;
 use super::{Fabric, Handler};
 use crate::registration;
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::{WindowError, WindowKey};
 use crate::wire::{Header, Kind, WindowNews};
 
 impl Fabric {
     /// Tells the peer of a session that a window was opened for it, if it must be told: before anything that is sent
     /// afterwards. It may then put or get whether or not a message names the window.
-    pub fn announce(&mut self, session: Slot, window: WindowKey) {
+    pub fn announce(&mut self, session: SessionId, window: WindowKey) {
         let (Some(grant), Some(rights)) = (self.exposed_grant(window), self.windows.exposed_rights(window)) else {
             return;
         };
@@ -28,7 +28,7 @@ impl Fabric {
 
     /// Tells the peer of a session that a window is about to be closed, if it must be told. What it has under way there
     /// ends its session, and so does what it begins before it has heard of this; later it is refused on its side.
-    pub fn withdraw(&mut self, session: Slot, window: WindowKey) {
+    pub fn withdraw(&mut self, session: SessionId, window: WindowKey) {
         if self.windows.exposed_rights(window).is_some() {
             self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
         }
@@ -38,7 +38,7 @@ impl Fabric {
     ///
     /// # Errors
     /// Over RDMA: no such window of the peer, or not so much of it, or not for that. Over lanes the peer looks.
-    pub fn check_remote(&self, session: Slot, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
+    pub fn check_remote(&self, session: SessionId, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
         if self.link_of(session).is_none() {
             return Ok(());
         }
@@ -53,7 +53,7 @@ impl Fabric {
         self.links.as_ref()?.registrations()
     }
 
-    pub(super) fn tell_of_window(&mut self, session: Slot, window: WindowKey, news: &WindowNews) {
+    pub(super) fn tell_of_window(&mut self, session: SessionId, window: WindowKey, news: &WindowNews) {
         self.send(session, news.about(window.0));
     }
 
@@ -61,7 +61,7 @@ impl Fabric {
     pub(super) fn window_news_came<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {

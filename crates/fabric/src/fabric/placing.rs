@@ -13,10 +13,11 @@ use byway_reactor::{Address, Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::Place;
+use super::reach::UseId;
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::WindowKey;
 use crate::wire::{Grant, Header, Kind, WindowNews};
 
@@ -34,7 +35,7 @@ impl Fabric {
     }
 
     /// Lends the server of a session that is welcomed our arena. Without, all goes through the stream.
-    pub(super) fn lend_arena(&mut self, reactor: &mut Reactor, session: Slot, socket: Option<Socket>) {
+    pub(super) fn lend_arena(&mut self, reactor: &mut Reactor, session: SessionId, socket: Option<Socket>) {
         let Some(state) = self.sessions.get_mut(session) else { return };
         let (Some(arena), Some(Address::Shared(_)), Some(socket)) = (&self.arena, &state.remote, socket) else {
             return;
@@ -49,7 +50,7 @@ impl Fabric {
     }
 
     /// Where a window that a call names lies for the server of `session`, if that can be told.
-    pub(super) fn grant_for(&mut self, session: Slot, header: &Header) -> Option<Grant> {
+    pub(super) fn grant_for(&mut self, session: SessionId, header: &Header) -> Option<Grant> {
         let window = WindowKey(header.window.get());
         if header.kind != Kind::Call as u8 || window.0 == 0 {
             return None;
@@ -69,7 +70,7 @@ impl Fabric {
     pub(super) fn granted<'a>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         payload: &'a [u8],
     ) -> Result<&'a [u8], CloseReason> {
@@ -95,13 +96,13 @@ impl Fabric {
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
-    fn place_of(&self, session: Slot, (at, len): (Remote, usize), right: u8) -> Option<(Socket, Place)> {
+    fn place_of(&self, session: SessionId, (at, len): (Remote, usize), right: u8) -> Option<(Socket, Place)> {
         let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
         Some((state.peer_arena?, state.grants.find(at, len, right).ok()?))
     }
 
     /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
-    pub fn goes_by_route(&self, session: Slot, to: Remote, len: usize) -> bool {
+    pub fn goes_by_route(&self, session: SessionId, to: Remote, len: usize) -> bool {
         self.link_of(session).is_none() && self.place_of(session, (to, len), WindowNews::PUT).is_none()
     }
 
@@ -109,7 +110,7 @@ impl Fabric {
     pub(super) fn place<P: FnOnce(&mut Gather)>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (to, len): (Remote, usize),
         push: P,
     ) -> Result<Result<(), Errno>, P> {
@@ -133,8 +134,8 @@ impl Fabric {
     pub(super) fn fetch(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
-        (from, once): (Remote, Option<Slot>),
+        session: SessionId,
+        (from, once): (Remote, Option<UseId>),
         mut into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
@@ -159,7 +160,7 @@ impl Fabric {
     pub(super) fn placed_came<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         handler: &mut H,
     ) -> Result<(), CloseReason> {
@@ -188,13 +189,13 @@ impl Fabric {
     }
 
     /// Whether the peer of a session can write the memory of a window by itself.
-    fn may_have_placed(&self, session: Slot, window: WindowKey, frame: &Frame) -> bool {
+    fn may_have_placed(&self, session: SessionId, window: WindowKey, frame: &Frame) -> bool {
         let Some(state) = self.sessions.get(session) else { return false };
         state.loans.is_written(window) || state.lent.as_ref().is_some_and(|arena| arena.owns(frame))
     }
 
     /// A session has ended: what its server may still be writing is taken from it.
-    pub(super) fn revoke(&mut self, session: Slot) {
+    pub(super) fn revoke(&mut self, session: SessionId) {
         let Some(arena) = self.sessions.get_mut(session).and_then(|state| state.lent.take()) else { return };
         let mut revoked = 0;
         for frame in self.windows.targets_of(session).filter(|frame| arena.owns(frame)) {

@@ -11,10 +11,10 @@ use byway_reactor::{Errno, Frame, Gather, Reactor};
 
 use super::transfer::Remote;
 use super::{Event, Fabric, GetError, Handler};
-use crate::rdma::transport::{Down, GetFailed};
+use crate::rdma::transport::{ConnectionId, Down, GetFailed};
 use crate::rdma::{RdmaError, WindowAddress};
 use crate::session::CloseReason;
-use crate::slots::{Slot, Slots};
+use crate::slots::{SessionId, Slot, Slots};
 #[cfg(doc)]
 use crate::windows::Windows;
 use crate::windows::{OpenError, WindowKey};
@@ -29,15 +29,18 @@ pub(super) struct Reach {
 
 /// A get, or a piece of one.
 struct LinkGet {
-    session: Slot,
+    session: SessionId,
     context: u64,
     /// Of a window for one use.
-    once: Option<Slot>,
+    once: Option<UseId>,
 }
 
+/// What a use of a window is called.
+pub(super) type UseId = Slot<Use>;
+
 /// A window for one use that is being read.
-struct Use {
-    session: Slot,
+pub(super) struct Use {
+    session: SessionId,
     window: WindowKey,
     /// Pieces that were asked for and have not ended.
     left: usize,
@@ -55,7 +58,7 @@ impl Fabric {
     /// device is, the window is opened, to nobody's device, and closed with the session.
     pub fn open_target(
         &mut self,
-        session: Slot,
+        session: SessionId,
         (frame, start, len): (Frame, usize, usize),
         context: u64,
     ) -> Result<WindowKey, (OpenError, Option<Frame>)> {
@@ -77,7 +80,7 @@ impl Fabric {
     /// See [`OpenError`], and [`Self::open_target`] of a session at its end. The session goes on.
     pub fn open_source(
         &mut self,
-        session: Slot,
+        session: SessionId,
         (frame, start, len): (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Result<WindowKey, OpenError> {
@@ -92,7 +95,7 @@ impl Fabric {
         let Some(links) = &mut self.links else { return };
         for got in links.transport.take_gots() {
             let Some(links) = &mut self.links else { return };
-            let Some(get) = links.reach.gets.remove(Slot::from_u64(got.token)) else { continue };
+            let Some(get) = links.reach.gets.remove(Slot::<LinkGet>::from_u64(got.token)) else { continue };
             let LinkGet { session, context, once } = get;
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
@@ -115,7 +118,7 @@ impl Fabric {
     }
 
     /// A get of a window is begun, which may have several pieces: gives the use that this is of a window for one use.
-    pub(super) fn begin_use(&mut self, session: Slot, window: WindowKey) -> Option<Slot> {
+    pub(super) fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
         self.link_of(session)?;
         self.sessions.get(session).filter(|state| state.grants.is_once(window))?;
         let links = self.links.as_mut()?;
@@ -123,7 +126,7 @@ impl Fabric {
     }
 
     /// All pieces of a get were asked for: the window is in use, unless none was found.
-    pub(super) fn end_use(&mut self, once: Option<Slot>) {
+    pub(super) fn end_use(&mut self, once: Option<UseId>) {
         let Some((once, links)) = once.zip(self.links.as_mut()) else { return };
         let Some(using) = links.reach.uses.get_mut(once) else { return };
         using.is_open = false;
@@ -135,7 +138,7 @@ impl Fabric {
         self.forget_use(once);
     }
 
-    fn piece_ended(&mut self, once: Slot, was_read: bool) {
+    fn piece_ended(&mut self, once: UseId, was_read: bool) {
         let Some(using) = self.links.as_mut().and_then(|links| links.reach.uses.get_mut(once)) else { return };
         using.left -= 1;
         using.was_read |= was_read;
@@ -143,7 +146,7 @@ impl Fabric {
     }
 
     /// With its last piece a use is over: the window is forgotten and its owner is told, unless nothing was read.
-    fn forget_use(&mut self, once: Slot) {
+    fn forget_use(&mut self, once: UseId) {
         let Some(links) = &mut self.links else { return };
         if links.reach.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
             return;
@@ -163,7 +166,7 @@ impl Fabric {
 
     /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
     /// is at its end.
-    fn expose(&mut self, session: Slot, memory: Memory, context: u64) -> Result<Exposing, Memory> {
+    fn expose(&mut self, session: SessionId, memory: Memory, context: u64) -> Result<Exposing, Memory> {
         let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
         let refused = |error, frame| Ok(Err((error, frame)));
         if !self.windows.has_room_exposed() {
@@ -206,7 +209,7 @@ impl Fabric {
     /// Puts what `push` appends where it belongs, by the device.
     pub(super) fn write_by_link(
         &mut self,
-        (session, link): (Slot, Slot),
+        (session, link): (SessionId, ConnectionId),
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
@@ -230,8 +233,8 @@ impl Fabric {
     pub(super) fn read_by_link(
         &mut self,
         reactor: &Reactor,
-        (session, link): (Slot, Slot),
-        (from, once): (Remote, Option<Slot>),
+        (session, link): (SessionId, ConnectionId),
+        (from, once): (Remote, Option<UseId>),
         into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
@@ -261,7 +264,7 @@ impl Fabric {
     pub(super) fn written_by_link<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         handler: &mut H,
     ) -> Result<(), CloseReason> {

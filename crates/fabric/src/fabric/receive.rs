@@ -8,7 +8,7 @@ use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Need, Op, Reactor, Scatter};
 
-use super::lane::{Held, Lane, Phase, Placing};
+use super::lane::{Held, Lane, LaneId, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
 use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
@@ -17,7 +17,7 @@ use crate::limits::{
     SMALL_BYTES_MAX,
 };
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::{GivenBack, WindowError, WindowKey};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
 
@@ -28,7 +28,7 @@ impl Fabric {
     pub(super) fn received<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         mut into: Scatter,
         result: Result<usize, Errno>,
         handler: &mut H,
@@ -64,7 +64,7 @@ impl Fabric {
     }
 
     /// The stream ended or failed, or the lane is being closed: the lent frame goes back to its window.
-    fn receive_ended(&mut self, reactor: &mut Reactor, slot: Slot, lent: Option<Frame>, error: Option<Errno>) {
+    fn receive_ended(&mut self, reactor: &mut Reactor, slot: LaneId, lent: Option<Frame>, error: Option<Errno>) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let midway =
             lane.placing.is_some() || lane.filled > 0 || lane.secure.as_ref().is_some_and(|secure| secure.is_midway());
@@ -85,7 +85,7 @@ impl Fabric {
     }
 
     /// Receives into the lane's own frame, until at least `min` bytes have come.
-    pub(super) fn receive_own(&mut self, reactor: &mut Reactor, slot: Slot, len: usize, min: usize) {
+    pub(super) fn receive_own(&mut self, reactor: &mut Reactor, slot: LaneId, len: usize, min: usize) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(socket), Some(frame)) = (lane.socket, lane.frame.take()) else { return };
         let mut into = lane.scatter.take().unwrap_or_default();
@@ -95,7 +95,7 @@ impl Fabric {
     }
 
     /// Receives; later, if the peer must take answers first.
-    fn submit_receive(&mut self, reactor: &mut Reactor, slot: Slot, op: Op) {
+    fn submit_receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
         let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if held {
@@ -107,7 +107,7 @@ impl Fabric {
     }
 
     /// Whether nothing more is received from a server's client until it has taken answers: they lie on our heap.
-    pub(super) fn is_held(&self, session: Slot) -> bool {
+    pub(super) fn is_held(&self, session: SessionId) -> bool {
         if self.queued_heap <= SESSION_HEAP_BYTES_MAX {
             return false;
         }
@@ -135,13 +135,13 @@ impl Fabric {
             return;
         }
         let now = reactor.now();
-        let up = |(_, state): &(Slot, &Session)| state.up && !state.down;
-        let short = |(slot, state): (Slot, &Session)| {
+        let up = |(_, state): &(SessionId, &Session)| state.up && !state.down;
+        let short = |(slot, state): (SessionId, &Session)| {
             let heap = self.heap_for(state);
             let is_one_of_many = state.role == Role::Server && heap > 0 && self.is_full();
             (slot, heap > SESSION_HEAP_BYTES_MAX || is_one_of_many)
         };
-        let looked: Vec<(Slot, bool)> = self.sessions.iter().filter(up).map(short).collect();
+        let looked: Vec<(SessionId, bool)> = self.sessions.iter().filter(up).map(short).collect();
         for (slot, short) in looked {
             if self.sessions.get_mut(slot).is_some_and(|state| state.intake.has_stopped(short, now)) {
                 self.close(reactor, slot, CloseReason::TakesNothing);
@@ -166,11 +166,11 @@ impl Fabric {
     }
 
     /// A session's peer has taken something: goes on with what was held.
-    pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+    pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
         let waits = |lane: &Lane| lane.held.is_some() || !lane.backlog.is_empty();
-        let is_held = |slot: &&Slot| self.lanes.get(**slot).is_some_and(waits);
-        let held: Vec<Slot> = state.lanes.iter().flatten().filter(is_held).copied().collect();
+        let is_held = |slot: &&LaneId| self.lanes.get(**slot).is_some_and(waits);
+        let held: Vec<LaneId> = state.lanes.iter().flatten().filter(is_held).copied().collect();
         for slot in held {
             if self.is_held(session) {
                 return;
@@ -194,7 +194,7 @@ impl Fabric {
     }
 
     /// A lane that is closed and receives nothing gives its window the frame back that it was filling.
-    pub(super) fn return_lent(&mut self, slot: Slot) {
+    pub(super) fn return_lent(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get_mut(slot).filter(|lane| !lane.receiving) else { return };
         let Some(Placing::Window(header)) = lane.placing.take() else { return };
         let held = match lane.held.take() {
@@ -208,7 +208,7 @@ impl Fabric {
     }
 
     /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
-    pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
+    pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
         if lane.secure.is_some() {
             return self.receive_ciphertext(reactor, slot);
@@ -222,7 +222,7 @@ impl Fabric {
     }
 
     /// A lane is up: from now on it receives messages. What the frame held is done with.
-    pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: Slot) {
+    pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: LaneId) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.link.is_some() {
             return;
@@ -238,7 +238,7 @@ impl Fabric {
     }
 
     /// Reads the header at the front of `bytes`.
-    pub(super) fn open_header(&mut self, slot: Slot, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
+    pub(super) fn open_header(&mut self, slot: LaneId, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
         let (Some(lane), Some(bytes)) = (self.lanes.get_mut(slot), bytes.first_chunk::<HEADER_BYTES>()) else {
             return Err(CloseReason::Closed);
         };
@@ -247,7 +247,7 @@ impl Fabric {
         Ok(opened)
     }
 
-    fn control_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+    fn control_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
         lane.filled += n;
@@ -310,7 +310,7 @@ impl Fabric {
     pub(super) fn take_messages<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (Slot, Slot),
+        (slot, session): (LaneId, SessionId),
         bytes: &[u8],
         handler: &mut H,
     ) -> Result<(usize, usize), CloseReason> {
@@ -341,7 +341,7 @@ impl Fabric {
     pub(super) fn dispatch<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         payload: &[u8],
         handler: &mut H,
@@ -390,7 +390,7 @@ impl Fabric {
     }
 
     /// A bulk lane's header, or a part of what is thrown away, has come.
-    fn bulk_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+    fn bulk_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if let Some(Placing::Drain(left)) = lane.placing.take() {
             let left = left - n;
@@ -401,7 +401,7 @@ impl Fabric {
     }
 
     /// Looks at the `filled` bytes of a header that a bulk lane has.
-    fn bulk_header<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, filled: usize, _handler: &mut H) {
+    fn bulk_header<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, filled: usize, _handler: &mut H) {
         if filled < HEADER_BYTES {
             return self.receive_header(reactor, slot, filled);
         }
@@ -432,7 +432,7 @@ impl Fabric {
         }
     }
 
-    fn receive_header(&mut self, reactor: &mut Reactor, slot: Slot, filled: usize) {
+    fn receive_header(&mut self, reactor: &mut Reactor, slot: LaneId, filled: usize) {
         if let Some(lane) = self.lanes.get_mut(slot) {
             lane.filled = filled;
         }
@@ -440,7 +440,7 @@ impl Fabric {
     }
 
     /// Throws `left` bytes away, through the header's frame.
-    fn drain(&mut self, reactor: &mut Reactor, slot: Slot, left: usize) {
+    fn drain(&mut self, reactor: &mut Reactor, slot: LaneId, left: usize) {
         if let Some(lane) = self.lanes.get_mut(slot) {
             lane.filled = 0;
             lane.placing = Some(Placing::Drain(left));
@@ -449,7 +449,7 @@ impl Fabric {
     }
 
     /// Receives a payload into its window, and behind it as much as has come of the next header.
-    fn receive_payload(&mut self, reactor: &mut Reactor, slot: Slot, header: Header, target: (Frame, usize, usize)) {
+    fn receive_payload(&mut self, reactor: &mut Reactor, slot: LaneId, header: Header, target: (Frame, usize, usize)) {
         let (frame, start, len) = target;
         let own = self.lanes.get_mut(slot).and_then(|lane| Some((lane.socket?, lane.frame.take()?)));
         let (Some((socket, own)), Some(lane)) = (own, self.lanes.get_mut(slot)) else { return };
@@ -461,7 +461,14 @@ impl Fabric {
     }
 
     /// A payload has come into its window's frame, and `n` bytes in all.
-    fn payload_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, frame: Frame, n: usize, handler: &mut H) {
+    fn payload_came<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        frame: Frame,
+        n: usize,
+        handler: &mut H,
+    ) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(Placing::Window(header)), Some(session)) = (lane.placing.take(), lane.session) else { return };
         let len = header.payload_len();
@@ -482,7 +489,7 @@ impl Fabric {
     pub(super) fn payload_placed<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         header: &Header,
         frame: Frame,
         handler: &mut H,

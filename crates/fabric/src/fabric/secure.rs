@@ -7,11 +7,12 @@
 use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
 use byway_reactor::{Frame, Gather, Need, Reactor};
 
+use super::lane::LaneId;
 use super::lane::{Held, Phase, Placing};
 use super::receive::{HEADER_FRAME_BYTES, check_bulk};
 use super::{Fabric, Handler, SEND, token};
 use crate::session::{self, CloseReason};
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::tls::{PeerIdentity, TlsError, TlsStream};
 use crate::windows::WindowKey;
 use crate::wire::{HEADER_BYTES, Header};
@@ -61,7 +62,7 @@ impl Secure {
 
 impl Fabric {
     /// Starts to receive ciphertext on a new lane. False without frames.
-    pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: Slot) -> bool {
+    pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
         lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
         let has_frame = lane.frame.is_some();
@@ -69,7 +70,7 @@ impl Fabric {
         has_frame
     }
 
-    pub(super) fn receive_ciphertext_again(&mut self, reactor: &mut Reactor, slot: Slot) {
+    pub(super) fn receive_ciphertext_again(&mut self, reactor: &mut Reactor, slot: LaneId) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.filled = 0;
         let len = lane.frame.as_ref().map_or(0, Frame::len);
@@ -77,7 +78,13 @@ impl Fabric {
     }
 
     /// Ciphertext has come: decrypts it and takes what messages it holds.
-    pub(super) fn ciphertext_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: Slot, n: usize, handler: &mut H) {
+    pub(super) fn ciphertext_came<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        n: usize,
+        handler: &mut H,
+    ) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         let (Some(frame), Some(mut secure)) = (lane.frame.take(), lane.secure.take()) else { return };
         let foreign = Some(session::foreign(&frame.bytes()[..n]))
@@ -133,7 +140,7 @@ impl Fabric {
     }
 
     /// TLS failed: the peer is told why if that may help it, then the lane ends.
-    fn tls_failed(&mut self, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
+    fn tls_failed(&mut self, reactor: &mut Reactor, slot: LaneId, reason: CloseReason) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase == Phase::Up {
             return self.lane_failed(reactor, slot, reason);
@@ -146,7 +153,7 @@ impl Fabric {
     }
 
     /// The peer has said by TLS that it will send no more.
-    fn stream_ended(&mut self, reactor: &mut Reactor, slot: Slot, midway: bool) {
+    fn stream_ended(&mut self, reactor: &mut Reactor, slot: LaneId, midway: bool) {
         let Some(lane) = self.lanes.get(slot) else { return };
         let midway = midway || lane.placing.is_some();
         self.lane_failed(reactor, slot, if midway { CloseReason::Truncated } else { CloseReason::PeerClosed });
@@ -156,7 +163,7 @@ impl Fabric {
     pub(super) fn try_tls<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         n: usize,
         handler: &mut H,
     ) -> Result<bool, CloseReason> {
@@ -175,7 +182,7 @@ impl Fabric {
     fn take_plaintext<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: LaneId,
         bytes: &[u8],
         handler: &mut H,
     ) -> Result<usize, CloseReason> {
@@ -208,7 +215,7 @@ impl Fabric {
     fn take_bulk<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (Slot, Slot),
+        (slot, session): (LaneId, SessionId),
         bytes: &[u8],
         handler: &mut H,
     ) -> Result<usize, CloseReason> {

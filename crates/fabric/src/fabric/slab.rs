@@ -12,7 +12,7 @@ use super::Fabric;
 use crate::descriptor::Descriptor;
 use crate::node::wire::{PlacedBody, PutBody};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::OpenError;
 use crate::wire::{Header, Kind};
 
@@ -54,7 +54,7 @@ impl Fabric {
     pub fn open_slab(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         slab: &Slab,
         context: u64,
     ) -> Result<Descriptor, OpenError> {
@@ -77,7 +77,7 @@ impl Fabric {
 
     /// Closes the windows of a slab: nothing that its peer puts from now on is taken. Over shared memory the peer reaches the memory
     /// until it has let go of it; so the slab is dropped, and never another's.
-    pub fn close_slab(&mut self, reactor: &Reactor, session: Slot, descriptor: &Descriptor) {
+    pub fn close_slab(&mut self, reactor: &Reactor, session: SessionId, descriptor: &Descriptor) {
         for key in [descriptor.put_key(), descriptor.get_key()] {
             self.withdraw(session, key);
             self.recall(reactor, session, key);
@@ -89,7 +89,7 @@ impl Fabric {
     ///
     /// # Errors
     /// The message is of no put of a node's, or asks for more: the session is to be closed.
-    pub fn confirm_put(&mut self, session: Slot, (kind, header): (Kind, &Header)) -> Result<(), CloseReason> {
+    pub fn confirm_put(&mut self, session: SessionId, (kind, header): (Kind, &Header)) -> Result<(), CloseReason> {
         let body: PutBody = header.body();
         let is_put = kind == Kind::Data && body.target.get() == 0 && body.message() == Ok(None);
         if !is_put {

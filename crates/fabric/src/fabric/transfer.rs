@@ -8,12 +8,13 @@
 use byway_reactor::{Errno, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::lane::Lane;
+use super::lane::{Lane, LaneId};
+use super::reach::UseId;
 use super::{Event, Fabric, Handler, Role};
 use crate::checksum::payload_checksum;
 use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::SessionId;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull, WindowNews};
 
@@ -74,7 +75,7 @@ fn is_answer(header: &Header) -> bool {
 
 impl Fabric {
     /// Sends a message without a payload.
-    pub fn send(&mut self, session: Slot, header: Header) {
+    pub fn send(&mut self, session: SessionId, header: Header) {
         self.send_with(session, header, Announced::default(), |_| ());
     }
 
@@ -82,7 +83,13 @@ impl Fabric {
     /// appends. If it is a call whose header names a window of ours, the peer is told where that lies, over wires where that helps.
     ///
     /// On a session that has ended this does nothing: the owner is told that by [`Handler::down`].
-    pub fn send_with(&mut self, session: Slot, mut header: Header, payload: Announced, push: impl FnOnce(&mut Gather)) {
+    pub fn send_with(
+        &mut self,
+        session: SessionId,
+        mut header: Header,
+        payload: Announced,
+        push: impl FnOnce(&mut Gather),
+    ) {
         let Some(grant) = self.grant_for(session, &header) else {
             return self.push(session, 0, header, payload, push);
         };
@@ -110,7 +117,7 @@ impl Fabric {
     pub fn put(
         &mut self,
         reactor: &mut Reactor,
-        (session, route): (Slot, Route),
+        (session, route): (SessionId, Route),
         (to, mut header): (Remote, Header),
         payload: Announced,
         push: impl FnOnce(&mut Gather),
@@ -131,7 +138,7 @@ impl Fabric {
     /// As [`Fabric::put`] over lanes, and through them even if the place can be reached: behind the puts that go by that route.
     pub fn put_by_route(
         &mut self,
-        (session, route): (Slot, Route),
+        (session, route): (SessionId, Route),
         (to, mut header): (Remote, Header),
         payload: Announced,
         push: impl FnOnce(&mut Gather),
@@ -149,7 +156,7 @@ impl Fabric {
     pub fn get(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         from: Remote,
         into: Frame,
         context: u64,
@@ -166,7 +173,7 @@ impl Fabric {
     pub fn get_pieces(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         window: WindowKey,
         pieces: impl IntoIterator<Item = (u64, Frame)>,
         context: u64,
@@ -184,8 +191,8 @@ impl Fabric {
     fn get_piece(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
-        (from, once): (Remote, Option<Slot>),
+        session: SessionId,
+        (from, once): (Remote, Option<UseId>),
         (into, context): (Frame, u64),
     ) -> Result<(), Frame> {
         if self.sessions.get(session).is_none_or(|state| state.down) {
@@ -213,7 +220,7 @@ impl Fabric {
 
     fn push(
         &mut self,
-        session: Slot,
+        session: SessionId,
         lane: usize,
         mut header: Header,
         payload: Announced,
@@ -247,7 +254,7 @@ impl Fabric {
     }
 
     /// Ends the session of a peer that asks and asks, and takes too few of the answers.
-    fn look_at_answers(&mut self, session: Slot) {
+    fn look_at_answers(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get(session) else { return };
         let slots = state.lanes.iter().flatten();
         let waiting: usize = slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, Lane::answers)).sum();
@@ -257,7 +264,12 @@ impl Fabric {
     }
 
     /// The peer wants a piece of a window.
-    pub(super) fn pulled(&mut self, reactor: &mut Reactor, session: Slot, header: &Header) -> Result<(), CloseReason> {
+    pub(super) fn pulled(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        header: &Header,
+    ) -> Result<(), CloseReason> {
         let pull: Pull = header.body();
         let len = pull.len.get() as usize;
         let key = WindowKey(header.window.get());
@@ -289,7 +301,7 @@ impl Fabric {
     pub(super) fn refused<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
@@ -311,7 +323,7 @@ impl Fabric {
     pub(super) fn end_get<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         target: WindowKey,
         result: Result<(), GetError>,
         handler: &mut H,
@@ -326,7 +338,7 @@ impl Fabric {
     }
 
     /// The lanes of a session are gone: what was asked for will not come.
-    pub(super) fn end_gets<H: Handler>(&mut self, reactor: &mut Reactor, session: Slot, handler: &mut H) {
+    pub(super) fn end_gets<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         if self.sessions.get(session).is_none_or(|state| state.gets == 0) {
             return;
         }
@@ -337,7 +349,7 @@ impl Fabric {
 
     /// Says whether the peer of a session owes something, besides what gets have asked for: only while it does is its silence
     /// watched.
-    pub fn set_owes(&mut self, reactor: &Reactor, session: Slot, owes: bool) {
+    pub fn set_owes(&mut self, reactor: &Reactor, session: SessionId, owes: bool) {
         if let Some(state) = self.sessions.get_mut(session) {
             state.owes = owes;
             self.watch(reactor, session);
@@ -345,7 +357,7 @@ impl Fabric {
     }
 
     /// Watches a peer that owes something.
-    pub(super) fn watch(&mut self, reactor: &Reactor, session: Slot) {
+    pub(super) fn watch(&mut self, reactor: &Reactor, session: SessionId) {
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
         let owes = state.owes || state.gets > 0 || state.loans.is_awaited();
         if state.liveness.owes() != owes {
@@ -359,7 +371,7 @@ impl Fabric {
     }
 
     /// Notes how much heap memory a lane's queue has.
-    pub(super) fn count_heap(&mut self, slot: Slot) {
+    pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get(slot) else { return };
         let now = lane.queued_heap() + self.link_queued(lane).1;
         let Some(lane) = self.lanes.get_mut(slot) else { return };
@@ -378,40 +390,41 @@ impl Fabric {
     }
 
     /// Whether anything can be put to a session's peer yet.
-    pub fn can_put(&self, session: Slot) -> bool {
+    pub fn can_put(&self, session: SessionId) -> bool {
         let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
         has_bulk || self.link_of(session).is_some()
     }
 
     /// The route to a session's peer with the fewest bytes queued.
-    pub fn route(&self, session: Slot) -> Route {
+    pub fn route(&self, session: SessionId) -> Route {
         let Some(session) = self.sessions.get(session) else { return Route(1) };
-        let queued = |lane: &Option<Slot>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
+        let queued =
+            |lane: &Option<LaneId>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
         Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
     }
 
     /// The route that all puts into one window can take whoever puts: the same each time.
-    pub fn route_to(&self, session: Slot, window: WindowKey) -> Route {
+    pub fn route_to(&self, session: SessionId, window: WindowKey) -> Route {
         let bulk_lanes = self.sessions.get(session).map_or(1, |session| session.lanes.len().saturating_sub(1).max(1));
         Route(1 + slot_of(window) % bulk_lanes)
     }
 
     /// Bytes of messages that wait to be sent to a session's peer.
-    pub fn control_queued(&self, session: Slot) -> usize {
+    pub fn control_queued(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.link_queued(lane).0)
     }
 
     /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
     /// take.
-    pub(crate) fn control_queued_heap(&self, session: Slot) -> usize {
+    pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
         let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, heap)
     }
 
     /// Tells the peer that its message named a window wrongly.
-    pub(super) fn nack(&mut self, session: Slot, refused: &Header, error: WindowError) {
+    pub(super) fn nack(&mut self, session: SessionId, refused: &Header, error: WindowError) {
         let mut header = Header::new(Kind::Nack);
         header.body = refused.body;
         header.window = refused.window;

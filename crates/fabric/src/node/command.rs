@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 use byway_reactor::{Address, Mapping};
 
 use super::memory::{Held, Places};
+use super::shared::OpSlot;
 use super::{NodeCounters, OpId, Session, SessionFeedback};
 use crate::descriptor::{Descriptor, Rights};
-use crate::slots::Slot;
+
 use crate::tls::TlsClient;
 
 /// One request. What has an operation ends with it.
@@ -19,7 +20,7 @@ pub(super) enum Command {
         tell: SyncSender<NodeCounters>,
     },
     Listen {
-        op: Slot,
+        op: OpSlot,
         address: Address,
     },
     Connect {
@@ -31,7 +32,7 @@ pub(super) enum Command {
         session: Session,
     },
     Send {
-        op: Option<Slot>,
+        op: Option<OpSlot>,
         session: Session,
         header: Header,
         payload: Vec<u8>,
@@ -43,14 +44,14 @@ pub(super) enum Command {
         payload: Vec<u8>,
     },
     Put {
-        op: Slot,
+        op: OpSlot,
         session: Session,
         segments: Vec<Held>,
         to: Places,
         message: Option<Header>,
     },
     Get {
-        op: Slot,
+        op: OpSlot,
         session: Session,
         segments: Vec<Held>,
         from: Places,
@@ -61,11 +62,11 @@ pub(super) enum Command {
         session: Session,
     },
     Flush {
-        op: Slot,
+        op: OpSlot,
         session: Session,
     },
     Open {
-        op: Slot,
+        op: OpSlot,
         sessions: Vec<Session>,
         mapping: Mapping,
         range: (usize, usize),
@@ -73,7 +74,7 @@ pub(super) enum Command {
         once: bool,
     },
     CloseWindow {
-        op: Slot,
+        op: OpSlot,
         sessions: Vec<Session>,
         descriptor: Descriptor,
         mapping: Mapping,
@@ -85,7 +86,7 @@ pub(super) enum Command {
     },
     /// What a session's transfers are like.
     Look {
-        op: Slot,
+        op: OpSlot,
         session: Session,
         into: Arc<OnceLock<SessionFeedback>>,
     },

@@ -15,12 +15,12 @@ use super::command::Command;
 use super::engine::{Core, Link, Waiting};
 use super::error::OpError;
 use super::memory::Places;
+use super::shared::OpSlot;
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::Remote;
 use crate::limits::ASKED_MAX;
 use crate::session::CloseReason;
-use crate::slots::Slot;
 
 /// The commands of one session that wait, in order.
 #[derive(Default)]
@@ -54,7 +54,7 @@ impl Command {
     }
 
     /// Its operation, if that can be cancelled before it begins.
-    fn cancellable(&self) -> Option<Slot> {
+    fn cancellable(&self) -> Option<OpSlot> {
         match self {
             Self::Send { op, .. } => *op,
             Self::Put { op, .. } | Self::Get { op, .. } => Some(*op),

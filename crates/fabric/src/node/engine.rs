@@ -17,6 +17,7 @@ use super::error::OpError;
 use super::layer::{Layer, Turn};
 use super::memory::Places;
 use super::op::{Completed, Outcome};
+use super::shared::OpSlot;
 use super::shared::{OpKind, Shared};
 use super::transfers::{Get, Linger, Put};
 use super::windows::Closings;
@@ -24,7 +25,7 @@ use super::{NodeCounters, NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
 use crate::registration::{self, Mode};
 use crate::session::{self, ClientId, CloseReason, Identity};
-use crate::slots::{Slot, Slots};
+use crate::slots::{SessionId, Slots};
 use crate::tls::TlsClient;
 use crate::wire::{Kind, RefuseCode};
 use crate::{Fabric, Options};
@@ -54,7 +55,7 @@ unsafe impl Send for Engine {}
 
 /// A session on the loop.
 pub(super) struct Link {
-    pub(super) fabric: Slot,
+    pub(super) fabric: SessionId,
     /// The fabric says that it can be used.
     pub(super) up: bool,
     /// This end has connected.
@@ -81,7 +82,7 @@ pub(super) struct Link {
     /// if the window's place is known by now. None where there is no stream.
     pub(super) streamed: HashMap<u64, u32>,
     /// Flushes, each with the number of puts before it.
-    pub(super) flushes: VecDeque<(u64, Slot)>,
+    pub(super) flushes: VecDeque<(u64, OpSlot)>,
     pub(super) windows: HashSet<(u64, u64)>,
     /// Windows that were closed while the peer may have been sending into them.
     pub(super) filling: usize,
@@ -93,8 +94,8 @@ pub(super) struct Link {
 
 /// What waits for credit.
 pub(super) enum Waiting {
-    Message { op: Option<Slot>, header: Header, payload: Vec<u8> },
-    Put { op: Slot, segments: Vec<super::memory::Held>, to: Places, message: Header },
+    Message { op: Option<OpSlot>, header: Header, payload: Vec<u8> },
+    Put { op: OpSlot, segments: Vec<super::memory::Held>, to: Places, message: Header },
 }
 
 impl Link {
@@ -110,7 +111,7 @@ impl Link {
 }
 
 impl Waiting {
-    fn op(&self) -> Option<Slot> {
+    fn op(&self) -> Option<OpSlot> {
         match self {
             Self::Message { op, .. } => *op,
             Self::Put { op, .. } => Some(*op),
@@ -122,7 +123,7 @@ impl Waiting {
 pub(super) struct Core {
     pub(super) shared: Arc<Mutex<Shared>>,
     pub(super) links: HashMap<Session, Link>,
-    pub(super) by_fabric: HashMap<Slot, Session>,
+    pub(super) by_fabric: HashMap<SessionId, Session>,
     pub(super) puts: Slots<Put>,
     pub(super) gets: Slots<Get>,
     pub(super) lingering: Vec<Linger>,
@@ -285,7 +286,7 @@ impl Core {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn complete(&self, op: Slot, result: Completed) {
+    pub(super) fn complete(&self, op: OpSlot, result: Completed) {
         self.shared().complete(op, result);
     }
 
@@ -356,7 +357,7 @@ impl Core {
         }
     }
 
-    pub(super) fn add_link(&mut self, fabric: Slot, session: Session, begins: bool) {
+    pub(super) fn add_link(&mut self, fabric: SessionId, session: Session, begins: bool) {
         let link = Link {
             fabric,
             up: false,

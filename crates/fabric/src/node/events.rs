@@ -13,7 +13,7 @@ use super::windows::ONCE;
 use super::wire::{CreditBody, MessageBody, PlacedBody, PutBody, put_number};
 use crate::fabric::{Fabric, GetError, Handler};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::{SessionId, Slot};
 use crate::windows::{WindowError, WindowKey};
 use crate::wire::{Header, Kind, RefuseCode};
 
@@ -21,7 +21,7 @@ use crate::wire::{Header, Kind, RefuseCode};
 const CREDITS_MAX: u32 = 1 << 20;
 
 impl Handler for Core {
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) {
         if !self.by_fabric.contains_key(&slot) {
             let session = self.shared().add_session(Phase::Arriving, self.credits);
             self.add_link(slot, session, false);
@@ -48,7 +48,7 @@ impl Handler for Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: SessionId,
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) {
@@ -74,7 +74,7 @@ impl Handler for Core {
         }
     }
 
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, (kind, header): (Kind, &Header)) {
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, (kind, header): (Kind, &Header)) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let window = WindowKey(header.window.get());
         if fabric.windows().context(window) == Some(ONCE) {
@@ -109,7 +109,7 @@ impl Handler for Core {
         &mut self,
         _fabric: &mut Fabric,
         _reactor: &mut Reactor,
-        slot: Slot,
+        slot: SessionId,
         (frame, get): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -121,7 +121,7 @@ impl Handler for Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        slot: Slot,
+        slot: SessionId,
         (header, error): (&Header, WindowError),
     ) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
@@ -133,11 +133,11 @@ impl Handler for Core {
         self.part_ended(name, Some(session), Some(OpError::Refused(error)));
     }
 
-    fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: Slot, window: WindowKey) {
+    fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: SessionId, window: WindowKey) {
         self.window_recalled(slot, window);
     }
 
-    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, reason: CloseReason) {
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, reason: CloseReason) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let Some(link) = self.links.get_mut(&session) else { return };
         link.ended = Some(reason);
@@ -151,7 +151,7 @@ impl Handler for Core {
         self.shared().session_ended(session, reason);
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: SessionId) {
         if let Some(session) = self.by_fabric.remove(&slot) {
             let reason = self.links.get(&session).and_then(|link| link.ended).unwrap_or(CloseReason::Closed);
             self.end_transfers(session, reason);

@@ -28,7 +28,7 @@ pub struct GroupCompletion {
 #[derive(Debug)]
 pub struct Group {
     node: Node,
-    slot: Slot,
+    slot: GroupSlot,
     event: Arc<OnceLock<OwnedFd>>,
 }
 
@@ -42,7 +42,7 @@ pub struct GroupFull {
     pub reason: SubmitError,
 }
 
-struct GroupState {
+pub(super) struct GroupState {
     queue: VecDeque<(Origin, GroupCompletion)>,
     /// Operations that are in flight or in the queue.
     members: usize,
@@ -53,6 +53,9 @@ struct GroupState {
     event: Arc<OnceLock<OwnedFd>>,
 }
 
+/// What the tables call a group.
+pub(super) type GroupSlot = Slot<GroupState>;
+
 /// The groups of a node.
 #[derive(Default)]
 pub(super) struct Groups(Slots<GroupState>);
@@ -61,7 +64,7 @@ impl Groups {
     /// Gives the result back if the group is gone.
     pub(super) fn completed(
         &mut self,
-        group: Slot,
+        group: GroupSlot,
         context: u64,
         (origin, result): (Origin, Completed),
     ) -> Option<Completed> {
@@ -74,7 +77,7 @@ impl Groups {
         None
     }
 
-    pub(super) fn take(&mut self, group: Slot) -> Option<GroupCompletion> {
+    pub(super) fn take(&mut self, group: GroupSlot) -> Option<GroupCompletion> {
         let state = self.0.get_mut(group)?;
         let (_, completion) = state.queue.pop_front()?;
         state.members -= 1;
@@ -87,7 +90,7 @@ impl Groups {
     }
 
     /// Whether the thread that turns the loop waits for a group. Once it does not, another takes what is there.
-    pub(super) fn set_driven(&mut self, group: Slot, is_driven: bool) {
+    pub(super) fn set_driven(&mut self, group: GroupSlot, is_driven: bool) {
         let Some(state) = self.0.get_mut(group) else { return };
         state.is_driven = is_driven;
         if !is_driven && !state.queue.is_empty() {
@@ -96,12 +99,12 @@ impl Groups {
     }
 
     /// Takes a group out; gives what nobody has taken of it.
-    pub(super) fn remove(&mut self, group: Slot) -> impl Iterator<Item = (Origin, Completed)> + use<> {
+    pub(super) fn remove(&mut self, group: GroupSlot) -> impl Iterator<Item = (Origin, Completed)> + use<> {
         let queue = self.0.remove(group).map(|state| state.queue).unwrap_or_default();
         queue.into_iter().map(|(origin, completion)| (origin, completion.result))
     }
 
-    pub(super) fn add_waiter(&mut self, group: Slot, parker: &Arc<Parker>) {
+    pub(super) fn add_waiter(&mut self, group: GroupSlot, parker: &Arc<Parker>) {
         if let Some(state) = self.0.get_mut(group)
             && !state.waiters.iter().any(|other| Arc::ptr_eq(other, parker))
         {
@@ -110,7 +113,7 @@ impl Groups {
     }
 
     /// A thread waits no longer; what it was woken for, somebody else must look for.
-    pub(super) fn remove_waiter(&mut self, group: Slot, parker: &Arc<Parker>) {
+    pub(super) fn remove_waiter(&mut self, group: GroupSlot, parker: &Arc<Parker>) {
         let Some(state) = self.0.get_mut(group) else { return };
         match state.waiters.iter().position(|other| Arc::ptr_eq(other, parker)) {
             Some(place) => {

@@ -12,7 +12,7 @@ use super::{Node, Session};
 use crate::Fabric;
 use crate::limits::{ANSWER_QUEUE_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::{SessionId, Slot};
 use crate::wire::{Header, Kind};
 
 /// Takes what is not the program's. Called by the thread that turns the loop, one call at a time; it must not wait, and calls the
@@ -155,14 +155,15 @@ impl Node {
     }
 }
 
-impl From<Session> for Slot {
+/// The layer above names sessions alike wherever it stands: on a node, or on a loop's fabric.
+impl From<Session> for SessionId {
     fn from(session: Session) -> Self {
-        session.0
+        Self::new(session.0.index, session.0.generation)
     }
 }
 
-impl From<Slot> for Session {
-    fn from(slot: Slot) -> Self {
-        Self(slot)
+impl From<SessionId> for Session {
+    fn from(slot: SessionId) -> Self {
+        Self(Slot::new(slot.index, slot.generation))
     }
 }

@@ -89,6 +89,7 @@ pub use self::group::{Group, GroupCompletion, GroupFull};
 pub use self::layer::{Layer, Turn};
 pub use self::memory::{Bytes, Memory, Segment, Window};
 pub use self::op::{Completed, Op, OpId, Outcome};
+use self::shared::SessionState;
 use self::shared::Shared;
 pub use self::wait::Deadline;
 pub use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor, Rights};
@@ -146,7 +147,7 @@ impl Default for NodeOptions {
 
 /// A session of a node. A name: it goes stale when the session has ended and the program knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Session(Slot);
+pub struct Session(Slot<SessionState>);
 
 impl Session {
     /// The name as a number; never 0.

@@ -1,6 +1,7 @@
 //! Operations as the program sees them.
 
 use super::error::{OpError, SubmitError, WaitError};
+use super::shared::OpSlot;
 use super::{Deadline, Message, Node, Session};
 use crate::descriptor::Descriptor;
 use crate::session::CloseReason;
@@ -33,7 +34,7 @@ pub enum Outcome {
 
 /// The name of an operation, the same all its life and nobody else's for a long time after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub(super) Slot);
+pub struct OpId(pub(super) OpSlot);
 
 impl OpId {
     /// The name as a number.
@@ -55,7 +56,7 @@ impl OpId {
 #[derive(Debug)]
 pub struct Op {
     pub(super) node: Node,
-    pub(super) slot: Slot,
+    pub(super) slot: OpSlot,
 }
 
 impl Op {

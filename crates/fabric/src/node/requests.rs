@@ -9,6 +9,7 @@ use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{Held, Places, Segment, Window};
 use super::op::{Op, OpId, Outcome};
 use super::shared::OpKind;
+use super::shared::OpSlot;
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::descriptor::{Descriptor, Rights};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
@@ -17,7 +18,7 @@ use byway_reactor::{Address, Mapping};
 
 impl Node {
     /// Begins an operation that the loop does.
-    fn command(&self, kind: OpKind, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+    fn command(&self, kind: OpKind, command: impl FnOnce(OpSlot) -> Command) -> Result<Op, SubmitError> {
         let mut shared = self.inner.lock()?;
         let slot = shared.begin(kind)?;
         shared.commands.push_back(command(slot));
@@ -27,7 +28,7 @@ impl Node {
     }
 
     /// An operation that ends without anybody's doing but the loop's.
-    pub(super) fn run(&self, command: impl FnOnce(crate::Slot) -> Command) -> Result<Outcome, NodeError> {
+    pub(super) fn run(&self, command: impl FnOnce(OpSlot) -> Command) -> Result<Outcome, NodeError> {
         Ok(self.command(OpKind::Plain, command)?.wait(Deadline::NEVER)??)
     }
 
@@ -140,7 +141,7 @@ impl Node {
         self.send_counted(session, |op| Command::Send { op: Some(op), session, header, payload })
     }
 
-    fn send_counted(&self, session: Session, command: impl FnOnce(crate::Slot) -> Command) -> Result<Op, SubmitError> {
+    fn send_counted(&self, session: Session, command: impl FnOnce(OpSlot) -> Command) -> Result<Op, SubmitError> {
         let mut shared = self.inner.lock()?;
         shared.count_waiting(session)?;
         let slot = match shared.begin(OpKind::Send(session)) {
@@ -332,7 +333,7 @@ impl Node {
         &self,
         session: Session,
         kind: OpKind,
-        command: impl FnOnce(crate::Slot) -> Command,
+        command: impl FnOnce(OpSlot) -> Command,
     ) -> Result<Op, SubmitError> {
         self.inner.lock()?.usable(session)?;
         self.command(kind, command)

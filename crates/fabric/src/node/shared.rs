@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::error::{OpError, SubmitError, WaitError};
+use super::group::GroupSlot;
 use super::group::Groups;
 use super::op::{Completed, Outcome};
 use super::wait::Parker;
@@ -44,19 +45,22 @@ pub(super) struct Origin {
     came: u64,
 }
 
+/// What the tables call an operation.
+pub(super) type OpSlot = Slot<OpState>;
+
 pub(super) struct OpState {
     pub(super) origin: Origin,
     pub(super) result: Option<Completed>,
     /// Its handle is gone: nobody takes the result.
     pub(super) detached: bool,
     /// Where the result goes, and what it is called there.
-    pub(super) group: Option<(Slot, u64)>,
+    pub(super) group: Option<(GroupSlot, u64)>,
     pub(super) waiters: Vec<Arc<Parker>>,
 }
 
 #[derive(Debug)]
 pub(super) enum Phase {
-    Connecting(Slot),
+    Connecting(OpSlot),
     /// A server's, before its client has named its protocols.
     Arriving,
     Up,
@@ -69,7 +73,7 @@ pub(super) struct SessionState {
     pub(super) phase: Phase,
     /// With the place of each among all that came, in that order.
     queue: VecDeque<(u64, Message)>,
-    receivers: VecDeque<Slot>,
+    receivers: VecDeque<OpSlot>,
     /// Messages that were sent or wait to be, without credit.
     pub(super) waiting: usize,
     /// Messages that the program has taken, whose credit was not given back; below 0 if it was given back for some that lie in the
@@ -102,11 +106,11 @@ pub(super) struct Shared {
     /// Threads that wait while another turns the loop, and have not been offered to.
     pub(super) followers: VecDeque<Arc<Parker>>,
     /// A session for each message in a queue, with its place among all that came, in that order.
-    arrivals: VecDeque<(u64, Slot)>,
+    arrivals: VecDeque<(u64, Slot<SessionState>)>,
     /// Messages that came.
     came: u64,
-    receivers: VecDeque<Slot>,
-    acceptors: VecDeque<Slot>,
+    receivers: VecDeque<OpSlot>,
+    acceptors: VecDeque<OpSlot>,
     accepted: VecDeque<Session>,
     endings: VecDeque<Ending>,
     /// Something ended since [`super::Node::progress`] was last called.
@@ -114,7 +118,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn begin(&mut self, kind: OpKind) -> Result<Slot, SubmitError> {
+    pub(super) fn begin(&mut self, kind: OpKind) -> Result<OpSlot, SubmitError> {
         if self.ops.len() >= NODE_OPS_MAX {
             return Err(SubmitError::Busy);
         }
@@ -122,13 +126,13 @@ impl Shared {
     }
 
     /// As [`Self::begin`], of what only frees: it is not refused. There are no more of them than windows.
-    pub(super) fn begin_beyond(&mut self, kind: OpKind) -> Slot {
+    pub(super) fn begin_beyond(&mut self, kind: OpKind) -> OpSlot {
         let origin = Origin { kind, came: 0 };
         self.ops.insert(OpState { origin, result: None, detached: false, group: None, waiters: Vec::new() })
     }
 
     /// The end of an operation; of one that has ended nothing happens.
-    pub(super) fn complete(&mut self, op: Slot, result: Result<Outcome, OpError>) {
+    pub(super) fn complete(&mut self, op: OpSlot, result: Result<Outcome, OpError>) {
         self.news = true;
         let Some(state) = self.ops.get_mut(op).filter(|state| state.result.is_none()) else { return };
         for waiter in state.waiters.drain(..) {
@@ -207,12 +211,12 @@ impl Shared {
     }
 
     /// Whether an operation is under way.
-    pub(super) fn is_under_way(&self, op: Slot) -> bool {
+    pub(super) fn is_under_way(&self, op: OpSlot) -> bool {
         self.ops.get(op).is_some_and(|state| state.result.is_none())
     }
 
     /// The result of an operation, once.
-    pub(super) fn take(&mut self, op: Slot) -> Option<Result<Completed, WaitError>> {
+    pub(super) fn take(&mut self, op: OpSlot) -> Option<Result<Completed, WaitError>> {
         let Some(state) = self.ops.get(op) else { return Some(Err(WaitError::Taken)) };
         if state.group.is_some() {
             return Some(Err(WaitError::Taken));
@@ -222,18 +226,18 @@ impl Shared {
     }
 
     /// Ends an operation that is waited for no longer, and takes its result: none if it was cancelled, or cannot be.
-    pub(super) fn call_off(&mut self, op: Slot) -> Option<Completed> {
+    pub(super) fn call_off(&mut self, op: OpSlot) -> Option<Completed> {
         self.cancel(op);
         self.take(op)?.ok().filter(|result| *result != Err(OpError::Cancelled))
     }
 
     /// The handle of an operation is gone. True as for [`Self::discard`].
-    pub(super) fn detach(&mut self, op: Slot) -> bool {
+    pub(super) fn detach(&mut self, op: OpSlot) -> bool {
         self.ops.get(op).is_some_and(|state| state.group.is_none()) && self.let_go(op)
     }
 
     /// Nobody will take the result of an operation. True as for [`Self::discard`].
-    fn let_go(&mut self, op: Slot) -> bool {
+    fn let_go(&mut self, op: OpSlot) -> bool {
         let Some(state) = self.ops.get_mut(op) else { return false };
         let origin = state.origin;
         if let Some(result) = state.result.take() {
@@ -248,10 +252,10 @@ impl Shared {
     }
 
     /// A group is gone, and what it had with it. True as for [`Self::discard`].
-    pub(super) fn end_group(&mut self, group: Slot) -> bool {
+    pub(super) fn end_group(&mut self, group: GroupSlot) -> bool {
         let queued = self.groups.remove(group);
         let is_member = |state: &OpState| state.group.is_some_and(|(other, _)| other == group);
-        let members: Vec<Slot> = self.ops.iter().filter(|(_, state)| is_member(state)).map(|(op, _)| op).collect();
+        let members: Vec<OpSlot> = self.ops.iter().filter(|(_, state)| is_member(state)).map(|(op, _)| op).collect();
         // First what still waits, which is not to be given what nobody took.
         let mut must_look = false;
         for op in members {
@@ -264,7 +268,7 @@ impl Shared {
     }
 
     /// Cancels what waits here for somebody else's doing. False if the loop must be asked.
-    pub(super) fn cancel(&mut self, op: Slot) -> bool {
+    pub(super) fn cancel(&mut self, op: OpSlot) -> bool {
         let queue = match self.ops.get(op).map(|state| state.origin.kind) {
             Some(OpKind::Receive(None)) => &mut self.receivers,
             Some(OpKind::Receive(Some(session))) => match self.sessions.get_mut(session.0) {
@@ -290,7 +294,7 @@ impl Shared {
     }
 
     /// Begins to connect: the operation, and what will be its session.
-    pub(super) fn connect(&mut self, credits: u16) -> Result<(Slot, Session), SubmitError> {
+    pub(super) fn connect(&mut self, credits: u16) -> Result<(OpSlot, Session), SubmitError> {
         let op = self.begin(OpKind::Plain)?;
         let session = self.add_session(Phase::Connecting(op), credits);
         if let Some(state) = self.ops.get_mut(op) {
@@ -460,7 +464,7 @@ impl Shared {
         false
     }
 
-    fn end_receive(&mut self, op: Slot, came: u64, outcome: Outcome) {
+    fn end_receive(&mut self, op: OpSlot, came: u64, outcome: Outcome) {
         if let Some(state) = self.ops.get_mut(op) {
             state.origin.came = came;
         }
@@ -468,7 +472,7 @@ impl Shared {
     }
 
     /// Begins to receive: at once, if something is here.
-    pub(super) fn receive(&mut self, from: Option<Session>) -> Result<Slot, SubmitError> {
+    pub(super) fn receive(&mut self, from: Option<Session>) -> Result<OpSlot, SubmitError> {
         if let Some(session) = from {
             let state = self.sessions.get(session.0).ok_or(SubmitError::NoSession)?;
             if let (Phase::Ended(reason), true) = (&state.phase, state.queue.is_empty()) {
@@ -523,7 +527,7 @@ impl Shared {
         self.sessions.get(session.0).is_some_and(|state| state.taken >= i64::from(state.give_back_at))
     }
 
-    pub(super) fn accept(&mut self) -> Result<Slot, SubmitError> {
+    pub(super) fn accept(&mut self) -> Result<OpSlot, SubmitError> {
         let op = self.begin(OpKind::Accept)?;
         match self.accepted.pop_front() {
             Some(session) => self.complete(op, Ok(Outcome::Session(session))),

@@ -15,6 +15,7 @@ use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, Places};
 use super::op::{Completed, Outcome};
+use super::shared::OpSlot;
 use super::wire::{CreditBody, MessageBody, PutBody};
 use super::{OpId, Session};
 use crate::Fabric;
@@ -22,13 +23,13 @@ use crate::checksum::append_payload;
 use crate::fabric::{Announced, GetError, Remote};
 use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
-use crate::slots::Slot;
+use crate::slots::{SessionId, Slot};
 use crate::windows::WindowKey;
 use crate::wire::{Header as WireHeader, Kind};
 
 /// A put in flight.
 pub(super) struct Put {
-    op: Slot,
+    op: OpSlot,
     session: Session,
     /// Its place among the puts of its session.
     number: u64,
@@ -45,7 +46,7 @@ pub(super) struct Put {
 
 /// A get in flight.
 pub(super) struct Get {
-    op: Slot,
+    op: OpSlot,
     session: Session,
     parts: usize,
     left: u32,
@@ -55,7 +56,7 @@ pub(super) struct Get {
 
 /// An operation that has ended but for frames that somebody holds.
 pub(super) struct Linger {
-    op: Slot,
+    op: OpSlot,
     mappings: Vec<Mapping>,
     result: Completed,
     /// Of a put: its session, and its place among the puts there, which flushes wait for.
@@ -136,7 +137,7 @@ fn outcome(mappings: &[Mapping], result: Completed) -> Completed {
 fn push_part(
     fabric: &mut Fabric,
     reactor: &mut Reactor,
-    (slot, window, is_behind): (Slot, WindowKey, bool),
+    (slot, window, is_behind): (SessionId, WindowKey, bool),
     header: WireHeader,
     (segments, part): (&[Held], &Part),
 ) -> Result<(), OpError> {
@@ -156,14 +157,14 @@ fn push_part(
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
-fn can_be_reached(fabric: &Fabric, session: Slot, segments: &[Held]) -> bool {
+fn can_be_reached(fabric: &Fabric, session: SessionId, segments: &[Held]) -> bool {
     let registers = fabric.capabilities(session).is_some_and(|wire| wire.registers);
     !registers || segments.iter().all(|segment| segment.mapping.pin())
 }
 
 impl Core {
     /// Ends an operation once nobody can touch its memory any more.
-    pub(super) fn linger(&mut self, op: Slot, mappings: Vec<Mapping>, result: Completed) {
+    pub(super) fn linger(&mut self, op: OpSlot, mappings: Vec<Mapping>, result: Completed) {
         self.end_when_free(Linger { op, mappings, result, put: None });
     }
 
@@ -261,7 +262,7 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (op, session): (Slot, Session),
+        (op, session): (OpSlot, Session),
         (segments, Places { window, ranges }): (Vec<Held>, Places),
         message: Option<Header>,
     ) {
@@ -320,7 +321,7 @@ impl Core {
     }
 
     /// The peer of `session` has refused the part of a put that a message follows: the credit is back. False if there was none.
-    pub(super) fn message_refused(&mut self, put: Slot, session: Session) -> bool {
+    pub(super) fn message_refused(&mut self, put: Slot<Put>, session: Session) -> bool {
         let state = self.puts.get_mut(put).filter(|put| put.session == session);
         let had_message = state.is_some_and(|put| std::mem::take(&mut put.has_message));
         let had_message = had_message && !seeded::is(Bug::RefusedMessageKeepsCredit);
@@ -331,7 +332,7 @@ impl Core {
     }
 
     /// A part of a put has ended, as the peer of `session` says.
-    pub(super) fn part_ended(&mut self, put: Slot, session: Option<Session>, error: Option<OpError>) {
+    pub(super) fn part_ended(&mut self, put: Slot<Put>, session: Option<Session>, error: Option<OpError>) {
         let Some(state) = self.puts.get_mut(put).filter(|put| session.is_none_or(|session| session == put.session))
         else {
             return;
@@ -375,7 +376,7 @@ impl Core {
         self.note_debts(session);
     }
 
-    pub(super) fn start_flush(&mut self, op: Slot, session: Session) {
+    pub(super) fn start_flush(&mut self, op: OpSlot, session: Session) {
         let Some(link) = self.links.get_mut(&session) else {
             return self.complete(op, Err(OpError::Ended(CloseReason::Closed)));
         };
@@ -392,7 +393,7 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (op, session): (Slot, Session),
+        (op, session): (OpSlot, Session),
         segments: Vec<Held>,
         Places { window, ranges }: Places,
     ) {
@@ -431,7 +432,7 @@ impl Core {
     }
 
     /// A part of a get has ended.
-    pub(super) fn got_part(&mut self, session: Slot, get: u64, result: Result<(), GetError>) {
+    pub(super) fn got_part(&mut self, session: SessionId, get: u64, result: Result<(), GetError>) {
         let reason = || {
             let link = self.by_fabric.get(&session).and_then(|session| self.links.get(session));
             link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed)
@@ -445,7 +446,7 @@ impl Core {
         self.get_ended(Slot::from_u64(get), error);
     }
 
-    fn get_ended(&mut self, get: Slot, error: Option<OpError>) {
+    fn get_ended(&mut self, get: Slot<Get>, error: Option<OpError>) {
         let Some(state) = self.gets.get_mut(get) else { return };
         state.error = state.error.or(error);
         state.left -= 1;
@@ -481,7 +482,7 @@ impl Core {
 
     /// The lanes of a session are gone: what was under way ends.
     pub(super) fn end_transfers(&mut self, session: Session, reason: CloseReason) {
-        let puts: Vec<Slot> =
+        let puts: Vec<Slot<Put>> =
             self.puts.iter().filter(|(_, put)| put.session == session).map(|(name, _)| name).collect();
         for name in puts.into_iter().filter(|_| !seeded::is(Bug::PutsOfTheDead)) {
             if let Some(put) = self.puts.remove(name) {
@@ -496,12 +497,12 @@ impl Core {
 }
 
 /// Whether so much waits for the peer to read it that no more is sent which could wait, and no more is asked for.
-pub(super) fn is_full(fabric: &Fabric, session: Slot) -> bool {
+pub(super) fn is_full(fabric: &Fabric, session: SessionId) -> bool {
     fabric.control_queued_heap(session) >= CONTROL_QUEUE_BYTES
 }
 
 /// Sends a message with a payload of at most 16 KiB, which is copied.
-pub(super) fn send_small(fabric: &mut Fabric, session: Slot, header: WireHeader, payload: &[u8]) {
+pub(super) fn send_small(fabric: &mut Fabric, session: SessionId, header: WireHeader, payload: &[u8]) {
     let checked = fabric.agreed(session).is_some_and(crate::Agreed::payload_checksum);
     let checksum = (checked && !payload.is_empty()).then(|| crc32c::crc32c(payload));
     let announced = Announced { len: payload.len(), checksum };
@@ -509,12 +510,12 @@ pub(super) fn send_small(fabric: &mut Fabric, session: Slot, header: WireHeader,
 }
 
 /// Lets the peer of a session send so many messages more.
-pub(super) fn grant(fabric: &mut Fabric, session: Slot, messages: u32) {
+pub(super) fn grant(fabric: &mut Fabric, session: SessionId, messages: u32) {
     let body = CreditBody { messages: U32::new(messages), reserved: [0; 76] };
     fabric.send(session, WireHeader::with_body(Kind::Credit, &body));
 }
 
-impl From<OpId> for Slot {
+impl From<OpId> for OpSlot {
     fn from(id: OpId) -> Self {
         id.0
     }

@@ -14,10 +14,10 @@ use byway_reactor::Wait;
 
 use super::engine::Engine;
 use super::error::{SubmitError, WaitError};
+use super::group::GroupSlot;
 use super::op::{Completed, Op};
 use super::shared::Shared;
 use super::{Inner, Node};
-use crate::slots::Slot;
 
 /// When a wait ends at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Parker {
 #[derive(Clone, Copy)]
 enum On<'a> {
     Ops(&'a [&'a Op]),
-    Group(Slot),
+    Group(GroupSlot),
 }
 
 impl On<'_> {
@@ -316,7 +316,7 @@ impl Node {
 
     pub(super) fn wait_in_group<T>(
         &self,
-        group: Slot,
+        group: GroupSlot,
         deadline: Deadline,
         take: impl FnMut(&mut Shared) -> Option<T>,
     ) -> Result<T, WaitError> {

@@ -10,9 +10,10 @@ use super::Session;
 use super::engine::Core;
 use super::error::OpError;
 use super::op::Outcome;
+use super::shared::OpSlot;
 use crate::descriptor::{Descriptor, Rights};
 use crate::session::CloseReason;
-use crate::slots::{Slot, Slots};
+use crate::slots::{SessionId, Slot, Slots};
 use crate::windows::Closed;
 use crate::{Capabilities, Fabric, WindowKey};
 
@@ -24,11 +25,11 @@ pub(super) const ONCE: u64 = 1;
 pub(super) struct Closings {
     closing: Slots<Closing>,
     /// Whose a window is, by session of the fabric and key.
-    waiting: HashMap<(Slot, u64), Slot>,
+    waiting: HashMap<(SessionId, u64), Slot<Closing>>,
 }
 
 struct Closing {
-    op: Slot,
+    op: OpSlot,
     mapping: Mapping,
     left: usize,
 }
@@ -99,7 +100,7 @@ impl Core {
     pub(super) fn close_window(
         &mut self,
         (fabric, reactor): (&mut Fabric, &Reactor),
-        (op, sessions): (Slot, &[Session]),
+        (op, sessions): (OpSlot, &[Session]),
         descriptor: Descriptor,
         mapping: Mapping,
     ) {
@@ -127,7 +128,7 @@ impl Core {
     }
 
     /// A session's peer no longer reaches a window by itself.
-    pub(super) fn window_recalled(&mut self, session: Slot, window: WindowKey) {
+    pub(super) fn window_recalled(&mut self, session: SessionId, window: WindowKey) {
         let Some(name) = self.closings.waiting.remove(&(session, window.0)) else { return };
         let Some(closing) = self.closings.closing.get_mut(name) else { return };
         closing.left -= 1;

@@ -129,7 +129,7 @@ pub(super) struct Known {
 
 /// The entry of an identifier at its channel, removed when dropped.
 struct Entry {
-    slot: Slot,
+    slot: Slot<Known>,
     channel: Rc<Channel>,
 }
 

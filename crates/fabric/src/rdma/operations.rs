@@ -72,20 +72,32 @@ pub(super) struct Operation {
 
 struct Posted {
     operation: Operation,
-    queue: Slot,
+    queue: Queue,
     is_reported: bool,
 }
 
-struct SendQueue {
+/// What a send queue is called.
+pub(super) type SendQueueId = Slot<SendQueue>;
+/// What a shared receive queue is called.
+pub(super) type ReceiveQueueId = Slot<ReceiveQueue>;
+
+/// Where an operation is posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Send(SendQueueId),
+    Receive(ReceiveQueueId),
+}
+
+pub(super) struct SendQueue {
     number: u32,
     depth: u32,
     /// In the order of posting.
-    posted: VecDeque<Slot>,
+    posted: VecDeque<Slot<Posted>>,
     /// How many were posted since the last that is reported.
     unreported: u32,
 }
 
-struct ReceiveQueue {
+pub(super) struct ReceiveQueue {
     depth: u32,
     posted: u32,
 }
@@ -114,7 +126,7 @@ impl Operations {
     }
 
     /// Adds a shared receive queue. The error is how many entries there are for it.
-    pub(super) fn add_receives(&mut self, depth: u32) -> Result<Slot, u32> {
+    pub(super) fn add_receives(&mut self, depth: u32) -> Result<ReceiveQueueId, u32> {
         let free = self.room - self.taken;
         // One must be left, or nothing could ever be sent.
         if depth >= free {
@@ -125,19 +137,19 @@ impl Operations {
     }
 
     /// Adds the send queue of a queue pair.
-    pub(super) fn add_sends(&mut self, number: u32, depth: u32) -> Slot {
+    pub(super) fn add_sends(&mut self, number: u32, depth: u32) -> SendQueueId {
         self.sends.insert(SendQueue { number, depth, posted: VecDeque::new(), unreported: 0 })
     }
 
     /// Whether another send may be posted.
-    pub(super) fn has_room(&self, queue: Slot) -> bool {
+    pub(super) fn has_room(&self, queue: SendQueueId) -> bool {
         let is_full = |queue: &SendQueue| queue.posted.len() >= queue.depth as usize;
         self.taken < self.room && self.sends.get(queue).is_some_and(|queue| !is_full(queue))
     }
 
     /// Puts a send in, for which there must be room; says its number for the device, and whether it must be reported
     /// whatever the caller wants: half a queue, or half of all entries, without a report could be the end of reports.
-    pub(super) fn begin_send(&mut self, queue: Slot, operation: Operation, wants_report: bool) -> (u64, bool) {
+    pub(super) fn begin_send(&mut self, queue: SendQueueId, operation: Operation, wants_report: bool) -> (u64, bool) {
         let half_of_room = self.room / 2;
         let Some(sends) = self.sends.get_mut(queue) else { return (u64::MAX, true) };
         let is_reported =
@@ -145,24 +157,26 @@ impl Operations {
         sends.unreported = if is_reported { 0 } else { sends.unreported + 1 };
         self.taken += 1;
         self.unreported += u32::from(!is_reported);
-        let slot = self.posted.insert(Posted { operation, queue, is_reported });
+        let slot = self.posted.insert(Posted { operation, queue: Queue::Send(queue), is_reported });
         sends.posted.push_back(slot);
         (slot.to_u64(), is_reported)
     }
 
     /// Puts a receive in and says its number, or gives the operation back if the queue is full.
-    pub(super) fn begin_receive(&mut self, queue: Slot, operation: Operation) -> Result<u64, Operation> {
+    pub(super) fn begin_receive(&mut self, queue: ReceiveQueueId, operation: Operation) -> Result<u64, Operation> {
         match self.receives.get_mut(queue) {
             Some(receives) if receives.posted < receives.depth => receives.posted += 1,
             _ => return Err(operation),
         }
-        Ok(self.posted.insert(Posted { operation, queue, is_reported: true }).to_u64())
+        Ok(self.posted.insert(Posted { operation, queue: Queue::Receive(queue), is_reported: true }).to_u64())
     }
 
     /// Takes a receive back that the device did not take.
     pub(super) fn withdraw_receive(&mut self, number: u64) -> Option<Operation> {
         let posted = self.posted.remove(Slot::from_u64(number))?;
-        if let Some(receives) = self.receives.get_mut(posted.queue) {
+        if let Queue::Receive(queue) = posted.queue
+            && let Some(receives) = self.receives.get_mut(queue)
+        {
             receives.posted -= 1;
         }
         Some(posted.operation)
@@ -176,7 +190,7 @@ impl Operations {
             tracing::error!(number = wc.wr_id, status = wc.status, "a completion of nothing that is posted");
             return;
         };
-        if posted.operation.kind == Kind::Receive {
+        let Queue::Send(queue) = posted.queue else {
             let operation = self.withdraw_receive(wc.wr_id);
             // A write with a number beside it takes a receive and reports its own length, but leaves the memory as it was:
             // with what another peer sent last. What the opcode says is defined for a success alone.
@@ -185,8 +199,7 @@ impl Operations {
             let immediate = (wc.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
             into.extend(operation.map(|operation| Completion { immediate, ..operation.end(wc.qp_num, result) }));
             return;
-        }
-        let queue = posted.queue;
+        };
         while let Some(first) = self.sends.get_mut(queue).and_then(|sends| sends.posted.pop_front()) {
             let is_last = first == slot;
             // Those before it were not reported, and would have been if they had failed.
@@ -198,7 +211,7 @@ impl Operations {
     }
 
     /// Ends a send queue whose queue pair is gone: what is left goes into `into` as flushed.
-    pub(super) fn remove_sends(&mut self, queue: Slot, into: &mut impl Extend<Completion>) {
+    pub(super) fn remove_sends(&mut self, queue: SendQueueId, into: &mut impl Extend<Completion>) {
         let Some(sends) = self.sends.remove(queue) else { return };
         for slot in sends.posted {
             self.retire(slot, sends.number, Err(WorkError::Flushed), into);
@@ -206,17 +219,23 @@ impl Operations {
     }
 
     /// The same for a shared receive queue.
-    pub(super) fn remove_receives(&mut self, queue: Slot, into: &mut impl Extend<Completion>) {
+    pub(super) fn remove_receives(&mut self, queue: ReceiveQueueId, into: &mut impl Extend<Completion>) {
         let Some(receives) = self.receives.remove(queue) else { return };
         self.room += receives.depth;
-        let is_its = |posted: &Posted| posted.operation.kind == Kind::Receive && posted.queue == queue;
-        let slots: Vec<Slot> =
+        let is_its = |posted: &Posted| posted.queue == Queue::Receive(queue);
+        let slots: Vec<Slot<Posted>> =
             self.posted.iter_mut().filter(|(_, posted)| is_its(posted)).map(|(slot, _)| slot).collect();
         let ended = slots.into_iter().filter_map(|slot| self.posted.remove(slot));
         into.extend(ended.map(|posted| posted.operation.end(0, Err(WorkError::Flushed))));
     }
 
-    fn retire(&mut self, slot: Slot, number: u32, result: Result<(), WorkError>, into: &mut impl Extend<Completion>) {
+    fn retire(
+        &mut self,
+        slot: Slot<Posted>,
+        number: u32,
+        result: Result<(), WorkError>,
+        into: &mut impl Extend<Completion>,
+    ) {
         let Some(posted) = self.posted.remove(slot) else { return };
         self.taken -= 1;
         self.unreported -= u32::from(!posted.is_reported);
@@ -284,7 +303,7 @@ mod tests {
         let mut operations = Operations::new(12);
         assert_eq!(operations.add_receives(12), Err(11));
         let receives = operations.add_receives(4).unwrap();
-        let queues: Vec<Slot> = (0..10).map(|number| operations.add_sends(number, 8)).collect();
+        let queues: Vec<SendQueueId> = (0..10).map(|number| operations.add_sends(number, 8)).collect();
         let mut numbers = Vec::new();
         for (token, queue) in (0..).zip(queues.iter().copied()) {
             if operations.has_room(queue) {

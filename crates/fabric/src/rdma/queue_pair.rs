@@ -10,10 +10,10 @@ use super::aside::Ending;
 use super::domain::WindowAddress;
 use super::error::{PostError, RdmaError, Refused, errno_of};
 use super::memory::Payload;
+use super::operations::SendQueueId;
 use super::operations::{Completion, Kind, Operation};
 use super::receive::{ReceiveInner, SharedReceiveQueue};
 use super::verbs::{self, CmId, Qp, QpAttr, QpCap, QpInitAttr, SendWr, Sge};
-use crate::slots::Slot;
 
 /// What a queue pair is made for.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ pub(super) struct QueuePair {
     id: NonNull<CmId>,
     qp: NonNull<Qp>,
     number: u32,
-    key: Slot,
+    key: SendQueueId,
     segments_max: u32,
     inline_bytes_max: u32,
     is_broken: Cell<bool>,

@@ -12,10 +12,10 @@ use super::completion::{CompletionInner, CompletionQueue};
 use super::domain::{Domain, DomainInner};
 use super::error::{PostError, RdmaError, ReceiveRefused};
 use super::memory::Payload;
+use super::operations::ReceiveQueueId;
 use super::operations::{Completion, Kind, Operation};
 use super::queue_pair::clamp;
 use super::verbs::{RecvWr, Srq, SrqInitAttr};
-use crate::slots::Slot;
 
 /// A shared receive queue. Cloning it gives another handle.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub struct SharedReceiveQueue(pub(super) Rc<ReceiveInner>);
 
 pub(super) struct ReceiveInner {
     pub(super) srq: NonNull<Srq>,
-    key: Slot,
+    key: ReceiveQueueId,
     segments_max: u32,
     pub(super) completions: Rc<CompletionInner>,
     pub(super) domain: Rc<DomainInner>,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use byway_fabric::node::{Layer, Message, OpError, OpId, Outcome, Session, Turn};
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{CloseReason, Slot};
+use byway_fabric::{CloseReason, SessionId};
 use byway_reactor::Instant;
 use zerocopy::IntoBytes;
 
@@ -151,7 +151,7 @@ impl Layer for RpcLayer {
     }
 
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason) {
-        let name = Slot::from(session);
+        let name = SessionId::from(session);
         let mut tables = self.tables();
         tables.queue.retain(|arrived| arrived.call.session != name);
         let EndedCalls { mut with_session, answer_lost } = tables.calls.session_ended(name);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::node::OpId;
 use byway_reactor::Instant;
 
@@ -22,7 +22,7 @@ pub(super) struct WaitingCall {
 }
 
 /// A session and a protocol: credit is counted for each by itself.
-pub(super) type Line = (Slot, u8);
+pub(super) type Line = (SessionId, u8);
 
 /// Such calls by session and protocol, in order: those of one protocol do not wait behind another's.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl WaitingCalls {
     }
 
     /// Has a call wait; gives it back if too many do.
-    pub(super) fn push(&mut self, session: Slot, call: WaitingCall) -> Result<(), WaitingCall> {
+    pub(super) fn push(&mut self, session: SessionId, call: WaitingCall) -> Result<(), WaitingCall> {
         let queue = self.lines.entry((session, call.protocol)).or_default();
         if queue.len() >= CALLS_WAITING_MAX {
             return Err(call);
@@ -75,7 +75,7 @@ impl WaitingCalls {
     }
 
     /// Takes out the calls that are to end, of any session.
-    pub(super) fn extract(&mut self, ends: impl Fn(Slot, &WaitingCall) -> bool) -> Vec<OpId> {
+    pub(super) fn extract(&mut self, ends: impl Fn(SessionId, &WaitingCall) -> bool) -> Vec<OpId> {
         let mut ended = Vec::new();
         self.lines.retain(|(session, _), queue| {
             queue.retain(|call| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_reactor::Instant;
@@ -18,13 +18,13 @@ use crate::seeded::{self, Bug};
 
 impl<C> Calls<C> {
     /// Calls of a session's peer that were not answered.
-    pub fn calls_in(&self, session: Slot) -> usize {
+    pub fn calls_in(&self, session: SessionId) -> usize {
         self.session_ref(session).map_or(0, |session| session.incoming.count())
     }
 
     pub(super) fn called<'a>(
         &mut self,
-        slot: Slot,
+        slot: SessionId,
         header: &Header,
         payload: &'a [u8],
     ) -> Result<Event<'a, C>, Breach> {
@@ -47,7 +47,7 @@ impl<C> Calls<C> {
         Ok(Event::Called(from, Incomer { delegated: token.is_some(), ..incomer }))
     }
 
-    pub(super) fn cancelled<'a>(&mut self, slot: Slot, call: u64) -> Event<'a, C> {
+    pub(super) fn cancelled<'a>(&mut self, slot: SessionId, call: u64) -> Event<'a, C> {
         let from = CallRef { session: slot, call };
         // It may be answered meanwhile.
         let Some(owed) = self.session(slot).and_then(|state| state.incoming.get_mut(call)) else { return Event::None };
@@ -171,7 +171,7 @@ impl<C> Calls<C> {
     pub fn delegate(
         &mut self,
         from: CallRef,
-        third: Slot,
+        third: SessionId,
         ask: &Ask<'_>,
         left: Option<Duration>,
     ) -> Result<(Header, Token), CannotSend> {

@@ -1,6 +1,6 @@
 //! The caller's half: begins calls, and takes their answers.
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_reactor::Instant;
 use zerocopy::FromZeros;
@@ -15,12 +15,12 @@ impl<C> Calls<C> {
     ///
     /// # Errors
     /// Why not.
-    pub fn may_call(&mut self, session: Slot, protocol: u8) -> Result<(), CannotSend> {
+    pub fn may_call(&mut self, session: SessionId, protocol: u8) -> Result<(), CannotSend> {
         self.session(session).ok_or(CannotSend::Ended)?.protocols.may_call(protocol)
     }
 
     /// Calls of this node in flight over a session, delegated ones and cancelled ones included.
-    pub fn calls_out(&self, session: Slot) -> usize {
+    pub fn calls_out(&self, session: SessionId) -> usize {
         self.session_ref(session).map_or(0, |session| session.outgoing.len())
     }
 
@@ -39,7 +39,7 @@ impl<C> Calls<C> {
     /// The context and why the call cannot be sent.
     pub fn call(
         &mut self,
-        session: Slot,
+        session: SessionId,
         ask: &Ask<'_>,
         context: C,
         now: Instant,
@@ -113,7 +113,7 @@ impl<C> Calls<C> {
 
     /// A session has ended: what third nodes have sent over it of answers to calls of other sessions is lost. Gives the contexts
     /// of calls of this node that end so.
-    pub(super) fn lost_over(&mut self, name: Slot) -> Vec<C> {
+    pub(super) fn lost_over(&mut self, name: SessionId) -> Vec<C> {
         let mut own = Vec::new();
         for index in 0..self.sessions.len() {
             let Some(session) = self.sessions[index].as_ref().map(|session| session.name) else { continue };
@@ -128,7 +128,7 @@ impl<C> Calls<C> {
 
     pub(super) fn replied<'a>(
         &mut self,
-        slot: Slot,
+        slot: SessionId,
         header: &Header,
         payload: &'a [u8],
     ) -> Result<Event<'a, C>, Breach> {
@@ -136,7 +136,7 @@ impl<C> Calls<C> {
         let (token, payload) = split_token(header, payload)?;
         let Some(at) = self.answered_call(slot, body.call.get(), token) else { return Ok(Event::None) };
         let told = body.result.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let told = Slot::from_u64(told);
+        let told = SessionId::from_u64(told);
         let is_over = self.session_ref(told).is_none();
         let is_direct = body.status.get() == Status::AnsweredDirectly as u16;
         let progress = self.session(at.session).and_then(|state| match token {
@@ -151,7 +151,7 @@ impl<C> Calls<C> {
 
     /// A part of a call's answer lies in its window: `header` is that of the `Data`, or of a `Reply` with a payload for a
     /// window.
-    pub fn placed<'a>(&mut self, slot: Slot, kind: Kind, header: &Header) -> Event<'a, C> {
+    pub fn placed<'a>(&mut self, slot: SessionId, kind: Kind, header: &Header) -> Event<'a, C> {
         let (reply, data) = (header.body::<ReplyBody>(), header.body::<DataBody>());
         let token = (kind == Kind::Data && header.flags & FLAG_TOKEN != 0).then_some(data.token);
         let Some(at) = self.answered_call(slot, data.call.get(), token) else { return Event::None };
@@ -164,9 +164,9 @@ impl<C> Calls<C> {
     }
 
     /// Which call an answer is for.
-    fn answered_call(&mut self, slot: Slot, call: u64, token: Option<Token>) -> Option<CallId> {
+    fn answered_call(&mut self, slot: SessionId, call: u64, token: Option<Token>) -> Option<CallId> {
         let Some(token) = token else { return Some(CallId { session: slot, call }) };
-        let session = Slot::from_u64(token.session.get());
+        let session = SessionId::from_u64(token.session.get());
         let Some(state) = self.session_ref(session) else {
             self.counters.late += 1;
             return None;
@@ -182,7 +182,7 @@ impl<C> Calls<C> {
 
     pub(super) fn progressed<'a>(
         &mut self,
-        session: Slot,
+        session: SessionId,
         progress: Option<Progress<Context<C>>>,
         payload: &'a [u8],
     ) -> Event<'a, C> {

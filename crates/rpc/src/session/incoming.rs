@@ -1,6 +1,6 @@
 //! The callee's table of the calls of one session.
 
-use byway_fabric::Slot;
+use byway_fabric::{SessionId, Slot};
 
 use super::{Breach, CallId};
 use crate::message::Token;
@@ -13,7 +13,7 @@ pub(super) enum Way {
     /// Over the session that the call came over.
     Back,
     /// To the caller, over another session.
-    Direct(Slot),
+    Direct(SessionId),
     /// None: the session that a part of it took has ended.
     Lost,
 }
@@ -41,7 +41,7 @@ pub(super) struct Incoming {
 impl Incoming {
     /// A call came; at most `max` may be in flight.
     pub(super) fn begin(&mut self, call: u64, protocol: u8, token: Option<Token>, max: usize) -> Result<(), Breach> {
-        let slot = Slot::from_u64(call);
+        let slot = Slot::<Owed>::from_u64(call);
         let index = slot.index as usize;
         if index >= max {
             return Err(Breach::Credit);
@@ -60,7 +60,7 @@ impl Incoming {
     }
 
     pub(super) fn get_mut(&mut self, call: u64) -> Option<&mut Owed> {
-        let slot = Slot::from_u64(call);
+        let slot = Slot::<Owed>::from_u64(call);
         self.calls.get_mut(slot.index as usize)?.as_mut().filter(|owed| owed.generation == slot.generation)
     }
 
@@ -68,7 +68,7 @@ impl Incoming {
     pub(super) fn end(&mut self, call: u64) -> Option<Owed> {
         self.get_mut(call)?;
         self.count -= 1;
-        self.calls[Slot::from_u64(call).index as usize].take()
+        self.calls[Slot::<Owed>::from_u64(call).index as usize].take()
     }
 
     /// Where the calls that were delegated are now.

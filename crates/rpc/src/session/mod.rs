@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::hash::Hasher;
 use std::time::Duration;
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::node::DESCRIPTOR_BYTES;
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use zerocopy::{FromBytes, FromZeros};
@@ -39,7 +39,7 @@ use crate::seeded::{self, Bug};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallRef {
     /// The session that the call came over.
-    pub session: Slot,
+    pub session: SessionId,
     /// The call's number in that session.
     pub call: u64,
 }
@@ -48,7 +48,7 @@ pub struct CallRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId {
     /// The session that the call went over.
-    pub session: Slot,
+    pub session: SessionId,
     /// The call's number in that session.
     pub call: u64,
 }
@@ -81,7 +81,7 @@ pub struct Ask<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Incomer<'a> {
     /// The session that it came over.
-    pub session: Slot,
+    pub session: SessionId,
     /// The protocol.
     pub protocol: u8,
     /// The version of the protocol that both ends speak.
@@ -114,7 +114,7 @@ pub enum Event<'a, C> {
     /// A call of this node ended. The payload is what came with the reply.
     Ended(C, Answer, &'a [u8]),
     /// Calls or notices that [had no credit](CannotSend::NoCredit) may be tried again.
-    Ready(Slot),
+    Ready(SessionId),
 }
 
 /// The contexts of calls that ended because a session did.
@@ -161,7 +161,7 @@ pub struct CallCounters {
 #[derive(Debug)]
 pub struct Outbound {
     /// The session.
-    pub session: Slot,
+    pub session: SessionId,
     /// The header.
     pub header: Header,
     /// The payload, at most 16 KiB.
@@ -173,7 +173,7 @@ pub struct Outbound {
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// The session.
-    pub session: Slot,
+    pub session: SessionId,
     /// The header of the `Reply` or `Data`.
     pub header: Header,
     /// The caller's token, where the answer goes to it directly.
@@ -205,7 +205,7 @@ const MALFORMED: Answer = Answer { status: Status::Malformed as u16, ..LOST };
 
 #[derive(Debug)]
 struct Session<C> {
-    name: Slot,
+    name: SessionId,
     nonce: [u8; 16],
     /// This end said first what it speaks.
     begins: bool,
@@ -224,7 +224,7 @@ pub struct Calls<C> {
     /// By the index of the session's slot.
     sessions: Vec<Option<Session<C>>>,
     /// Sessions by the name of the node at their other end: the first that claimed it.
-    by_node: HashMap<NodeId, Slot>,
+    by_node: HashMap<NodeId, SessionId>,
     outbox: Vec<Outbound>,
     counters: CallCounters,
 }
@@ -259,26 +259,26 @@ impl<C> Calls<C> {
     }
 
     /// A session with a node, by the name that it claims.
-    pub fn session_with(&self, node: &NodeId) -> Option<Slot> {
+    pub fn session_with(&self, node: &NodeId) -> Option<SessionId> {
         self.by_node.get(node).copied()
     }
 
     /// The name that the node at the other end of a session claims.
-    pub fn node_of(&self, session: Slot) -> Option<NodeId> {
+    pub fn node_of(&self, session: SessionId) -> Option<NodeId> {
         self.session_ref(session)?.peer.map(|peer| peer.0)
     }
 
-    fn session_ref(&self, slot: Slot) -> Option<&Session<C>> {
+    fn session_ref(&self, slot: SessionId) -> Option<&Session<C>> {
         self.sessions.get(slot.index as usize)?.as_ref().filter(|session| session.name == slot)
     }
 
-    fn session(&mut self, slot: Slot) -> Option<&mut Session<C>> {
+    fn session(&mut self, slot: SessionId) -> Option<&mut Session<C>> {
         self.sessions.get_mut(slot.index as usize)?.as_mut().filter(|session| session.name == slot)
     }
 
     /// A session can be used. Its nonce keys the secrets of tokens. The end that `begins`, which is the fabric's client, says what it
     /// speaks; the other says so in answer.
-    pub fn up(&mut self, name: Slot, nonce: [u8; 16], begins: bool) {
+    pub fn up(&mut self, name: SessionId, nonce: [u8; 16], begins: bool) {
         let index = name.index as usize;
         if index >= self.sessions.len() {
             self.sessions.resize_with(index + 1, || None);
@@ -298,7 +298,7 @@ impl<C> Calls<C> {
     }
 
     /// Tells a session's peer what this node speaks.
-    fn introduce(&mut self, name: Slot) {
+    fn introduce(&mut self, name: SessionId) {
         let mut body = ProtocolsBody::new_zeroed();
         body.node = self.node;
         body.session.set(name.to_u64());
@@ -309,7 +309,7 @@ impl<C> Calls<C> {
     }
 
     /// As [`Calls::session_ended`]: the contexts of all calls that ended.
-    pub fn down(&mut self, name: Slot) -> Vec<C> {
+    pub fn down(&mut self, name: SessionId) -> Vec<C> {
         let EndedCalls { mut with_session, answer_lost } = self.session_ended(name);
         with_session.extend(answer_lost);
         with_session
@@ -317,7 +317,7 @@ impl<C> Calls<C> {
 
     /// A session has ended: gives the contexts of this node's calls that ended with it. Calls of its peer need no answer any
     /// more, and every reference to them is stale.
-    pub fn session_ended(&mut self, name: Slot) -> EndedCalls<C> {
+    pub fn session_ended(&mut self, name: SessionId) -> EndedCalls<C> {
         let mut calls = EndedCalls { with_session: Vec::new(), answer_lost: Vec::new() };
         if self.session(name).is_none() {
             return calls;
@@ -351,13 +351,13 @@ impl<C> Calls<C> {
     ///
     /// # Errors
     /// It cannot be sent.
-    pub fn notify(&mut self, session: Slot, ask: &Ask<'_>) -> Result<Header, CannotSend> {
+    pub fn notify(&mut self, session: SessionId, ask: &Ask<'_>) -> Result<Header, CannotSend> {
         self.session(session).ok_or(CannotSend::Ended)?.protocols.begin_notice(ask.protocol)?;
         Ok(call_header(Kind::Notice, 0, ask, None))
     }
 
     /// The program has taken a notice.
-    pub fn notice_taken(&mut self, session: Slot, protocol: u8) {
+    pub fn notice_taken(&mut self, session: SessionId, protocol: u8) {
         let Some(state) = self.session(session) else { return };
         if let Some(credits) = state.protocols.notice_taken(protocol) {
             let mut body = CreditBody::new_zeroed();
@@ -373,7 +373,7 @@ impl<C> Calls<C> {
     /// A breach of protocol: the session is to be ended.
     pub fn message<'a>(
         &mut self,
-        session: Slot,
+        session: SessionId,
         kind: Kind,
         header: &Header,
         payload: &'a [u8],
@@ -397,7 +397,7 @@ impl<C> Calls<C> {
         }
     }
 
-    fn introduced<'a>(&mut self, slot: Slot, header: &Header, payload: &[u8]) -> Result<Event<'a, C>, Breach> {
+    fn introduced<'a>(&mut self, slot: SessionId, header: &Header, payload: &[u8]) -> Result<Event<'a, C>, Breach> {
         let body: ProtocolsBody = header.body();
         let spoken = std::mem::take(&mut self.spoken);
         let state = self.session(slot).ok_or(Breach::Form);
@@ -418,7 +418,7 @@ impl<C> Calls<C> {
         Ok(Event::Ready(slot))
     }
 
-    fn notified<'a>(&mut self, slot: Slot, header: &Header, payload: &'a [u8]) -> Result<Event<'a, C>, Breach> {
+    fn notified<'a>(&mut self, slot: SessionId, header: &Header, payload: &'a [u8]) -> Result<Event<'a, C>, Breach> {
         let body: CallBody = header.body();
         let (windows, payload) = split_windows(body.windows, payload)?;
         let state = self.session(slot).ok_or(Breach::Form)?;
@@ -430,7 +430,7 @@ impl<C> Calls<C> {
         Ok(Event::Notified(incomer(slot, &body, version, windows, payload)?))
     }
 
-    fn push(&mut self, session: Slot, header: Header, payload: Vec<u8>) {
+    fn push(&mut self, session: SessionId, header: Header, payload: Vec<u8>) {
         self.outbox.push(Outbound { session, header, payload });
     }
 }
@@ -457,7 +457,7 @@ fn split_windows(count: u8, payload: &[u8]) -> Result<(&[u8], &[u8]), Breach> {
 }
 
 fn incomer<'a>(
-    session: Slot,
+    session: SessionId,
     body: &CallBody,
     version: u16,
     windows: &'a [u8],

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use byway_fabric::{Slot, Slots};
+use byway_fabric::{SessionId, Slot, Slots};
 use byway_reactor::Instant;
 
 use super::{Answer, LOST};
@@ -14,7 +14,7 @@ use crate::seeded::{self, Bug};
 const STALE_DEADLINES_MAX: usize = 64;
 
 #[derive(Debug)]
-struct Pending<C> {
+pub(super) struct Pending<C> {
     protocol: u8,
     /// Delegated by this node: whatever the callee says of other answers is for the caller.
     on_behalf: bool,
@@ -26,7 +26,7 @@ struct Pending<C> {
     /// The callee has replied: it uses neither the call's windows nor its memory any more.
     released: bool,
     /// The callee has said that a third node has answered over this session; the answer is on its way.
-    direct: Option<Slot>,
+    direct: Option<SessionId>,
 }
 
 impl<C> Pending<C> {
@@ -42,7 +42,7 @@ impl<C> Pending<C> {
 pub(super) struct Outgoing<C> {
     calls: Slots<Pending<C>>,
     /// Deadlines, soonest first. Calls that ended leave theirs behind until the heap is built anew.
-    deadlines: BinaryHeap<Reverse<(Instant, Slot)>>,
+    deadlines: BinaryHeap<Reverse<(Instant, Slot<Pending<C>>)>>,
 }
 
 /// What a message does to a call.
@@ -114,8 +114,8 @@ impl<C> Outgoing<C> {
     pub(super) fn replied_directly(
         &mut self,
         call: u64,
-        (session, is_over): (Slot, bool),
-        to_callee: Slot,
+        (session, is_over): (SessionId, bool),
+        to_callee: SessionId,
     ) -> Option<Progress<C>> {
         let slot = Slot::from_u64(call);
         let call = self.calls.get_mut(slot).filter(|call| !call.released)?;
@@ -148,7 +148,7 @@ impl<C> Outgoing<C> {
     }
 
     /// A session has ended: a call whose answer was on its way over it.
-    pub(super) fn lost_over(&mut self, session: Slot) -> Option<Progress<C>> {
+    pub(super) fn lost_over(&mut self, session: SessionId) -> Option<Progress<C>> {
         if seeded::is(Bug::DirectAnswerLost) {
             return None;
         }
@@ -159,13 +159,13 @@ impl<C> Outgoing<C> {
         Some(self.progress(slot))
     }
 
-    fn slot_of(&self, call: u64) -> Slot {
+    fn slot_of(&self, call: u64) -> Slot<Pending<C>> {
         let slot = Slot::from_u64(call);
         let mut others = self.calls.iter().filter(|(other, _)| other.index == slot.index);
         if seeded::is(Bug::LateAnswerTaken) { others.next().map_or(slot, |other| other.0) } else { slot }
     }
 
-    fn progress(&mut self, slot: Slot) -> Progress<C> {
+    fn progress(&mut self, slot: Slot<Pending<C>>) -> Progress<C> {
         let mut progress = Progress { ended: None, released: None };
         let Some(call) = self.calls.get_mut(slot) else { return progress };
         if call.is_answered() {

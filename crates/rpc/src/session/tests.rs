@@ -5,8 +5,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use byway_fabric::Slots;
 use byway_fabric::random::Random;
+use byway_fabric::{SessionKind, Slots};
 use byway_reactor::Instant;
 use zerocopy::IntoBytes;
 
@@ -71,7 +71,7 @@ struct Lanes {
 
 /// A session between two nodes, by the slot that each of them has given it.
 struct Link {
-    ends: [(usize, Slot); 2],
+    ends: [(usize, SessionId); 2],
     /// By the receiving end.
     lanes: [Lanes; 2],
     down: [bool; 2],
@@ -82,11 +82,11 @@ struct World {
     now: Instant,
     nodes: Vec<Calls<Number>>,
     /// The sessions of each node that have not ended: names are used again, as in a table.
-    names: Vec<Slots<()>>,
+    names: Vec<Slots<(), SessionKind>>,
     links: Vec<Link>,
     lives: HashMap<Number, Life>,
     owing: Vec<Owing>,
-    notices: Vec<(usize, Slot)>,
+    notices: Vec<(usize, SessionId)>,
     forged: u64,
     next_number: u64,
 }
@@ -125,7 +125,7 @@ impl World {
     fn connect(&mut self, a: usize, b: usize) {
         let mut nonce = [0; 16];
         nonce[..8].copy_from_slice(&self.random.next_u64().to_le_bytes());
-        let mut ends = [(a, Slot { index: 0, generation: 1 }); 2];
+        let mut ends = [(a, SessionId::new(0, 1)); 2];
         for (end, (node, begins)) in ends.iter_mut().zip([(a, true), (b, false)]) {
             *end = (node, self.names[node].insert(()));
             self.nodes[node].up(end.1, nonce, begins);
@@ -134,7 +134,7 @@ impl World {
         self.send_outboxes();
     }
 
-    fn send(&mut self, node: usize, session: Slot, header: Header, payload: Vec<u8>, bulk: bool) {
+    fn send(&mut self, node: usize, session: SessionId, header: Header, payload: Vec<u8>, bulk: bool) {
         let place = self.links.iter().position(|link| link.ends.contains(&(node, session)));
         let Some(link) = place.map(|place| &mut self.links[place]) else { return };
         let sender = usize::from(link.ends[0] != (node, session));
@@ -156,13 +156,13 @@ impl World {
         }
     }
 
-    fn sessions_of(&self, node: usize) -> Vec<Slot> {
+    fn sessions_of(&self, node: usize) -> Vec<SessionId> {
         let of =
             |link: &Link| (0..2).find(|end| link.ends[*end].0 == node && !link.down[*end]).map(|end| link.ends[end].1);
         self.links.iter().filter_map(of).collect()
     }
 
-    fn pick_session(&mut self, node: usize) -> Option<Slot> {
+    fn pick_session(&mut self, node: usize) -> Option<SessionId> {
         let sessions = self.sessions_of(node);
         let at = self.below(sessions.len());
         sessions.get(at).copied()
@@ -272,7 +272,7 @@ impl World {
         self.end(number, "answered", lost.is_none())
     }
 
-    fn deliver_part(&mut self, node: usize, session: Slot, kind: Kind, packet: &Packet) -> Checked {
+    fn deliver_part(&mut self, node: usize, session: SessionId, kind: Kind, packet: &Packet) -> Checked {
         // The payload of a part names its call: it goes into that call's window.
         let number = Number(u64::from_le_bytes(packet.payload[..8].try_into().map_err(|_| "a part")?));
         let life = self.lives.get_mut(&number).ok_or("a part of no call")?;
@@ -556,7 +556,7 @@ proptest::proptest! {
     ) {
         let spoken = vec![Spoken { protocol: 1, versions: (1, 1), grant: Some(GRANT) }];
         let mut calls: Calls<usize> = Calls::new([9; 16], spoken.clone());
-        let session = Slot { index: 0, generation: 1 };
+        let session = SessionId::new(0, 1);
         calls.up(session, [3; 16], false);
         let entry = entries(&spoken);
         let mut hello = ProtocolsBody::new_zeroed();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Remote, Slot};
+use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Remote, SessionId};
 use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
 use byway_rpc::session::{CallRef, Event, Incomer, Spoken};
 
@@ -41,7 +41,13 @@ impl At<'_> {
     ///
     /// # Errors
     /// There is no room for it now.
-    pub fn get(&mut self, session: Slot, from: Remote, into: Frame, (protocol, tag): (u8, u64)) -> Result<(), Frame> {
+    pub fn get(
+        &mut self,
+        session: SessionId,
+        from: Remote,
+        into: Frame,
+        (protocol, tag): (u8, u64),
+    ) -> Result<(), Frame> {
         get(self.fabric, self.reactor, session, from, into, (protocol, tag))
     }
 }
@@ -50,7 +56,7 @@ impl At<'_> {
 pub(crate) fn get(
     fabric: &mut Fabric,
     reactor: &mut Reactor,
-    session: Slot,
+    session: SessionId,
     from: Remote,
     into: Frame,
     (protocol, tag): (u8, u64),
@@ -68,22 +74,22 @@ pub trait Service {
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>);
 
     /// What [`At::get`] has asked for is here, or will not come.
-    fn got(&mut self, at: &mut At<'_>, session: Slot, into: (Option<Frame>, u64), result: Result<(), GetError>) {
+    fn got(&mut self, at: &mut At<'_>, session: SessionId, into: (Option<Frame>, u64), result: Result<(), GetError>) {
         let _ = (at, session, into, result);
     }
 
     /// A session's client takes notices again.
-    fn may_notify(&mut self, at: &mut At<'_>, session: Slot) {
+    fn may_notify(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
     }
 
     /// A session has ended, or was dismissed: what of it waits is not to be begun. What is under way ends by itself.
-    fn peer_gone(&mut self, at: &mut At<'_>, session: Slot) {
+    fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
     }
 
     /// Nothing of an ended session is on its way any more: slabs that are open to its client are to be closed and dropped.
-    fn peer_drained(&mut self, at: &mut At<'_>, session: Slot) {
+    fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
     }
 
@@ -223,7 +229,7 @@ impl Host {
     }
 
     /// Where the client of a session is.
-    pub fn peer(&self, session: Slot) -> Option<SocketAddr> {
+    pub fn peer(&self, session: SessionId) -> Option<SocketAddr> {
         self.fabric.peer(session)
     }
 
@@ -253,7 +259,7 @@ impl Handler for Hosting<'_, '_, '_> {
         self.services.iter().any(|service| service.can_go_on(reactor))
     }
 
-    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: SessionId) {
         self.sessions.up(fabric, slot);
     }
 
@@ -261,7 +267,7 @@ impl Handler for Hosting<'_, '_, '_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         message: (Message, &Header),
         payload: &[u8],
     ) {
@@ -289,7 +295,7 @@ impl Handler for Hosting<'_, '_, '_> {
     }
 
     /// A client has put bytes into a slab that a service opened to it: no service hears of it.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, message: (Message, &Header)) {
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, message: (Message, &Header)) {
         if let Err(reason) = fabric.confirm_put(session, message) {
             fabric.close(reactor, session, reason);
         }
@@ -299,7 +305,7 @@ impl Handler for Hosting<'_, '_, '_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -310,7 +316,7 @@ impl Handler for Hosting<'_, '_, '_> {
         }
     }
 
-    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot, _reason: CloseReason) {
+    fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, _reason: CloseReason) {
         if !self.sessions.down(slot) {
             return;
         }
@@ -319,7 +325,7 @@ impl Handler for Hosting<'_, '_, '_> {
         }
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) {
         for service in &mut *self.services {
             service.peer_drained(&mut At { fabric, reactor, sessions: self.sessions }, slot);
         }

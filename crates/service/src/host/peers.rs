@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use byway_fabric::feedback::Delays;
-use byway_fabric::{Feedback, Slot};
+use byway_fabric::{Feedback, SessionId};
 use byway_reactor::{PathState, Reactor};
 
 use super::Host;
@@ -20,7 +20,7 @@ pub struct PeerFeedback {
     pub feedback: Feedback,
     /// What the wire says of the path of the busiest of them.
     pub path: Option<PathState>,
-    busiest: (f64, Slot),
+    busiest: (f64, SessionId),
 }
 
 impl PeerFeedback {

@@ -1,7 +1,7 @@
 //! What every driver of the call protocol over a [`Fabric`] needs.
 
 use byway_fabric::wire::Header;
-use byway_fabric::{Announced, Fabric, Slot};
+use byway_fabric::{Announced, Fabric, SessionId};
 use byway_rpc::session::Calls;
 
 /// Sends what the call protocol has to say. To be called after each call of [`Calls`].
@@ -12,7 +12,7 @@ pub(crate) fn send_outbox<C>(calls: &mut Calls<C>, fabric: &mut Fabric) {
 }
 
 /// Sends a message with a small payload, which is copied.
-pub(crate) fn send(fabric: &mut Fabric, session: Slot, header: Header, payload: &[&[u8]]) {
+pub(crate) fn send(fabric: &mut Fabric, session: SessionId, header: Header, payload: &[&[u8]]) {
     let checked = fabric.agreed(session).is_some_and(byway_fabric::Agreed::payload_checksum);
     let checksum = || payload.iter().fold(0, |checksum, bytes| crc32c::crc32c_append(checksum, bytes));
     let len = payload.iter().map(|bytes| bytes.len()).sum();

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use byway_fabric::access::Identity;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, Slot};
+use byway_fabric::{CloseReason, Fabric, SessionId};
 use byway_reactor::Reactor;
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Breach, CallRef, Calls, CannotSend, Event, Route, Spoken};
@@ -16,7 +16,7 @@ use super::sending::{send, send_outbox};
 #[derive(Debug)]
 pub struct Session {
     /// The fabric's name for it.
-    pub slot: Slot,
+    pub slot: SessionId,
     /// Whom TLS and the wire prove the client to be.
     pub client: Identity,
     /// Payloads must lie in memory that nobody else changes, and that we may read.
@@ -51,21 +51,21 @@ impl Sessions {
     }
 
     /// A session, until nothing of it is left.
-    pub fn get(&self, slot: Slot) -> Option<&Session> {
+    pub fn get(&self, slot: SessionId) -> Option<&Session> {
         self.table.get(slot.index as usize)?.as_ref().filter(|session| session.slot == slot)
     }
 
-    fn get_mut(&mut self, slot: Slot) -> Option<&mut Session> {
+    fn get_mut(&mut self, slot: SessionId) -> Option<&mut Session> {
         self.table.get_mut(slot.index as usize)?.as_mut().filter(|session| session.slot == slot)
     }
 
     /// The session at an index of the fabric's.
-    pub(super) fn at(&self, index: usize) -> Option<Slot> {
+    pub(super) fn at(&self, index: usize) -> Option<SessionId> {
         Some(self.table.get(index)?.as_ref()?.slot)
     }
 
     /// Whether its client can be answered still.
-    pub fn is_up(&self, slot: Slot) -> bool {
+    pub fn is_up(&self, slot: SessionId) -> bool {
         self.get(slot).is_some_and(|session| !session.down)
     }
 
@@ -85,41 +85,41 @@ impl Sessions {
     }
 
     /// Something is done for a session: the fabric does not forget it before [`Sessions::end_job`].
-    pub fn begin_job(&mut self, slot: Slot) {
+    pub fn begin_job(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
             session.jobs += 1;
         }
     }
 
     /// It has ended.
-    pub fn end_job(&mut self, fabric: &mut Fabric, slot: Slot) {
+    pub fn end_job(&mut self, fabric: &mut Fabric, slot: SessionId) {
         self.forget_job(slot);
         self.release_if_done(fabric, slot);
     }
 
     /// It has ended, while its session has not.
-    pub fn forget_job(&mut self, slot: Slot) {
+    pub fn forget_job(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
             session.jobs -= 1;
         }
     }
 
     /// A request of a session holds so many bytes of frames from now on.
-    pub fn note_held(&mut self, slot: Slot, bytes: usize) {
+    pub fn note_held(&mut self, slot: SessionId, bytes: usize) {
         if let Some(session) = self.get_mut(slot) {
             session.held_bytes += bytes;
         }
     }
 
     /// It does not any more, or an answer does.
-    pub fn note_let_go(&mut self, slot: Slot, bytes: usize) {
+    pub fn note_let_go(&mut self, slot: SessionId, bytes: usize) {
         if let Some(session) = self.get_mut(slot) {
             session.held_bytes -= bytes;
         }
     }
 
     /// Whether a session holds more frames than there are free ones (`waiting.rs`).
-    pub fn holds_too_much(&self, fabric: &Fabric, reactor: &Reactor, slot: Slot) -> bool {
+    pub fn holds_too_much(&self, fabric: &Fabric, reactor: &Reactor, slot: SessionId) -> bool {
         let held = self.get(slot).map_or(0, |session| session.held_bytes) + fabric.queued_frame_bytes(slot);
         held > 0 && held > reactor.frames().free_bytes()
     }
@@ -152,7 +152,7 @@ impl Sessions {
     pub fn notify(
         &mut self,
         fabric: &mut Fabric,
-        slot: Slot,
+        slot: SessionId,
         (protocol, method): (u8, u16),
         arguments: &[u8],
     ) -> Result<(), CannotSend> {
@@ -163,7 +163,7 @@ impl Sessions {
     }
 
     /// Ends a session: what its client asks for from here on is not begun. True unless it was told so before.
-    pub fn dismiss(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) -> bool {
+    pub fn dismiss(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) -> bool {
         let Some(session) = self.get_mut(slot).filter(|session| !session.down && !session.dismissed) else {
             return false;
         };
@@ -177,9 +177,9 @@ impl Sessions {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        is: impl Fn(&Fabric, Slot) -> bool,
-    ) -> Vec<Slot> {
-        let mut slots: Vec<Slot> = self.table.iter().flatten().map(|session| session.slot).collect();
+        is: impl Fn(&Fabric, SessionId) -> bool,
+    ) -> Vec<SessionId> {
+        let mut slots: Vec<SessionId> = self.table.iter().flatten().map(|session| session.slot).collect();
         slots.retain(|slot| is(fabric, *slot) && self.dismiss(fabric, reactor, *slot));
         slots
     }
@@ -202,7 +202,7 @@ impl Sessions {
         }
     }
 
-    pub(super) fn up(&mut self, fabric: &Fabric, slot: Slot) {
+    pub(super) fn up(&mut self, fabric: &Fabric, slot: SessionId) {
         let (Some(agreed), Some(nonce)) = (fabric.agreed(slot), fabric.nonce(slot)) else { return };
         self.calls.up(slot, nonce, false);
         let index = slot.index as usize;
@@ -225,7 +225,7 @@ impl Sessions {
     /// Takes a message. `Ok(None)`: there is nothing to do.
     pub(super) fn message<'a>(
         &mut self,
-        slot: Slot,
+        slot: SessionId,
         (kind, header): (Message, &Header),
         payload: &'a [u8],
     ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
@@ -244,7 +244,7 @@ impl Sessions {
     }
 
     /// Whether calls of a session are not begun: its client sends them again to the next server, or may not send them any more.
-    fn begins_none(&self, slot: Slot) -> bool {
+    fn begins_none(&self, slot: SessionId) -> bool {
         self.draining || self.get(slot).is_none_or(|session| session.dismissed)
     }
 
@@ -253,7 +253,7 @@ impl Sessions {
     }
 
     /// A session has ended; whether it was up.
-    pub(super) fn down(&mut self, slot: Slot) -> bool {
+    pub(super) fn down(&mut self, slot: SessionId) -> bool {
         let Some(session) = self.get_mut(slot) else { return false };
         session.down = true;
         self.calls.down(slot);
@@ -261,7 +261,7 @@ impl Sessions {
     }
 
     /// Nothing of a session is left at the fabric.
-    pub(super) fn drained(&mut self, fabric: &mut Fabric, slot: Slot) {
+    pub(super) fn drained(&mut self, fabric: &mut Fabric, slot: SessionId) {
         match self.get_mut(slot) {
             Some(session) => session.drained = true,
             // It ended before it was up.
@@ -271,7 +271,7 @@ impl Sessions {
     }
 
     /// Lets the fabric forget a session, once nothing of it is left.
-    fn release_if_done(&mut self, fabric: &mut Fabric, slot: Slot) {
+    fn release_if_done(&mut self, fabric: &mut Fabric, slot: SessionId) {
         if self.get(slot).is_some_and(|session| session.drained && session.jobs == 0) {
             self.table[slot.index as usize] = None;
             fabric.release(slot);

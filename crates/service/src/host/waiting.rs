@@ -9,7 +9,7 @@
 //! threshold of shared-memory switches (Choudhury and Hahne, 1998). Whoever is over it has something under way, whose end
 //! feeds the lines again.
 
-use byway_fabric::{Deficit, Fabric, Slot};
+use byway_fabric::{Deficit, Fabric, SessionId};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
 
@@ -66,12 +66,12 @@ impl<T> Line<T> {
     }
 
     /// Puts something at the end of its session's queue.
-    pub fn push(&mut self, reactor: &Reactor, session: Slot, queued: T) {
+    pub fn push(&mut self, reactor: &Reactor, session: SessionId, queued: T) {
         self.ring.push(session.index as usize, Waiting { queued, since: reactor.now(), begun: false });
     }
 
     /// Gives back what of a session waits, which is not begun any more.
-    pub fn leave(&mut self, session: Slot) -> impl Iterator<Item = T> + use<T> {
+    pub fn leave(&mut self, session: SessionId) -> impl Iterator<Item = T> + use<T> {
         self.ring.leave(session.index as usize).into_iter().map(|waiting| waiting.queued)
     }
 }

@@ -5,8 +5,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use byway_fabric::Slot;
-use byway_fabric::rdma::transport::{Event, Received, Transport};
+use byway_fabric::rdma::transport::{ConnectionId, Event, Received, Transport};
 use byway_fabric::registration::Limits;
 use byway_fabric::wire::HEADER_BYTES;
 use byway_reactor::{Reactor, Token, Wait};
@@ -18,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 pub struct Link {
     transport: Transport,
-    connection: Slot,
+    connection: ConnectionId,
     is_up: bool,
     is_down: bool,
     /// Messages that were not looked at: their sender waits for their credits.

@@ -13,21 +13,21 @@ use crate::{FabricCounters, Options};
 struct NoSession;
 
 impl Handler for NoSession {
-    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {
+    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {
         panic!("a connection that there is no room for has a session");
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
         panic!("{kind:?} without a session");
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header)) {
         panic!("{kind:?} without a session");
     }
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {}
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {}
 
-    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {}
+    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {}
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{GetError, Handler, WindowKey};
 struct Peer {
     reactor: Reactor,
     fabric: Fabric,
-    session: Slot,
+    session: SessionId,
     log: Log,
 }
 
@@ -26,24 +26,25 @@ struct Log {
 }
 
 impl Handler for Log {
-    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         let body = CreditBody { messages: U32::new(64), reserved: [0; 76] };
         fabric.send(session, WireHeader::with_body(Kind::Credit, &body));
         fabric.send(session, WireHeader::new(Kind::Protocols));
         self.is_up = true;
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &WireHeader), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &WireHeader), _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &WireHeader)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &WireHeader)) {}
 
-    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Option<Frame>, u64), _: Result<(), GetError>) {}
+    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Option<Frame>, u64), _: Result<(), GetError>) {
+    }
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         panic!("the session ended: {reason}");
     }
 
-    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {}
+    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {}
 }
 
 impl Peer {
@@ -164,22 +165,22 @@ fn with_core<T>(node: &Node, run: impl FnOnce(&mut Core, &mut Fabric, &mut React
     run(core, fabric, reactor)
 }
 
-fn begin(node: &Node, session: Session) -> Slot {
+fn begin(node: &Node, session: Session) -> OpSlot {
     let mut shared = node.inner.lock().unwrap();
     shared.count_waiting(session).unwrap();
     shared.begin(OpKind::Send(session)).unwrap()
 }
 
-fn result_of(node: &Node, op: Slot) -> Option<Completed> {
+fn result_of(node: &Node, op: OpSlot) -> Option<Completed> {
     node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone())
 }
 
-fn message(op: Slot) -> Waiting {
+fn message(op: OpSlot) -> Waiting {
     let header = Header::new(b"message").unwrap();
     Waiting::Message { op: Some(op), header, payload: Vec::new() }
 }
 
-fn put_with_message(op: Slot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
+fn put_with_message(op: OpSlot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
     let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
     let segments = segments.collect();
     let to = Places { window, ranges };

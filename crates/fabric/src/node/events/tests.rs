@@ -25,23 +25,23 @@ struct Says {
 }
 
 impl Handler for Says {
-    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         for word in self.words.drain(..) {
             fabric.send(session, word);
         }
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
         self.heard.push(kind);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {
         self.down = true;
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }
@@ -52,7 +52,7 @@ impl Peer {
         Self { reactor, fabric: Fabric::new(Options::new(7)), says: Says { words, heard: Vec::new(), down: false } }
     }
 
-    fn connect(&mut self, to: &Address) -> Slot {
+    fn connect(&mut self, to: &Address) -> SessionId {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
         self.fabric.connect(&mut self.reactor, to.clone(), identity)
     }

@@ -22,6 +22,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::operations::{Completion, Kind};
 use super::super::queue_pair::QueuePairOptions;
 use super::super::receive::SharedReceiveQueue;
+use super::ConnectionId;
 use super::Down;
 use super::stock::{Epoch, Stock};
 use crate::limits::{
@@ -29,7 +30,6 @@ use crate::limits::{
     SMALL_BYTES_MAX,
 };
 use crate::registration::Limits;
-use crate::slots::Slot;
 use crate::wire::HEADER_BYTES;
 
 /// Segments of a receive: the header, and the payload apart from it, so that the payload begins a page.
@@ -48,7 +48,7 @@ pub(super) struct Adapter {
     limits: Limits,
     descriptor: Descriptor,
     /// Whose a queue pair is, and how many others had ended when it last took a message, or began.
-    queue_pairs: HashMap<u32, (Slot, Epoch)>,
+    queue_pairs: HashMap<u32, (ConnectionId, Epoch)>,
     receives_max: u32,
     stock: Stock,
     polled: Vec<Completion>,
@@ -155,7 +155,7 @@ impl Adapter {
     }
 
     /// A connection has gone that had receives reserved.
-    pub(super) fn release(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+    pub(super) fn release(&mut self, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
         if self.stock.release() {
             self.receives = None;
             self.poll(into);
@@ -172,7 +172,11 @@ impl Adapter {
     }
 
     /// Gives an endpoint its queue pair, which is `connection`'s.
-    pub(super) fn create_queue_pair(&mut self, endpoint: &mut Endpoint, connection: Slot) -> Result<(), RdmaError> {
+    pub(super) fn create_queue_pair(
+        &mut self,
+        endpoint: &mut Endpoint,
+        connection: ConnectionId,
+    ) -> Result<(), RdmaError> {
         let receives = self.receives.as_ref().ok_or(RdmaError::State("create_queue_pair"))?;
         let options = QueuePairOptions {
             sends_max: RDMA_CONNECTION_OPERATIONS_MAX.min(self.device.sends_max()),
@@ -185,7 +189,7 @@ impl Adapter {
     }
 
     /// Ends a connection: all that it has posted has completed afterwards.
-    pub(super) fn end(&mut self, endpoint: Endpoint, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+    pub(super) fn end(&mut self, endpoint: Endpoint, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
         let number = endpoint.queue_pair_number();
         endpoint.disconnect();
         drop(endpoint);
@@ -197,7 +201,7 @@ impl Adapter {
     }
 
     /// Takes what has completed, with the connection of each.
-    pub(super) fn poll(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+    pub(super) fn poll(&mut self, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
         if let Err(error) = self.completions.poll(&mut self.polled) {
             tracing::error!(%error, "a completion queue cannot be polled");
         }
@@ -220,7 +224,7 @@ impl Adapter {
 
     /// The descriptor was readable: takes the events from it, and asks for the next one. What came before that is polled
     /// afterwards, or nobody would tell of it.
-    pub(super) fn rearm(&mut self, into: &mut impl Extend<(Option<Slot>, Completion)>) {
+    pub(super) fn rearm(&mut self, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
         self.completions.acknowledge();
         self.poll(into);
         if let Err(error) = self.completions.arm() {

@@ -11,12 +11,12 @@ use super::super::endpoint::Endpoint;
 use super::super::error::{RdmaError, WorkError};
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::Work;
+use super::AdapterId;
 use super::Times;
 use super::credit::{CreditError, Credits};
 use super::outgoing::{Laid, Outgoing, Uncopied};
 use super::watch::Watch;
 use crate::limits::RDMA_CREDITS_MAX;
-use crate::slots::Slot;
 use crate::wire::{HEADER_BYTES, RefuseCode};
 
 /// Why a connection ended, or never came to be.
@@ -74,7 +74,7 @@ pub enum Down {
 #[derive(Debug)]
 pub struct Received {
     /// The device that it came by.
-    pub(super) adapter: Slot,
+    pub(super) adapter: AdapterId,
     pub(super) payload: Payload,
     pub(super) len: usize,
 }
@@ -168,7 +168,7 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     pub(super) endpoint: Option<Endpoint>,
     /// Its device, and whether receives are reserved there.
-    pub(super) adapter: Option<Slot>,
+    pub(super) adapter: Option<AdapterId>,
     pub(super) has_receives: bool,
     pub(super) credits: Credits,
     pub(super) peer: Option<SocketAddr>,

@@ -12,6 +12,7 @@ use super::connection::{Connection, Down, Phase};
 use super::credit::Credits;
 use super::greeting::{self, GreetingError};
 use super::{Adapter, Event, Transport};
+use super::{AdapterId, ConnectionId};
 use crate::limits::{RDMA_DEVICES_MAX, RDMA_REMOVAL_PAUSE};
 use crate::slots::Slot;
 use crate::wire::RefuseCode;
@@ -101,7 +102,7 @@ impl Transport {
     }
 
     /// Takes out a connection that was asked for and not answered, for the transport of another loop. None if it has gone.
-    pub fn take_out(&mut self, connection: Slot) -> Option<Asked> {
+    pub fn take_out(&mut self, connection: ConnectionId) -> Option<Asked> {
         self.connections.get(connection).filter(|state| state.phase == Phase::Asked)?;
         let state = self.connections.remove(connection)?;
         Some(Asked { endpoint: state.endpoint?.into_asked().ok()?, credits: state.credits })
@@ -112,7 +113,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`RdmaError`]: the system's.
-    pub fn adopt(&mut self, reactor: &mut Reactor, asked: Asked) -> Result<Slot, RdmaError> {
+    pub fn adopt(&mut self, reactor: &mut Reactor, asked: Asked) -> Result<ConnectionId, RdmaError> {
         let endpoint = self.manager(reactor)?.channel.adopt(asked.endpoint)?;
         let mut state = Connection::new(Phase::Asked, Some(endpoint), 0);
         state.credits = asked.credits;
@@ -123,7 +124,7 @@ impl Transport {
         Ok(connection)
     }
 
-    pub(super) fn try_accept(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+    pub(super) fn try_accept(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<(), Down> {
         self.give_adapter(reactor, connection)?;
         self.give_queue_pair(connection)?;
         let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
@@ -132,7 +133,7 @@ impl Transport {
         endpoint.accept(greeting::greeting().as_ref()).map_err(Down::Setup)
     }
 
-    pub(super) fn refuse_for(&mut self, connection: Slot, code: RefuseCode, down: Down) {
+    pub(super) fn refuse_for(&mut self, connection: ConnectionId, code: RefuseCode, down: Down) {
         match down {
             // For the operator to mend, whom the peer's error does not reach.
             Down::Setup(error) => tracing::warn!(%error, "an RDMA connection is refused"),
@@ -146,13 +147,13 @@ impl Transport {
         self.look();
     }
 
-    fn found_address(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+    fn found_address(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<(), Down> {
         self.give_adapter(reactor, connection)?;
         let endpoint = self.connections.get(connection).and_then(|state| state.endpoint.as_ref());
         endpoint.map_or(Ok(()), Endpoint::resolve_route).map_err(Down::Setup)
     }
 
-    fn found_route(&mut self, connection: Slot) -> Result<(), Down> {
+    fn found_route(&mut self, connection: ConnectionId) -> Result<(), Down> {
         self.give_queue_pair(connection)?;
         let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
         state.phase = Phase::Asking;
@@ -161,7 +162,7 @@ impl Transport {
     }
 
     /// Finds the device of a connection's local address.
-    fn give_adapter(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<(), Down> {
+    fn give_adapter(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<(), Down> {
         let Some(state) = self.connections.get(connection) else { return Ok(()) };
         let local = state.endpoint.as_ref().and_then(Endpoint::local_address);
         let local = local.ok_or(Down::Setup(RdmaError::State("the local address")))?;
@@ -178,7 +179,7 @@ impl Transport {
         Ok(())
     }
 
-    fn add_adapter(&mut self, reactor: &mut Reactor, device: Device) -> Result<Slot, Down> {
+    fn add_adapter(&mut self, reactor: &mut Reactor, device: Device) -> Result<AdapterId, Down> {
         if self.adapters.len() >= RDMA_DEVICES_MAX {
             return Err(Down::TooMany);
         }
@@ -196,7 +197,7 @@ impl Transport {
     }
 
     /// Reserves a connection's receives, and makes its queue pair.
-    fn give_queue_pair(&mut self, connection: Slot) -> Result<(), Down> {
+    fn give_queue_pair(&mut self, connection: ConnectionId) -> Result<(), Down> {
         let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
         let adapter = state.adapter.and_then(|number| self.adapters.get_mut(number));
         let (Some(adapter), Some(endpoint)) = (adapter, &mut state.endpoint) else {
@@ -207,7 +208,7 @@ impl Transport {
         adapter.create_queue_pair(endpoint, connection).map_err(Down::Setup)
     }
 
-    pub(super) fn established(&mut self, connection: Slot, private_data: &[u8]) -> Result<(), Down> {
+    pub(super) fn established(&mut self, connection: ConnectionId, private_data: &[u8]) -> Result<(), Down> {
         let Some(state) = self.connections.get_mut(connection) else { return Ok(()) };
         if state.phase == Phase::Asking {
             let granted = greeting::read(private_data).map_err(|error| match error {
@@ -226,10 +227,10 @@ impl Transport {
     }
 
     /// A device is being removed, which waits until we have let go of it: what comes next opens what is there then.
-    fn removed(&mut self, reactor: &mut Reactor, number: Slot) {
+    fn removed(&mut self, reactor: &mut Reactor, number: AdapterId) {
         self.collect(Some(number));
-        let of_device = |(_, state): &(Slot, &Connection)| state.adapter == Some(number);
-        let all: Vec<Slot> = self.connections.iter().filter(of_device).map(|(slot, _)| slot).collect();
+        let of_device = |(_, state): &(ConnectionId, &Connection)| state.adapter == Some(number);
+        let all: Vec<ConnectionId> = self.connections.iter().filter(of_device).map(|(slot, _)| slot).collect();
         for slot in all {
             self.end(slot, Some(Down::Removed));
         }

@@ -49,6 +49,17 @@ use super::library::Library;
 use super::operations::Completion as Done;
 use crate::registration::{Counters, Limits, Mode};
 use crate::slots::{Slot, Slots};
+
+/// What the name of a connection is a name of: see [`ConnectionId`].
+#[derive(Debug)]
+pub enum ConnectionKind {}
+
+/// A connection of a [`Transport`].
+pub type ConnectionId = Slot<ConnectionKind>;
+
+/// A device of one.
+type AdapterId = Slot<Adapter>;
+
 use crate::wire::{HEADER_BYTES, RefuseCode};
 
 /// Emptied gathers that are kept for the next payloads.
@@ -60,18 +71,18 @@ pub enum Event {
     /// Somebody asks for a connection at a listener: [`Transport::accept`] or [`Transport::refuse`].
     Asked {
         /// The connection to be.
-        connection: Slot,
+        connection: ConnectionId,
         /// Who asks.
         peer: Option<SocketAddr>,
     },
     /// Messages can be sent.
-    Connected(Slot),
+    Connected(ConnectionId),
     /// A message came; its memory goes back by [`Transport::done_with`].
-    Message(Slot, Received),
+    Message(ConnectionId, Received),
     /// Some of what was queued was handed to the device, or has arrived: what, if it is known.
-    Sent(Slot, Option<Went>),
+    Sent(ConnectionId, Option<Went>),
     /// The connection ended; nothing of it comes any more.
-    Down(Slot, Down),
+    Down(ConnectionId, Down),
 }
 
 /// A message, or a write of a put, that the peer has, and how long that took. A short message that nobody waits for counts
@@ -124,7 +135,7 @@ pub enum GetFailed {
 
 /// What an operation of the device is.
 struct Posted {
-    connection: Slot,
+    connection: ConnectionId,
     bytes: usize,
     what: What,
 }
@@ -163,10 +174,10 @@ pub struct Transport {
     listeners: Vec<Listening>,
     /// A timer runs that began when a device was removed.
     waits_after_removal: bool,
-    connections: Slots<Connection>,
+    connections: Slots<Connection, ConnectionKind>,
     posted: Slots<Posted>,
     /// What has completed and was not looked at, with its device.
-    inbox: VecDeque<(Slot, Option<Slot>, Done)>,
+    inbox: VecDeque<(AdapterId, Option<ConnectionId>, Done)>,
     events: VecDeque<Event>,
     gots: Vec<Got>,
     /// News of ends, told after all else of them.
@@ -239,7 +250,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`RdmaError`]: no library, or the system's.
-    pub fn connect(&mut self, reactor: &mut Reactor, to: SocketAddr) -> Result<Slot, RdmaError> {
+    pub fn connect(&mut self, reactor: &mut Reactor, to: SocketAddr) -> Result<ConnectionId, RdmaError> {
         let endpoint = self.manager(reactor)?.channel.connect(to, None, u64::MAX)?;
         let connection = self.connections.insert(Connection::new(Phase::Resolving, Some(endpoint), 0));
         if let Some(state) = self.connections.get_mut(connection) {
@@ -252,28 +263,28 @@ impl Transport {
     }
 
     /// Lets in who asked. [`Event::Connected`] or [`Event::Down`] follows.
-    pub fn accept(&mut self, reactor: &mut Reactor, connection: Slot) {
+    pub fn accept(&mut self, reactor: &mut Reactor, connection: ConnectionId) {
         if let Err(down) = self.try_accept(reactor, connection) {
             self.refuse_for(connection, RefuseCode::Busy, down);
         }
     }
 
     /// Refuses who asked.
-    pub fn refuse(&mut self, connection: Slot, code: RefuseCode) {
+    pub fn refuse(&mut self, connection: ConnectionId, code: RefuseCode) {
         self.refuse_for(connection, code, Down::WeRefused(code));
     }
 
     /// Queues a message behind what was queued before. Nothing happens on a connection that has ended.
-    pub fn send(&mut self, connection: Slot, header: [u8; HEADER_BYTES], payload: Gather) {
+    pub fn send(&mut self, connection: ConnectionId, header: [u8; HEADER_BYTES], payload: Gather) {
         self.queue(connection, Outgoing::Message { header, payload });
     }
 
     /// Queues bytes for a window of the peer, behind what was queued before.
-    pub fn put(&mut self, connection: Slot, to: WindowAddress, payload: Gather) {
+    pub fn put(&mut self, connection: ConnectionId, to: WindowAddress, payload: Gather) {
         self.queue(connection, Outgoing::Put { to, payload });
     }
 
-    fn queue(&mut self, connection: Slot, outgoing: Outgoing) {
+    fn queue(&mut self, connection: ConnectionId, outgoing: Outgoing) {
         let Some(state) = self.connections.get_mut(connection) else { return };
         state.queue(outgoing);
         self.mark(connection);
@@ -283,7 +294,7 @@ impl Transport {
     ///
     /// # Errors
     /// The frame, if the connection has ended.
-    pub fn get(&mut self, connection: Slot, from: WindowAddress, into: Frame, token: u64) -> Result<(), Frame> {
+    pub fn get(&mut self, connection: ConnectionId, from: WindowAddress, into: Frame, token: u64) -> Result<(), Frame> {
         let Some(state) = self.connections.get_mut(connection) else { return Err(into) };
         state.gets.push_back(connection::Get { from, into, token });
         self.mark(connection);
@@ -309,7 +320,7 @@ impl Transport {
     /// [`RdmaError::MemoryLimit`], [`RdmaError::State`] on a connection that is not up; with the frame.
     pub fn open_target(
         &self,
-        connection: Slot,
+        connection: ConnectionId,
         (frame, start, len): (Frame, usize, usize),
     ) -> Result<Window, (RdmaError, Option<Frame>)> {
         match self.adapter_of(connection) {
@@ -324,13 +335,13 @@ impl Transport {
     /// As for [`Self::open_target`], without the frame.
     pub fn open_source(
         &self,
-        connection: Slot,
+        connection: ConnectionId,
         (frame, start, len): (Rc<Frame>, usize, usize),
     ) -> Result<Window, RdmaError> {
         self.adapter_of(connection)?.domain().open_shared(frame, start..start + len)
     }
 
-    fn adapter_of(&self, connection: Slot) -> Result<&Adapter, RdmaError> {
+    fn adapter_of(&self, connection: ConnectionId) -> Result<&Adapter, RdmaError> {
         let number = self.connections.get(connection).and_then(|state| state.adapter);
         let adapter = number.and_then(|number| self.adapters.get(number));
         adapter.ok_or(RdmaError::State("a window"))
@@ -342,7 +353,7 @@ impl Transport {
     }
 
     /// The memory of a message is free.
-    pub fn done_with(&mut self, connection: Slot, received: Received) {
+    pub fn done_with(&mut self, connection: ConnectionId, received: Received) {
         self.take_back(received.adapter, received.payload);
         let Some(state) = self.connections.get_mut(connection) else { return };
         state.credits.repost();
@@ -352,7 +363,7 @@ impl Transport {
     }
 
     /// Says that nothing more will be queued: [`Event::Sent`] comes when the peer has all of it.
-    pub fn finish(&mut self, connection: Slot) {
+    pub fn finish(&mut self, connection: ConnectionId) {
         if let Some(state) = self.connections.get_mut(connection) {
             state.finishing = true;
         }
@@ -366,7 +377,7 @@ impl Transport {
     /// Asks the device of the peer for a sign of life, unless there was one since the last call. Its program does not hear of
     /// it. [`Event::Down`] follows if there is no answer after the retries of the device, some seconds, or by the second call after
     /// this one.
-    pub fn probe(&mut self, connection: Slot) {
+    pub fn probe(&mut self, connection: ConnectionId) {
         if let Err(down) = self.post_probe(connection) {
             self.end(connection, Some(down));
             self.look();
@@ -374,33 +385,33 @@ impl Transport {
     }
 
     /// Whether a connection has not ended. Of one that has, [`Event::Down`] may still be to be taken.
-    pub fn has(&self, connection: Slot) -> bool {
+    pub fn has(&self, connection: ConnectionId) -> bool {
         self.connections.get(connection).is_some()
     }
 
     /// Whether a probe is under way.
-    pub fn is_probed(&self, connection: Slot) -> bool {
+    pub fn is_probed(&self, connection: ConnectionId) -> bool {
         self.connections.get(connection).is_some_and(|state| state.watch.is_probed())
     }
 
     /// Whether anything waits or is under way to the peer.
-    pub fn is_idle(&self, connection: Slot) -> bool {
+    pub fn is_idle(&self, connection: ConnectionId) -> bool {
         self.connections.get(connection).is_none_or(Connection::is_idle)
     }
 
     /// Bytes that wait, or are under way, to the peer.
-    pub fn queued(&self, connection: Slot) -> usize {
+    pub fn queued(&self, connection: ConnectionId) -> usize {
         self.connections.get(connection).map_or(0, |state| state.queued + state.posted_bytes)
     }
 
     /// When the oldest was queued of what waits: for credits, for frames, for room in the device's queues.
-    pub fn oldest(&self, connection: Slot) -> Option<Instant> {
+    pub fn oldest(&self, connection: ConnectionId) -> Option<Instant> {
         let state = self.connections.get(connection)?;
         state.times.map(|times| times.queued).or_else(|| state.queue.front().and_then(|(_, queued)| *queued))
     }
 
     /// Heap memory of what waits.
-    pub fn queued_heap(&self, connection: Slot) -> usize {
+    pub fn queued_heap(&self, connection: ConnectionId) -> usize {
         self.connections.get(connection).map_or(0, |state| state.queued_heap)
     }
 
@@ -426,12 +437,12 @@ impl Transport {
     }
 
     /// The peer's address.
-    pub fn peer(&self, connection: Slot) -> Option<SocketAddr> {
+    pub fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
         self.connections.get(connection)?.peer
     }
 
     /// Ends a connection. Its gets end, see [`Transport::take_gots`]; there is no other news of it.
-    pub fn close(&mut self, connection: Slot) {
+    pub fn close(&mut self, connection: ConnectionId) {
         self.end(connection, None);
         self.look();
     }
@@ -452,7 +463,7 @@ impl Transport {
             }
             return;
         }
-        let number = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        let number = Slot::of_token(completion.token);
         let Some(adapter) = self.adapters.get_mut(number) else { return };
         let mut done = Vec::new();
         adapter.rearm(&mut done);
@@ -477,7 +488,7 @@ impl Transport {
         self.manager.as_ref().is_some_and(|manager| manager.channel.has_aside())
     }
 
-    fn mark(&mut self, connection: Slot) {
+    fn mark(&mut self, connection: ConnectionId) {
         if let Some(state) = self.connections.get_mut(connection)
             && !std::mem::replace(&mut state.is_dirty, true)
         {

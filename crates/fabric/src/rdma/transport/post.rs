@@ -7,6 +7,7 @@ use super::super::endpoint::Endpoint;
 use super::super::error::{PostError, WorkError};
 use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
+use super::ConnectionId;
 use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
 use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
 use super::turns::may_copy;
@@ -47,7 +48,7 @@ impl Transport {
         }
     }
 
-    fn post(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Stop, Down> {
+    fn post(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<Stop, Down> {
         match self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up) {
             Some(state) => state.stamp(self.clock),
             None => return Ok(Stop::Done),
@@ -60,7 +61,7 @@ impl Transport {
         Ok(if later { Stop::Later } else { Stop::Done })
     }
 
-    fn post_gets(&mut self, connection: Slot) -> Result<Stop, Down> {
+    fn post_gets(&mut self, connection: ConnectionId) -> Result<Stop, Down> {
         loop {
             let Some(state) = self.connections.get_mut(connection) else { return Ok(Stop::Done) };
             let Some(endpoint) = state.endpoint.as_ref().filter(|_| !state.gets.is_empty()) else {
@@ -109,7 +110,7 @@ impl Transport {
         Down::Work(error)
     }
 
-    fn post_queue(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Stop, Down> {
+    fn post_queue(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<Stop, Down> {
         loop {
             let Some(state) = self.connections.get_mut(connection) else { return Ok(Stop::Done) };
             if state.ready.is_empty() {
@@ -174,7 +175,7 @@ impl Transport {
     }
 
     /// Lays what is next in the queue, if it may be sent; else says why it stops.
-    fn lay_next(&mut self, reactor: &mut Reactor, connection: Slot) -> Result<Option<Stop>, Down> {
+    fn lay_next(&mut self, reactor: &mut Reactor, connection: ConnectionId) -> Result<Option<Stop>, Down> {
         let Some(state) = self.connections.get_mut(connection) else { return Ok(Some(Stop::Done)) };
         let may_send = state.credits.may_send();
         state.begin_next(self.clock);
@@ -207,7 +208,7 @@ impl Transport {
     }
 
     /// Gives credits back by themselves, if so many are owed.
-    fn post_credits(&mut self, connection: Slot) -> Result<Stop, Down> {
+    fn post_credits(&mut self, connection: ConnectionId) -> Result<Stop, Down> {
         let Some(state) = self.connections.get_mut(connection).filter(|state| state.credits.must_return()) else {
             return Ok(Stop::Done);
         };
@@ -228,7 +229,7 @@ impl Transport {
 impl Transport {
     /// Posts a write of no bytes to no window, if the connection was silent: of it no key is looked at (InfiniBand specification,
     /// volume 1, C9-88), it takes no receive or credit of the peer's, and ends when the peer's device has answered.
-    pub(super) fn post_probe(&mut self, connection: Slot) -> Result<(), Down> {
+    pub(super) fn post_probe(&mut self, connection: ConnectionId) -> Result<(), Down> {
         let up = self.connections.get_mut(connection).filter(|state| state.phase == Phase::Up);
         let Some(state) = up else { return Ok(()) };
         match state.watch.look() {

@@ -4,13 +4,14 @@ use super::super::error::WorkError;
 use super::super::memory::{Payload, Segment};
 use super::super::operations::{Completion as Done, Kind};
 use super::connection::{Down, Phase, Received};
+use super::{AdapterId, ConnectionId};
 use super::{Event, GetFailed, Got, Transport, What};
 use crate::slots::Slot;
 use crate::wire::HEADER_BYTES;
 
 impl Transport {
     /// Takes what has completed on a device.
-    pub(super) fn collect(&mut self, adapter: Option<Slot>) {
+    pub(super) fn collect(&mut self, adapter: Option<AdapterId>) {
         let Some((number, adapter)) = adapter.and_then(|number| Some((number, self.adapters.get_mut(number)?))) else {
             return;
         };
@@ -30,7 +31,7 @@ impl Transport {
         self.events.extend(self.ends.drain(..));
     }
 
-    fn received(&mut self, adapter: Slot, connection: Option<Slot>, done: Done) {
+    fn received(&mut self, adapter: AdapterId, connection: Option<ConnectionId>, done: Done) {
         let len = match done.result {
             Ok(len) => len,
             Err(error) => {
@@ -104,7 +105,7 @@ impl Transport {
 
     /// What failed first, if `error` says only that something did: devices give back in order what was posted, also what was
     /// before the operation that failed.
-    fn first_cause(&mut self, connection: Slot, error: WorkError) -> WorkError {
+    fn first_cause(&mut self, connection: ConnectionId, error: WorkError) -> WorkError {
         if error != WorkError::Flushed {
             return error;
         }
@@ -114,14 +115,14 @@ impl Transport {
     }
 
     /// Gives the memory of a message to the device that it came by; to the pool, if that is gone.
-    pub(super) fn take_back(&mut self, adapter: Slot, payload: Payload) {
+    pub(super) fn take_back(&mut self, adapter: AdapterId, payload: Payload) {
         if let Some(adapter) = self.adapters.get_mut(adapter) {
             adapter.take_back(payload);
         }
     }
 
     /// Ends a connection, and tells so unless the owner did it. What is posted completes now.
-    pub(super) fn end(&mut self, connection: Slot, told: Option<Down>) {
+    pub(super) fn end(&mut self, connection: ConnectionId, told: Option<Down>) {
         let Some(mut state) = self.connections.remove(connection) else { return };
         let waits = self.turns.is_waiting(connection);
         tracing::debug!(reason = ?told, waits, ?state, "an RDMA connection ends");
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn a_get_whose_memory_a_lost_device_keeps_ends_once_without_it() {
         let mut transport = Transport::new(Token::new(1, 1, 0, 0), Limits::default());
-        let connection = Slot { index: 0, generation: 1 };
+        let connection = Slot::new(0, 1);
         let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
         let memory = Mapping::new(4096).unwrap();
         // SAFETY: nobody makes references to the memory.
@@ -187,21 +188,21 @@ mod tests {
     }
 
     /// A connection of which the server has not said yet that it accepts, without a device.
-    fn asking() -> (Transport, Slot) {
+    fn asking() -> (Transport, ConnectionId) {
         let mut transport = Transport::new(Token::new(1, 1, 0, 0), Limits::default());
         let connection = transport.connections.insert(Connection::new(Phase::Asking, None, 0));
         (transport, connection)
     }
 
     /// Receives that end so, one after the other.
-    fn receive(transport: &mut Transport, connection: Slot, results: impl IntoIterator<Item = Result<u32, WorkError>>) {
+    fn receive(
+        transport: &mut Transport,
+        connection: ConnectionId,
+        results: impl IntoIterator<Item = Result<u32, WorkError>>,
+    ) {
         let done = |result| {
             let (token, kind, queue_pair, immediate, payload) = (0, Kind::Receive, 3, Some(0), Payload::Empty);
-            (
-                Slot { index: 0, generation: 1 },
-                Some(connection),
-                Done { token, kind, queue_pair, result, immediate, payload },
-            )
+            (Slot::new(0, 1), Some(connection), Done { token, kind, queue_pair, result, immediate, payload })
         };
         transport.inbox.extend(results.into_iter().map(done));
         transport.look();

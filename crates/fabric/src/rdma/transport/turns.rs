@@ -8,25 +8,25 @@ use std::collections::{HashSet, VecDeque};
 
 use byway_reactor::FramePool;
 
-use crate::slots::Slot;
+use super::ConnectionId;
 
 /// The order of a transport's connections.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// Connections that have something to post.
-    queue: VecDeque<Slot>,
+    queue: VecDeque<ConnectionId>,
     /// Those that could not.
-    waiting: Vec<Slot>,
+    waiting: Vec<ConnectionId>,
 }
 
 impl Turns {
     /// It has something to post.
-    pub(super) fn add(&mut self, connection: Slot) {
+    pub(super) fn add(&mut self, connection: ConnectionId) {
         self.queue.push_back(connection);
     }
 
     /// It cannot post all that it has.
-    pub(super) fn wait(&mut self, connection: Slot) {
+    pub(super) fn wait(&mut self, connection: ConnectionId) {
         self.waiting.push(connection);
     }
 
@@ -43,7 +43,7 @@ impl Turns {
     }
 
     /// Who posts next in this round.
-    pub(super) fn next(&mut self) -> Option<Slot> {
+    pub(super) fn next(&mut self) -> Option<ConnectionId> {
         self.queue.pop_front()
     }
 
@@ -52,7 +52,7 @@ impl Turns {
         self.queue.is_empty()
     }
 
-    pub(super) fn is_waiting(&self, connection: Slot) -> bool {
+    pub(super) fn is_waiting(&self, connection: ConnectionId) -> bool {
         self.waiting.contains(&connection)
     }
 }
@@ -69,13 +69,13 @@ mod tests {
 
     use super::*;
 
-    fn slot(index: u32) -> Slot {
-        Slot { index, generation: 1 }
+    fn slot(index: u32) -> ConnectionId {
+        ConnectionId::new(index, 1)
     }
 
     fn round(turns: &mut Turns) -> Vec<u32> {
         turns.begin();
-        let order: Vec<Slot> = std::iter::from_fn(|| turns.next()).collect();
+        let order: Vec<ConnectionId> = std::iter::from_fn(|| turns.next()).collect();
         order.into_iter().map(|slot| slot.index).collect()
     }
 

@@ -22,8 +22,8 @@ fn spoken() -> Vec<Spoken> {
 }
 
 /// A session with the node of that name.
-fn meet(calls: &mut Node, name: u8) -> Slot {
-    let session = Slot { index: u32::from(name), generation: 1 };
+fn meet(calls: &mut Node, name: u8) -> SessionId {
+    let session = SessionId::new(u32::from(name), 1);
     calls.up(session, NONCE, true);
     let mut body = ProtocolsBody::new_zeroed();
     (body.node, body.session, body.count) = ([name; 16], (PEERS_NAME + u64::from(name)).into(), 1.into());
@@ -34,11 +34,11 @@ fn meet(calls: &mut Node, name: u8) -> Slot {
 }
 
 /// A callee's word that a third node has answered over that session of the caller's.
-fn answered_over(call: u64, session: Slot) -> Header {
+fn answered_over(call: u64, session: SessionId) -> Header {
     reply_header(call, Status::AnsweredDirectly as u16, 0, &inline(session.to_u64()))
 }
 
-fn call(calls: &mut Node, session: Slot, deadline: Instant) -> CallId {
+fn call(calls: &mut Node, session: SessionId, deadline: Instant) -> CallId {
     calls.call(session, &ASK, "its call", Instant::ZERO, deadline).expect("there is credit").0
 }
 
@@ -114,8 +114,8 @@ fn an_answer_of_which_a_part_is_lost_gives_way_to_the_word_of_that() {
 }
 
 /// A call from the peer of a session: what it came with, behind its header.
-fn called(calls: &mut Node, session: Slot, token: Option<Token>) -> CallRef {
-    let number = Slot { index: 0, generation: 1 }.to_u64();
+fn called(calls: &mut Node, session: SessionId, token: Option<Token>) -> CallRef {
+    let number = SessionId::new(0, 1).to_u64();
     let mut header = call_header(Kind::Call, number, &ASK, None);
     header.flags |= if token.is_some() { FLAG_TOKEN } else { 0 };
     let event = calls.message(session, Kind::Call, &header, token.as_ref().map_or(&[], IntoBytes::as_bytes));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::CONTROL_QUEUE_BYTES;
 use byway_fabric::tls::TlsClient;
-use byway_fabric::{Agreed, ClientId, CloseReason, Fabric, Feedback, Identity, Options, Slot, Stall, WindowKey};
+use byway_fabric::{Agreed, ClientId, CloseReason, Fabric, Feedback, Identity, Options, SessionId, Stall, WindowKey};
 use byway_reactor::limits::ARENA_BYTES_MAX;
 use byway_reactor::{Address, Completion, Frame, FramePool, Instant, Op, Reactor, Token};
 use byway_rpc::session::{Calls, Grant, Spoken};
@@ -120,7 +120,7 @@ struct Core {
     /// Operations whose answer came while their memory was still being filled: the server broke the protocol.
     limbo: Vec<(OpId, WindowKey)>,
     state: State,
-    session: Option<Slot>,
+    session: Option<SessionId>,
     agreed: Option<Agreed>,
     options: VolumeOptions,
     address: Address,
@@ -372,7 +372,7 @@ impl Core {
     }
 
     /// Notes when operations begin to wait for credit, and when they need not any more.
-    fn note_credit(&mut self, fabric: &mut Fabric, session: Slot, reactor: &Reactor) {
+    fn note_credit(&mut self, fabric: &mut Fabric, session: SessionId, reactor: &Reactor) {
         let short = !self.may_call() && self.machine.unanswered() > self.calls_out();
         match (short, self.short_since) {
             (true, None) => self.short_since = Some(reactor.now()),

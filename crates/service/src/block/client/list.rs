@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use byway_fabric::tls::TlsClient;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, Slot};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::{Address, Reactor, Wait};
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, CannotSend, Event, Spoken};
@@ -112,7 +112,7 @@ struct Listing {
 
 impl Listing {
     /// Asks for the volumes behind those that are here.
-    fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, session: Slot) {
+    fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, session: SessionId) {
         let mut arguments = Arguments::new_zeroed();
         arguments.offset.set(self.volumes.len() as u64);
         let arguments = Inline::new(arguments.as_bytes()).unwrap_or(Inline::EMPTY);
@@ -149,7 +149,7 @@ impl Listing {
 }
 
 impl Handler for Listing {
-    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         self.calls.up(session, self.nonce, true);
         send_outbox(&mut self.calls, fabric);
         fabric.set_owes(reactor, session, true);
@@ -159,7 +159,7 @@ impl Handler for Listing {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Message, &Header),
         payload: &[u8],
     ) {
@@ -180,15 +180,21 @@ impl Handler for Listing {
         }
     }
 
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (kind, _): (Message, &Header)) {
+    fn placed(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: SessionId,
+        (kind, _): (Message, &Header),
+    ) {
         fabric.close(reactor, session, CloseReason::Unexpected(kind));
     }
 
-    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, reason: CloseReason) {
         self.result.get_or_insert(Err(ConnectError::Session(reason)));
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         fabric.release(session);
         self.drained = true;
     }

@@ -69,8 +69,11 @@ impl Kind {
     }
 }
 
+/// What the name of an operation is a name of: see [`OpId`].
+pub(super) enum OperationKind {}
+
 /// Names an operation to be sent.
-pub(super) type OpId = Slot;
+pub(super) type OpId = Slot<OperationKind>;
 
 pub(super) struct Operation<R, W> {
     pub(super) kind: Kind,
@@ -109,7 +112,7 @@ enum Purpose {
 /// See the module.
 pub(super) struct Machine<R, W> {
     bounds: Bounds,
-    operations: Slots<Operation<R, W>>,
+    operations: Slots<Operation<R, W>, OperationKind>,
     queue: VecDeque<OpId>,
     next_order: u64,
     /// Changes in flight: first byte, end, which.

@@ -2,7 +2,7 @@
 
 use byway_fabric::access::Right;
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, Fabric, Slot, WindowKey};
+use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, Fabric, SessionId, WindowKey};
 use byway_reactor::Reactor;
 use byway_rpc::session::{CallRef, Incomer};
 use zerocopy::little_endian::{U32, U64};
@@ -52,7 +52,7 @@ impl Serving<'_> {
     }
 
     /// The volume that a call names, if the session may do so much with it.
-    fn volume(&mut self, session: Slot, arguments: &Arguments, method: Method) -> Result<VolumeId, CallError> {
+    fn volume(&mut self, session: SessionId, arguments: &Arguments, method: Method) -> Result<VolumeId, CallError> {
         let number = arguments.handle.get() as usize;
         let handle = self.core.client(session).and_then(|client| client.handles.get(number).copied());
         let handle = handle.ok_or(CallError::Malformed)?;
@@ -273,7 +273,7 @@ fn window_of(windows: &[u8], method: Method) -> (WindowKey, usize) {
     (key, usize::try_from(descriptor.len()).unwrap_or(usize::MAX))
 }
 
-fn is_secure(fabric: &Fabric, session: Slot) -> bool {
+fn is_secure(fabric: &Fabric, session: SessionId) -> bool {
     fabric.capabilities(session).is_some_and(|wire| wire.secure)
 }
 

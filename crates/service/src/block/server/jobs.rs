@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, Slot, WindowKey};
+use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, SessionId, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Reactor};
 use byway_rpc::message::ReplyBody;
@@ -50,6 +50,9 @@ pub(super) struct Write {
     pub(super) error: Option<CallError>,
 }
 
+/// What a [`Job`] is called.
+pub(super) type JobId = Slot<Job>;
+
 /// Something that has not ended.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -59,20 +62,20 @@ pub(super) enum Job {
     Write(Write),
     /// A piece of a write that is got from the client.
     Part {
-        write: Slot,
-        session: Slot,
+        write: JobId,
+        session: SessionId,
         at: usize,
         len: usize,
     },
 }
 
 impl Serving<'_> {
-    pub(super) fn start_job(&mut self, session: Slot, job: Job) -> Slot {
+    pub(super) fn start_job(&mut self, session: SessionId, job: Job) -> JobId {
         self.sessions.begin_job(session);
         self.core.jobs.insert(job)
     }
 
-    pub(super) fn end_job(&mut self, fabric: &mut Fabric, session: Slot, job: Slot) -> Option<Job> {
+    pub(super) fn end_job(&mut self, fabric: &mut Fabric, session: SessionId, job: JobId) -> Option<Job> {
         let ended = self.core.jobs.remove(job)?;
         self.sessions.end_job(fabric, session);
         Some(ended)
@@ -140,7 +143,7 @@ impl Serving<'_> {
     }
 
     /// Sends a slice of a read: by itself, or with the reply, if it is the last.
-    fn answer_slice(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, job: Slot, slice: Slice) {
+    fn answer_slice(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, job: JobId, slice: Slice) {
         let Some(Job::Read(read)) = self.core.jobs.get_mut(job) else { return };
         let session = read.call.session;
         let sliced = read.sliced.get_or_insert_with(|| Sliced { route: fabric.route(session), bytes: 0 });
@@ -160,7 +163,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        to: (Slot, Route),
+        to: (SessionId, Route),
         (window, offset): (WindowKey, u64),
         header: Header,
         payload: Payload,
@@ -170,7 +173,7 @@ impl Serving<'_> {
         fabric.put(reactor, to, to_remote, announced, |gather| payload.push_to(gather))
     }
 
-    fn announce(&mut self, session: Slot, payload: &Payload) -> Announced {
+    fn announce(&mut self, session: SessionId, payload: &Payload) -> Announced {
         let checked = self.sessions.get(session).is_some_and(|session| session.checksum);
         Announced { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
     }
@@ -207,7 +210,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         call: CallRef,
-        job: Slot,
+        job: JobId,
         step: &Result<Step<()>, BlockError>,
     ) {
         let result = match step {

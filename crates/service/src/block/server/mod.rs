@@ -13,13 +13,13 @@ mod writes;
 use std::net::SocketAddr;
 
 use byway_fabric::access::Right;
-use byway_fabric::{Fabric, GetError, Slot, Slots};
+use byway_fabric::{Fabric, GetError, SessionId, Slots};
 use byway_reactor::{Frame, Reactor};
 use byway_rpc::session::{CallRef, CannotSend, Grant, Incomer, Spoken};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use self::jobs::Job;
+use self::jobs::{Job, JobId};
 use self::waiting::Queued;
 use super::engine::{Done, Engine, Tag, VolumeId};
 use super::wire::{NOTICE_RESIZED, PROTOCOL, Resized, VERSIONS};
@@ -45,7 +45,7 @@ struct Handle {
 /// A session that has opened a volume.
 #[derive(Debug)]
 struct Client {
-    session: Slot,
+    session: SessionId,
     handles: Vec<Handle>,
 }
 
@@ -192,7 +192,7 @@ impl Volumes {
     }
 
     /// The volumes that a session has open.
-    fn handles(&mut self, session: Slot) -> &mut Vec<Handle> {
+    fn handles(&mut self, session: SessionId) -> &mut Vec<Handle> {
         let index = session.index as usize;
         if self.clients.len() <= index {
             self.clients.resize_with(index + 1, || None);
@@ -202,19 +202,19 @@ impl Volumes {
         &mut self.clients[index].insert(client).handles
     }
 
-    fn client(&mut self, session: Slot) -> Option<&mut Client> {
+    fn client(&mut self, session: SessionId) -> Option<&mut Client> {
         self.clients.get_mut(session.index as usize)?.as_mut().filter(|client| client.session == session)
     }
 
     /// The label of a job's request to the engine.
-    fn tag(&self, job: Slot) -> Tag {
+    fn tag(&self, job: JobId) -> Tag {
         Tag(u64::from(self.class) << 56 | u64::from(job.generation) << 24 | u64::from(job.index))
     }
 }
 
 /// The job that a tag names.
-fn job_of(tag: Tag) -> Slot {
-    Slot { index: (tag.0 & 0x00ff_ffff) as u32, generation: (tag.0 >> 24 & 0x00ff_ffff) as u32 }
+fn job_of(tag: Tag) -> JobId {
+    JobId::new((tag.0 & 0x00ff_ffff) as u32, (tag.0 >> 24 & 0x00ff_ffff) as u32)
 }
 
 impl Service for WithEngine<'_> {
@@ -227,19 +227,19 @@ impl Service for WithEngine<'_> {
             .called(at.fabric, at.reactor, call, asked);
     }
 
-    fn got(&mut self, at: &mut At<'_>, session: Slot, into: (Option<Frame>, u64), result: Result<(), GetError>) {
-        let into = (into.0, Slot::from_u64(into.1));
+    fn got(&mut self, at: &mut At<'_>, session: SessionId, into: (Option<Frame>, u64), result: Result<(), GetError>) {
+        let into = (into.0, JobId::from_u64(into.1));
         Serving { core: self.volumes, engine: self.engine, sessions: at.sessions }
             .pulled(at.fabric, at.reactor, session, into, result);
     }
 
-    fn may_notify(&mut self, at: &mut At<'_>, session: Slot) {
+    fn may_notify(&mut self, at: &mut At<'_>, session: SessionId) {
         if let Some(client) = self.volumes.client(session) {
             client.tell_sizes(at.sessions, at.fabric);
         }
     }
 
-    fn peer_gone(&mut self, at: &mut At<'_>, session: Slot) {
+    fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
         self.volumes.leave(at.sessions, session);
         if !at.sessions.is_up(session)
             && let Some(client) = self.volumes.clients.get_mut(session.index as usize)

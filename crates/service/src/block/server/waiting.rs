@@ -1,12 +1,12 @@
 //! What waits for frames, and what becomes of it at its turn.
 
-use byway_fabric::{Fabric, Slot};
+use byway_fabric::{Fabric, SessionId};
 use byway_reactor::Reactor;
 use byway_rpc::session::CallRef;
 
 use super::super::engine::{Step, VolumeId, WriteFlags};
 use super::super::error::BlockError;
-use super::jobs::{Job, Read, Write};
+use super::jobs::{Job, JobId, Read, Write};
 use super::writes::Pulled;
 use super::{Serving, Volumes};
 use crate::host::{Feeds, Line, Sessions, Tried, feed};
@@ -16,7 +16,7 @@ use crate::host::{Feeds, Line, Sessions, Tried, feed};
 pub(super) enum Queued {
     Read(Read),
     Small { call: CallRef, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
-    Pull(Slot),
+    Pull(JobId),
 }
 
 /// One of the two lines.
@@ -36,7 +36,7 @@ impl Volumes {
     }
 
     /// A session has ended: nothing of it is begun any more.
-    pub(super) fn leave(&mut self, sessions: &mut Sessions, session: Slot) {
+    pub(super) fn leave(&mut self, sessions: &mut Sessions, session: SessionId) {
         for pulls in [false, true] {
             for queued in self.line(pulls).leave(session) {
                 self.forget(sessions, queued);
@@ -77,7 +77,7 @@ impl Serving<'_> {
     }
 
     /// Puts something at the end of its session's queue.
-    pub(super) fn wait(&mut self, reactor: &Reactor, slot: Slot, queued: Queued) {
+    pub(super) fn wait(&mut self, reactor: &Reactor, slot: SessionId, queued: Queued) {
         if !self.sessions.is_up(slot) {
             return self.core.forget(self.sessions, queued);
         }

@@ -1,13 +1,13 @@
 //! Large writes: pulled from the client piece by piece, when there is a frame for the piece, and written as they come.
 
-use byway_fabric::{Fabric, GetError, Remote, Slot};
+use byway_fabric::{Fabric, GetError, Remote, SessionId};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, Reactor};
 
 use super::super::engine::{Begun, WriteFlags, is_cut_up};
 use super::super::wire::{CallError, PROTOCOL};
 use super::Serving;
-use super::jobs::{Job, Write};
+use super::jobs::{Job, JobId, Write};
 use super::waiting::Queued;
 use crate::host::get;
 
@@ -39,7 +39,7 @@ impl Serving<'_> {
     }
 
     /// Asks for the next piece of a write.
-    pub(super) fn pull_piece(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: Slot) -> Pulled {
+    pub(super) fn pull_piece(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: JobId) -> Pulled {
         let Some(Job::Write(write)) = self.core.jobs.get(slot) else { return Pulled::All };
         let (call, at, left) = (write.call, write.asked, write.len - write.asked);
         if left == 0 {
@@ -78,8 +78,8 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
-        (frame, part): (Option<Frame>, Slot),
+        session: SessionId,
+        (frame, part): (Option<Frame>, JobId),
         came: Result<(), GetError>,
     ) {
         let Some(&Job::Part { write, at, len, .. }) = self.core.jobs.get(part) else { return };
@@ -103,7 +103,7 @@ impl Serving<'_> {
     }
 
     /// A piece was written, or will not be.
-    pub(super) fn part_ended(&mut self, fabric: &mut Fabric, write: Slot, len: usize, result: Result<(), CallError>) {
+    pub(super) fn part_ended(&mut self, fabric: &mut Fabric, write: JobId, len: usize, result: Result<(), CallError>) {
         self.core.pulled_bytes -= len;
         if let Some(Job::Write(state)) = self.core.jobs.get(write) {
             self.sessions.note_let_go(state.call.session, len);

@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use super::super::wire::{CallError, FLAG_APPEND, PROTOCOL};
 use super::calls::Asked;
 use super::table::Open;
-use super::{Job, Shares, Window};
+use super::{Job, JobId, Shares, Window};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
 impl Shares {
-    fn token(&self, job: Slot) -> Token {
-        Token::new(self.class, 0, job.index, job.generation)
+    fn token(&self, job: JobId) -> Token {
+        job.token(self.class, 0)
     }
 
     /// The file of a call, and the number of bytes, which its window must take if they are many.
@@ -98,7 +98,7 @@ impl Shares {
     }
 
     /// Bytes of a large write are here, or will not come.
-    pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: Slot, got: Result<Frame, GetError>) {
+    pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: JobId, got: Result<Frame, GetError>) {
         let Some(Job::Get { call, file, to, len }) = self.jobs.get(job) else { return };
         let (call, file, to, len) = (*call, *file, *to, *len);
         if let Ok(from) = got {
@@ -114,7 +114,7 @@ impl Shares {
     }
 
     /// Bytes were read or written.
-    pub(super) fn moved(&mut self, at: &mut At<'_>, job: Slot, outcome: Outcome) {
+    pub(super) fn moved(&mut self, at: &mut At<'_>, job: JobId, outcome: Outcome) {
         match (self.jobs.get(job), outcome) {
             (Some(Job::Read { call, window, len }), Outcome::Read { into, result }) => {
                 let (call, window) = (*call, *window);
@@ -137,7 +137,7 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the message.
-    fn send(&mut self, at: &mut At<'_>, job: Slot, frame: Frame, len: usize) {
+    fn send(&mut self, at: &mut At<'_>, job: JobId, frame: Frame, len: usize) {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
         let announced = announced(at, session, &frame, len);
@@ -148,7 +148,7 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the caller's window.
-    pub(super) fn put(&mut self, at: &mut At<'_>, job: Slot, window: Window, (frame, len): (Frame, usize)) {
+    pub(super) fn put(&mut self, at: &mut At<'_>, job: JobId, window: Window, (frame, len): (Frame, usize)) {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
         let announced = announced(at, session, &frame, len);

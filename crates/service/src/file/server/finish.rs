@@ -12,12 +12,12 @@ use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResul
 use super::descriptors::Counted;
 use super::outcome::{Found, Listed, Outcome};
 use super::table::{Handle, Node, Open};
-use super::{Job, Shares, Window};
+use super::{Job, JobId, Shares, Window};
 use crate::host::At;
 
 impl Shares {
     /// A worker has ended a call.
-    pub(super) fn finish(&mut self, at: &mut At<'_>, job: Slot, result: Result<Outcome, Errno>) {
+    pub(super) fn finish(&mut self, at: &mut At<'_>, job: JobId, result: Result<Outcome, Errno>) {
         let Some(Job::Worker { call, node, window }) = self.jobs.get(job) else { return };
         let (session, node, window) = (call.session, Arc::clone(node), *window);
         let outcome = match result {
@@ -123,7 +123,7 @@ impl Shares {
     fn answer_listing(
         &mut self,
         at: &mut At<'_>,
-        job: Slot,
+        job: JobId,
         (session, directory): (Slot, &Node),
         window: Option<Window>,
         entries: Vec<Listed>,

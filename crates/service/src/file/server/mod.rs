@@ -34,12 +34,12 @@ use crate::host::{At, Host, Service};
 #[derive(Clone, Debug)]
 pub struct Ticket {
     mailbox: Arc<Mailbox>,
-    job: Slot,
+    job: JobId,
 }
 
 #[derive(Debug)]
 struct Mailbox {
-    granted: Mutex<Vec<Slot>>,
+    granted: Mutex<Vec<JobId>>,
     waker: Waker,
 }
 
@@ -49,6 +49,9 @@ struct Window {
     key: WindowKey,
     len: usize,
 }
+
+/// What a [`Job`] is called.
+type JobId = Slot<Job>;
 
 /// Something that has not ended.
 #[derive(Debug)]
@@ -134,7 +137,7 @@ impl Shares {
 
     /// Takes the end of an operation of the service's class.
     pub fn complete(&mut self, host: &mut Host, reactor: &mut Reactor, completion: Completion) {
-        let job = Slot { index: completion.token.index(), generation: completion.token.generation() };
+        let job = JobId::of_token(completion.token);
         self.moved(&mut host.at(reactor), job, completion.outcome);
     }
 
@@ -170,13 +173,13 @@ impl Shares {
         self.clients[index].get_or_insert_with(|| Client::new(session, SESSIONS.fetch_add(1, Ordering::Relaxed)))
     }
 
-    fn start(&mut self, at: &mut At<'_>, job: Job) -> Slot {
+    fn start(&mut self, at: &mut At<'_>, job: Job) -> JobId {
         at.sessions.begin_job(job.call().session);
         self.jobs.insert(job)
     }
 
     /// Answers, and ends the job.
-    fn end(&mut self, at: &mut At<'_>, job: Slot, answer: Result<(&[u8], &[u8]), CallError>) {
+    fn end(&mut self, at: &mut At<'_>, job: JobId, answer: Result<(&[u8], &[u8]), CallError>) {
         let Some(ended) = self.jobs.remove(job) else { return };
         reply(at, ended.call(), answer);
         at.sessions.end_job(at.fabric, ended.call().session);
@@ -215,7 +218,7 @@ impl Service for Shares {
         (frame, tag): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
-        self.got_bytes(at, Slot::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
+        self.got_bytes(at, JobId::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
     }
 
     fn peer_gone(&mut self, at: &mut At<'_>, session: Slot) {

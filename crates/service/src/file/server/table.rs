@@ -62,7 +62,7 @@ pub(super) struct Client {
     /// Unlike any other session's of this process: whose locks are whose.
     pub(super) key: u64,
     nodes: Slots<Held>,
-    by_id: HashMap<(usize, FileId), Slot>,
+    by_id: HashMap<(usize, FileId), Slot<Held>>,
     handles: Slots<Handle>,
     handle_count: usize,
     /// Shares that it has attached to.

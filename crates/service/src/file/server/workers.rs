@@ -1,6 +1,5 @@
 //! A few threads per loop for calls on files that may block. A call is a closure; each runs with the rights of one user.
 
-use byway_fabric::Slot;
 use byway_reactor::Waker;
 use byway_reactor::privilege::{User, clear_umask_of_thread};
 use byway_reactor::thread_pool::{Runner, ThreadPool};
@@ -8,6 +7,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::super::share::NOBODY;
+use super::JobId;
 use super::outcome::Outcome;
 use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 
@@ -15,10 +15,10 @@ use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 pub(super) type Work = Box<dyn FnOnce() -> Result<Outcome, Errno> + Send>;
 
 /// What came of a call.
-pub(super) type Ended = (Slot, Result<Outcome, Errno>);
+pub(super) type Ended = (JobId, Result<Outcome, Errno>);
 
 struct Queued {
-    job: Slot,
+    job: JobId,
     user: User,
     work: Work,
 }
@@ -38,7 +38,7 @@ impl Workers {
     }
 
     /// Queues a call of `user`. False if no thread runs and none can be started: it will not run.
-    pub(super) fn run(&mut self, job: Slot, user: User, work: Work) -> bool {
+    pub(super) fn run(&mut self, job: JobId, user: User, work: Work) -> bool {
         self.0.run(Queued { job, user, work }, FILE_WORKERS_MAX).is_ok()
     }
 

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::Kind as Message;
-use byway_fabric::{Announced, CloseReason, Closed, Descriptor, Fabric, OpenError, Slot, WindowKey};
+use byway_fabric::{Announced, CloseReason, Closed, Descriptor, Fabric, OpenError, SessionId, WindowKey};
 use byway_reactor::{Errno, Extent, Instant, Reactor};
 use byway_rpc::session as rpc;
 use zerocopy::little_endian::{U32, U64};
@@ -18,7 +18,7 @@ use crate::host::sending::send;
 use crate::limits::{CALL_TIME_MAX, LONG_CALL_TIME_MAX};
 
 impl Core {
-    pub(super) fn send(&mut self, fabric: &mut Fabric, session: Slot, handle: u32, (id, now): (OpId, Instant)) {
+    pub(super) fn send(&mut self, fabric: &mut Fabric, session: SessionId, handle: u32, (id, now): (OpId, Instant)) {
         let Some(operation) = self.machine.operation(id) else { return };
         let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
@@ -96,7 +96,7 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (pending, answer): (Pending, &rpc::Answer),
         payload: &[u8],
     ) {

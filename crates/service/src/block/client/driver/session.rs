@@ -1,7 +1,7 @@
 //! What comes over the session: its begin and end, the volume's opening, answers and notices.
 
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, Handler, Slot};
+use byway_fabric::{CloseReason, Fabric, Handler, SessionId};
 use byway_reactor::{Instant, Reactor};
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, CannotSend, Event, Incomer};
@@ -18,7 +18,7 @@ use crate::limits::{CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
 
 impl Core {
     /// The server has said what it serves: opens the volume.
-    fn open(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+    fn open(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         let mut arguments = Arguments::new_zeroed();
         arguments.flags.set(if self.options.read_only { FLAG_READ_ONLY } else { 0 });
         let deadline = reactor.now() + CALL_TIME_MAX;
@@ -34,7 +34,7 @@ impl Core {
         }
     }
 
-    fn not_opened(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, error: CallError) {
+    fn not_opened(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, error: CallError) {
         self.notice(Notice::Refused(error));
         self.machine.refused(error);
         fabric.close(reactor, session, CloseReason::Closed);
@@ -43,7 +43,7 @@ impl Core {
     /// Begins a call; gives its header.
     pub(super) fn call(
         &mut self,
-        session: Slot,
+        session: SessionId,
         (method, arguments, windows): (Method, &Arguments, u8),
         pending: Pending,
         (now, deadline): (Instant, Instant),
@@ -69,7 +69,7 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         status: Result<(), CallError>,
         result: &[u8],
     ) {
@@ -103,7 +103,7 @@ impl Core {
 }
 
 impl Handler for Core {
-    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         self.agreed = fabric.agreed(session).copied();
         self.state = State::Opening;
         self.calls.up(session, self.identity.nonce, true);
@@ -114,7 +114,7 @@ impl Handler for Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Message, &Header),
         payload: &[u8],
     ) {
@@ -141,7 +141,7 @@ impl Handler for Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Message, &Header),
     ) {
         if let Event::Ended(pending, answer, payload) = self.calls.placed(session, kind, header) {
@@ -149,7 +149,7 @@ impl Handler for Core {
         }
     }
 
-    fn down(&mut self, _fabric: &mut Fabric, reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, reactor: &mut Reactor, _session: SessionId, reason: CloseReason) {
         self.state = State::Draining;
         // It is there, and still busy with what our last session asked for.
         if reason == CloseReason::Refused(RefuseCode::Busy) {
@@ -163,7 +163,7 @@ impl Handler for Core {
         }
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         for pending in self.calls.down(session) {
             if let Pending::Operation(id, Some(key)) = pending {
                 self.close_window(fabric, id, key);
