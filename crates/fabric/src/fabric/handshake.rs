@@ -357,7 +357,7 @@ impl Fabric {
         let agreed = Agreed { features, instance };
         let bulk_lanes = if lane.link.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
-        let socket = lane.socket;
+        let (socket, link) = (lane.socket, lane.link);
         let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
         let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));
         let peer = peer.or_else(|| reactor.peer_address(socket?));
@@ -366,6 +366,9 @@ impl Fabric {
         let terms = (self.options.terms, agreed);
         let mut state = Session::new((Role::Server, *identity), capabilities, terms, lanes, liveness);
         (state.tls_peer, state.peer) = (tls_peer, peer);
+        if let Some(rdma) = state.wire.rdma_mut() {
+            rdma.connection = link;
+        }
         let session = self.sessions.insert(state);
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);

@@ -14,8 +14,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 
-use super::{Fabric, Handler};
-use crate::capabilities::OneSided;
+use super::wire::Wire;
+use super::{Fabric, Handler, Session};
 use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
@@ -144,35 +144,35 @@ impl Fabric {
         place: (usize, usize),
         write: bool,
     ) -> bool {
-        // Before the memory is sealed for it, which it stays.
-        if self.capabilities(session).is_none_or(|wire| wire.one_sided != OneSided::WhereLent) {
+        let Some(socket) = self.control_socket(session) else { return false };
+        if self.sessions.get(session).is_none_or(|state| state.down) {
             return false;
         }
-        let Some(socket) = self.control_socket(session) else { return false };
-        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return false };
-        if state.loans.find(mapping, write).is_none() {
-            state.loans.wake(mapping, write);
+        // Before the memory is sealed for it, which it stays.
+        let Some(loans) = self.loans_of(session) else { return false };
+        if loans.find(mapping, write).is_none() {
+            loans.wake(mapping, write);
         }
-        if state.loans.find(mapping, write).is_none() {
-            if state.loans.lent.len() >= LOANS_MAX {
+        if loans.find(mapping, write).is_none() {
+            if loans.lent.len() >= LOANS_MAX {
                 return false;
             }
             let Some(loan) = mapping.lend(write) else { return false };
             self.let_go(session, true);
-            let Some(state) = self.sessions.get_mut(session) else { return false };
+            let Some(loans) = self.loans_of(session) else { return false };
             match reactor.lend_memory(socket, &loan) {
-                Ok(number) => state.loans.lent.push(Lent { number, loan, windows: 0 }),
+                Ok(number) => loans.lent.push(Lent { number, loan, windows: 0 }),
                 Err(error) => {
                     tracing::debug!(%error, "memory cannot be lent: payloads go through the stream");
                     return false;
                 }
             }
         }
-        let Some(state) = self.sessions.get_mut(session) else { return false };
-        let Some(lent) = state.loans.find(mapping, write) else { return false };
+        let Some(loans) = self.loans_of(session) else { return false };
+        let Some(lent) = loans.find(mapping, write) else { return false };
         lent.windows += 1;
         let (number, from) = (lent.number, lent.loan.offset());
-        state.loans.windows.insert(window.0, number);
+        loans.windows.insert(window.0, number);
         let rights = if write { WindowNews::PUT } else { WindowNews::GET };
         let grant = Grant::new(from + place.0 as u64, place.1 as u64, 0);
         self.tell_of_window(session, window, &WindowNews::opened(rights, number, grant));
@@ -184,7 +184,7 @@ impl Fabric {
     /// its stream.
     pub fn end_lent(&mut self, reactor: &mut Reactor) {
         let lent: Vec<SessionId> =
-            self.sessions.iter().filter(|(_, state)| !state.loans.is_empty()).map(|(slot, _)| slot).collect();
+            self.sessions.iter().filter(|(_, state)| state.has_lent()).map(|(slot, _)| slot).collect();
         for session in lent {
             self.close(reactor, session, CloseReason::Closed);
         }
@@ -192,12 +192,12 @@ impl Fabric {
 
     /// How often memory is lent to peers: each piece, to each of them.
     pub fn loan_count(&self) -> usize {
-        self.sessions.iter().map(|(_, state)| state.loans.lent.len()).sum()
+        self.sessions.iter().filter_map(|(_, state)| state.wire.shm()).map(|shm| shm.loans.lent.len()).sum()
     }
 
     /// Has the peer unmap what is not to rest there any longer.
     fn let_go(&mut self, session: SessionId, one_more: bool) {
-        let excess = self.sessions.get_mut(session).map(|state| state.loans.excess(one_more));
+        let excess = self.loans_of(session).map(|loans| loans.excess(one_more));
         for number in excess.unwrap_or_default() {
             self.tell_of_window(session, WindowKey(0), &WindowNews::unmap(number));
         }
@@ -206,11 +206,11 @@ impl Fabric {
     /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
     /// never knew. The window itself is to be closed too.
     pub fn recall(&mut self, reactor: &Reactor, session: SessionId, window: WindowKey) -> bool {
-        let Some(state) = self.sessions.get_mut(session) else { return false };
-        let told = state.loans.windows.contains_key(&window.0);
+        let Some(loans) = self.loans_of(session) else { return false };
+        let told = loans.windows.contains_key(&window.0);
         if told {
             // A peer that does not answer is not waited for for ever.
-            state.loans.recalled.insert(window.0);
+            loans.recalled.insert(window.0);
             self.watch(reactor, session);
             self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
         }
@@ -229,12 +229,12 @@ impl Fabric {
             return Err(CloseReason::Unexpected(Kind::Window));
         }
         let Some(socket) = self.control_socket(session) else { return Ok(()) };
-        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
+        let Some(Wire::Shm(shm)) = self.sessions.get_mut(session).map(|state| &mut state.wire) else { return Ok(()) };
         let number = news.memory.get();
         match reactor.take_memory(socket, number) {
             Ok(_) => {
-                state.peer_arena = Some(socket);
-                state.grants.note_lent(window, news.grant, (number, news.rights));
+                shm.taken_over = Some(socket);
+                shm.grants.note_lent(window, news.grant, (number, news.rights));
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
         }
@@ -243,11 +243,11 @@ impl Fabric {
 
     /// The peer tells that we need not keep its memory mapped.
     pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: SessionId, number: u32) -> Result<(), CloseReason> {
-        let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
-        if state.grants.lies_in(number) {
+        let Some(Wire::Shm(shm)) = self.sessions.get(session).map(|state| &state.wire) else { return Ok(()) };
+        if shm.grants.lies_in(number) {
             return Err(CloseReason::Unexpected(Kind::Window));
         }
-        if let Some(socket) = state.peer_arena {
+        if let Some(socket) = shm.taken_over {
             reactor.leave_memory(socket, number);
         }
         Ok(())
@@ -255,8 +255,9 @@ impl Fabric {
 
     /// The peer wants us to forget where a window of its own lies.
     pub(super) fn lent_window_closed(&mut self, session: SessionId, window: WindowKey) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        state.grants.forget_lent(window);
+        if let Some(shm) = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut()) {
+            shm.grants.forget_lent(window);
+        }
         self.tell_of_window(session, window, &WindowNews::of(WindowNews::FORGOTTEN));
     }
 
@@ -268,7 +269,7 @@ impl Fabric {
         window: WindowKey,
         handler: &mut H,
     ) {
-        let forgotten = self.sessions.get_mut(session).is_some_and(|state| state.loans.forget(window));
+        let forgotten = self.loans_of(session).is_some_and(|loans| loans.forget(window));
         self.watch(reactor, session);
         self.let_go(session, false);
         if forgotten {
@@ -279,7 +280,8 @@ impl Fabric {
     /// A session has ended: what its peer may still be writing is taken from it.
     pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         let Some(state) = self.sessions.get_mut(session) else { return };
-        let loans = std::mem::take(&mut state.loans);
+        let Some(shm) = state.wire.shm_mut() else { return };
+        let loans = std::mem::take(&mut shm.loans);
         if !state.peer_let_go {
             loans.take_back();
         }
@@ -290,6 +292,11 @@ impl Fabric {
         }
     }
 
+    /// What was lent to the peer of a session; `None` where nothing can be.
+    fn loans_of(&mut self, session: SessionId) -> Option<&mut Loans> {
+        Some(&mut self.sessions.get_mut(session)?.wire.shm_mut()?.loans)
+    }
+
     /// The stream of a session's lane 0.
     fn control_socket(&self, session: SessionId) -> Option<Socket> {
         let lane = self.sessions.get(session)?.lanes.first().copied().flatten()?;
@@ -297,11 +304,18 @@ impl Fabric {
     }
 }
 
+impl Session {
+    /// Whether its peer was lent memory of a program.
+    fn has_lent(&self) -> bool {
+        self.wire.shm().is_some_and(|shm| !shm.loans.is_empty())
+    }
+}
+
 impl Drop for Fabric {
     /// Whose sessions end with it, without a word of their peers: what those can write is taken from them.
     fn drop(&mut self) {
         for (_, state) in self.sessions.iter().filter(|(_, state)| !state.peer_let_go) {
-            state.loans.take_back();
+            state.wire.shm().into_iter().for_each(|shm| shm.loans.take_back());
         }
     }
 }

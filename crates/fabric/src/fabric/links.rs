@@ -95,8 +95,11 @@ impl Fabric {
         match step {
             Ok(link) => {
                 self.links().lanes.insert(link, slot);
-                if let Some(lane) = self.lanes.get_mut(slot) {
-                    (lane.link, lane.connecting) = (Some(link), false);
+                let Some(lane) = self.lanes.get_mut(slot) else { return };
+                (lane.link, lane.connecting) = (Some(link), false);
+                let state = lane.session.and_then(|session| self.sessions.get_mut(session));
+                if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
+                    rdma.connection = Some(link);
                 }
             }
             Err(reason) => {
@@ -112,7 +115,7 @@ impl Fabric {
     /// The connection of a session over RDMA.
     pub(super) fn link_of(&self, session: SessionId) -> Option<ConnectionId> {
         let state = self.sessions.get(session).filter(|state| !state.down)?;
-        self.lanes.get(state.lanes.first().copied().flatten()?)?.link
+        state.wire.rdma()?.connection
     }
 
     /// Takes a completion of the transport's.

@@ -19,23 +19,21 @@ mod receive;
 mod secure;
 mod slab;
 mod transfer;
+mod wire;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{
-    Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Socket, Token,
-};
+use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
 
-use self::grants::Grants;
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
-use self::lending::Loans;
 use self::links::Links;
 pub use self::slab::Slab;
 pub use self::transfer::{Announced, GetError, Remote, Route};
+use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
 use crate::feedback::{Delays, Meter};
@@ -132,14 +130,7 @@ struct Session {
     gets: usize,
     /// What the owner says of the peer.
     owes: bool,
-    /// The arena that a client has lent its server.
-    lent: Option<FramePool>,
-    /// A server has asked for the arena of its client, and over which stream it has it.
-    arena_asked: bool,
-    peer_arena: Option<Socket>,
-    grants: Grants,
-    /// What the peer was lent of a program's memory.
-    loans: Loans,
+    wire: Wire,
     /// We have said goodbye: the peer relies on it that we copy nothing any more.
     leaving: bool,
     /// The peer has ended the session: it copies nothing any more.
@@ -177,11 +168,7 @@ impl Session {
             intake: Intake::default(),
             gets: 0,
             owes: false,
-            lent: None,
-            arena_asked: false,
-            peer_arena: None,
-            grants: Grants::default(),
-            loans: Loans::default(),
+            wire: Wire::of(&capabilities),
             leaving: false,
             peer_let_go: false,
             meter: Meter::default(),

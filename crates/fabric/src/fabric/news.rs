@@ -9,6 +9,7 @@
 use byway_reactor::Reactor;
 
 use super::transfer::Remote;
+use super::wire::Wire;
 use super::{Fabric, Handler};
 use crate::registration;
 use crate::session::CloseReason;
@@ -39,12 +40,10 @@ impl Fabric {
     /// # Errors
     /// Over RDMA: no such window of the peer, or not so much of it, or not for that. Over lanes the peer looks.
     pub fn check_remote(&self, session: SessionId, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
-        if self.link_of(session).is_none() {
-            return Ok(());
-        }
-        let state = self.sessions.get(session).ok_or(WindowError::Key)?;
+        let state = self.sessions.get(session).filter(|state| !state.down);
+        let Some(Wire::Rdma(rdma)) = state.map(|state| &state.wire) else { return Ok(()) };
         let right = if put { WindowNews::PUT } else { WindowNews::GET };
-        state.grants.find(at, len, right).map(|_| ())
+        rdma.grants.find(at, len, right).map(|_| ())
     }
 
     /// What the cache of registered memory has done for sessions over RDMA; nothing before memory outside the pool was
@@ -66,17 +65,16 @@ impl Fabric {
         handler: &mut H,
     ) -> Result<(), CloseReason> {
         let (window, news) = (WindowKey(header.window.get()), header.body::<WindowNews>());
-        let is_linked = self.link_of(session).is_some();
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
-        match (news.what, is_linked) {
+        match (news.what, state.wire.rdma_mut()) {
             // One that finds no room is refused when it is used, as if it were not there.
-            (WindowNews::OPENED, true) => drop(state.grants.note(window, news.grant, news.rights)),
-            (WindowNews::CLOSED, true) => drop(state.grants.forget(window)),
-            (WindowNews::USED, true) => drop(self.windows.used(session, window)),
-            (WindowNews::OPENED, false) => return self.lent_window_opened(reactor, session, window, &news),
-            (WindowNews::CLOSED, false) => self.lent_window_closed(session, window),
-            (WindowNews::FORGOTTEN, false) => self.lent_window_forgotten(reactor, session, window, handler),
-            (WindowNews::UNMAP, false) => return self.unmap(reactor, session, news.memory.get()),
+            (WindowNews::OPENED, Some(rdma)) => drop(rdma.grants.note(window, news.grant, news.rights)),
+            (WindowNews::CLOSED, Some(rdma)) => drop(rdma.grants.forget(window)),
+            (WindowNews::USED, Some(_)) => drop(self.windows.used(session, window)),
+            (WindowNews::OPENED, None) => return self.lent_window_opened(reactor, session, window, &news),
+            (WindowNews::CLOSED, None) => self.lent_window_closed(session, window),
+            (WindowNews::FORGOTTEN, None) => self.lent_window_forgotten(reactor, session, window, handler),
+            (WindowNews::UNMAP, None) => return self.unmap(reactor, session, news.memory.get()),
             _ => return Err(CloseReason::Unexpected(Kind::Window)),
         }
         Ok(())

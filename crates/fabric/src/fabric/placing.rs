@@ -9,12 +9,13 @@
 //! else has ([`FramePool::revoke`]): a server that comes back from a long sleep in the middle of a copy writes into memory
 //! that is nobody's. The arena is not lent again then.
 
-use byway_reactor::{Address, Errno, Frame, FramePool, Gather, Reactor, Socket};
+use byway_reactor::{Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::Place;
 use super::reach::UseId;
 use super::transfer::Remote;
+use super::wire::Wire;
 use super::{Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
@@ -36,15 +37,10 @@ impl Fabric {
 
     /// Lends the server of a session that is welcomed our arena. Without, all goes through the stream.
     pub(super) fn lend_arena(&mut self, reactor: &mut Reactor, session: SessionId, socket: Option<Socket>) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        let (Some(arena), Some(Address::Shared(_)), Some(socket)) = (&self.arena, &state.remote, socket) else {
-            return;
-        };
-        if state.tls.is_some() {
-            return;
-        }
+        let Some(Wire::Shm(shm)) = self.sessions.get_mut(session).map(|state| &mut state.wire) else { return };
+        let (Some(arena), Some(socket)) = (&self.arena, socket) else { return };
         match reactor.lend_arena(socket, arena) {
-            Ok(()) => state.lent = Some(arena.clone()),
+            Ok(()) => shm.arena = Some(arena.clone()),
             Err(error) => tracing::debug!(%error, "no arena for the server: payloads go through the stream"),
         }
     }
@@ -55,10 +51,11 @@ impl Fabric {
         if header.kind != Kind::Call as u8 || window.0 == 0 {
             return None;
         }
-        if self.link_of(session).is_some() {
-            return self.exposed_grant(window);
-        }
-        let arena = self.sessions.get(session)?.lent.as_ref()?;
+        let arena = match &self.sessions.get(session).filter(|state| !state.down)?.wire {
+            Wire::Stream => return None,
+            Wire::Rdma(_) => return self.exposed_grant(window),
+            Wire::Shm(shm) => shm.arena.as_ref()?,
+        };
         let (frame, start, len) = self.windows.range(window)?;
         if !arena.owns(frame) {
             return None;
@@ -74,23 +71,30 @@ impl Fabric {
         (kind, header): (Kind, &Header),
         payload: &'a [u8],
     ) -> Result<&'a [u8], CloseReason> {
-        let is_linked = self.link_of(session).is_some();
         let Some(state) = self.sessions.get_mut(session) else { return Ok(&[]) };
         let is_call = kind == Kind::Call && state.role == Role::Server;
         let grant = Grant::read_from_prefix(payload).ok().filter(|_| is_call);
         let (grant, rest) = grant.ok_or(CloseReason::Unexpected(kind))?;
-        if !state.arena_asked && !is_linked {
-            state.arena_asked = true;
-            let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
-            // The arena is what a client lends first.
-            match socket.map(|socket| (socket, reactor.take_memory(socket, 0))) {
-                Some((socket, Ok(_))) => state.peer_arena = Some(socket),
-                Some((_, Err(error))) => tracing::debug!(%error, "a client's arena cannot be used"),
-                None => {}
+        let (window, rights) = (WindowKey(header.window.get()), WindowNews::PUT | WindowNews::GET);
+        match &mut state.wire {
+            // There is no such place: the payload goes as ever.
+            Wire::Stream => {}
+            Wire::Rdma(rdma) => drop(rdma.grants.note(window, grant, rights)),
+            Wire::Shm(shm) => {
+                let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
+                if !std::mem::replace(&mut shm.has_looked, true)
+                    && let Some(socket) = socket
+                {
+                    // The arena is what a client lends first.
+                    match reactor.take_memory(socket, 0) {
+                        Ok(_) => shm.taken_over = Some(socket),
+                        Err(error) => tracing::debug!(%error, "a client's arena cannot be used"),
+                    }
+                }
+                if shm.taken_over.is_some() {
+                    shm.grants.note(window, grant, rights);
+                }
             }
-        }
-        if state.peer_arena.is_some() || is_linked {
-            state.grants.note(WindowKey(header.window.get()), grant, WindowNews::PUT | WindowNews::GET);
         }
         Ok(rest)
     }
@@ -98,7 +102,8 @@ impl Fabric {
     /// The place of a window of the peer, if we can reach it, and over which stream.
     fn place_of(&self, session: SessionId, (at, len): (Remote, usize), right: u8) -> Option<(Socket, Place)> {
         let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
-        Some((state.peer_arena?, state.grants.find(at, len, right).ok()?))
+        let shm = state.wire.shm()?;
+        Some((shm.taken_over?, shm.grants.find(at, len, right).ok()?))
     }
 
     /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
@@ -167,7 +172,8 @@ impl Fabric {
         if self.link_of(session).is_some() {
             return self.written_by_link(reactor, session, (kind, header), handler);
         }
-        let lent = self.sessions.get(session).is_some_and(|state| state.lent.is_some() || !state.loans.is_empty());
+        let shm = self.sessions.get(session).and_then(|state| state.wire.shm());
+        let lent = shm.is_some_and(|shm| shm.arena.is_some() || !shm.loans.is_empty());
         if !lent || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
             return Err(CloseReason::Unexpected(kind));
         }
@@ -190,13 +196,14 @@ impl Fabric {
 
     /// Whether the peer of a session can write the memory of a window by itself.
     fn may_have_placed(&self, session: SessionId, window: WindowKey, frame: &Frame) -> bool {
-        let Some(state) = self.sessions.get(session) else { return false };
-        state.loans.is_written(window) || state.lent.as_ref().is_some_and(|arena| arena.owns(frame))
+        let Some(shm) = self.sessions.get(session).and_then(|state| state.wire.shm()) else { return false };
+        shm.loans.is_written(window) || shm.arena.as_ref().is_some_and(|arena| arena.owns(frame))
     }
 
     /// A session has ended: what its server may still be writing is taken from it.
     pub(super) fn revoke(&mut self, session: SessionId) {
-        let Some(arena) = self.sessions.get_mut(session).and_then(|state| state.lent.take()) else { return };
+        let shm = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut());
+        let Some(arena) = shm.and_then(|shm| shm.arena.take()) else { return };
         let mut revoked = 0;
         for frame in self.windows.targets_of(session).filter(|frame| arena.owns(frame)) {
             if let Err(error) = arena.revoke(frame) {

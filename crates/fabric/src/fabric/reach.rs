@@ -119,8 +119,8 @@ impl Fabric {
 
     /// A get of a window is begun, which may have several pieces: gives the use that this is of a window for one use.
     pub(super) fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
-        self.link_of(session)?;
-        self.sessions.get(session).filter(|state| state.grants.is_once(window))?;
+        let state = self.sessions.get(session).filter(|state| !state.down)?;
+        state.wire.rdma().filter(|rdma| rdma.grants.is_once(window))?;
         let links = self.links.as_mut()?;
         Some(links.reach.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
     }
@@ -131,9 +131,9 @@ impl Fabric {
         let Some(using) = links.reach.uses.get_mut(once) else { return };
         using.is_open = false;
         if (using.left > 0 || using.was_read)
-            && let Some(state) = self.sessions.get_mut(using.session)
+            && let Some(rdma) = self.sessions.get_mut(using.session).and_then(|state| state.wire.rdma_mut())
         {
-            state.grants.set_in_use(using.window, true);
+            rdma.grants.set_in_use(using.window, true);
         }
         self.forget_use(once);
     }
@@ -152,11 +152,11 @@ impl Fabric {
             return;
         }
         let Some(Use { session, window, was_read, .. }) = links.reach.uses.remove(once) else { return };
-        if let Some(state) = self.sessions.get_mut(session) {
+        if let Some(rdma) = self.sessions.get_mut(session).and_then(|state| state.wire.rdma_mut()) {
             if was_read {
-                state.grants.forget(window);
+                rdma.grants.forget(window);
             } else {
-                state.grants.set_in_use(window, false);
+                rdma.grants.set_in_use(window, false);
             }
         }
         if was_read {
@@ -218,9 +218,10 @@ impl Fabric {
         if let Some(slot) = state.lanes.first().copied().flatten() {
             self.send_outbox(slot);
         }
-        let state = self.sessions.get_mut(session).ok_or(Errno::NOTCONN)?;
-        let place = state.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
-        state.grants.use_up(to.window);
+        let state = self.sessions.get_mut(session);
+        let rdma = state.and_then(|state| state.wire.rdma_mut()).ok_or(Errno::NOTCONN)?;
+        let place = rdma.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
+        rdma.grants.use_up(to.window);
         let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
         let mut gather = links.transport.gather();
         push(&mut gather);
@@ -239,7 +240,8 @@ impl Fabric {
         context: u64,
     ) -> Result<(), Frame> {
         let (Some(state), Some(links)) = (self.sessions.get_mut(session), &mut self.links) else { return Err(into) };
-        let place = match state.grants.find(from, into.len(), WindowNews::GET) {
+        let Some(rdma) = state.wire.rdma() else { return Err(into) };
+        let place = match rdma.grants.find(from, into.len(), WindowNews::GET) {
             Ok(place) => place,
             Err(error) => {
                 self.events.push(Event::Got(session, (Some(into), context), Err(GetError::Refused(error))));

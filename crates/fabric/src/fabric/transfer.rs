@@ -359,7 +359,8 @@ impl Fabric {
     /// Watches a peer that owes something.
     pub(super) fn watch(&mut self, reactor: &Reactor, session: SessionId) {
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
-        let owes = state.owes || state.gets > 0 || state.loans.is_awaited();
+        let is_awaited = state.wire.shm().is_some_and(|shm| shm.loans.is_awaited());
+        let owes = state.owes || state.gets > 0 || is_awaited;
         if state.liveness.owes() != owes {
             state.liveness.set_owes(owes, reactor.now());
             if owes {

@@ -1,0 +1,71 @@
+//! The wire under a session: who moves the bytes of puts and gets there, and what is known for that.
+
+use byway_reactor::{FramePool, Socket};
+
+use super::grants::Grants;
+use super::lending::Loans;
+use crate::capabilities::{Capabilities, OneSided};
+use crate::rdma::transport::ConnectionId;
+
+/// See the module. It is chosen when a session begins, by what its wire can do, and stays.
+#[derive(Debug)]
+pub(super) enum Wire {
+    /// Connections: whoever owns the window receives into it, and sends out of it. Over tcp and unix sockets, and wherever there is
+    /// TLS.
+    Stream,
+    /// Connections through rings in shared memory, and memory that one end has lent the other, who copies there by himself.
+    Shm(Box<Shm>),
+    /// A connection of a device, which writes and reads windows by itself.
+    Rdma(Box<Rdma>),
+}
+
+/// What has been lent over shared memory, both ways.
+#[derive(Debug, Default)]
+pub(super) struct Shm {
+    /// The arena that a client has lent its server.
+    pub(super) arena: Option<FramePool>,
+    /// A server has looked for the arena of its client.
+    pub(super) has_looked: bool,
+    /// The stream over which the peer has lent memory, once some of it was taken.
+    pub(super) taken_over: Option<Socket>,
+    /// Where the peer's windows lie in that.
+    pub(super) grants: Grants,
+    /// What the peer was lent of a program's memory.
+    pub(super) loans: Loans,
+}
+
+/// What devices reach of each other.
+#[derive(Debug, Default)]
+pub(super) struct Rdma {
+    /// The connection, once it was begun.
+    pub(super) connection: Option<ConnectionId>,
+    /// Where the peer's windows lie.
+    pub(super) grants: Grants,
+}
+
+impl Wire {
+    /// The wire of a session that can do this.
+    pub(super) fn of(capabilities: &Capabilities) -> Self {
+        match capabilities.one_sided {
+            OneSided::Emulated => Self::Stream,
+            OneSided::WhereLent => Self::Shm(Box::default()),
+            OneSided::Native => Self::Rdma(Box::default()),
+        }
+    }
+
+    pub(super) fn shm(&self) -> Option<&Shm> {
+        if let Self::Shm(shm) = self { Some(shm) } else { None }
+    }
+
+    pub(super) fn shm_mut(&mut self) -> Option<&mut Shm> {
+        if let Self::Shm(shm) = self { Some(shm) } else { None }
+    }
+
+    pub(super) fn rdma(&self) -> Option<&Rdma> {
+        if let Self::Rdma(rdma) = self { Some(rdma) } else { None }
+    }
+
+    pub(super) fn rdma_mut(&mut self) -> Option<&mut Rdma> {
+        if let Self::Rdma(rdma) = self { Some(rdma) } else { None }
+    }
+}
