@@ -59,7 +59,7 @@ pub use gather::{Gather, Part, Piece, Scatter};
 pub use heap::Heap;
 pub use loan::{Loan, RestingLoan};
 pub use mapped::{MappedMemory, limit_mapped, mapped_memory};
-pub use mapping::{Mapping, Use};
+pub use mapping::{Mapping, PartUses, Use};
 pub use net::{Listening, listen_as, listen_shared as listen};
 pub use op::{
     Address, Allocate, Completion, Descriptor, Errno, Extent, File, Listener, Op, Outcome, Socket, Token, Wait, WriteAt,

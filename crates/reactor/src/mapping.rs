@@ -13,9 +13,11 @@ use crate::loan::{Loan, RestingLoan, SharedFile};
 use crate::region::{FileMemoryError, Region};
 
 /// A handle to memory that was mapped at once; it stays mapped while a handle or a use of it lives.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Mapping {
     inner: Arc<Inner>,
+    /// Where the uses by this handle are counted apart. Such a handle is a use of the memory itself.
+    part: Option<Arc<PartUses>>,
 }
 
 #[derive(Debug)]
@@ -25,8 +27,13 @@ struct Inner {
     file: Option<Arc<SharedFile>>,
     uses: AtomicUsize,
     is_given_up: AtomicBool,
-    /// Of what it is a part, and a use.
-    whole: Option<Use>,
+}
+
+/// A count of some of the uses of a memory: those of one operation, say. See [`Mapping::counted_by`].
+#[derive(Debug, Default)]
+pub struct PartUses {
+    uses: AtomicUsize,
+    is_given_up: AtomicBool,
 }
 
 /// A reason why the memory of a mapping may be touched by somebody else than its owner. Counted until dropped.
@@ -70,12 +77,8 @@ impl Mapping {
 
     fn over(region: Region, file: Option<SharedFile>) -> Self {
         let (region, file) = (Arc::new(region), file.map(Arc::new));
-        Self::with(region, file, None)
-    }
-
-    fn with(region: Arc<Region>, file: Option<Arc<SharedFile>>, whole: Option<Use>) -> Self {
         let (uses, is_given_up) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { region, file, uses, is_given_up, whole }) }
+        Self { inner: Arc::new(Inner { region, file, uses, is_given_up }), part: None }
     }
 
     /// A view of the memory for a peer, to be sent to it ([`Reactor::lend_memory`](crate::Reactor::lend_memory)). For writing one
@@ -123,7 +126,15 @@ impl Mapping {
     /// one use of this.
     #[must_use]
     pub fn counted(&self) -> Self {
-        Self::with(Arc::clone(&self.inner.region), self.inner.file.clone(), Some(self.hold()))
+        self.counted_by(Arc::default())
+    }
+
+    /// As [`Mapping::counted`], by a count that is [free](PartUses::is_free).
+    #[must_use]
+    pub fn counted_by(&self, part: Arc<PartUses>) -> Self {
+        debug_assert!(self.part.is_none(), "of the memory, and not of a part of its uses");
+        self.inner.uses.fetch_add(1, Ordering::Relaxed);
+        Self { inner: Arc::clone(&self.inner), part: Some(part) }
     }
 
     /// Bytes: whole pages.
@@ -143,31 +154,59 @@ impl Mapping {
 
     /// Counts a use.
     pub fn hold(&self) -> Use {
-        self.inner.uses.fetch_add(1, Ordering::Relaxed);
+        self.counter().fetch_add(1, Ordering::Relaxed);
         Use { mapping: self.clone() }
+    }
+
+    fn counter(&self) -> &AtomicUsize {
+        self.part.as_ref().map_or(&self.inner.uses, |part| &part.uses)
     }
 
     /// Uses that have not ended. Whoever reads zero sees all that was done to the bytes under those that were.
     pub fn uses(&self) -> usize {
-        self.inner.uses.load(Ordering::Acquire)
+        self.counter().load(Ordering::Acquire)
     }
 
     /// Whether some use of it will never end, see [`Frame::note_given_up`](crate::Frame::note_given_up): who waits for
     /// [`Mapping::uses`] to be zero would wait for ever.
     pub fn is_given_up(&self) -> bool {
-        self.inner.is_given_up.load(Ordering::Acquire)
+        self.part.as_ref().map_or(&self.inner.is_given_up, |part| &part.is_given_up).load(Ordering::Acquire)
     }
 
-    /// Of this, and of what it is a part of.
+    /// Of the part of the uses, and of the memory.
     fn give_up(&self) {
         self.inner.is_given_up.store(true, Ordering::Release);
-        if let Some(whole) = &self.inner.whole {
-            whole.mapping.give_up();
+        if let Some(part) = &self.part {
+            part.is_given_up.store(true, Ordering::Release);
         }
     }
 
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         self.inner.region.at(offset)
+    }
+}
+
+impl Clone for Mapping {
+    fn clone(&self) -> Self {
+        if self.part.is_some() {
+            self.inner.uses.fetch_add(1, Ordering::Relaxed);
+        }
+        Self { inner: Arc::clone(&self.inner), part: self.part.clone() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.part.is_some() {
+            self.inner.uses.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+impl PartUses {
+    /// Whether nothing is left of the handles and uses that it counted, and none was given up: it can count others.
+    pub fn is_free(part: &mut Arc<Self>) -> bool {
+        Arc::get_mut(part).is_some_and(|part| *part.uses.get_mut() == 0 && !*part.is_given_up.get_mut())
     }
 }
 
@@ -188,7 +227,7 @@ impl Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.mapping.inner.uses.fetch_sub(1, Ordering::Release);
+        self.mapping.counter().fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -212,7 +251,7 @@ mod tests {
         assert_eq!(mapping.uses(), 1);
         let part = mapping.counted();
         let used = part.hold();
-        assert_eq!((mapping.uses(), part.uses()), (2, 1));
+        assert_eq!((mapping.uses(), part.uses()), (3, 1), "the part itself is a use, and so is each of its uses");
         drop(part);
         assert_eq!(mapping.uses(), 2, "its use lives");
         drop(used);
@@ -224,6 +263,24 @@ mod tests {
         assert_eq!(kept.mapping().uses(), 1);
         // SAFETY: byte 104 is in the mapping, which `kept` keeps.
         assert_eq!(unsafe { base.add(104).read() }, 7);
+    }
+
+    #[test]
+    fn a_count_of_uses_is_free_for_others_when_none_is_left() {
+        let (memory, mut part) = (Mapping::new(8192).unwrap(), Arc::<PartUses>::default());
+        assert!(PartUses::is_free(&mut part));
+        for _ in 0..2 {
+            let counted = memory.counted_by(Arc::clone(&part));
+            let used = counted.hold();
+            drop(counted);
+            assert!(!PartUses::is_free(&mut part) && memory.uses() > 0);
+            drop(used);
+            assert!(PartUses::is_free(&mut part) && memory.uses() == 0);
+        }
+        let counted = memory.counted_by(Arc::clone(&part));
+        counted.hold().note_given_up();
+        drop(counted);
+        assert!(!PartUses::is_free(&mut part), "somebody may touch the memory for ever");
     }
 
     #[test]

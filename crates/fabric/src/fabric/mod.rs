@@ -176,6 +176,9 @@ impl Session {
     }
 }
 
+/// Events for which a fabric keeps room.
+const EVENTS_KEPT: usize = 256;
+
 enum Event {
     Up(SessionId),
     Down(SessionId, CloseReason),
@@ -202,6 +205,8 @@ pub struct Fabric {
     /// Buffers that had come back when they were last looked at.
     starved_fed_at: u64,
     events: Vec<Event>,
+    /// Empty: room for the next events, while those before are delivered.
+    delivered: Vec<Event>,
     handshakes: usize,
     owing: usize,
     ticking: bool,
@@ -247,6 +252,7 @@ impl Fabric {
             starved: Vec::new(),
             starved_fed_at: 0,
             events: Vec::new(),
+            delivered: Vec::new(),
             handshakes: 0,
             owing: 0,
             ticking: false,
@@ -400,7 +406,8 @@ impl Fabric {
 
     fn deliver_all<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         while !self.events.is_empty() {
-            for event in std::mem::take(&mut self.events) {
+            let mut events = std::mem::replace(&mut self.events, std::mem::take(&mut self.delivered));
+            for event in events.drain(..) {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
@@ -417,6 +424,8 @@ impl Fabric {
                     }
                 }
             }
+            events.shrink_to(EVENTS_KEPT);
+            self.delivered = events;
         }
     }
 

@@ -10,6 +10,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use smallvec::smallvec;
 use byway_reactor::{Errno, Mapping, bytewise};
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
@@ -51,7 +52,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         let place = from.readable()?.place(from.get_key(), offset, into.len())?;
         let Some(mut bounce) = Bounce::new(self, session, into.len())? else { return Ok(()) };
-        bounce.wait(|node, held| node.start_get(session, place, vec![held]), deadline.into())?;
+        bounce.wait(|node, held| node.start_get(session, place, smallvec![held]), deadline.into())?;
         // SAFETY: the mapping has so many bytes, and nobody refers to them; `into` is no part of it.
         unsafe { bytewise::copy(bounce.mapping.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
@@ -73,7 +74,7 @@ impl Node {
         let Some(mut bounce) = Bounce::new(self, session, from.len())? else { return Ok(()) };
         // SAFETY: the mapping has so many bytes, nobody refers to them, and no operation has them yet; `from` is no part of it.
         unsafe { bytewise::copy(from.as_ptr(), bounce.mapping.as_ptr(), from.len()) };
-        bounce.wait(|node, held| node.start_put(session, vec![held], place), deadline.into())
+        bounce.wait(|node, held| node.start_put(session, smallvec![held], place), deadline.into())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use byway_reactor::{Address, Mapping};
 
-use super::memory::{Held, Places};
+use super::memory::{HeldSegments, Places};
 use super::shared::OpSlot;
 use super::{NodeCounters, OpId, Session, SessionFeedback};
 use crate::descriptor::{Descriptor, Rights};
@@ -46,14 +46,14 @@ pub(super) enum Command {
     Put {
         op: OpSlot,
         session: Session,
-        segments: Vec<Held>,
+        segments: HeldSegments,
         to: Places,
         message: Option<Header>,
     },
     Get {
         op: OpSlot,
         session: Session,
-        segments: Vec<Held>,
+        segments: HeldSegments,
         from: Places,
     },
     /// Ends a put or get at once, and its session if it has begun.

@@ -65,7 +65,7 @@ impl Core {
 
     /// Tells the fabric whose peers owe something: once for all that a turn has changed.
     pub(super) fn tell_debts(&mut self, fabric: &mut Fabric, reactor: &Reactor) {
-        for session in std::mem::take(&mut self.debts.changed) {
+        while let Some(session) = self.debts.changed.pop() {
             let Some(link) = self.links.get_mut(&session) else { continue };
             link.debts_noted = false;
             link.was_owed = link.is_owed();

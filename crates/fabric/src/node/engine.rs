@@ -4,7 +4,7 @@
 //! engine owns all of them that its reactor and its fabric have, none of its methods gives one out, and it lies in a mutex: that
 //! makes it [`Send`]. What a program gets is either copied (messages) or lies in mappings, which any thread may hold.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,7 +42,12 @@ pub(super) struct Engine {
     fabric: Fabric,
     pub(super) core: Core,
     reaped: Vec<Completion>,
+    /// Empty: room for the commands of the next turn.
+    commands: VecDeque<Command>,
 }
+
+/// Commands for which a turn keeps room.
+const COMMANDS_KEPT: usize = 256;
 
 // SAFETY: all that is not `Send` in here is counted by `Rc`s whose every handle lies in this engine: the fabric is made here, the
 // reactor was made by `Node` for this engine, their pools, frames and shared frames stay with them, and frames over a program's
@@ -75,8 +80,8 @@ pub(super) struct Link {
     /// Parts of puts and gets that have not ended, of operations that have not.
     pub(super) asked: usize,
     pub(super) deferred: Deferred,
-    /// Puts in flight, by their place in the order of all, and how many there were.
-    pub(super) puts: BTreeSet<u64>,
+    /// Puts in flight, by their place in the order of all, in that order; and how many there were.
+    pub(super) puts: VecDeque<u64>,
     pub(super) put_count: u64,
     /// Puts in flight that go through the stream, by the key of their window: what is put there meanwhile goes behind them, even
     /// if the window's place is known by now. None where there is no stream.
@@ -95,7 +100,7 @@ pub(super) struct Link {
 /// What waits for credit.
 pub(super) enum Waiting {
     Message { op: Option<OpSlot>, header: Header, payload: Vec<u8> },
-    Put { op: OpSlot, segments: Vec<super::memory::Held>, to: Places, message: Header },
+    Put { op: OpSlot, segments: super::memory::HeldSegments, to: Places, message: Header },
 }
 
 impl Link {
@@ -169,7 +174,7 @@ impl Engine {
             credits: options.messages.max(1),
             alarm: None,
         };
-        Self { reactor, fabric, core, reaped: Vec::new() }
+        Self { reactor, fabric, core, reaped: Vec::new(), commands: VecDeque::new() }
     }
 
     pub(super) fn reactor(&mut self) -> &mut Reactor {
@@ -192,15 +197,19 @@ impl Engine {
 
     /// Runs what was asked for, and sends what came of it.
     pub(super) fn submit(&mut self) {
+        let mut commands = std::mem::take(&mut self.commands);
         loop {
-            let commands = std::mem::take(&mut self.core.shared().commands);
+            std::mem::swap(&mut commands, &mut self.core.shared().commands);
             if commands.is_empty() {
                 break;
             }
-            for command in commands {
+            for command in commands.drain(..) {
                 self.core.run(&mut self.fabric, &mut self.reactor, command);
             }
         }
+        // Kept, and so is what it was swapped for; but not what a burst has left.
+        commands.shrink_to(COMMANDS_KEPT);
+        self.commands = commands;
         self.flush();
     }
 
@@ -371,7 +380,7 @@ impl Core {
             short_since: None,
             asked: 0,
             deferred: Deferred::default(),
-            puts: BTreeSet::new(),
+            puts: VecDeque::new(),
             put_count: 0,
             streamed: HashMap::new(),
             flushes: VecDeque::new(),

@@ -14,9 +14,10 @@
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use byway_reactor::{Mapping, bytewise};
+use byway_reactor::{Mapping, PartUses, bytewise};
+use smallvec::{SmallVec, smallvec};
 
 use super::error::{InUse, SubmitError};
 use super::{Node, Op, Session};
@@ -29,13 +30,24 @@ use crate::windows::WindowKey;
 pub struct Memory {
     mapping: Mapping,
     len: usize,
-    /// [`Node::number`] of the node that used it last.
-    user: Mutex<u64>,
+    user: Mutex<User>,
     /// How often the program looks at it.
     borrows: AtomicUsize,
     /// How many threads are in [`Memory::write`].
     writes: AtomicUsize,
 }
+
+/// Who uses a memory.
+#[derive(Debug)]
+struct User {
+    /// [`Node::number`] of the node that used it last.
+    node: u64,
+    /// Counts of the uses of its operations, which are used again.
+    counts: Vec<Arc<PartUses>>,
+}
+
+/// Of that many operations at a time the counts are kept; those of more are made for each.
+const COUNTS_KEPT: usize = 16;
 
 /// A thread is in [`Memory::write`] until this is dropped.
 struct Writing<'a> {
@@ -71,8 +83,14 @@ pub struct Window {
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) window: WindowKey,
-    pub(super) ranges: Vec<(u64, usize)>,
+    pub(super) ranges: Ranges,
 }
+
+/// Ranges of a window: where each begins, and its bytes. Mostly one.
+pub(super) type Ranges = SmallVec<[(u64, usize); 1]>;
+
+/// The segments of an operation. Mostly one.
+pub(super) type HeldSegments = SmallVec<[Held; 1]>;
 
 /// A segment that an operation will make frames of.
 #[derive(Debug)]
@@ -88,7 +106,7 @@ impl Memory {
         Self {
             mapping,
             len,
-            user: Mutex::new(node.number()),
+            user: Mutex::new(User { node: node.number(), counts: Vec::new() }),
             borrows: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
         }
@@ -187,12 +205,12 @@ impl Memory {
     fn begin_use_by(&self, node: &Node) -> Result<Mapping, SubmitError> {
         // A panic cannot leave a number half written.
         let mut user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
-        if *user != node.number() && self.mapping.uses() > 0 {
+        if user.node != node.number() && self.mapping.uses() > 0 {
             return Err(SubmitError::OtherNode);
         }
-        *user = node.number();
+        user.node = node.number();
         // Counted before another node is let in.
-        self.begin_use()
+        self.begin_use(user.count())
     }
 
     /// Counts a write, which is no use: a node's first use may begin beside it.
@@ -204,10 +222,24 @@ impl Memory {
     }
 
     /// Begins a use, which ends when the mapping that it gives, and all that was made of it, is dropped.
-    fn begin_use(&self) -> Result<Mapping, SubmitError> {
-        let counted = self.mapping.counted();
+    fn begin_use(&self, count: Arc<PartUses>) -> Result<Mapping, SubmitError> {
+        let counted = self.mapping.counted_by(count);
         fence(Ordering::SeqCst);
         if self.borrows.load(Ordering::Acquire) > 0 { Err(SubmitError::Borrowed) } else { Ok(counted) }
+    }
+}
+
+impl User {
+    /// A count that nothing uses.
+    fn count(&mut self) -> Arc<PartUses> {
+        if let Some(count) = self.counts.iter_mut().find_map(|count| PartUses::is_free(count).then(|| Arc::clone(count))) {
+            return count;
+        }
+        let count = Arc::<PartUses>::default();
+        if self.counts.len() < COUNTS_KEPT {
+            self.counts.push(Arc::clone(&count));
+        }
+        count
     }
 }
 
@@ -295,7 +327,7 @@ impl Descriptor {
     /// One range.
     pub(super) fn place(&self, window: WindowKey, offset: u64, len: usize) -> Result<Places, SubmitError> {
         self.check(offset, len)?;
-        Ok(Places { window, ranges: vec![(offset, len)] })
+        Ok(Places { window, ranges: smallvec![(offset, len)] })
     }
 
     /// Several ranges, of `len` bytes in all.
@@ -308,7 +340,7 @@ impl Descriptor {
             let bytes = bytes.ok_or(SubmitError::OutOfRange)?;
             self.check(range.start, bytes).map(|()| (range.start, bytes))
         };
-        let ranges: Vec<_> = ranges.iter().map(place).collect::<Result<_, _>>()?;
+        let ranges: Ranges = ranges.iter().map(place).collect::<Result<_, _>>()?;
         let all = ranges.iter().try_fold(0usize, |sum, (_, bytes)| sum.checked_add(*bytes));
         if all == Some(len) { Ok(Places { window, ranges }) } else { Err(SubmitError::OutOfRange) }
     }

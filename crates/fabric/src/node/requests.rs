@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 
 use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
-use super::memory::{Held, Places, Segment, Window};
+use super::memory::{HeldSegments, Places, Segment, Window};
 use super::op::{Op, OpId, Outcome};
 use super::shared::OpKind;
 use super::shared::OpSlot;
@@ -238,7 +238,7 @@ impl Node {
         self.start_put(session, segments, to)
     }
 
-    pub(super) fn start_put(&self, session: Session, segments: Vec<Held>, to: Places) -> Result<Op, SubmitError> {
+    pub(super) fn start_put(&self, session: Session, segments: HeldSegments, to: Places) -> Result<Op, SubmitError> {
         if to.is_empty() {
             return self.flush(session);
         }
@@ -307,7 +307,7 @@ impl Node {
         self.start_get(session, from, segments)
     }
 
-    pub(super) fn start_get(&self, session: Session, from: Places, segments: Vec<Held>) -> Result<Op, SubmitError> {
+    pub(super) fn start_get(&self, session: Session, from: Places, segments: HeldSegments) -> Result<Op, SubmitError> {
         if from.is_empty() {
             return self.flush(session);
         }
@@ -430,11 +430,11 @@ fn session(outcome: Outcome) -> Result<Session, NodeError> {
 }
 
 /// Begins a use of each segment; gives the bytes of all.
-fn hold(node: &Node, segments: &[Segment<'_>]) -> Result<(Vec<Held>, usize), SubmitError> {
+fn hold(node: &Node, segments: &[Segment<'_>]) -> Result<(HeldSegments, usize), SubmitError> {
     if segments.len() > SEGMENTS_MAX {
         return Err(SubmitError::TooLong);
     }
-    let held = segments.iter().map(|segment| segment.hold(node)).collect::<Result<Vec<_>, _>>()?;
+    let held = segments.iter().map(|segment| segment.hold(node)).collect::<Result<HeldSegments, _>>()?;
     let len = held.iter().map(|segment| segment.len).sum();
     if len > OPERATION_BYTES_MAX { Err(SubmitError::TooLong) } else { Ok((held, len)) }
 }

@@ -8,12 +8,13 @@ use std::collections::hash_map::Entry;
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Gather, Mapping, Reactor};
+use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use super::command::Header;
 use super::engine::{Core, Waiting};
 use super::error::OpError;
-use super::memory::{Held, Places};
+use super::memory::{Held, HeldSegments, Places};
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
 use super::wire::{CreditBody, MessageBody, PutBody};
@@ -26,6 +27,9 @@ use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
 use crate::windows::WindowKey;
 use crate::wire::{Header as WireHeader, Kind};
+
+/// The memory of an operation. Mostly one.
+pub(super) type Mappings = SmallVec<[Mapping; 1]>;
 
 /// A put in flight.
 pub(super) struct Put {
@@ -41,7 +45,7 @@ pub(super) struct Put {
     /// Parts that have not ended; one more until all have begun.
     left: u32,
     error: Option<OpError>,
-    mappings: Vec<Mapping>,
+    mappings: Mappings,
 }
 
 /// A get in flight.
@@ -51,13 +55,13 @@ pub(super) struct Get {
     parts: usize,
     left: u32,
     error: Option<OpError>,
-    mappings: Vec<Mapping>,
+    mappings: Mappings,
 }
 
 /// An operation that has ended but for frames that somebody holds.
 pub(super) struct Linger {
     op: OpSlot,
-    mappings: Vec<Mapping>,
+    mappings: Mappings,
     result: Completed,
     /// Of a put: its session, and its place among the puts there, which flushes wait for.
     put: Option<(Session, u64)>,
@@ -73,7 +77,7 @@ struct Piece {
 /// What goes out as one payload: where it belongs, and what it is made of.
 struct Part {
     offset: u64,
-    pieces: Vec<Piece>,
+    pieces: SmallVec<[Piece; 1]>,
 }
 
 impl Part {
@@ -84,14 +88,14 @@ impl Part {
 
 /// Cuts segments into parts, each of at most `max` bytes and within one of the ranges, of as many pieces as it takes. The segments
 /// and the ranges have as many bytes.
-fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> Vec<Part> {
-    let mut parts = Vec::new();
+fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Part; 1]> {
+    let mut parts = SmallVec::new();
     let (mut segment, mut at) = (0, 0);
     for &(start, len) in ranges {
         let mut done = 0;
         while done < len {
             let (first, end) = (done, len.min(done + max));
-            let mut pieces = Vec::new();
+            let mut pieces = SmallVec::new();
             while done < end {
                 let Some(held) = segments.get(segment) else { return parts };
                 let len = (held.len - at).min(end - done);
@@ -115,7 +119,7 @@ fn frame(segments: &[Held], piece: &Piece) -> Frame {
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
 }
 
-fn push_frames(gather: &mut Gather, frames: Vec<Frame>) {
+fn push_frames(gather: &mut Gather, frames: SmallVec<[Frame; 1]>) {
     for frame in frames {
         let len = frame.len();
         gather.push_frame(frame, 0, len);
@@ -143,7 +147,7 @@ fn push_part(
 ) -> Result<(), OpError> {
     let (to, len) = (Remote { window, offset: part.offset }, part.len());
     fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
-    let frames: Vec<Frame> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
+    let frames: SmallVec<[Frame; 1]> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
     let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
     let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| append_payload(crc, frame, 0..frame.len())));
     let announced = Announced { len, checksum };
@@ -164,7 +168,7 @@ fn can_be_reached(fabric: &Fabric, session: SessionId, segments: &[Held]) -> boo
 
 impl Core {
     /// Ends an operation once nobody can touch its memory any more.
-    pub(super) fn linger(&mut self, op: OpSlot, mappings: Vec<Mapping>, result: Completed) {
+    pub(super) fn linger(&mut self, op: OpSlot, mappings: Mappings, result: Completed) {
         self.end_when_free(Linger { op, mappings, result, put: None });
     }
 
@@ -263,7 +267,7 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         (op, session): (OpSlot, Session),
-        (segments, Places { window, ranges }): (Vec<Held>, Places),
+        (segments, Places { window, ranges }): (HeldSegments, Places),
         message: Option<Header>,
     ) {
         let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
@@ -281,7 +285,7 @@ impl Core {
         let slot = link.fabric;
         let number = link.put_count;
         link.put_count += 1;
-        link.puts.insert(number);
+        link.puts.push_back(number);
         let by_route = |part: &Part| fabric.goes_by_route(slot, Remote { window, offset: part.offset }, part.len());
         let is_behind = link.streamed.contains_key(&window.0);
         let streamed = (is_behind || parts.iter().any(by_route)).then_some(window.0);
@@ -293,7 +297,7 @@ impl Core {
         if let Some(link) = self.links.get_mut(&session) {
             link.asked += parts.len();
         }
-        let (left, mappings) = (parts.len() as u32 + 1, Vec::new());
+        let (left, mappings) = (parts.len() as u32 + 1, Mappings::new());
         let (has_message, count) = (message.is_some(), parts.len());
         let put = Put { op, session, number, streamed, has_message, parts: count, left, error: None, mappings };
         let name = self.puts.insert(put);
@@ -363,8 +367,10 @@ impl Core {
     /// A put has ended, and so have the flushes that waited for it alone.
     fn end_flushes(&mut self, session: Session, number: u64) {
         let Some(link) = self.links.get_mut(&session) else { return };
-        link.puts.remove(&number);
-        let first = link.puts.first().copied().unwrap_or(u64::MAX);
+        if let Ok(place) = link.puts.binary_search(&number) {
+            link.puts.remove(place);
+        }
+        let first = link.puts.front().copied().unwrap_or(u64::MAX);
         let mut done = Vec::new();
         while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {
             done.push(op);
@@ -394,7 +400,7 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         (op, session): (OpSlot, Session),
-        segments: Vec<Held>,
+        segments: HeldSegments,
         Places { window, ranges }: Places,
     ) {
         let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
@@ -411,9 +417,9 @@ impl Core {
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
         let count = parts.iter().map(|part| part.pieces.len()).sum();
         link.asked += count;
-        let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Vec::new() };
+        let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Mappings::new() };
         let name = self.gets.insert(get);
-        let mut pieces = Vec::new();
+        let mut pieces: SmallVec<[(u64, Frame); 1]> = SmallVec::new();
         for part in &parts {
             let mut offset = part.offset;
             for piece in &part.pieces {

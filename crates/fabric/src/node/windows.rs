@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Mapping, Reactor};
+use smallvec::smallvec;
 
 use super::Session;
 use super::engine::Core;
@@ -121,7 +122,7 @@ impl Core {
             }
         }
         if recalled.is_empty() {
-            return self.linger(op, vec![mapping], Ok(Outcome::Done));
+            return self.linger(op, smallvec![mapping], Ok(Outcome::Done));
         }
         let name = self.closings.closing.insert(Closing { op, mapping, left: recalled.len() });
         self.closings.waiting.extend(recalled.into_iter().map(|window| (window, name)));
@@ -135,7 +136,7 @@ impl Core {
         if closing.left == 0
             && let Some(Closing { op, mapping, .. }) = self.closings.closing.remove(name)
         {
-            self.linger(op, vec![mapping], Ok(Outcome::Done));
+            self.linger(op, smallvec![mapping], Ok(Outcome::Done));
         }
     }
 }

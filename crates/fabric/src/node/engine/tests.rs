@@ -120,8 +120,8 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     let used = held.mapping.hold();
     let mut engine = node.inner.try_engine().unwrap();
     let Engine { reactor, fabric, core, .. } = &mut *engine;
-    let places = Places { window: lie, ranges: vec![(0, 4096)] };
-    core.start_put(fabric, reactor, (op, session), (vec![held], places), None);
+    let places = Places { window: lie, ranges: vec![(0, 4096)].into() };
+    core.start_put(fabric, reactor, (op, session), (vec![held].into(), places), None);
     let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
     assert_eq!(result(), None, "the memory is in use");
     drop(used);
@@ -139,7 +139,7 @@ fn what_a_lost_device_may_still_write_to_is_in_use_for_ever_and_its_operation_fa
     // SAFETY: nobody looks at the memory.
     let frame = std::mem::ManuallyDrop::new(unsafe { Frame::over(&counted, 0, 4096) });
     let mut engine = node.inner.try_engine().unwrap();
-    engine.core.linger(op, vec![counted], Ok(Outcome::Done));
+    engine.core.linger(op, vec![counted].into(), Ok(Outcome::Done));
     engine.core.end_lingering();
     let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
     assert_eq!(result(), None, "the device has it");
@@ -183,7 +183,7 @@ fn message(op: OpSlot) -> Waiting {
 fn put_with_message(op: OpSlot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
     let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
     let segments = segments.collect();
-    let to = Places { window, ranges };
+    let to = Places { window, ranges: ranges.into() };
     Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }
 }
 
@@ -244,8 +244,8 @@ fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
     let op = node.inner.lock().unwrap().begin(OpKind::Transfer(session)).unwrap();
     with_core(&node, |core, fabric, reactor| {
         core.links.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
-        let segments = vec![Held { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }];
-        let to = Places { window: lie, ranges: vec![(0, 100)] };
+        let segments = vec![Held { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }].into();
+        let to = Places { window: lie, ranges: vec![(0, 100)].into() };
         core.run(fabric, reactor, Command::Put { op, session, segments, to, message: None });
         assert!(!core.run_deferred(fabric, reactor));
         assert_eq!((core.puts.len(), core.links[&session].streamed[&lie.0]), (0, 1));
