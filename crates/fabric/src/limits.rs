@@ -218,6 +218,10 @@ pub const SEGMENTS_MAX: usize = 64;
 /// Bytes of one put or get; more are refused.
 pub const OPERATION_BYTES_MAX: usize = 16 << 30;
 
+/// Bytes that a node copies in one turn of its loop, in memory that its peers have lent: a copy of 16 MiB takes 2 to 5 ms. What is
+/// left of an operation, at most a MiB too late, is copied in the next turns.
+pub const TURN_BYTES_MAX: usize = 16 << 20;
+
 /// Sessions whose peers one window is open to; more are refused.
 pub const WINDOW_SESSIONS_MAX: usize = 64;
 

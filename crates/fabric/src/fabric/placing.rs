@@ -111,6 +111,12 @@ impl Fabric {
         self.link_of(session).is_none() && self.place_of(session, (to, len), WindowNews::PUT).is_none()
     }
 
+    /// Whether a put (or get, if `put` is false) of so many bytes is copied by this end, when it is begun.
+    pub fn is_copied(&self, session: SessionId, at: Remote, len: usize, put: bool) -> bool {
+        let right = if put { WindowNews::PUT } else { WindowNews::GET };
+        self.place_of(session, (at, len), right).is_some()
+    }
+
     /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
     pub(super) fn place<P: FnOnce(&mut Gather)>(
         &mut self,

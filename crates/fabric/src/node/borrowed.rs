@@ -10,8 +10,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use smallvec::smallvec;
 use byway_reactor::{Errno, Mapping, bytewise};
+use smallvec::smallvec;
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::Held;

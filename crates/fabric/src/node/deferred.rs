@@ -4,6 +4,8 @@
 //! ([`ANSWERS_MAX`](crate::limits::ANSWERS_MAX)). So no more is asked for at a time than it must take: further operations wait here,
 //! and behind them the messages and flushes of their session, since all of those are in order.
 //!
+//! Behind an operation that a turn has left unfinished (`moving.rs`) all of its session wait.
+//!
 //! A put with a message may have to wait for credit. Puts and flushes that begin later wait behind it too: puts arrive in the order
 //! in which they began, and a flush ends after all before it.
 
@@ -19,7 +21,7 @@ use super::shared::OpSlot;
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::fabric::Remote;
-use crate::limits::ASKED_MAX;
+use crate::limits::{ASKED_MAX, TURN_BYTES_MAX};
 use crate::session::CloseReason;
 
 /// The commands of one session that wait, in order.
@@ -75,6 +77,9 @@ impl Link {
 
     /// Which of what is deferred may begin: the first, or a get behind it, see [`Link::must_defer`].
     fn next_to_begin(&self, fabric: &Fabric) -> Option<usize> {
+        if self.moving.is_some() {
+            return None;
+        }
         let may_begin = |command: &Command| command.may_begin(fabric, self);
         if may_begin(self.deferred.0.front()?) {
             return Some(0);
@@ -85,6 +90,7 @@ impl Link {
     fn must_defer(&self, fabric: &Fabric, command: &Command) -> bool {
         let may_begin = |command: &Command| command.may_begin(fabric, self);
         match self.deferred.0.front() {
+            _ if self.moving.is_some() => true,
             // Nothing orders a get behind a put that waits for the peer's program, which may wait for what is got.
             Some(first) if matches!(command, Command::Get { .. }) => !may_begin(command) || may_begin(first),
             Some(_) => true,
@@ -125,6 +131,12 @@ impl Core {
                 self.give_credit(fabric, session);
                 ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
             }
+            if self.copied_bytes < TURN_BYTES_MAX
+                && let Some(moving) = self.take_moving(session)
+            {
+                ran = true;
+                self.go_on(fabric, reactor, session, moving);
+            }
             while let Some(link) = self.links.get_mut(&session)
                 && let Some(place) = link.next_to_begin(fabric)
                 && let Some(next) = link.deferred.0.remove(place)
@@ -132,7 +144,7 @@ impl Core {
                 ran = true;
                 self.run_now(fabric, reactor, next);
             }
-            if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty()) {
+            if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty() || link.moving.is_some()) {
                 self.note_crowded(session);
             }
         }
@@ -144,6 +156,10 @@ impl Core {
         let Some(link) = self.links.get_mut(&session) else { return };
         let reason = link.ended.unwrap_or(CloseReason::Closed);
         let (waiting, deferred) = (std::mem::take(&mut link.waiting), std::mem::take(&mut link.deferred));
+        if let Some(mut moving) = self.take_moving(session) {
+            self.end_rest(session, &mut moving, OpError::Ended(reason));
+            self.all_begun(moving);
+        }
         self.note_debts(session);
         for one in waiting {
             self.send_or_end(fabric, reactor, (session, reason), one);

@@ -16,6 +16,7 @@ use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
 use super::memory::Places;
+use super::moving::Moving;
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
 use super::shared::{OpKind, Shared};
@@ -80,6 +81,8 @@ pub(super) struct Link {
     /// Parts of puts and gets that have not ended, of operations that have not.
     pub(super) asked: usize,
     pub(super) deferred: Deferred,
+    /// What a turn has left of an operation.
+    pub(super) moving: Option<Box<Moving>>,
     /// Puts in flight, by their place in the order of all, in that order; and how many there were.
     pub(super) puts: VecDeque<u64>,
     pub(super) put_count: u64,
@@ -134,6 +137,10 @@ pub(super) struct Core {
     pub(super) lingering: Vec<Linger>,
     /// Sessions of which something is deferred.
     pub(super) crowded: Vec<Session>,
+    /// Sessions with an operation whose parts have not all begun.
+    pub(super) moving: usize,
+    /// Bytes that this turn has copied.
+    pub(super) copied_bytes: usize,
     pub(super) closings: Closings,
     pub(super) debts: Debts,
     pub(super) layer: Option<Box<dyn Layer>>,
@@ -168,6 +175,8 @@ impl Engine {
             gets: Slots::default(),
             lingering: Vec::new(),
             crowded: Vec::new(),
+            moving: 0,
+            copied_bytes: 0,
             closings: Closings::default(),
             debts: Debts::default(),
             layer,
@@ -251,6 +260,7 @@ impl Engine {
         reap: impl FnOnce(&mut Reactor, &mut Vec<Completion>) -> std::io::Result<()>,
     ) -> Result<(), Errno> {
         let mut reaped = std::mem::take(&mut self.reaped);
+        self.core.copied_bytes = 0;
         let result = reap(&mut self.reactor, &mut reaped);
         for completion in reaped.drain(..) {
             match completion.token.class() {
@@ -380,6 +390,7 @@ impl Core {
             short_since: None,
             asked: 0,
             deferred: Deferred::default(),
+            moving: None,
             puts: VecDeque::new(),
             put_count: 0,
             streamed: HashMap::new(),

@@ -133,6 +133,10 @@ impl Handler for Core {
         self.part_ended(name, Some(session), Some(OpError::Refused(error)));
     }
 
+    fn can_go_on(&self, _: &Reactor) -> bool {
+        self.moving > 0
+    }
+
     fn recalled(&mut self, _: &mut Fabric, _: &mut Reactor, slot: SessionId, window: WindowKey) {
         self.window_recalled(slot, window);
     }

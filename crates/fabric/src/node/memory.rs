@@ -232,7 +232,9 @@ impl Memory {
 impl User {
     /// A count that nothing uses.
     fn count(&mut self) -> Arc<PartUses> {
-        if let Some(count) = self.counts.iter_mut().find_map(|count| PartUses::is_free(count).then(|| Arc::clone(count))) {
+        if let Some(count) =
+            self.counts.iter_mut().find_map(|count| PartUses::is_free(count).then(|| Arc::clone(count)))
+        {
             return count;
         }
         let count = Arc::<PartUses>::default();

@@ -62,6 +62,7 @@ mod fork;
 mod group;
 mod layer;
 mod memory;
+mod moving;
 mod op;
 mod poll;
 mod requests;

@@ -15,9 +15,10 @@ use super::command::Header;
 use super::engine::{Core, Waiting};
 use super::error::OpError;
 use super::memory::{Held, HeldSegments, Places};
+use super::moving::{Moving, What};
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
-use super::wire::{CreditBody, MessageBody, PutBody};
+use super::wire::{CreditBody, MessageBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
@@ -45,7 +46,7 @@ pub(super) struct Put {
     /// Parts that have not ended; one more until all have begun.
     left: u32,
     error: Option<OpError>,
-    mappings: Mappings,
+    pub(super) mappings: Mappings,
 }
 
 /// A get in flight.
@@ -55,7 +56,7 @@ pub(super) struct Get {
     parts: usize,
     left: u32,
     error: Option<OpError>,
-    mappings: Mappings,
+    pub(super) mappings: Mappings,
 }
 
 /// An operation that has ended but for frames that somebody holds.
@@ -68,20 +69,20 @@ pub(super) struct Linger {
 }
 
 /// A run of one segment.
-struct Piece {
+pub(super) struct Piece {
     segment: usize,
     start: usize,
-    len: usize,
+    pub(super) len: usize,
 }
 
 /// What goes out as one payload: where it belongs, and what it is made of.
-struct Part {
-    offset: u64,
-    pieces: SmallVec<[Piece; 1]>,
+pub(super) struct Part {
+    pub(super) offset: u64,
+    pub(super) pieces: SmallVec<[Piece; 1]>,
 }
 
 impl Part {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len).sum()
     }
 }
@@ -113,7 +114,7 @@ fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Pa
     parts
 }
 
-fn frame(segments: &[Held], piece: &Piece) -> Frame {
+pub(super) fn frame(segments: &[Held], piece: &Piece) -> Frame {
     // SAFETY: the program's side makes no references to a mapping in use, which it is by its segment and then by this frame; and
     // all frames over a program's memory are of this loop.
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
@@ -138,7 +139,7 @@ fn outcome(mappings: &[Mapping], result: Completed) -> Completed {
 }
 
 /// Sends a part of a put, through the stream if it `is_behind` others there. With an error nothing was said of it.
-fn push_part(
+pub(super) fn push_part(
     fabric: &mut Fabric,
     reactor: &mut Reactor,
     (slot, window, is_behind): (SessionId, WindowKey, bool),
@@ -293,35 +294,14 @@ impl Core {
             *link.streamed.entry(window).or_default() += 1;
         }
         self.note_debts(session);
-        // It ends when its memory is noted here, and not before: else who waits could find it in use.
         if let Some(link) = self.links.get_mut(&session) {
             link.asked += parts.len();
         }
         let (left, mappings) = (parts.len() as u32 + 1, Mappings::new());
         let (has_message, count) = (message.is_some(), parts.len());
         let put = Put { op, session, number, streamed, has_message, parts: count, left, error: None, mappings };
-        let name = self.puts.insert(put);
-        let last = parts.len() - 1;
-        let mut error = None;
-        for (index, part) in parts.iter().enumerate() {
-            if error.is_none() {
-                let message = message.as_ref().filter(|_| index == last).map(Header::as_slice);
-                let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), message));
-                error = push_part(fabric, reactor, (slot, window, is_behind), header, (&segments, part)).err();
-            }
-            // After one that fails no other goes out: no message says that all of it lies there.
-            if error.is_some() {
-                self.part_ended(name, None, error);
-            }
-        }
-        // Then a message with it has taken no credit of the peer's.
-        if let Some(link) = self.links.get_mut(&session).filter(|_| error.is_some() && message.is_some()) {
-            link.credits += 1;
-        }
-        if let Some(put) = self.puts.get_mut(name) {
-            put.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
-        }
-        self.part_ended(name, None, None);
+        let what = What::Put { name: self.puts.insert(put), message, is_behind };
+        self.go_on(fabric, reactor, session, Moving { what, window, segments, parts, begun: 0 });
     }
 
     /// The peer of `session` has refused the part of a put that a message follows: the credit is back. False if there was none.
@@ -418,23 +398,8 @@ impl Core {
         let count = parts.iter().map(|part| part.pieces.len()).sum();
         link.asked += count;
         let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Mappings::new() };
-        let name = self.gets.insert(get);
-        let mut pieces: SmallVec<[(u64, Frame); 1]> = SmallVec::new();
-        for part in &parts {
-            let mut offset = part.offset;
-            for piece in &part.pieces {
-                pieces.push((offset, frame(&segments, piece)));
-                offset += if seeded::is(Bug::GetPieceAtWrongOffset) { 0 } else { piece.len as u64 };
-            }
-        }
-        let refused = fabric.get_pieces(reactor, slot, window, pieces, name.to_u64());
-        if let Some(get) = self.gets.get_mut(name) {
-            get.mappings = segments.into_iter().map(|segment| segment.mapping).collect();
-        }
-        for frame in refused {
-            drop(frame);
-            self.get_ended(name, Some(OpError::Full));
-        }
+        let what = What::Get(self.gets.insert(get));
+        self.go_on(fabric, reactor, session, Moving { what, window, segments, parts, begun: 0 });
     }
 
     /// A part of a get has ended.
@@ -452,7 +417,7 @@ impl Core {
         self.get_ended(Slot::from_u64(get), error);
     }
 
-    fn get_ended(&mut self, get: Slot<Get>, error: Option<OpError>) {
+    pub(super) fn get_ended(&mut self, get: Slot<Get>, error: Option<OpError>) {
         let Some(state) = self.gets.get_mut(get) else { return };
         state.error = state.error.or(error);
         state.left -= 1;

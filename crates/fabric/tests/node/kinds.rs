@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use byway_fabric::limits::TURN_BYTES_MAX;
 use byway_fabric::node::{Deadline, Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError, WaitError};
 use byway_fabric::windows::WindowError;
 use byway_reactor::IoChoice;
@@ -405,11 +406,49 @@ fn a_put_that_began_before_its_window_was_lent_is_not_overtaken() {
         assert!(copy_of(&memory).iter().all(|byte| *byte == 2), "the last one's bytes");
         // With none of those on its way, puts are copied at once again.
         let last = put(&mine[2]).unwrap();
-        assert_eq!(byte(&memory, LEN - 1), 3);
+        assert_eq!((byte(&memory, 0), byte(&memory, LEN - 1)), (3, 2), "but no more of them than a turn may copy");
         let turner = Turner::of(&pair.server);
         done(&last);
         drop(turner);
         pair.close(window);
+    }
+}
+
+/// A large copy is not one turn's work: others have theirs in between.
+#[test]
+fn a_turn_copies_so_much_of_lent_memory_and_the_next_ones_go_on() {
+    const LEN: usize = 3 * TURN_BYTES_MAX;
+    for rig in lent_rigs() {
+        let pair = rig.pair();
+        let (theirs, window) = pair.open(LEN, Rights::BOTH);
+        pair.server.send(pair.to_client, b"lent", &[]).unwrap();
+        assert_eq!(pair.client.receive(soon()).unwrap().header, b"lent");
+        let (mine, other) = (pair.client.register(LEN).unwrap(), pair.client.register(100).unwrap());
+        let (whole, remote) = ([mine.segment(0..LEN)], window.descriptor());
+        let get = pair.client.get(pair.to_server, &remote, 0, &whole).unwrap();
+        assert_eq!((byte(&mine, TURN_BYTES_MAX - 1), byte(&mine, LEN - 1)), (pattern(CANARY + TURN_BYTES_MAX - 1), 0));
+        // What begins now waits for it, and goes on with it.
+        let behind = pair.client.get(pair.to_server, &remote, 0, &[other.segment(0..100)]).unwrap();
+        assert_eq!(byte(&other, 99), 0);
+        done(&get);
+        done(&behind);
+        assert!((0..LEN).step_by(997).all(|at| byte(&mine, at) == pattern(CANARY + at)));
+        assert_eq!(byte(&other, 99), pattern(CANARY + 99));
+        mine.write(0, &vec![0xaa; LEN]).unwrap();
+        let put = pair.client.put(pair.to_server, &whole, &remote, 0).unwrap();
+        assert_eq!(byte(&theirs, CANARY + LEN - 1), pattern(CANARY + LEN - 1));
+        let turner = Turner::of(&pair.server);
+        done(&put);
+        drop(turner);
+        window_is_all(&theirs, 0xaa);
+        // The session ends in the middle of another.
+        let cut = pair.client.get(pair.to_server, &remote, 0, &whole).unwrap();
+        pair.client.close(pair.to_server).unwrap();
+        assert!(matches!(end(&cut), Err(OpError::Ended(_))));
+        assert!(!mine.is_in_use());
+        let turner = Turner::of(&pair.client);
+        drop(window);
+        drop(turner);
     }
 }
 
