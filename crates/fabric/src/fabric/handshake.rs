@@ -11,9 +11,7 @@ use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
 use crate::capabilities::{Capabilities, WireKind};
-use crate::limits::{
-    ACCEPT_PAUSE, BULK_LANES_MAX, FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX,
-};
+use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX};
 use crate::registry::{Claim, HandedLane, LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::SessionId;
@@ -284,7 +282,7 @@ impl Fabric {
         })
     }
 
-    fn hello_came(
+    pub(super) fn hello_came(
         &mut self,
         reactor: &mut Reactor,
         slot: LaneId,
@@ -317,7 +315,7 @@ impl Fabric {
     }
 
     /// Answers `Refuse`; the lane ends when that was sent.
-    fn refuse(&mut self, slot: LaneId, code: RefuseCode) {
+    pub(super) fn refuse(&mut self, slot: LaneId, code: RefuseCode) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.close_when_sent = Some(CloseReason::WeRefused(code));
         if lane.push(session::refuse(Kind::Refuse, code), self.clock, |_| ()) {
@@ -523,84 +521,6 @@ impl Fabric {
             self.events.push(Event::Up(session));
         }
         Ok(())
-    }
-
-    /// Ends sessions whose client has begun a newer one.
-    pub(super) fn end_superseded(&mut self, reactor: &mut Reactor) {
-        let Some((registry, _)) = self.server.clone() else { return };
-        let stale: Vec<_> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| {
-                session.role == Role::Server && !session.down && registry.superseded(&session.identity)
-            })
-            .map(|(slot, _)| slot)
-            .collect();
-        for session in stale {
-            self.close(reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
-        }
-    }
-
-    /// Lets those in whose old session has ended.
-    pub(super) fn retry_fenced(&mut self, reactor: &mut Reactor) {
-        if self.handshakes == 0 {
-            return;
-        }
-        let fenced: Vec<_> = self
-            .lanes
-            .iter_mut()
-            .filter(|(_, lane)| lane.phase == Phase::Fenced)
-            .filter_map(|(slot, lane)| {
-                lane.phase = Phase::AwaitHello;
-                Some((slot, lane.hello.take()?))
-            })
-            .collect();
-        for (slot, header) in fenced {
-            if let Err(reason) = self.hello_came(reactor, slot, &header, Kind::Hello) {
-                self.lane_failed(reactor, slot, reason);
-            }
-        }
-    }
-
-    /// A lane no longer waits for the end of its client's old session.
-    pub(super) fn leave_fence(&mut self, slot: LaneId) {
-        let Some(header) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) else { return };
-        if let (Some((registry, _)), Ok((hello, identity))) = (&self.server, session::read_hello(&header, Kind::Hello))
-            && hello.lane.get() == 0
-        {
-            registry.stopped_waiting(&identity);
-        }
-    }
-
-    pub(super) fn end_slow_handshakes(&mut self, reactor: &mut Reactor) {
-        if self.handshakes == 0 {
-            return;
-        }
-        let now = reactor.now();
-        let slow: Vec<_> = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| !matches!(lane.phase, Phase::Up | Phase::Closing))
-            .filter(|(_, lane)| {
-                let fenced = lane.hello.is_some() && !lane.is_busy() && lane.close_when_sent.is_none();
-                now - lane.opened_at >= if fenced { FENCE_TIME_MAX } else { HANDSHAKE_TIME_MAX }
-            })
-            .map(|(slot, _)| slot)
-            .collect();
-        for slot in slow {
-            let Some(lane) = self.lanes.get_mut(slot) else { continue };
-            if lane.close_when_sent.is_some() {
-                self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
-            } else if lane.hello.is_some() && !lane.is_busy() {
-                // Not the client's fault: its old session still has I/O here, that a slow store does not end.
-                let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
-                tracing::warn!(?peer, "a client waits for the end of its old session's I/O; its store is slow");
-                self.leave_fence(slot);
-                self.refuse(slot, RefuseCode::Busy);
-            } else {
-                self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
-            }
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
 mod ending;
+mod fence;
 mod grants;
 mod handler;
 mod handshake;
