@@ -305,7 +305,7 @@ impl Service for Lender {
 mod tests {
     use super::*;
 
-    const LOOP: BorrowerId = (0, Slot { index: 1, generation: 1 });
+    const LOOP: BorrowerId = (0, Slot::new(1, 1));
 
     #[test]
     fn no_more_is_lent_than_was_said() {
