@@ -45,6 +45,7 @@ fn judge(
 ) -> Finding {
     let has_devices = !kernel.devices.is_empty();
     let listed = match listed {
+        Err(error @ RdmaError::NotBuilt) => return Finding::missing(NAME, error.to_string(), "byway uses TCP"),
         Err(error @ (RdmaError::LibraryMissing { .. } | RdmaError::SymbolMissing { .. })) => {
             if has_devices {
                 let remedy = "install libibverbs1, librdmacm1 and ibverbs-providers";

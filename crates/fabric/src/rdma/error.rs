@@ -12,6 +12,9 @@ use super::verbs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaError {
+    /// The program was built without the feature `rdma`.
+    #[error("this program was built without RDMA: use tcp, or build it with the feature rdma")]
+    NotBuilt,
     /// A library is not installed, or does not load.
     #[error("{library} does not load ({reason}): install the package {package}")]
     LibraryMissing {

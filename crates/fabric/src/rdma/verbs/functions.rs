@@ -22,6 +22,7 @@ macro_rules! functions {
             ///
             /// # Safety
             /// The library is the one whose header the definitions follow, and stays loaded while the table is used.
+            #[cfg(feature = "rdma")]
             pub unsafe fn find(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
