@@ -91,6 +91,14 @@ pub enum Bug {
     DsmPinnedPageForgotten,
     /// A rank that leaves is not remembered, and its end is taken for a failure.
     DsmLeaveForgotten,
+    /// A home takes a copy for given up that it has not recalled.
+    DsmCopyNotInvalidated,
+    /// A rank that may write to its copy from now on gets a page of zeroes.
+    DsmUpgradeToZeroes,
+    /// A lock's manager gives the lock to a rank while another waits for it or has it.
+    DsmLockGrantedTwice,
+    /// A rank that hears why a job is over names the rank that said so.
+    DsmMessengerNamed,
     /// The server of files grants a lease while a change of the file is under way.
     LeaseDuringChange,
     /// It grants a lease with an answer that was read before the last change.
@@ -200,7 +208,7 @@ impl Bug {
     ];
 
     /// Those of shared memory.
-    pub const DSM: [Self; 17] = [
+    pub const DSM: [Self; 21] = [
         Self::DsmAskLost,
         Self::DsmForwardedEarly,
         Self::DsmNotConfirmed,
@@ -218,6 +226,10 @@ impl Bug {
         Self::DsmPinnedPageOvertaken,
         Self::DsmPinnedPageForgotten,
         Self::DsmLeaveForgotten,
+        Self::DsmCopyNotInvalidated,
+        Self::DsmUpgradeToZeroes,
+        Self::DsmLockGrantedTwice,
+        Self::DsmMessengerNamed,
     ];
 
     /// Those of shares' leases.

@@ -133,6 +133,8 @@ impl Home {
             self.recalled(holder, grant);
         } else if needs_data && !has_page && !transfer.from_home && transfer.source.is_none() {
             transfer.source = Some((holder, grant));
+        } else if seeded::is(Bug::DsmCopyNotInvalidated) {
+            self.recalled(holder, grant);
         } else {
             transfer.invalidating.push((holder, grant));
             let (page, version) = (self.page, self.object.next_version());

@@ -335,6 +335,7 @@ impl Machine {
                 return Err("it named a rank that the job does not have");
             }
             Message::Ended { .. } if self.is_leaving => {}
+            Message::Ended { .. } if seeded::is(Bug::DsmMessengerNamed) => self.end(End::Gone { rank: from }),
             Message::Ended { rank, seconds: 0 } => self.end(End::Gone { rank }),
             Message::Ended { rank, seconds } => self.end(End::Silent { rank, seconds }),
             Message::Map { .. } if self.rank != 0 => return Err("it took this rank for rank 0"),
@@ -486,7 +487,8 @@ impl Machine {
         if held.asked != Mode::Write || held.mode != Mode::Read {
             return Err("it let this rank write to a page that it has no copy of");
         }
-        self.install(page, Mode::Write, Contents::Kept);
+        let zeroes = seeded::is(Bug::DsmUpgradeToZeroes);
+        self.install(page, Mode::Write, if zeroes { Contents::Zero } else { Contents::Kept });
         Ok(())
     }
 
