@@ -13,7 +13,7 @@ fn matrices_are_multiplied_right() {
         return;
     }
     for wire in WIRES {
-        for ranks in [1, 2, 4] {
+        for ranks in [1, 2, 4, 8] {
             let (end, lines) = run(&launch(ranks, wire, "matrix", &["96"]));
             assert_eq!(end, JobEnd::Well, "{wire:?}, {ranks} processes: {lines:?}");
             let right = format!("product of 96 x 96 right on {ranks} processes");
@@ -28,7 +28,7 @@ fn a_grid_is_relaxed_right() {
         return;
     }
     for wire in WIRES {
-        for ranks in [2, 4] {
+        for ranks in [2, 4, 8] {
             let (end, lines) = run(&launch(ranks, wire, "sor", &["100", "8"]));
             assert_eq!(end, JobEnd::Well, "{wire:?}, {ranks} processes: {lines:?}");
             let right = format!("grid of 100 x 100 right after 8 steps on {ranks} processes");
