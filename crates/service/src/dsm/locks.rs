@@ -102,7 +102,7 @@ impl Locks {
             None => outbox.push((from, Message::Locked { lock }, Vec::new())),
             Some(last) if last == from => return Err("it asked for a lock twice"),
             Some(_) if seeded::is(Bug::DsmLockGrantedTwice) => {
-                outbox.push((from, Message::Locked { lock }, Vec::new()))
+                outbox.push((from, Message::Locked { lock }, Vec::new()));
             }
             Some(last) => outbox.push((last, Message::Next { lock, waiter: from }, Vec::new())),
         }
