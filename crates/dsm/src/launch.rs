@@ -268,7 +268,7 @@ impl Running {
                 break;
             }
             let ready = self.poll(deadline);
-            if ready.is_empty() && output_until.is_none() && deadline.is_some_and(|at| Instant::now() >= at) {
+            if output_until.is_none() && deadline.is_some_and(|at| Instant::now() >= at) {
                 // What runs on another machine is told first, and then no more waited for.
                 if self.processes.iter().any(Process::can_be_told) {
                     deadline = Some(Instant::now() + END_TIME_MAX);

@@ -126,6 +126,21 @@ fn children_of_a_process_end_with_the_job() {
 }
 
 #[test]
+fn a_process_that_prints_without_end_is_killed_with_its_job() {
+    let script = "[ $BYWAY_DSM_RANK = 1 ] && exit 3; exec yes";
+    let job = Launch { arguments: vec!["-c".into(), script.into()], ..Launch::new(2, "sh") };
+    let mut lines = 0_u64;
+    let end = job.start().unwrap().wait(|_, _, _| {
+        lines += 1;
+        // The pipe is never empty: the reader is slower than the process.
+        (0..20).for_each(|_| std::thread::yield_now());
+    });
+    let JobEnd::Failed { rank: 1, status } = end else { panic!("{end:?}") };
+    assert_eq!(status.code(), Some(3));
+    assert!(lines > 0);
+}
+
+#[test]
 fn an_access_beyond_a_segment_ends_the_process_by_sigsegv() {
     if !can_run() {
         return;
