@@ -51,6 +51,8 @@ pub(crate) struct Epoll {
     iovecs: Vec<libc::iovec>,
     done: Vec<Done>,
     in_flight: usize,
+    /// The last call gave what was known and did not ask the kernel.
+    has_skipped: bool,
 }
 
 /// A file operation that a worker has.
@@ -88,6 +90,7 @@ impl Epoll {
             iovecs: Vec::new(),
             done: Vec::new(),
             in_flight: 0,
+            has_skipped: false,
         })
     }
 
@@ -219,7 +222,14 @@ impl Epoll {
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         let before = into.len();
         into.extend(self.os.ready.drain(..));
-        self.turn(into.len() == before, wait)?;
+        let has_some = into.len() > before;
+        // What is known is handled first, and the kernel asked by the next call: most often that one would have asked it anyway.
+        // So no event waits for more than one call.
+        if has_some && !std::mem::replace(&mut self.has_skipped, true) {
+            return Ok(());
+        }
+        self.has_skipped = false;
+        self.turn(!has_some, wait)?;
         into.extend(self.os.ready.drain(..));
         Ok(())
     }
