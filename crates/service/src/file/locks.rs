@@ -3,12 +3,12 @@
 //! The table is pure: it says who holds what, which waits end, and which wait would never end. Tickets `W` name the waits for the
 //! caller. The two families do not see each other, as on a local file system.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use crate::limits::FILE_LOCKS_MAX;
 
 /// A file, as the file system below names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The device's number.
     pub device: u64,
@@ -87,11 +87,21 @@ struct File<W> {
 #[derive(Debug)]
 pub struct Locks<W> {
     files: HashMap<FileId, File<W>>,
+    sessions: HashMap<u64, Counts>,
+    /// Files in which a holder waits for a range.
+    waits: HashMap<Holder, Vec<FileId>>,
+}
+
+/// Locks and waits of a session.
+#[derive(Debug, Default)]
+struct Counts {
+    all: usize,
+    by_file: HashMap<FileId, usize>,
 }
 
 impl<W> Default for Locks<W> {
     fn default() -> Self {
-        Self { files: HashMap::new() }
+        Self { files: HashMap::new(), sessions: HashMap::new(), waits: HashMap::new() }
     }
 }
 
@@ -144,9 +154,9 @@ impl<W> File<W> {
         let mut lock = lock;
         // Neighbours of the same kind become one, as a program that locks record after record expects.
         self.held(family).retain(|other| {
-            let touches = other.start == lock.last.wrapping_add(1) || lock.start == other.last.wrapping_add(1);
-            let joins =
-                other.holder == lock.holder && other.exclusive == lock.exclusive && touches && other.last < u64::MAX;
+            let before = |one: &Lock, next: &Lock| one.last.checked_add(1) == Some(next.start);
+            let touches = before(&lock, other) || before(other, &lock);
+            let joins = other.holder == lock.holder && other.exclusive == lock.exclusive && touches;
             if joins {
                 (lock.start, lock.last) = (lock.start.min(other.start), lock.last.max(other.last));
             }
@@ -156,17 +166,24 @@ impl<W> File<W> {
     }
 
     /// Grants what waits and can be had by now.
-    fn serve(&mut self, granted: &mut Vec<W>) {
-        let mut still = VecDeque::new();
+    fn serve(&mut self) -> Vec<Waiting<W>> {
+        let (mut still, mut granted) = (VecDeque::new(), Vec::new());
         while let Some(waiting) = self.waiting.pop_front() {
             if self.obstacle(waiting.family, &waiting.lock).is_some() {
                 still.push_back(waiting);
             } else {
                 self.grant(waiting.family, waiting.lock);
-                granted.push(waiting.ticket);
+                granted.push(waiting);
             }
         }
         self.waiting = still;
+        granted
+    }
+
+    /// Locks and waits of a session.
+    fn count(&self, session: u64) -> usize {
+        let locks = self.whole.iter().chain(&self.ranges).chain(self.waiting.iter().map(|waiting| &waiting.lock));
+        locks.filter(|lock| lock.holder.session == session).count()
     }
 
     fn is_empty(&self) -> bool {
@@ -192,46 +209,88 @@ impl<W> Locks<W> {
         wanted: Lock,
         ticket: Option<W>,
     ) -> (Result<Granted, LockError>, Vec<W>) {
-        let mut others = Vec::new();
         // Cutting may make one more of what is held.
         if self.count(wanted.holder.session) + 2 > FILE_LOCKS_MAX {
-            return (Err(LockError::TooMany), others);
+            return (Err(LockError::TooMany), Vec::new());
         }
         let entry = self.files.entry(file).or_insert_with(File::new);
-        if family == Family::Whole && entry.whole.iter().any(|lock| lock.holder == wanted.holder) {
+        if family == Family::Whole
+            && let Some(held) = entry.whole.iter().find(|lock| lock.holder == wanted.holder)
+        {
+            if held.exclusive == wanted.exclusive {
+                return (Ok(Granted::Now), Vec::new());
+            }
             // As flock(2) says: the old lock is let go of before the new one is asked for.
             entry.cut(family, &Lock { start: 0, last: u64::MAX, ..wanted });
-            entry.serve(&mut others);
         }
+        let mut others = entry.serve();
         let result = if entry.obstacle(family, &wanted).is_none() {
             entry.grant(family, wanted);
-            entry.serve(&mut others);
+            others.append(&mut entry.serve());
             Ok(Granted::Now)
         } else {
             match ticket {
                 None => Err(LockError::Held),
                 Some(_) if family == Family::Range && self.would_deadlock(file, &wanted) => Err(LockError::Deadlock),
                 Some(ticket) => {
-                    if let Some(entry) = self.files.get_mut(&file) {
-                        entry.waiting.push_back(Waiting { family, lock: wanted, ticket });
-                    }
+                    self.wait(file, Waiting { family, lock: wanted, ticket });
                     Ok(Granted::Later)
                 }
             }
         };
+        self.note(file, wanted.holder.session);
+        (result, self.granted(file, others))
+    }
+
+    fn wait(&mut self, file: FileId, waiting: Waiting<W>) {
+        if waiting.family == Family::Range {
+            self.waits.entry(waiting.lock.holder).or_default().push(file);
+        }
+        self.files.entry(file).or_insert_with(File::new).waiting.push_back(waiting);
+    }
+
+    /// A wait in a file is over.
+    fn waits_no_more(&mut self, file: FileId, waiting: &Waiting<W>) {
+        let holder = waiting.lock.holder;
+        let Some(files) = self.waits.get_mut(&holder).filter(|_| waiting.family == Family::Range) else { return };
+        if let Some(at) = files.iter().position(|one| *one == file) {
+            files.swap_remove(at);
+        }
+        if files.is_empty() {
+            self.waits.remove(&holder);
+        }
+    }
+
+    /// Notes that waits in a file have ended with their locks; gives their tickets.
+    fn granted(&mut self, file: FileId, granted: Vec<Waiting<W>>) -> Vec<W> {
+        let mut tickets = Vec::with_capacity(granted.len());
+        for waiting in granted {
+            self.waits_no_more(file, &waiting);
+            self.note(file, waiting.lock.holder.session);
+            tickets.push(waiting.ticket);
+        }
+        tickets
+    }
+
+    /// Counts anew what a session has of a file, and forgets a file of which nobody has anything.
+    fn note(&mut self, file: FileId, session: u64) {
+        let now = self.files.get(&file).map_or(0, |file| file.count(session));
+        let counts = self.sessions.entry(session).or_default();
+        let before = if now > 0 { counts.by_file.insert(file, now) } else { counts.by_file.remove(&file) };
+        counts.all = counts.all + now - before.unwrap_or(0);
+        if counts.by_file.is_empty() {
+            self.sessions.remove(&session);
+        }
         self.drop_if_empty(file);
-        (result, others)
     }
 
     /// Unlocks a range; gives the tickets of waits that ended.
     pub fn unlock(&mut self, file: FileId, family: Family, range: &Lock) -> Vec<W> {
-        let mut granted = Vec::new();
-        if let Some(entry) = self.files.get_mut(&file) {
-            entry.cut(family, range);
-            entry.serve(&mut granted);
-        }
-        self.drop_if_empty(file);
-        granted
+        let Some(entry) = self.files.get_mut(&file) else { return Vec::new() };
+        entry.cut(family, range);
+        let granted = entry.serve();
+        self.note(file, range.holder.session);
+        self.granted(file, granted)
     }
 
     /// Ends a wait; gives its ticket.
@@ -244,34 +303,48 @@ impl<W> Locks<W> {
         };
         let at = entry.waiting.iter().position(is_it)?;
         let waiting = entry.waiting.remove(at)?;
-        self.drop_if_empty(file);
+        self.waits_no_more(file, &waiting);
+        self.note(file, wanted.holder.session);
         Some(waiting.ticket)
     }
 
-    /// A session has ended: its locks and waits are gone. Gives the tickets of others' waits that ended.
-    pub fn leave(&mut self, session: u64) -> Vec<W> {
-        let mut granted = Vec::new();
-        for file in self.files.values_mut() {
-            let before = file.whole.len() + file.ranges.len() + file.waiting.len();
-            file.whole.retain(|lock| lock.holder.session != session);
-            file.ranges.retain(|lock| lock.holder.session != session);
-            file.waiting.retain(|waiting| waiting.lock.holder.session != session);
-            if before != file.whole.len() + file.ranges.len() + file.waiting.len() {
-                file.serve(&mut granted);
+    /// The waits of a session are over; its locks stay.
+    pub fn end_waits(&mut self, session: u64) {
+        for file in self.files_of(session) {
+            let Some(entry) = self.files.get_mut(&file) else { continue };
+            let (ended, still) = entry.waiting.drain(..).partition(|waiting| waiting.lock.holder.session == session);
+            entry.waiting = still;
+            let ended: VecDeque<_> = ended;
+            for waiting in &ended {
+                self.waits_no_more(file, waiting);
             }
+            self.note(file, session);
         }
-        self.files.retain(|_, file| !file.is_empty());
-        granted
+    }
+
+    /// A session has ended for good: its locks and waits are gone. Gives the tickets of others' waits that ended.
+    pub fn leave(&mut self, session: u64) -> Vec<W> {
+        self.end_waits(session);
+        let mut tickets = Vec::new();
+        for file in self.files_of(session) {
+            let Some(entry) = self.files.get_mut(&file) else { continue };
+            entry.whole.retain(|lock| lock.holder.session != session);
+            entry.ranges.retain(|lock| lock.holder.session != session);
+            let granted = entry.serve();
+            self.note(file, session);
+            tickets.append(&mut self.granted(file, granted));
+        }
+        tickets
+    }
+
+    /// Files of which a session has locks or waits, in an order that does not change from run to run.
+    fn files_of(&self, session: u64) -> BTreeSet<FileId> {
+        self.sessions.get(&session).into_iter().flat_map(|counts| counts.by_file.keys().copied()).collect()
     }
 
     /// Locks and waits of a session.
     fn count(&self, session: u64) -> usize {
-        let of = |lock: &&Lock| lock.holder.session == session;
-        let count = |file: &File<W>| {
-            let waiting = file.waiting.iter().filter(|waiting| waiting.lock.holder.session == session).count();
-            file.whole.iter().filter(of).count() + file.ranges.iter().filter(of).count() + waiting
-        };
-        self.files.values().map(count).sum()
+        self.sessions.get(&session).map_or(0, |counts| counts.all)
     }
 
     /// Whether a holder in the way waits, perhaps through others, for this one.
@@ -286,8 +359,9 @@ impl<W> Locks<W> {
                 if !seen.insert(lock.holder) {
                     continue;
                 }
-                for (id, other) in &self.files {
-                    let waits = other.waiting.iter().filter(|waiting| waiting.family == Family::Range);
+                for id in self.waits.get(&lock.holder).into_iter().flatten() {
+                    let waits = self.files.get(id).into_iter().flat_map(|file| &file.waiting);
+                    let waits = waits.filter(|waiting| waiting.family == Family::Range);
                     let waits = waits.filter(|waiting| waiting.lock.holder == lock.holder);
                     to_see.extend(waits.map(|waiting| (*id, waiting.lock)));
                 }
@@ -304,89 +378,4 @@ impl<W> Locks<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FILE: FileId = FileId { device: 1, ino: 2 };
-    const OTHER: FileId = FileId { device: 1, ino: 3 };
-
-    fn lock(session: u64, start: u64, last: u64, exclusive: bool) -> Lock {
-        Lock { holder: Holder { session, owner: 7 }, pid: 1, start, last, exclusive }
-    }
-
-    fn range(locks: &mut Locks<u8>, file: FileId, wanted: Lock, ticket: Option<u8>) -> Result<Granted, LockError> {
-        locks.lock(file, Family::Range, wanted, ticket).0
-    }
-
-    fn held(locks: &Locks<u8>) -> Vec<(u64, u64, u64, bool)> {
-        let file = locks.files.get(&FILE);
-        let mut held: Vec<_> = file.into_iter().flat_map(|file| &file.ranges).collect();
-        held.sort_by_key(|lock| (lock.holder.session, lock.start));
-        held.into_iter().map(|lock| (lock.holder.session, lock.start, lock.last, lock.exclusive)).collect()
-    }
-
-    #[test]
-    fn ranges_are_shared_cut_and_joined() {
-        let mut locks = Locks::default();
-        for session in [1, 2] {
-            assert_eq!(range(&mut locks, FILE, lock(session, 0, 99, false), None), Ok(Granted::Now));
-        }
-        assert_eq!(range(&mut locks, FILE, lock(1, 50, 59, true), None), Err(LockError::Held));
-        locks.unlock(FILE, Family::Range, &lock(2, 40, 69, false));
-        assert_eq!(range(&mut locks, FILE, lock(1, 50, 59, true), None), Ok(Granted::Now));
-        let expected =
-            [(1, 0, 49, false), (1, 50, 59, true), (1, 60, 99, false), (2, 0, 39, false), (2, 70, 99, false)];
-        assert_eq!(held(&locks), expected);
-        assert_eq!(locks.test(FILE, Family::Range, &lock(2, 55, u64::MAX, false)), Some(lock(1, 50, 59, true)));
-        assert_eq!(locks.test(FILE, Family::Whole, &lock(2, 0, u64::MAX, true)), None, "flock does not see ranges");
-        assert_eq!(range(&mut locks, FILE, lock(1, 50, 59, false), None), Ok(Granted::Now));
-        assert_eq!(held(&locks)[0], (1, 0, 99, false), "joined again");
-        assert!(locks.leave(1).is_empty() && locks.leave(2).is_empty());
-        assert!(locks.files.is_empty());
-    }
-
-    #[test]
-    fn a_wait_ends_when_the_last_obstacle_goes() {
-        let mut locks = Locks::default();
-        range(&mut locks, FILE, lock(1, 0, 9, false), None).unwrap();
-        range(&mut locks, FILE, lock(2, 0, 9, false), None).unwrap();
-        assert_eq!(range(&mut locks, FILE, lock(3, 5, 5, true), Some(3)), Ok(Granted::Later));
-        assert!(locks.unlock(FILE, Family::Range, &lock(1, 0, 9, false)).is_empty());
-        assert_eq!(locks.leave(2), [3]);
-        assert_eq!(held(&locks), [(3, 5, 5, true)]);
-        assert_eq!(range(&mut locks, FILE, lock(1, 0, 9, true), Some(1)), Ok(Granted::Later));
-        assert_eq!(locks.cancel(FILE, Family::Range, &lock(1, 0, 9, true)), Some(1));
-        assert_eq!(locks.cancel(FILE, Family::Range, &lock(1, 0, 9, true)), None);
-        // One that has gone gets nothing.
-        assert_eq!(range(&mut locks, FILE, lock(1, 0, 9, true), Some(1)), Ok(Granted::Later));
-        assert!(locks.leave(1).is_empty());
-        assert!(locks.leave(3).is_empty() && locks.files.is_empty());
-    }
-
-    #[test]
-    fn a_circle_of_waits_is_refused() {
-        let mut locks = Locks::default();
-        for session in 1..=3 {
-            let file = if session == 2 { OTHER } else { FILE };
-            range(&mut locks, file, lock(session, session, session, true), None).unwrap();
-        }
-        assert_eq!(range(&mut locks, OTHER, lock(1, 2, 2, true), Some(1)), Ok(Granted::Later));
-        assert_eq!(range(&mut locks, FILE, lock(2, 3, 3, true), Some(2)), Ok(Granted::Later));
-        assert_eq!(range(&mut locks, FILE, lock(3, 1, 1, false), Some(3)), Err(LockError::Deadlock));
-        assert_eq!(range(&mut locks, OTHER, lock(3, 9, 9, false), Some(3)), Ok(Granted::Now));
-    }
-
-    #[test]
-    fn flock_is_exchanged_and_one_session_cannot_take_all_memory() {
-        let mut locks: Locks<u8> = Locks::default();
-        let whole = |session, exclusive| lock(session, 0, u64::MAX, exclusive);
-        assert_eq!(locks.lock(FILE, Family::Whole, whole(1, true), None).0, Ok(Granted::Now));
-        assert_eq!(locks.lock(FILE, Family::Whole, whole(2, false), Some(2)).0, Ok(Granted::Later));
-        assert_eq!(locks.lock(FILE, Family::Whole, whole(1, false), None), (Ok(Granted::Now), vec![2]));
-        for number in 0..FILE_LOCKS_MAX as u64 - 2 {
-            range(&mut locks, FILE, lock(1, number * 2, number * 2, true), None).unwrap();
-        }
-        assert_eq!(range(&mut locks, FILE, lock(1, u64::MAX, u64::MAX, true), None), Err(LockError::TooMany));
-        assert_eq!(range(&mut locks, FILE, lock(2, u64::MAX, u64::MAX, true), None), Ok(Granted::Now));
-    }
-}
+mod tests;
