@@ -10,7 +10,7 @@ pub const VOLUMES_VERSIONS: (u16, u16) = (1, 1);
 /// Files, as `byway serve` shares them.
 pub const FILES: u8 = 2;
 /// The version of [`FILES`] that is spoken here, oldest and newest.
-pub const FILES_VERSIONS: (u16, u16) = (1, 1);
+pub const FILES_VERSIONS: (u16, u16) = (2, 2);
 
 /// Lent memory.
 pub const MEMORY: u8 = 3;

@@ -134,6 +134,21 @@ pub const FILE_HANDLES_MAX: usize = 1 << 14;
 /// Locks that one session may hold or wait for; a further one is refused.
 pub const FILE_LOCKS_MAX: usize = 4096;
 
+/// Answers that a server of files keeps for a client: as many calls that must not be done twice can the client have under way. Each is of
+/// at most 16 KiB.
+pub const FILE_SLOTS: u8 = 64;
+
+/// Bytes of payloads of these answers, for one client; a call whose answer is longer fails with `EIO` if it comes again. Mounts list directories
+/// in pieces of 16 KiB by eight threads.
+pub const FILE_REPLY_BYTES_MAX: usize = 256 << 10;
+
+/// How long a server of files keeps what a client holds after its session has ended; and how long a new server process gives locks only to
+/// clients that had them before. The same for all servers and clients: clients reckon with it.
+pub const FILE_GRACE: Duration = Duration::from_secs(15);
+
+/// Clients without a session whose files and locks a server keeps; one more, and those of the one that has been away longest are let go.
+pub const FILE_CLIENTS_AWAY_MAX: usize = 1024;
+
 /// Calls of one loop that its file workers have not ended; a further one is answered `Busy`.
 pub const FILE_JOBS_MAX: usize = 4096;
 

@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, SubmitError};
+use byway_fabric::random::Random;
 use byway_reactor::Errno;
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::protocol::CALLS_FILES;
 use byway_service::file::Users;
 use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
-use byway_service::file::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, PROTOCOL};
-use byway_service::limits::{FILE_DESCRIPTORS_LEFT, FILE_HANDLES_MAX, FILE_LOCKS_MAX};
+use byway_service::file::wire::{
+    Arguments, CallError, ClientName, Entry, Forgotten, Method, NewAttributes, OpenResult, PROTOCOL,
+};
+use byway_service::limits::{FILE_DESCRIPTORS_LEFT, FILE_HANDLES_MAX, FILE_LOCKS_MAX, FILE_SLOTS};
 use file_server::{Server, share, tcp};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -22,13 +25,14 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 struct Wire {
     rpc: Rpc,
     session: Session,
+    name: ClientName,
 }
 
 impl Wire {
     fn connect(server: &Server) -> Self {
         let rpc = Rpc::open_for(&NodeOptions::default(), vec![CALLS_FILES]).unwrap();
         let session = rpc.node().connect(&server.at, Deadline::after(Duration::from_secs(20))).unwrap();
-        Self { rpc, session }
+        Self { rpc, session, name: Random::from_kernel().bytes16() }
     }
 
     fn ask(&self, method: u16, arguments: &[u8], payload: &[u8]) -> Result<Reply, CallError> {
@@ -46,7 +50,8 @@ impl Wire {
     }
 
     fn attach(&self) -> u64 {
-        let reply = self.call(Method::Attach, &named(0, b"share"), b"share").unwrap();
+        let payload = [b"share".as_slice(), &self.name].concat();
+        let reply = self.call(Method::Attach, &named(0, b"share"), &payload).unwrap();
         Entry::read_from_prefix(&reply.payload).unwrap().0.node.get()
     }
 
@@ -253,7 +258,15 @@ fn wrong_forms_and_sizes_are_refused() {
 /// Methods, flags and types that there are not.
 fn knows_no_other_forms(wire: &Wire, root: u64, file: u64, handle: u64) {
     assert_eq!(wire.ask(0, &[], &[]).unwrap_err(), CallError::UnknownMethod);
-    assert_eq!(wire.ask(34, &[], &[]).unwrap_err(), CallError::UnknownMethod);
+    assert_eq!(wire.ask(1000, &[], &[]).unwrap_err(), CallError::UnknownMethod);
+    for name in [&b""[..], b"short", &[7; 17]] {
+        let payload = [b"share", name].concat();
+        assert_eq!(wire.call(Method::Attach, &named(0, b"share"), &payload).unwrap_err(), CallError::Malformed);
+    }
+    let other_name = [&b"share"[..], &[7; 16]].concat();
+    assert_eq!(wire.call(Method::Attach, &named(0, b"share"), &other_name).unwrap_err(), CallError::Malformed);
+    let slot = Arguments { slot: FILE_SLOTS + 1, ..named(file, b"") };
+    assert_eq!(wire.call(Method::GetAttributes, &slot, b"").unwrap_err(), CallError::Malformed);
     let device = Arguments { mode: 0o060_644.into(), ..named(root, b"disk") };
     assert_eq!(wire.call(Method::MakeNode, &device, b"disk").unwrap_err(), errno(Errno::PERM));
     let whiteout =

@@ -25,6 +25,9 @@ use crate::tls::{ClientTlsArguments, ClientTlsError};
 /// How long the kernel may take to begin.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 
+/// How often the session is tried while programs hold locks: some times in the time for which a server keeps them.
+const RENEW_EVERY: Duration = Duration::from_secs(3);
+
 /// What `byway mount` prints, before the directory, once the mount works.
 const READY: &str = "ready mount ";
 
@@ -113,6 +116,9 @@ pub enum CommandError {
     /// It failed, and has said why.
     #[error("{} is not mounted; the background process printed the reason", .0.display())]
     BackgroundFailed(PathBuf),
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
     /// Signals.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
@@ -143,6 +149,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
         default_permissions: is(MountOption::DefaultPermissions),
         ..MountOptions::default()
     };
+    keep_locks(&client)?;
     let channel = mount(&options, &arguments.directory)?;
     let wishes = Wishes { locks: true, ..Wishes::default() };
     let started = Driver::start(channel, Arc::new(Mounted::new(client)), wishes, MOUNT_THREADS);
@@ -156,6 +163,20 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     unmount_at_signals(arguments.directory.clone())?;
     crate::output::line(format_args!("{READY}{}", arguments.directory.display()));
     driver.wait();
+    Ok(())
+}
+
+/// While programs hold locks, a session that is lost is made again also if nobody calls: the server keeps locks for a limited time.
+fn keep_locks(client: &Arc<Client>) -> Result<(), CommandError> {
+    let client = Arc::downgrade(client);
+    let renew = move || {
+        while let Some(client) = client.upgrade() {
+            client.renew();
+            drop(client);
+            std::thread::park_timeout(RENEW_EVERY);
+        }
+    };
+    std::thread::Builder::new().name("byway-locks".to_owned()).spawn(renew).map_err(CommandError::Thread)?;
     Ok(())
 }
 

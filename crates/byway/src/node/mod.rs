@@ -20,6 +20,7 @@ use byway_fabric::tls::ServerTls;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 use byway_service::file::Share;
+use byway_service::file::server::Recovery;
 use byway_service::memory::Lending;
 
 use self::load::Loads;
@@ -163,6 +164,8 @@ struct Assignment {
     /// Listeners of the native wire: every loop accepts from all of them.
     native: Vec<(OwnedFd, Address)>,
     registry: Arc<Registry>,
+    /// What the loops have in common of clients of files.
+    files: Arc<Recovery>,
     loads: Arc<Loads>,
     slow: Arc<SlowOperations>,
     receiver: Receiver<Message>,
@@ -195,6 +198,7 @@ impl Node {
         let threads = options.threads.max(1);
         let options = Arc::new(options);
         let registry = Arc::new(Registry::new(instance_id()?));
+        let files = Arc::new(Recovery::new(registry.instance()));
         let loads = Arc::new(Loads::new(threads));
         let slow = Arc::new(SlowOperations::default());
         // The accepting loop starts last: it must know the others.
@@ -212,6 +216,7 @@ impl Node {
                 nbd: if index == 0 { std::mem::take(&mut nbd) } else { Vec::new() },
                 native: native.map_err(StartError::Loop)?,
                 registry: Arc::clone(&registry),
+                files: Arc::clone(&files),
                 loads: Arc::clone(&loads),
                 slow: Arc::clone(&slow),
                 receiver,

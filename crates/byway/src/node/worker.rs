@@ -100,7 +100,8 @@ impl Worker {
         assignment: Assignment,
         peers: Vec<(Sender<Message>, Waker)>,
     ) -> Result<(Self, Started), StartError> {
-        let Assignment { index, options, nbd, native: native_listeners, registry, loads, slow, receiver } = assignment;
+        let Assignment { index, options, nbd, native: native_listeners, registry, files, loads, slow, receiver } =
+            assignment;
         let frames = options.frame_bytes / options.threads.max(1);
         let mut reactor = Reactor::open(options.io, frames).map_err(StartError::Loop)?;
         let mut engine = Engine::default();
@@ -113,7 +114,7 @@ impl Worker {
         }
         let mut catalog = Catalog::default();
         catalog.replace(&mut engine, &mut reactor, &options.volumes);
-        let mut shares = Shares::new(&reactor, FILE_CLASS, registry.instance());
+        let mut shares = Shares::new(&reactor, FILE_CLASS, &files);
         let (spoken, lender) = spoken(options.lending.as_ref());
         let mut host = Host::new(&reactor, registry, FabricOptions::new(NATIVE_CLASS), spoken);
         let mut volumes = Volumes::new(NATIVE_CLASS);

@@ -79,6 +79,8 @@ pub enum Method {
     Lock = 32,
     /// Whether the caller has the rights of `mode` (`access(2)`) on `node`.
     Access = 33,
+    /// The client does not come back: what it holds is let go at once.
+    Detach = 34,
 }
 
 impl Method {
@@ -105,10 +107,18 @@ impl Method {
         )
     }
 
+    /// Whether a client gives the call a slot, in which the server keeps the answer: the call changes something, or its answer
+    /// names something that the client holds from then on.
+    pub const fn takes_slot(self) -> bool {
+        use Method as M;
+        let holds = matches!(self, M::LookUp | M::Open | M::OpenDirectory | M::ReadDirectory | M::Forget);
+        self.changes() || holds
+    }
+
     /// The method of that number.
     pub fn from_number(number: u16) -> Option<Self> {
         use Method as M;
-        const ALL: [M; 33] = [
+        const ALL: [M; 34] = [
             M::Attach,
             M::List,
             M::LookUp,
@@ -142,6 +152,7 @@ impl Method {
             M::CopyRange,
             M::Lock,
             M::Access,
+            M::Detach,
         ];
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -161,11 +172,16 @@ pub const FLAG_TEST: u32 = 16;
 pub const FLAG_CANCEL: u32 = 32;
 /// `Write`: at the end of the file as it is at the server then, whatever the offset says.
 pub const FLAG_APPEND: u32 = 64;
+/// `Lock`: the client had this lock from the server process before this one. Good in the grace time alone.
+pub const FLAG_RECLAIM: u32 = 128;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;
 /// [`AttachResult`]: rights are those of the users that calls name, and their groups count.
 pub const SHARE_TRUSTS: u32 = 2;
+
+/// Names a client of a server process in all its sessions: random, and known to the two alone. Payload of `Attach`, behind the share's name.
+pub type ClientName = [u8; 16];
 
 /// Arguments of every method. Unused fields are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -195,8 +211,10 @@ pub struct Arguments {
     pub second_name_len: U16,
     /// Further groups of the user, of 4 bytes each, behind the names.
     pub group_count: u8,
-    /// Zero.
-    pub reserved: [u8; 3],
+    /// The slot in which the server keeps the answer, from 1 to [`FILE_SLOTS`](crate::limits::FILE_SLOTS); 0 if it keeps none.
+    pub slot: u8,
+    /// Another number than the slot's last call had, or the same: then it is that call again, and is answered as it was.
+    pub sequence: U16,
 }
 
 /// Result of `Attach`.
@@ -207,8 +225,13 @@ pub struct AttachResult {
     pub flags: U32,
     /// The longest read or write of one call, in bytes.
     pub transfer_max: U32,
-    /// Names this server process: another number than in an earlier session says that open files and locks are gone.
+    /// Names this server process: another number than in an earlier session says that what was not synced may be lost.
     pub instance: U64,
+    /// Names what the process has of the client: another number than in an earlier session says that nodes, open files, locks and kept
+    /// answers are gone; the same, that all is as it was.
+    pub state: U64,
+    /// How long the process has served files, in milliseconds.
+    pub uptime_ms: U64,
 }
 
 /// What is known of a file.
@@ -378,7 +401,7 @@ pub struct ShareEntry {
     pub description_len: U16,
 }
 
-const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 16);
+const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
 const _: () = assert!(size_of::<Attributes>() == 96 && size_of::<Entry>() == 104 && size_of::<OpenResult>() == 8);
 const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 114);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
@@ -410,6 +433,12 @@ pub enum CallError {
     /// The server has no memory or no room in a queue now: try again.
     #[error("the server has no room for the request now")]
     Busy,
+    /// The server process is new: until its grace time is over it gives locks back to those who had them, and none to others.
+    #[error("the server has just started and waits for clients that had locks; ask again")]
+    Grace,
+    /// A lock is asked for again when others may have had it.
+    #[error("the server gives no lock back after its grace time")]
+    GraceOver,
     /// The server knows no such method: it is older or newer than this program.
     #[error("the server does not know this kind of request; it speaks another version of the protocol of files")]
     UnknownMethod,
@@ -434,8 +463,8 @@ impl CallError {
             Self::Malformed => Errno::PROTO,
             Self::TooManyNodes => Errno::NFILE,
             Self::TooManyOpen => Errno::MFILE,
-            Self::TooManyLocks => Errno::NOLCK,
-            Self::Busy => Errno::AGAIN,
+            Self::TooManyLocks | Self::GraceOver => Errno::NOLCK,
+            Self::Busy | Self::Grace => Errno::AGAIN,
             Self::UnknownMethod => Errno::NOSYS,
             Self::NotServed(_) => Errno::PROTONOSUPPORT,
         }
@@ -452,6 +481,8 @@ impl CallError {
             Self::TooManyOpen => 4100,
             Self::TooManyLocks => 4101,
             Self::Busy => 4102,
+            Self::Grace => 4103,
+            Self::GraceOver => 4104,
             Self::UnknownMethod => Status::UnknownMethod as u16,
             Self::NotServed(status) => status as u16,
         }
@@ -467,6 +498,8 @@ impl CallError {
             4100 => Self::TooManyOpen,
             4101 => Self::TooManyLocks,
             4102 => Self::Busy,
+            4103 => Self::Grace,
+            4104 => Self::GraceOver,
             number => match Status::from_number(number) {
                 Some(Status::Busy) => Self::Busy,
                 Some(Status::UnknownMethod) => Self::UnknownMethod,

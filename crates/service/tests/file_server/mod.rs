@@ -12,10 +12,10 @@ use byway_fabric::{Options, Registry};
 use byway_reactor::privilege::User;
 use byway_reactor::{Address, IoChoice, Reactor, Wait};
 use byway_service::block::spec::VolumeName;
-use byway_service::file::server::Shares;
+use byway_service::file::server::{Recovery, Shares};
 use byway_service::file::{Share, ShareSpec, Users};
 use byway_service::host::Host;
-use byway_service::limits::CALLS_PER_SESSION;
+use byway_service::limits::{CALLS_PER_SESSION, FILE_GRACE};
 
 const CLASS: u8 = 0x20;
 const FILE_CLASS: u8 = 0x21;
@@ -41,6 +41,11 @@ pub struct Server {
 
 impl Server {
     pub fn start(at: Address, shares: Vec<Arc<Share>>) -> Self {
+        Self::start_with(at, shares, Duration::ZERO, FILE_GRACE)
+    }
+
+    /// One that gives locks back alone for a time after its start, and keeps for another what clients had whose sessions ended.
+    pub fn start_with(at: Address, shares: Vec<Arc<Share>>, grace_at_start: Duration, kept_for: Duration) -> Self {
         let (send, receive) = std::sync::mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -49,7 +54,8 @@ impl Server {
             let spoken = vec![Shares::spoken(CALLS_PER_SESSION)];
             let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
             let mut host = Host::new(&reactor, Arc::new(Registry::new(instance)), Options::new(CLASS), spoken);
-            let mut files = Shares::new(&reactor, FILE_CLASS, instance);
+            let recovery = Arc::new(Recovery::with_times(instance, grace_at_start, kept_for));
+            let mut files = Shares::new(&reactor, FILE_CLASS, &recovery);
             files.replace(&mut host, &mut reactor, &shares);
             let mut completions = Vec::new();
             let listener = host.listen(&mut reactor, &at).unwrap();

@@ -2,8 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use byway_fabric::node::{Descriptor, Memory, Node, NodeError, OpError, Rights, Session, SubmitError, Window};
+use byway_fabric::node::{Descriptor, Memory, Node, Rights, Session, SubmitError, Window};
+use rustix::io::Errno;
 
+use super::super::wire::CallError;
+use super::link::Failure;
 use crate::limits::{FILE_BUFFERS_MAX, FILE_TRANSFER_MAX};
 
 /// One of them.
@@ -11,7 +14,8 @@ use crate::limits::{FILE_BUFFERS_MAX, FILE_TRANSFER_MAX};
 pub(super) struct Buffer {
     memory: Memory,
     window: Window,
-    epoch: u64,
+    /// Which of the client's sessions.
+    number: u64,
 }
 
 impl Buffer {
@@ -44,18 +48,21 @@ impl Buffers {
     /// One for a session.
     ///
     /// # Errors
-    /// The session has ended, or there is no memory.
-    pub(super) fn take(&self, node: &Node, session: Session, epoch: u64, rights: Rights) -> Result<Buffer, NodeError> {
+    /// The session has ended, or this machine has no memory, which another session would not change.
+    pub(super) fn take(&self, node: &Node, (session, number): (Session, u64)) -> Result<Buffer, Failure> {
         {
             let mut idle = self.idle();
-            idle.retain(|buffer| buffer.epoch == epoch);
+            idle.retain(|buffer| buffer.number == number);
             if let Some(buffer) = idle.pop() {
                 return Ok(buffer);
             }
         }
-        let memory = node.register_shared(FILE_TRANSFER_MAX).map_err(|_| OpError::Full)?;
-        let window = node.open_window(session, &memory, 0..FILE_TRANSFER_MAX, rights)?;
-        Ok(Buffer { memory, window, epoch })
+        let memory = node.register_shared(FILE_TRANSFER_MAX).map_err(|error| {
+            tracing::error!(%error, "no memory for a large read or write");
+            Failure::Call(CallError::Errno(Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)))
+        })?;
+        let window = node.open_window(session, &memory, 0..FILE_TRANSFER_MAX, Rights::BOTH);
+        Ok(Buffer { memory, window: window.map_err(|_| Failure::NotSent)?, number })
     }
 
     /// Takes one back whose call has ended with an answer.

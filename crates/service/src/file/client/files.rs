@@ -1,18 +1,20 @@
 //! The calls of a client, one for each that a file system has.
 
+use std::time::Instant;
+
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_reactor::Errno;
 use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    Attributes, CallError, Entry, FLAG_APPEND, FLAG_CANCEL, FLAG_DATA_ONLY, FLAG_NODES, FLAG_TEST, FLAG_WAIT,
-    FLAG_WHOLE, FileSystem, LockResult, Method, NewAttributes, read_directory,
+    Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
+    read_directory,
 };
 use super::link::{Failure, Live};
 use super::table::{Opened, Remote};
 use super::{Ask, Caller, Client, Found, entry_of, handle_of, number_of};
-use crate::limits::FILE_TRANSFER_MAX;
+use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_TRANSFER_MAX};
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,45 +29,6 @@ pub struct Listed {
     pub attributes: Attributes,
 }
 
-/// How a range is locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockKind {
-    /// With others.
-    Shared,
-    /// Alone.
-    Exclusive,
-    /// Not any more.
-    Unlock,
-}
-
-/// Which lock is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockRange {
-    /// `flock(2)` of the whole file; else a POSIX range.
-    pub whole: bool,
-    /// Who holds it, among the users of this client.
-    pub owner: u64,
-    /// The owner's process.
-    pub pid: u32,
-    /// First byte.
-    pub start: u64,
-    /// Last byte.
-    pub last: u64,
-}
-
-/// A lock that is in the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Locked {
-    /// Alone; else with others.
-    pub exclusive: bool,
-    /// First byte.
-    pub start: u64,
-    /// Last byte.
-    pub last: u64,
-    /// The process; 0 if it is another client's.
-    pub pid: u32,
-}
-
 impl Client {
     pub(super) fn on_node(caller: Caller<'_>, node: u64) -> Ask<'_> {
         Ask { caller, node: Some(node), repeatable: true, ..Ask::default() }
@@ -75,7 +38,7 @@ impl Client {
         Ask { caller, node: Some(directory), name, ..Ask::default() }
     }
 
-    fn on_handle(caller: Caller<'_>, handle: u64) -> Ask<'_> {
+    pub(super) fn on_handle(caller: Caller<'_>, handle: u64) -> Ask<'_> {
         Ask { caller, handle: Some(handle), repeatable: true, ..Ask::default() }
     }
 
@@ -267,18 +230,40 @@ impl Client {
         self.opened(caller, live, &reply, Opened { node, flags: 0, directory: true })
     }
 
-    /// Closes a file or directory. A server that is away has closed it.
+    /// Closes a file or directory. A server that is away is told when it is back.
     pub fn close_handle(&self, handle: u64) {
         self.openers.closed(handle);
-        let remote = self.table().close(handle);
-        let (Some(remote), Some(live)) = (remote, self.link.now()) else { return };
-        if remote.epoch != live.epoch {
-            return;
+        let Some(remote) = self.table().close(handle) else { return };
+        let told = self.link.now().ok_or(Failure::NotSent).and_then(|live| {
+            let told = self.close_remote(live, remote);
+            if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
+                self.link.lose(live.number);
+            }
+            told
+        });
+        if told.is_err() {
+            self.unclosed().push(remote);
         }
+    }
+
+    /// Has the server close what it opened in the epoch of a session. One that has no room is asked again.
+    pub(super) fn close_remote(&self, live: Live, remote: Remote) -> Result<(), Failure> {
         let arguments = super::Arguments { node: remote.name.into(), ..super::NONE };
-        let told = self.link.call_on(live.session, Method::Close, &arguments, &[], None);
-        if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
-            self.link.lose(live.epoch);
+        let (since, mut pause) = (Instant::now(), BUSY_PAUSE_MIN);
+        loop {
+            if remote.epoch != live.epoch {
+                return Ok(());
+            }
+            match self.link.call_on(live.session, Method::Close, &arguments, &[], None) {
+                Err(Failure::Call(CallError::Busy)) if since.elapsed() < FILE_CALL_TIME_MAX => {
+                    std::thread::park_timeout(pause);
+                    pause = (pause * 2).min(BUSY_PAUSE_MAX);
+                }
+                Err(failure @ (Failure::NotSent | Failure::Lost | Failure::Call(CallError::Busy))) => {
+                    return Err(failure);
+                }
+                _ => return Ok(()),
+            }
         }
     }
 
@@ -383,8 +368,8 @@ impl Client {
         data: &[u8],
         mut take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let called = self.repeat(method, ask.repeatable, |live| {
-            let (arguments, payload) = self.arguments(live, ask)?;
+        let called = self.repeat(method, ask.repeatable, |live, slot| {
+            let (arguments, payload) = self.arguments(live, ask, slot)?;
             let buffer = self.link.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
             let reply = self.link.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
@@ -404,12 +389,12 @@ impl Client {
     pub fn sync(&self, caller: Caller<'_>, handle: u64, data_only: bool) -> Result<(), Errno> {
         let flags = if data_only { FLAG_DATA_ONLY } else { 0 };
         let ask = Ask { flags, ..Self::on_handle(caller, handle) };
-        let synced = self.repeat(Method::Sync, true, |live| {
+        let synced = self.repeat(Method::Sync, true, |live, slot| {
             let syncing = self.table().begin_sync(handle, live.instance).map_err(|_| {
                 tracing::error!("the server was started anew before it had made all changes of a file durable");
                 Failure::Call(Errno::IO.into())
             })?;
-            self.ask_once(live, Method::Sync, &ask)?;
+            self.ask_once(live, Method::Sync, &ask, slot)?;
             self.table().synced(syncing, data_only);
             Ok(())
         });
@@ -495,81 +480,6 @@ impl Client {
     ) -> Result<u64, Errno> {
         let ask = Ask { second_handle: Some(to), offset, extra: to_offset, len, ..Self::on_handle(caller, from) };
         number_of(&self.ask(Method::CopyRange, &ask)?.1)
-    }
-
-    fn on_range(caller: Caller<'_>, handle: u64, range: LockRange) -> Ask<'_> {
-        let flags = if range.whole { FLAG_WHOLE } else { 0 };
-        let LockRange { owner, start, last, .. } = range;
-        Ask { extra: owner, offset: start, len: last, flags, ..Self::on_handle(caller, handle) }
-    }
-
-    /// Locks or unlocks. With `wait` this may take as long as another has the lock; [`Client::cancel_lock`] ends it.
-    ///
-    /// # Errors
-    /// `EAGAIN` if another has it, `EDEADLK`, `ENOLCK`, `EINTR` if it was cancelled; see [`Client::look_up`].
-    pub fn lock(
-        &self,
-        caller: Caller<'_>,
-        handle: u64,
-        range: LockRange,
-        kind: LockKind,
-        wait: bool,
-    ) -> Result<(), Errno> {
-        let mut ask = Self::on_range(caller, handle, range);
-        ask.mode = match kind {
-            LockKind::Shared => 0,
-            LockKind::Exclusive => 1,
-            LockKind::Unlock => 2,
-        };
-        if wait {
-            ask.flags |= FLAG_WAIT;
-        }
-        self.locking(&ask, range.pid).map(|_| ())
-    }
-
-    /// A lock has the process in the field for a second file.
-    fn locking(&self, ask: &Ask<'_>, pid: u32) -> Result<Reply, Errno> {
-        self.repeat(Method::Lock, true, |live| {
-            let (mut arguments, payload) = self.arguments(live, ask)?;
-            arguments.second = u64::from(pid).into();
-            self.link.call_on(live.session, Method::Lock, &arguments, &payload, None)
-        })
-        .map(|(_, reply)| reply)
-    }
-
-    /// Ends the wait for a lock: it fails with `EINTR`, if it has not been had.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn cancel_lock(&self, caller: Caller<'_>, handle: u64, range: LockRange) -> Result<(), Errno> {
-        let mut ask = Self::on_range(caller, handle, range);
-        ask.flags |= FLAG_CANCEL;
-        self.locking(&ask, range.pid).map(|_| ())
-    }
-
-    /// What is in the way of a lock.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn test_lock(
-        &self,
-        caller: Caller<'_>,
-        handle: u64,
-        range: LockRange,
-        exclusive: bool,
-    ) -> Result<Option<Locked>, Errno> {
-        let mut ask = Self::on_range(caller, handle, range);
-        (ask.flags, ask.mode) = (ask.flags | FLAG_TEST, u32::from(exclusive));
-        let reply = self.locking(&ask, range.pid)?;
-        let (found, _) = LockResult::read_from_prefix(&reply.payload).map_err(|_| Errno::PROTO)?;
-        let LockResult { start, last, kind, pid } = found;
-        let locked = |exclusive| Locked { exclusive, start: start.get(), last: last.get(), pid: pid.get() };
-        match kind.get() {
-            0 => Ok(Some(locked(false))),
-            1 => Ok(Some(locked(true))),
-            2 => Ok(None),
-            _ => Err(CallError::Malformed.errno()),
-        }
     }
 }
 

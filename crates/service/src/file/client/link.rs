@@ -1,22 +1,30 @@
 //! The session with the server: made when it is needed, and made again when it was lost.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, SubmitError};
+use byway_fabric::node::{Deadline, NodeOptions, OpError, Session, SubmitError};
+use byway_fabric::random::Random;
 use byway_fabric::tls::TlsClient;
 use byway_reactor::Address;
 use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::protocol::CALLS_FILES;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::wire::{Arguments, AttachResult, CallError, Entry, Method, PROTOCOL};
+use super::super::wire::{Arguments, AttachResult, CallError, ClientName, Entry, Method, PROTOCOL};
 use super::ClientError;
 use super::buffers::Buffers;
-use crate::limits::{FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
+use super::held_locks::nobody_else_had_them;
+use crate::limits::{
+    BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN,
+};
 
 /// How long one attempt to connect may take.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a client that ends waits for the server to have heard it.
+const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Where the server is.
 #[derive(Clone)]
@@ -30,9 +38,14 @@ pub(super) struct Server {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
     pub(super) session: Session,
+    /// Counts the client's sessions.
+    pub(super) number: u64,
+    /// The time in which the server's names of nodes and open files are good: several sessions, if the server has kept them.
     pub(super) epoch: u64,
     /// The server process.
     pub(super) instance: u64,
+    /// Locks of an earlier epoch can be asked for again.
+    pub(super) may_reclaim: bool,
     pub(super) read_only: bool,
     /// The groups of callers count.
     pub(super) trusts: bool,
@@ -51,10 +64,23 @@ pub(super) enum Failure {
     Late,
 }
 
+/// What a server had of this client at the last attach.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Attached {
+    instance: u64,
+    state: u64,
+}
+
+/// What is done with a session and the share's root before others use the session. False: it is another share.
+pub(super) type OnAttached<'a> = &'a mut dyn FnMut(Live, &Entry) -> Result<bool, Failure>;
+
 #[derive(Default)]
 struct State {
     live: Option<Live>,
-    epoch: u64,
+    /// Sessions that were tried.
+    number: u64,
+    /// Of the last attach, and its epoch.
+    attached: Option<(Attached, u64)>,
     connecting: bool,
     /// Since when there is no session.
     lost: Option<Instant>,
@@ -63,6 +89,13 @@ struct State {
 
 pub(super) struct Link {
     server: Server,
+    /// Names this client to the server in all its sessions.
+    name: ClientName,
+    began: Instant,
+    /// When the last call was sent that was answered, in nanoseconds since the client began.
+    heard: AtomicU64,
+    /// The server process of the last session that worked.
+    instance: AtomicU64,
     pub(super) rpc: Rpc,
     pub(super) buffers: Buffers,
     state: Mutex<State>,
@@ -84,6 +117,10 @@ impl Link {
         let rpc = Rpc::open_for(&options, vec![CALLS_FILES])?;
         Ok(Self {
             server,
+            name: Random::from_kernel().bytes16(),
+            began: Instant::now(),
+            heard: AtomicU64::new(0),
+            instance: AtomicU64::new(0),
             rpc,
             buffers: Buffers::default(),
             state: Mutex::default(),
@@ -103,15 +140,16 @@ impl Link {
     }
 
     /// Makes the first session.
-    pub(super) fn open(&self, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, ClientError> {
+    pub(super) fn open(&self, attached: OnAttached<'_>) -> Result<Live, ClientError> {
         let live = self.attempt(1, attached)?;
         let mut state = self.state();
-        (state.live, state.epoch) = (Some(live), 1);
+        (state.live, state.number) = (Some(live), 1);
+        self.instance.store(live.instance, Ordering::Release);
         Ok(live)
     }
 
     /// A session: the one that there is, or a new one. Waits for it as long as the server may be lost.
-    pub(super) fn live(&self, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, Failure> {
+    pub(super) fn live(&self, attached: OnAttached<'_>) -> Result<Live, Failure> {
         let mut pause = RECONNECT_MIN;
         let mut tried = false;
         loop {
@@ -130,17 +168,18 @@ impl Link {
                 continue;
             }
             state.connecting = true;
-            let epoch = state.epoch + 1;
+            let number = state.number + 1;
             drop(state);
-            let made = self.attempt(epoch, attached);
+            let made = self.attempt(number, attached);
             let mut state = self.state();
             state.connecting = false;
-            state.epoch = epoch;
+            state.number = number;
             tried = true;
             match made {
                 Ok(live) => {
                     tracing::info!(share = self.server.share, "the server is back after {:?}", lost.elapsed());
                     (state.live, state.lost) = (Some(live), None);
+                    self.instance.store(live.instance, Ordering::Release);
                     drop(state);
                     self.changed.notify_all();
                     return Ok(live);
@@ -156,37 +195,72 @@ impl Link {
         }
     }
 
-    fn attempt(&self, epoch: u64, attached: &mut dyn FnMut(Live, &Entry) -> bool) -> Result<Live, ClientError> {
+    fn attempt(&self, number: u64, attached: OnAttached<'_>) -> Result<Live, ClientError> {
         let (node, deadline) = (self.rpc.node(), Deadline::after(ATTEMPT_TIME_MAX));
         let connected = match &self.server.tls {
             Some(tls) => node.connect_secure(&self.server.address, tls, deadline),
             None => node.connect(&self.server.address, deadline),
         };
         let session = connected.map_err(ClientError::Connect)?;
-        let arguments = Arguments { name_len: (self.server.share.len() as u16).into(), ..super::NONE };
-        let failed = |failure| match failure {
+        let made = self.attach(session, number).and_then(|(live, root)| match attached(live, &root) {
+            Ok(true) => Ok(live),
+            Ok(false) => Err(ClientError::OtherDirectory { share: self.server.share.clone() }),
+            Err(failure) => Err(self.failed(failure)),
+        });
+        if made.is_err() {
+            let _ = node.close(session);
+        }
+        made
+    }
+
+    fn failed(&self, failure: Failure) -> ClientError {
+        match failure {
             Failure::Call(error) => ClientError::Refused { share: self.server.share.clone(), error },
             Failure::NotSent | Failure::Lost | Failure::Late => ClientError::Lost,
+        }
+    }
+
+    fn attach(&self, session: Session, number: u64) -> Result<(Live, Entry), ClientError> {
+        let arguments = Arguments { name_len: (self.server.share.len() as u16).into(), ..super::NONE };
+        let payload = [self.server.share.as_bytes(), &self.name].concat();
+        let (since, mut pause) = (Instant::now(), BUSY_PAUSE_MIN);
+        // The server ends the calls of the session before this one first.
+        let reply = loop {
+            match self.call_on(session, Method::Attach, &arguments, &payload, None) {
+                Err(Failure::Call(CallError::Busy)) if since.elapsed() < ATTEMPT_TIME_MAX => {
+                    std::thread::park_timeout(pause);
+                    pause = (pause * 2).min(BUSY_PAUSE_MAX);
+                }
+                answer => break answer.map_err(|failure| self.failed(failure))?,
+            }
         };
-        let share = self.server.share.as_bytes();
-        let reply = self.call_on(session, Method::Attach, &arguments, share, None).map_err(failed)?;
         let result = AttachResult::read_from_bytes(&reply.result[..]).map_err(|_| ClientError::Lost)?;
         let (root, _) = Entry::read_from_prefix(&reply.payload).map_err(|_| ClientError::Lost)?;
         let is = |flag| result.flags.get() & flag != 0;
         let (read_only, trusts) = (is(super::super::wire::SHARE_READ_ONLY), is(super::super::wire::SHARE_TRUSTS));
-        let live = Live { session, epoch, instance: result.instance.get(), read_only, trusts };
-        if attached(live, &root) {
-            Ok(live)
-        } else {
-            let _ = node.close(session);
-            Err(ClientError::OtherDirectory { share: self.server.share.clone() })
-        }
+        let instance = result.instance.get();
+        let now = Attached { instance, state: result.state.get() };
+        let mut state = self.state();
+        let before = state.attached.filter(|(before, _)| *before == now);
+        let epoch = before.map_or(number, |(_, epoch)| epoch);
+        state.attached = Some((now, epoch));
+        drop(state);
+        let silent = self.began.elapsed().saturating_sub(Duration::from_nanos(self.heard.load(Ordering::Acquire)));
+        let uptime = Duration::from_millis(result.uptime_ms.get());
+        let may_reclaim = self.instance.load(Ordering::Acquire) != instance && nobody_else_had_them(silent, uptime);
+        Ok((Live { session, number, epoch, instance, may_reclaim, read_only, trusts }, root))
     }
 
-    /// The session of an epoch has ended.
-    pub(super) fn lose(&self, epoch: u64) {
+    /// A call of the session that works was sent then, and has been answered.
+    pub(super) fn heard(&self, sent: Instant) {
+        let sent = sent.saturating_duration_since(self.began).as_nanos();
+        self.heard.fetch_max(u64::try_from(sent).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// The session of that number has ended.
+    pub(super) fn lose(&self, number: u64) {
         let mut state = self.state();
-        if let Some(live) = state.live.take_if(|live| live.epoch == epoch) {
+        if let Some(live) = state.live.take_if(|live| live.number == number) {
             tracing::warn!(share = self.server.share, "the session with the server has ended; calls wait for it");
             state.lost = Some(Instant::now());
             drop(state);
@@ -205,6 +279,10 @@ impl Link {
         self.changed.notify_all();
         self.buffers.clear();
         if let Some(live) = live {
+            // The server need not keep files and locks for a client that does not come back.
+            let call = Call { protocol: PROTOCOL, method: Method::Detach as u16, ..Call::default() };
+            let deadline = Deadline::after(DETACH_TIME_MAX);
+            let _ = self.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
             let _ = self.rpc.node().close(live.session);
         }
     }
@@ -250,7 +328,7 @@ impl Link {
 
     /// A buffer with a window that is open to the session.
     pub(super) fn buffer(&self, live: Live) -> Result<super::buffers::Buffer, Failure> {
-        self.buffers.take(self.rpc.node(), live.session, live.epoch, Rights::BOTH).map_err(|_| Failure::NotSent)
+        self.buffers.take(self.rpc.node(), (live.session, live.number))
     }
 }
 

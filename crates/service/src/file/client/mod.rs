@@ -1,16 +1,20 @@
 //! A client of a share: for a mount's threads, and for commands.
 //!
-//! Calls wait for their answers, and any number of threads may call at once. A session that ends is made again; files are then found
-//! again by their names (`table.rs`) and opened again, so that a restart of the server is a wait. What cannot be repeated without
-//! harm, such as making a directory, fails with `EIO` if its answer was lost with the session: whether it was done is not
-//! known. Locks end with their session. A sync fails once if the server process went that had taken writes before it.
+//! Calls wait for their answers, and any number of threads may call at once. A session that ends is made again. A server process that
+//! still has what this client held goes on with it, and answers calls that come again as it did before (`slots.rs`). Else files are
+//! found again by their names (`table.rs`) and opened again, and locks are asked for again (`locking.rs`), so that a restart of the server is a
+//! wait. Then what cannot be repeated without harm, such as making a directory, fails with `EIO` if its answer was lost: whether it was
+//! done is not known. A sync fails once if the server process went that had taken writes before it.
 
 mod buffers;
 mod files;
+mod held_locks;
 pub mod leases;
 mod link;
 mod list;
+mod locking;
 mod opener;
+mod slots;
 mod table;
 mod unsynced;
 mod xattrs;
@@ -25,10 +29,12 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-pub use self::files::{Listed, LockKind, LockRange, Locked};
+pub use self::files::Listed;
 use self::link::{Failure, Link, Live, Server};
 pub use self::list::{ListedShare, list};
+pub use self::locking::{LockKind, LockRange, Locked};
 use self::opener::{Opener, Openers};
+use self::slots::{SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
 use super::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, SET_SIZE};
@@ -48,7 +54,8 @@ const NONE: Arguments = Arguments {
     name_len: U16::ZERO,
     second_name_len: U16::ZERO,
     group_count: 0,
-    reserved: [0; 3],
+    slot: 0,
+    sequence: U16::ZERO,
 };
 
 /// Directories above a node that is looked up again.
@@ -130,7 +137,10 @@ pub struct Client {
     link: Link,
     table: Mutex<Table>,
     forgotten: Mutex<Vec<(u64, Forgotten)>>,
+    /// What was closed while the server was away.
+    unclosed: Mutex<Vec<Remote>>,
     openers: Openers,
+    slots: SlotPool,
 }
 
 /// A call, before the server's names are put in.
@@ -161,7 +171,14 @@ impl Client {
     pub fn connect(options: ClientOptions) -> Result<Self, ClientError> {
         let ClientOptions { address, tls, share, lost_after } = options;
         let link = Link::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
-        let client = Self { link, table: Mutex::default(), forgotten: Mutex::default(), openers: Openers::default() };
+        let client = Self {
+            link,
+            table: Mutex::default(),
+            forgotten: Mutex::default(),
+            unclosed: Mutex::default(),
+            openers: Openers::default(),
+            slots: SlotPool::default(),
+        };
         client.link.open(&mut |live, root| client.attached(live, root))?;
         Ok(client)
     }
@@ -185,8 +202,25 @@ impl Client {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attached(&self, live: Live, root: &Entry) -> bool {
-        self.table().attach(Remote { epoch: live.epoch, name: root.node.get() }, &root.attributes)
+    fn unclosed(&self) -> MutexGuard<'_, Vec<Remote>> {
+        self.unclosed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session has begun, and no call but these has been made in it. False: the share is another directory.
+    fn attached(&self, live: Live, root: &Entry) -> Result<bool, Failure> {
+        let root_remote = Remote { epoch: live.epoch, name: root.node.get() };
+        if !self.table().attach(root_remote, &root.attributes) {
+            return Ok(false);
+        }
+        self.recover_locks(live)?;
+        let unclosed = std::mem::take(&mut *self.unclosed());
+        for (index, remote) in unclosed.iter().enumerate() {
+            if let Err(failure) = self.close_remote(live, *remote) {
+                self.unclosed().extend_from_slice(&unclosed[index..]);
+                return Err(failure);
+            }
+        }
+        Ok(true)
     }
 
     fn live(&self) -> Result<Live, Failure> {
@@ -194,7 +228,7 @@ impl Client {
     }
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
-        let (live, reply) = self.repeat(method, ask.repeatable, |live| self.ask_once(live, method, ask))?;
+        let (live, reply) = self.repeat(method, ask.repeatable, |live, slot| self.ask_once(live, method, ask, slot))?;
         self.note_changes(live, method, ask);
         Ok((live, reply))
     }
@@ -235,23 +269,36 @@ impl Client {
     }
 
     /// Calls until there is an answer: again after a session has ended, and while the server has no room. Gives the session that
-    /// brought it.
+    /// brought it. `repeatable`: the call can be sent again, although it may have been done by a server that does not remember it.
     fn repeat<T>(
         &self,
         method: Method,
         repeatable: bool,
-        mut call: impl FnMut(Live) -> Result<T, Failure>,
+        mut call: impl FnMut(Live, Option<SlotUse>) -> Result<T, Failure>,
     ) -> Result<(Live, T), Errno> {
+        let taken = method.takes_slot().then(|| self.slots.take());
+        let slot = taken.as_ref().map(|taken| taken.slot);
         let (mut pause, mut busy_since) = (BUSY_PAUSE_MIN, None);
+        // The epoch of the first session that was lost with the call.
+        let mut lost_in = None;
         loop {
             let live = self.live().map_err(|_| Errno::IO)?;
+            if !repeatable && lost_in.is_some_and(|epoch| epoch != live.epoch) {
+                tracing::warn!(?method, "the server went before it answered: whether it was done is not known");
+                return Err(Errno::IO);
+            }
             if !repeatable {
                 // The end of the session is noticed now rather than by the loss of the call.
                 let _ = self.link.rpc.node().turn();
             }
-            match call(live) {
+            let sent = Instant::now();
+            let called = call(live, slot);
+            if matches!(called, Ok(_) | Err(Failure::Call(_))) {
+                self.link.heard(sent);
+            }
+            match called {
                 Ok(answer) => return Ok((live, answer)),
-                Err(Failure::Call(CallError::Busy)) => {
+                Err(Failure::Call(CallError::Busy | CallError::Grace)) => {
                     let since: Instant = *busy_since.get_or_insert_with(Instant::now);
                     if since.elapsed() > FILE_CALL_TIME_MAX {
                         return Err(Errno::AGAIN);
@@ -264,29 +311,27 @@ impl Client {
                     tracing::error!(?method, "the server did not answer in time: whether it was done is not known");
                     return Err(Errno::IO);
                 }
-                Err(Failure::NotSent) => self.link.lose(live.epoch),
+                Err(Failure::NotSent) => self.link.lose(live.number),
                 Err(Failure::Lost) => {
-                    self.link.lose(live.epoch);
-                    if !repeatable {
-                        tracing::warn!(
-                            ?method,
-                            "the session ended before the answer: whether it was done is not known"
-                        );
-                        return Err(Errno::IO);
-                    }
+                    self.link.lose(live.number);
+                    lost_in.get_or_insert(live.epoch);
                 }
             }
         }
     }
 
-    fn ask_once(&self, live: Live, method: Method, ask: &Ask<'_>) -> Result<Reply, Failure> {
-        let (arguments, payload) = self.arguments(live, ask)?;
+    fn ask_once(&self, live: Live, method: Method, ask: &Ask<'_>, slot: Option<SlotUse>) -> Result<Reply, Failure> {
+        let (arguments, payload) = self.arguments(live, ask, slot)?;
         self.link.call_on(live.session, method, &arguments, &payload, None)
     }
 
     /// Puts in what the server of a session calls nodes and open files.
-    fn arguments(&self, live: Live, ask: &Ask<'_>) -> Result<(Arguments, Vec<u8>), Failure> {
+    fn arguments(&self, live: Live, ask: &Ask<'_>, slot: Option<SlotUse>) -> Result<(Arguments, Vec<u8>), Failure> {
         let caller = ask.caller;
+        if [ask.handle, ask.second_handle].into_iter().flatten().any(|handle| self.table().has_lost_locks(handle)) {
+            return Err(Failure::Call(Errno::IO.into()));
+        }
+        let SlotUse { slot, sequence } = slot.unwrap_or(SlotUse { slot: 0, sequence: 0 });
         let node = match (ask.node, ask.handle) {
             (Some(node), _) => self.remote_node(live, caller, node, 0)?,
             (None, Some(handle)) => self.remote_handle(live, caller, handle)?,
@@ -312,7 +357,8 @@ impl Client {
             name_len: U16::new(ask.name.len() as u16),
             second_name_len: U16::new(ask.second_name.len() as u16),
             group_count: groups.len() as u8,
-            reserved: [0; 3],
+            slot,
+            sequence: U16::new(sequence),
         };
         let mut payload =
             Vec::with_capacity(ask.name.len() + ask.second_name.len() + groups.len() * 4 + ask.data.len());
@@ -395,17 +441,19 @@ impl Client {
         self.tell_forgotten(&all);
     }
 
-    /// Tells the server; what a session knew that has ended, nobody knows any more.
+    /// Tells the server, unless it knows nothing any more of the epoch in which the nodes were named.
     fn tell_forgotten(&self, all: &[(u64, Forgotten)]) {
         use zerocopy::IntoBytes;
-        let Some(live) = self.link.now() else { return };
-        let mut payload = Vec::new();
-        for (_, one) in all.iter().filter(|(epoch, _)| *epoch == live.epoch) {
-            payload.extend_from_slice(one.as_bytes());
-        }
-        let told = self.link.call_on(live.session, Method::Forget, &NONE, &payload, None);
-        if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
-            self.link.lose(live.epoch);
+        let told = self.repeat(Method::Forget, false, |live, slot| {
+            let now = all.iter().filter(|(epoch, _)| *epoch == live.epoch);
+            let data: Vec<u8> = now.flat_map(|(_, one)| one.as_bytes()).copied().collect();
+            if data.is_empty() {
+                return Ok(());
+            }
+            self.ask_once(live, Method::Forget, &Ask { data: &data, ..Ask::default() }, slot).map(|_| ())
+        });
+        if let Err(error) = told {
+            tracing::debug!(%error, "the server was not told of files that are not needed any more");
         }
     }
 

@@ -1,12 +1,13 @@
 //! What a client knows of its files: names by which a new server process finds them again.
 //!
 //! The table is pure. A node has a number of the client's own, which stays the same when the server was restarted; what the server
-//! calls it is good for one *epoch*, the time of one session. A node that is used in a later epoch is looked up again, by its
+//! calls it is good for one *epoch*: the sessions in which the server has kept it. A node that is used in a later epoch is looked up again, by its
 //! directory and name, and is the same only if inode number and time of birth are.
 
 use std::collections::HashMap;
 
 use super::super::wire::Attributes;
+use super::held_locks::HeldLocks;
 use super::unsynced::{Lost, Unsynced};
 use crate::limits::FILE_UNSYNCED_MAX;
 
@@ -53,6 +54,8 @@ struct Handle {
     remote: Remote,
     /// The count of lost changes that its syncs have told.
     losses_seen: u64,
+    /// It was open when locks of the file were lost.
+    has_lost_locks: bool,
 }
 
 /// What an open file was opened with.
@@ -78,6 +81,7 @@ pub(super) struct Table {
     by_name: HashMap<(u64, Vec<u8>), u64>,
     handles: HashMap<u64, Handle>,
     unsynced: Unsynced,
+    pub(super) locks: HeldLocks,
     last: u64,
 }
 
@@ -89,6 +93,7 @@ impl Default for Table {
             by_name: HashMap::new(),
             handles: HashMap::new(),
             unsynced: Unsynced::new(FILE_UNSYNCED_MAX),
+            locks: HeldLocks::default(),
             last: 0,
         }
     }
@@ -201,7 +206,8 @@ impl Table {
         self.last = self.last.max(ROOT) + 1;
         let Opened { node, flags, directory } = opened;
         let losses_seen = self.unsynced.losses();
-        self.handles.insert(self.last, Handle { node, flags, directory, remote, losses_seen });
+        let handle = Handle { node, flags, directory, remote, losses_seen, has_lost_locks: false };
+        self.handles.insert(self.last, handle);
         self.last
     }
 
@@ -222,7 +228,27 @@ impl Table {
     }
 
     pub(super) fn close(&mut self, number: u64) -> Option<Remote> {
-        self.handles.remove(&number).map(|handle| handle.remote)
+        let closed = self.handles.remove(&number)?;
+        if !self.locks.is_empty() && self.handle_of(closed.node).is_none() {
+            self.locks.forget(closed.node);
+        }
+        Some(closed.remote)
+    }
+
+    /// An open file of a node.
+    pub(super) fn handle_of(&self, node: u64) -> Option<u64> {
+        self.handles.iter().find(|(_, handle)| handle.node == node).map(|(number, _)| *number)
+    }
+
+    /// The locks of a node are lost: those who have it open do not go on as if they had them.
+    pub(super) fn lose_locks(&mut self, node: u64) {
+        self.locks.forget(node);
+        self.handles.values_mut().filter(|handle| handle.node == node).for_each(|handle| handle.has_lost_locks = true);
+    }
+
+    /// Whether locks of its file were lost while it was open.
+    pub(super) fn has_lost_locks(&self, number: u64) -> bool {
+        self.handles.get(&number).is_some_and(|handle| handle.has_lost_locks)
     }
 
     /// A server process has taken a change of a file or directory.

@@ -23,7 +23,13 @@ fn serve(rpc: &Rpc, lasting: usize) {
         if request.method == Method::Attach as u16 {
             attached += 1;
             assert_eq!(attached, 1, "the session goes on");
-            let result = AttachResult { flags: 0.into(), transfer_max: 4096.into(), instance: 7.into() };
+            let result = AttachResult {
+                flags: 0.into(),
+                transfer_max: 4096.into(),
+                instance: 7.into(),
+                state: 1.into(),
+                uptime_ms: 0.into(),
+            };
             request.token.reply(0, result.as_bytes(), entry.as_bytes()).unwrap();
         } else if request.method == Method::OpenDirectory as u16 {
             request.token.reply(0, OpenResult { handle: 3.into() }.as_bytes(), &[]).unwrap();

@@ -11,27 +11,26 @@ use byway_reactor::privilege::User;
 use byway_rpc::session::{CallRef, Incomer};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::super::share::Acting;
 use super::super::wire::{
-    Arguments, AttachResult, CallError, Entry, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes,
-    SHARE_READ_ONLY, SHARE_TRUSTS, ShareEntry,
+    Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
 };
 use super::outcome::Outcome;
+use super::replies::SlotUse;
 use super::table::{Node, Open};
 use super::workers::Work;
-use super::{Job, Shares, Window, reply, tree};
+use super::{Call, Job, Shares, Window, tree};
 use crate::host::At;
 use crate::limits::{CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX};
 
 /// A call, taken apart.
 pub(super) struct Asked<'a> {
-    pub(super) call: CallRef,
+    pub(super) call: Call,
     pub(super) method: Method,
     pub(super) arguments: Arguments,
-    name: &'a [u8],
+    pub(super) name: &'a [u8],
     second_name: &'a [u8],
     groups: &'a [u8],
     pub(super) data: &'a [u8],
@@ -39,7 +38,7 @@ pub(super) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn parse(call: CallRef, asked: &Incomer<'a>) -> Result<Self, CallError> {
+    pub(super) fn parse(call: CallRef, asked: &Incomer<'a>) -> Result<Self, CallError> {
         let method = Method::from_number(asked.method).ok_or(CallError::UnknownMethod)?;
         let arguments =
             Arguments::read_from_bytes(asked.arguments.padded()).unwrap_or_else(|_| Arguments::new_zeroed());
@@ -51,6 +50,7 @@ impl<'a> Asked<'a> {
         let (name, rest) = split(asked.payload, usize::from(arguments.name_len.get()))?;
         let (second_name, rest) = split(rest, usize::from(arguments.second_name_len.get()))?;
         let (groups, data) = split(rest, usize::from(arguments.group_count) * 4)?;
+        let call = Call { slot: SlotUse::of(&arguments)?, ..call.into() };
         Ok(Self { call, method, arguments, name, second_name, groups, data, windows: asked.windows })
     }
 
@@ -94,66 +94,49 @@ fn writes(flags: u32) -> bool {
 
 impl Shares {
     /// Begins a call. One that fails here is answered by the caller.
-    pub(super) fn begin(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) -> Result<(), CallError> {
-        let asked = Asked::parse(call, asked)?;
+    pub(super) fn begin(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let call = asked.call;
         if at.fabric.is_full() || self.workers.is_full() {
             return Err(CallError::Busy);
         }
         match asked.method {
-            Method::Attach => self.attach(at, &asked),
+            Method::Attach => self.attach(at, asked),
             Method::List => {
-                self.list(at, &asked);
+                self.list(at, asked);
+                Ok(())
+            }
+            Method::Detach => {
+                self.detach(call.session)?;
+                self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }
             Method::Forget => {
                 let client = self.client(call.session)?;
+                let mut nodes = Vec::new();
                 for bytes in asked.data.as_chunks::<{ size_of::<Forgotten>() }>().0 {
                     let forgotten = Forgotten::read_from_bytes(bytes).map_err(|_| CallError::Malformed)?;
-                    client.forget(forgotten.node.get(), forgotten.count.get());
+                    nodes.extend(client.forget(forgotten.node.get(), forgotten.count.get()));
                 }
-                reply(at, call, Ok((&[], &[])));
+                if !nodes.is_empty() {
+                    self.workers.drop_later(nodes);
+                }
+                self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }
             Method::Close => {
-                self.client(call.session)?.close(at.reactor, asked.arguments.node.get())?;
-                reply(at, call, Ok((&[], &[])));
+                let closed = self.client(call.session)?.close(at.reactor, asked.arguments.node.get())?;
+                self.workers.drop_later(closed);
+                self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }
             Method::Lock => self.lock(at, call, &asked.arguments),
-            Method::Read => self.read(at, &asked),
-            Method::Write => self.write(at, &asked),
+            Method::Read => self.read(at, asked),
+            Method::Write => self.write(at, asked),
             Method::Sync | Method::ReadDirectory | Method::Allocate | Method::Seek | Method::CopyRange => {
-                self.on_handle(at, &asked)
+                self.on_handle(at, asked)
             }
-            _ => self.on_node(at, &asked),
+            _ => self.on_node(at, asked),
         }
-    }
-
-    fn attach(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
-        let share = self.shares.iter().find(|share| share.name().as_bytes() == asked.name);
-        let share = Arc::clone(share.ok_or(CallError::NoShare)?);
-        let Some(right) = Self::right(at, asked.call.session, &share) else {
-            tracing::debug!(share = share.name(), "not in the share's access list: told that there is none");
-            return Err(CallError::NoShare);
-        };
-        let root = tree::found(share.root().try_clone().map_err(|_| CallError::Busy)?)?;
-        let attributes = root.attributes;
-        let trusts = matches!(share.acting(), Acting::Caller { .. });
-        let client = self.make_client(at.reactor, asked.call.session);
-        let node = client.hold(root, &share, right)?;
-        if !client.shares.iter().any(|other| Arc::ptr_eq(other, &share)) {
-            client.shares.push(share);
-        }
-        let trusts = if trusts { SHARE_TRUSTS } else { 0 };
-        let flags = if right == Right::Read { SHARE_READ_ONLY | trusts } else { trusts };
-        let result = AttachResult {
-            flags: U32::new(flags),
-            transfer_max: U32::new(FILE_TRANSFER_MAX as u32),
-            instance: U64::new(self.instance),
-        };
-        let entry = Entry { node: U64::new(node), attributes };
-        reply(at, asked.call, Ok((result.as_bytes(), entry.as_bytes())));
-        Ok(())
     }
 
     /// Lists the shares that the client may use from an index on, as many as fit; the result begins with how many there are.
@@ -177,7 +160,7 @@ impl Shares {
             payload.extend_from_slice(description);
         }
         let count = (open.len() as u64).to_le_bytes();
-        reply(at, asked.call, Ok((&count, &payload)));
+        self.reply(at, asked.call, Ok((&count, &payload)));
     }
 
     /// Has a worker do it.
@@ -191,7 +174,7 @@ impl Shares {
     ) -> Result<(), CallError> {
         let user = asked.user(&node)?;
         let job = self.start(at, Job::Worker { call: asked.call, node, window });
-        if !self.workers.run(job, user, work) {
+        if !self.workers.run(job, Some(user), work) {
             self.end(at, job, Err(CallError::Busy));
         }
         Ok(())

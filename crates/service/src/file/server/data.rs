@@ -35,8 +35,12 @@ impl Shares {
         let len = usize::try_from(asked.arguments.len.get()).ok().filter(|len| *len <= FILE_TRANSFER_MAX);
         let len = len.ok_or(CallError::Malformed)?;
         let window = asked.window(reads).filter(|window| window.len >= len);
-        if len > SMALL_BYTES_MAX && (window.is_none() || !at.fabric.can_put(asked.call.session)) {
+        if len > SMALL_BYTES_MAX && window.is_none() {
             return Err(CallError::Malformed);
+        }
+        // Its lanes are not there yet, or not any more.
+        if len > SMALL_BYTES_MAX && !at.fabric.can_put(asked.call.session) {
+            return Err(CallError::Busy);
         }
         if asked.arguments.offset.get().checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::INVAL.into());
@@ -48,7 +52,7 @@ impl Shares {
         let (file, len, window) = self.transfer(at, asked, true)?;
         let call = asked.call;
         if len == 0 {
-            super::reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
             return Ok(());
         }
         let into = self.frame(at, call.session, len)?;
@@ -68,7 +72,7 @@ impl Shares {
             return Err(CallError::Malformed);
         }
         if len == 0 {
-            super::reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
             return Ok(());
         }
         let mut frame = self.frame(at, call.session, len)?;
@@ -101,15 +105,20 @@ impl Shares {
     pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: JobId, got: Result<Frame, GetError>) {
         let Some(Job::Get { call, file, to, len }) = self.jobs.get(job) else { return };
         let (call, file, to, len) = (*call, *file, *to, *len);
-        if let Ok(from) = got {
-            if let Some(job) = self.jobs.get_mut(job) {
-                *job = Job::Write { call, len };
+        match got {
+            Ok(from) => {
+                if let Some(job) = self.jobs.get_mut(job) {
+                    *job = Job::Write { call, len };
+                }
+                let write = Op::WriteOnce { file, at: to, from, start: 0, len };
+                at.reactor.submit(write, self.token(job));
             }
-            let write = Op::WriteOnce { file, at: to, from, start: 0, len };
-            at.reactor.submit(write, self.token(job));
-        } else {
-            at.sessions.note_let_go(call.session, len);
-            self.end(at, job, Err(CallError::Malformed));
+            Err(error) => {
+                at.sessions.note_let_go(call.session, len);
+                // Nothing was written: what the client sends again in its next session is a new call.
+                let is_over = error == GetError::Ended;
+                self.end(at, job, Err(if is_over { CallError::Busy } else { CallError::Malformed }));
+            }
         }
     }
 
@@ -141,10 +150,10 @@ impl Shares {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
         let announced = announced(at, session, &frame, len);
-        if let Some(route) = at.sessions.reply(ended.call(), 0, len, &(len as u64).to_le_bytes()) {
+        if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
             at.fabric.send_with(session, route.header, announced, |gather| gather.push_frame(frame, 0, len));
         }
-        at.sessions.end_job(at.fabric, session);
+        self.ended(at, session);
     }
 
     /// Answers with the first bytes of a frame in the caller's window.
@@ -152,7 +161,7 @@ impl Shares {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
         let announced = announced(at, session, &frame, len);
-        if let Some(route) = at.sessions.reply(ended.call(), 0, len, &(len as u64).to_le_bytes()) {
+        if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
             let (lane, to) = (at.fabric.route(session), Remote { window: window.key, offset: 0 });
             let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
             if let Err(error) = at.fabric.put(at.reactor, (session, lane), (to, route.header), announced, push) {
@@ -160,7 +169,7 @@ impl Shares {
                 at.fabric.close(at.reactor, session, CloseReason::Io(error));
             }
         }
-        at.sessions.end_job(at.fabric, session);
+        self.ended(at, session);
     }
 }
 

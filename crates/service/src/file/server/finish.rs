@@ -18,6 +18,10 @@ use crate::host::At;
 impl Shares {
     /// A worker has ended a call.
     pub(super) fn finish(&mut self, at: &mut At<'_>, job: JobId, result: Result<Outcome, Errno>) {
+        if let Some(Job::Attach { attaching, .. }) = self.jobs.get(job) {
+            let attaching = attaching.clone();
+            return self.attached(at, job, attaching, result);
+        }
         let Some(Job::Worker { call, node, window }) = self.jobs.get(job) else { return };
         let (session, node, window) = (call.session, Arc::clone(node), *window);
         let outcome = match result {
@@ -90,7 +94,8 @@ impl Shares {
                 Ok((handle, entry.as_bytes().to_vec()))
             }
             Err(error) => {
-                self.client(session)?.forget(name, 1);
+                let forgotten = self.client(session)?.forget(name, 1);
+                self.workers.drop_later(forgotten);
                 Err(error)
             }
         }

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use byway_rpc::session::CallRef;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::super::locks::{Family, Granted, Holder, Lock, LockError, Locks};
 use super::super::share::Share;
-use super::super::wire::{Arguments, CallError, FLAG_CANCEL, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult};
-use super::table::Client;
-use super::{Job, Shares, Ticket, reply};
+use super::super::wire::{
+    Arguments, CallError, FLAG_CANCEL, FLAG_RECLAIM, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult,
+};
+use super::{Call, Job, Shares, Ticket};
 use crate::host::At;
 
 /// Types of locks, as `fcntl(2)` has them.
@@ -19,7 +19,7 @@ const SHARED: u32 = 0;
 const EXCLUSIVE: u32 = 1;
 const UNLOCK: u32 = 2;
 
-fn table(share: &Share) -> MutexGuard<'_, Locks<Ticket>> {
+pub(super) fn table(share: &Share) -> MutexGuard<'_, Locks<Ticket>> {
     share.locks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -33,7 +33,7 @@ fn tell(granted: Vec<Ticket>) {
 
 impl Shares {
     /// A lock is asked for, tested, or released.
-    pub(super) fn lock(&mut self, at: &mut At<'_>, call: CallRef, arguments: &Arguments) -> Result<(), CallError> {
+    pub(super) fn lock(&mut self, at: &mut At<'_>, call: Call, arguments: &Arguments) -> Result<(), CallError> {
         let client = self.client(call.session)?;
         let key = client.key;
         let node = Arc::clone(&client.handle(arguments.node.get())?.node);
@@ -46,6 +46,12 @@ impl Shares {
         if last < start || arguments.mode.get() > UNLOCK {
             return Err(Errno::INVAL.into());
         }
+        let takes = arguments.mode.get() != UNLOCK && !is(FLAG_CANCEL);
+        match (is(FLAG_RECLAIM), self.recovery.is_in_grace(at.reactor.now())) {
+            (true, false) => return Err(CallError::GraceOver),
+            (false, true) if takes => return Err(CallError::Grace),
+            _ => {}
+        }
         let lock = Lock {
             holder: Holder { session: key, owner: arguments.extra.get() },
             pid: arguments.second.get() as u32,
@@ -56,7 +62,7 @@ impl Shares {
         let (id, share) = (node.id, Arc::clone(&node.share));
         if is(FLAG_TEST) {
             let found = table(&share).test(id, family, &lock);
-            reply(at, call, Ok((&[], described(found, key).as_bytes())));
+            self.reply(at, call, Ok((&[], described(found, key).as_bytes())));
             return Ok(());
         }
         if is(FLAG_CANCEL) {
@@ -64,12 +70,12 @@ impl Shares {
             if let Some(ticket) = waited {
                 self.end(at, ticket.job, Err(Errno::INTR.into()));
             }
-            reply(at, call, Ok((&[], &[])));
+            self.reply(at, call, Ok((&[], &[])));
             return Ok(());
         }
         if arguments.mode.get() == UNLOCK {
             tell(table(&share).unlock(id, family, &lock));
-            reply(at, call, Ok((&[], &[])));
+            self.reply(at, call, Ok((&[], &[])));
             return Ok(());
         }
         let job = self.start(at, Job::Lock { call });
@@ -85,18 +91,11 @@ impl Shares {
         }
         Ok(())
     }
+}
 
-    /// A session has ended: its locks are free, and its waits are over.
-    pub(super) fn release_locks(&mut self, at: &mut At<'_>, client: &Client) {
-        for share in &client.shares {
-            tell(table(share).leave(client.key));
-        }
-        let waits = |job: &Job| matches!(job, Job::Lock { call } if call.session == client.session);
-        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| waits(job)).map(|(slot, _)| slot).collect();
-        for job in waiting {
-            self.end(at, job, Err(Errno::INTR.into()));
-        }
-    }
+/// Releases the locks of a client.
+pub(super) fn release(share: &Share, key: u64) {
+    tell(table(share).leave(key));
 }
 
 /// What is in the way, as `F_GETLK` tells it. A process of another client has no number here.

@@ -3,7 +3,8 @@
 //! The loop keeps what each session holds (`table.rs`) and takes calls apart (`calls.rs`). What may block and is not the moving of
 //! bytes runs on worker threads (`workers.rs`), with the rights of the user that the call is for (`tree.rs` has the calls
 //! themselves). Bytes of files go between frames and the file by the loop's own reads and writes (`data.rs`). Locks are a table that the
-//! loops of a share have in common (`locking.rs`): a wait costs no thread.
+//! loops of a share have in common (`locking.rs`): a wait costs no thread. Answers to calls that must not be done twice are kept
+//! (`replies.rs`), and so is what a client holds when its session ends (`sessions.rs`, `recovery.rs`).
 
 mod calls;
 mod data;
@@ -11,11 +12,13 @@ mod descriptors;
 mod finish;
 mod locking;
 mod outcome;
+mod recovery;
+mod replies;
+mod sessions;
 mod table;
 mod tree;
 mod workers;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_fabric::access::Right;
@@ -24,6 +27,10 @@ use byway_reactor::privilege::limit_writes_of_thread;
 use byway_reactor::{Completion, File, Frame, Reactor, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
+use self::calls::Asked;
+pub use self::recovery::Recovery;
+use self::replies::{Arrival, SlotUse};
+use self::sessions::Attaching;
 use self::table::{Client, Node};
 use self::workers::Workers;
 use super::share::Share;
@@ -40,7 +47,24 @@ pub struct Ticket {
 #[derive(Debug)]
 struct Mailbox {
     granted: Mutex<Vec<JobId>>,
+    /// Sessions whose clients have begun another, perhaps on another loop.
+    superseded: Mutex<Vec<Slot>>,
     waker: Waker,
+}
+
+/// A call to answer.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    session: Slot,
+    named: CallRef,
+    /// Where the answer is kept, if it is.
+    slot: Option<SlotUse>,
+}
+
+impl From<CallRef> for Call {
+    fn from(named: CallRef) -> Self {
+        Self { session: named.session, named, slot: None }
+    }
 }
 
 /// The window of a call.
@@ -56,22 +80,25 @@ type JobId = Slot<Job>;
 /// Something that has not ended.
 #[derive(Debug)]
 enum Job {
+    /// A worker looks at a share's root, for a client that attaches.
+    Attach { call: Call, attaching: Attaching },
     /// A worker has it.
-    Worker { call: CallRef, node: Arc<Node>, window: Option<Window> },
+    Worker { call: Call, node: Arc<Node>, window: Option<Window> },
     /// Bytes are read from a file.
-    Read { call: CallRef, window: Option<Window>, len: usize },
+    Read { call: Call, window: Option<Window>, len: usize },
     /// Bytes are got from the client, to be written.
-    Get { call: CallRef, file: File, to: WriteAt, len: usize },
+    Get { call: Call, file: File, to: WriteAt, len: usize },
     /// Bytes are written to a file.
-    Write { call: CallRef, len: usize },
+    Write { call: Call, len: usize },
     /// A lock is waited for.
-    Lock { call: CallRef },
+    Lock { call: Call },
 }
 
 impl Job {
-    fn call(&self) -> CallRef {
+    fn call(&self) -> Call {
         match self {
-            Self::Worker { call, .. }
+            Self::Attach { call, .. }
+            | Self::Worker { call, .. }
             | Self::Read { call, .. }
             | Self::Get { call, .. }
             | Self::Write { call, .. }
@@ -83,7 +110,7 @@ impl Job {
 /// See the module.
 pub struct Shares {
     class: u8,
-    instance: u64,
+    recovery: Arc<Recovery>,
     shares: Vec<Arc<Share>>,
     /// By the index of the session's slot.
     clients: Vec<Option<Client>>,
@@ -92,16 +119,15 @@ pub struct Shares {
     mailbox: Arc<Mailbox>,
 }
 
-/// Numbers sessions of this process, for locks.
-static SESSIONS: AtomicU64 = AtomicU64::new(1);
-
 impl Shares {
-    /// No shares. Operations of the loop are of `class`; `instance` names the server process.
-    pub fn new(reactor: &Reactor, class: u8, instance: u64) -> Self {
-        let mailbox = Arc::new(Mailbox { granted: Mutex::default(), waker: reactor.waker() });
+    /// No shares. Operations of the loop are of `class`; `recovery` is what the loops of the process have in common.
+    pub fn new(reactor: &Reactor, class: u8, recovery: &Arc<Recovery>) -> Self {
+        recovery.start(reactor.now());
+        let (granted, superseded) = (Mutex::default(), Mutex::default());
+        let mailbox = Arc::new(Mailbox { granted, superseded, waker: reactor.waker() });
         Self {
             class,
-            instance,
+            recovery: Arc::clone(recovery),
             shares: Vec::new(),
             clients: Vec::new(),
             jobs: Slots::default(),
@@ -137,6 +163,9 @@ impl Shares {
 
     /// Takes the end of an operation of the service's class.
     pub fn complete(&mut self, host: &mut Host, reactor: &mut Reactor, completion: Completion) {
+        if completion.token.tag() == sessions::EXPIRY {
+            return self.expire(reactor);
+        }
         let job = JobId::of_token(completion.token);
         self.moved(&mut host.at(reactor), job, completion.outcome);
     }
@@ -160,29 +189,42 @@ impl Shares {
         client.filter(|client| client.session == session).ok_or(CallError::Stale)
     }
 
-    /// The session's table, made with its first share.
-    fn make_client(&mut self, reactor: &mut Reactor, session: Slot) -> &mut Client {
-        let index = session.index as usize;
-        if self.clients.len() <= index {
-            self.clients.resize_with(index + 1, || None);
-        }
-        let old = self.clients[index].take_if(|client| client.session != session);
-        if let Some(mut old) = old {
-            old.end(reactor);
-        }
-        self.clients[index].get_or_insert_with(|| Client::new(session, SESSIONS.fetch_add(1, Ordering::Relaxed)))
-    }
-
     fn start(&mut self, at: &mut At<'_>, job: Job) -> JobId {
-        at.sessions.begin_job(job.call().session);
+        let session = job.call().session;
+        at.sessions.begin_job(session);
+        if let Ok(client) = self.client(session) {
+            client.jobs += 1;
+        }
         self.jobs.insert(job)
     }
 
     /// Answers, and ends the job.
     fn end(&mut self, at: &mut At<'_>, job: JobId, answer: Result<(&[u8], &[u8]), CallError>) {
         let Some(ended) = self.jobs.remove(job) else { return };
-        reply(at, ended.call(), answer);
-        at.sessions.end_job(at.fabric, ended.call().session);
+        self.reply(at, ended.call(), answer);
+        self.ended(at, ended.call().session);
+    }
+
+    /// A job of a session, which is answered, has ended.
+    fn ended(&mut self, at: &mut At<'_>, session: Slot) {
+        if let Ok(client) = self.client(session) {
+            client.jobs -= 1;
+            if client.is_gone && client.jobs == 0 {
+                self.keep_or_drop(at, session);
+            }
+        }
+        at.sessions.end_job(at.fabric, session);
+    }
+
+    /// Answers a call by an inline result and a small payload, or by an error.
+    fn reply(&mut self, at: &mut At<'_>, call: Call, answer: Result<(&[u8], &[u8]), CallError>) {
+        if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
+            client.replies.keep(slot, answer);
+        }
+        match answer {
+            Ok((result, payload)) => at.sessions.answer(at.fabric, call.named, 0, (result, payload)),
+            Err(error) => at.sessions.answer(at.fabric, call.named, error.status(), (&[], &[])),
+        }
     }
 
     /// What the client of a session may do in a share, as its access list says now.
@@ -192,22 +234,33 @@ impl Shares {
     }
 }
 
-/// Answers a call by an inline result and a small payload, or by an error.
-fn reply(at: &mut At<'_>, call: CallRef, answer: Result<(&[u8], &[u8]), CallError>) {
-    match answer {
-        Ok((result, payload)) => at.sessions.answer(at.fabric, call, 0, (result, payload)),
-        Err(error) => at.sessions.answer(at.fabric, call, error.status(), (&[], &[])),
-    }
-}
-
 impl Service for Shares {
     fn protocol(&self) -> u8 {
         PROTOCOL
     }
 
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) {
-        if let Err(error) = self.begin(at, call, asked) {
-            reply(at, call, Err(error));
+        let asked = match Asked::parse(call, asked) {
+            Ok(asked) => asked,
+            Err(error) => return self.reply(at, call.into(), Err(error)),
+        };
+        let call = asked.call;
+        if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
+            match client.replies.arrive(slot) {
+                Arrival::New => {}
+                Arrival::Again(Ok((result, payload))) => {
+                    return at.sessions.answer(at.fabric, call.named, 0, (&result[..], payload));
+                }
+                Arrival::Again(Err(error)) => {
+                    return at.sessions.answer(at.fabric, call.named, error.status(), (&[], &[]));
+                }
+                Arrival::Running => {
+                    return at.sessions.answer(at.fabric, call.named, CallError::Busy.status(), (&[], &[]));
+                }
+            }
+        }
+        if let Err(error) = self.begin(at, &asked) {
+            self.reply(at, call, Err(error));
         }
     }
 
@@ -225,12 +278,7 @@ impl Service for Shares {
         if at.sessions.is_up(session) {
             return;
         }
-        let index = session.index as usize;
-        let gone = self.clients.get_mut(index).and_then(|client| client.take_if(|client| client.session == session));
-        if let Some(mut client) = gone {
-            client.end(at.reactor);
-            self.release_locks(at, &client);
-        }
+        self.gone(at, session);
     }
 
     fn turn(&mut self, at: &mut At<'_>) {
@@ -241,5 +289,6 @@ impl Service for Shares {
         for job in granted {
             self.end(at, job, Ok((&[], &[])));
         }
+        self.end_superseded(at);
     }
 }

@@ -13,6 +13,8 @@ use super::super::share::Share;
 use super::super::wire::CallError;
 use super::descriptors::Counted;
 use super::outcome::Found;
+use super::recovery::ClientKey;
+use super::replies::Replies;
 use crate::limits::{FILE_HANDLES_MAX, FILE_NODES_MAX};
 
 /// A file, directory or link that a client has found.
@@ -55,18 +57,26 @@ struct Held {
     look_ups: u64,
 }
 
-/// A session that uses shares.
+/// A client that uses shares, in one session or several.
 #[derive(Debug)]
 pub(super) struct Client {
+    /// The session now.
     pub(super) session: Slot,
-    /// Unlike any other session's of this process: whose locks are whose.
+    /// Unlike any other client's of this process: whose locks are whose.
     pub(super) key: u64,
+    /// As it has named itself. None: it does not come back.
+    pub(super) known_as: Option<ClientKey>,
     nodes: Slots<Held>,
     by_id: HashMap<(usize, FileId), Slot<Held>>,
     handles: Slots<Handle>,
     handle_count: usize,
     /// Shares that it has attached to.
     pub(super) shares: Vec<Arc<Share>>,
+    pub(super) replies: Replies,
+    /// Its calls that have begun and not ended.
+    pub(super) jobs: usize,
+    /// The session has ended.
+    pub(super) is_gone: bool,
 }
 
 impl Handle {
@@ -80,15 +90,19 @@ impl Handle {
 }
 
 impl Client {
-    pub(super) fn new(session: Slot, key: u64) -> Self {
+    pub(super) fn new(session: Slot, key: u64, known_as: ClientKey) -> Self {
         Self {
             session,
             key,
+            known_as: Some(known_as),
             nodes: Slots::default(),
             by_id: HashMap::new(),
             handles: Slots::default(),
             handle_count: 0,
             shares: Vec::new(),
+            replies: Replies::default(),
+            jobs: 0,
+            is_gone: false,
         }
     }
 
@@ -121,16 +135,17 @@ impl Client {
         Ok(slot.to_u64())
     }
 
-    /// Forgets some of the answers that named a node; with the last, the node.
-    pub(super) fn forget(&mut self, name: u64, count: u64) {
+    /// Forgets some of the answers that named a node; with the last, the node, which the caller drops.
+    pub(super) fn forget(&mut self, name: u64, count: u64) -> Option<Arc<Node>> {
         let slot = Slot::from_u64(name);
-        let Some(held) = self.nodes.get_mut(slot) else { return };
+        let held = self.nodes.get_mut(slot)?;
         held.look_ups = held.look_ups.saturating_sub(count);
-        if held.look_ups == 0
-            && let Some(held) = self.nodes.remove(slot)
-        {
-            self.by_id.remove(&(address(&held.node.share), held.node.id));
+        if held.look_ups > 0 {
+            return None;
         }
+        let Held { node, .. } = self.nodes.remove(slot)?;
+        self.by_id.remove(&(address(&node.share), node.id));
+        Some(node)
     }
 
     pub(super) fn open(&mut self, handle: Handle) -> Result<u64, CallError> {
@@ -141,16 +156,27 @@ impl Client {
         Ok(self.handles.insert(handle).to_u64())
     }
 
-    pub(super) fn close(&mut self, reactor: &mut Reactor, name: u64) -> Result<(), CallError> {
+    /// Closes what is open; the caller drops it.
+    pub(super) fn close(&mut self, reactor: &mut Reactor, name: u64) -> Result<Handle, CallError> {
         let handle = self.handles.remove(Slot::from_u64(name)).ok_or(CallError::Stale)?;
         self.handle_count -= 1;
         release(reactor, &handle);
-        Ok(())
+        Ok(handle)
     }
 
-    /// The session has ended.
+    /// The session has ended: its loop forgets the files.
     pub(super) fn end(&mut self, reactor: &mut Reactor) {
         self.handles.iter().for_each(|(_, handle)| release(reactor, handle));
+    }
+
+    /// Goes on in another session, perhaps on another loop.
+    pub(super) fn resume(&mut self, reactor: &mut Reactor, session: Slot) {
+        (self.session, self.is_gone) = (session, false);
+        for (_, handle) in self.handles.iter_mut() {
+            if let Open::File { open, file } = &mut handle.open {
+                *file = reactor.add_file(Arc::clone(open));
+            }
+        }
     }
 
     /// Whether it may open or hold more.

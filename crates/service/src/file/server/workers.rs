@@ -14,13 +14,14 @@ use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 /// What a thread does.
 pub(super) type Work = Box<dyn FnOnce() -> Result<Outcome, Errno> + Send>;
 
-/// What came of a call.
-pub(super) type Ended = (JobId, Result<Outcome, Errno>);
+/// What came of a call. None: it was something to drop.
+type Ended = Option<(JobId, Result<Outcome, Errno>)>;
 
-struct Queued {
-    job: JobId,
-    user: User,
-    work: Work,
+enum Queued {
+    /// A call, with the rights of a user; None: with any, since it needs none.
+    Call { job: JobId, user: Option<User>, work: Work },
+    /// Something to drop, which may close files.
+    Drop(Box<dyn Send>),
 }
 
 /// The threads and their queue of at most [`FILE_JOBS_MAX`] calls.
@@ -37,24 +38,39 @@ impl Workers {
         self.0.pending() >= FILE_JOBS_MAX
     }
 
-    /// Queues a call of `user`. False if no thread runs and none can be started: it will not run.
-    pub(super) fn run(&mut self, job: JobId, user: User, work: Work) -> bool {
-        self.0.run(Queued { job, user, work }, FILE_WORKERS_MAX).is_ok()
+    /// Queues a call of `user`, or one that needs no rights. False if no thread runs and none can be started: it will not run.
+    pub(super) fn run(&mut self, job: JobId, user: Option<User>, work: Work) -> bool {
+        self.0.run(Queued::Call { job, user, work }, FILE_WORKERS_MAX).is_ok()
+    }
+
+    /// Has a thread drop something: the last close of a file may wait for the file system.
+    pub(super) fn drop_later(&mut self, what: impl Send + 'static) {
+        // Without a thread it is dropped here.
+        let _ = self.0.run(Queued::Drop(Box::new(what)), FILE_WORKERS_MAX);
     }
 
     /// Takes the calls that have ended.
-    pub(super) fn collect(&mut self) -> Vec<Ended> {
+    pub(super) fn collect(&mut self) -> Vec<(JobId, Result<Outcome, Errno>)> {
         let mut ended = Vec::new();
         self.0.collect(&mut ended);
-        ended
+        ended.into_iter().flatten().collect()
     }
 }
 
 fn runner() -> Runner<Queued, Ended> {
     let umask = clear_umask_of_thread().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM));
     let mut rights = Rights::default();
-    // Without the user's rights, or with another mode than was asked for, nothing is done.
-    Box::new(move |Queued { job, user, work }| (job, umask.and_then(|()| rights.take(&user)).and_then(|()| work())))
+    Box::new(move |queued| match queued {
+        // Without the user's rights, or with another mode than was asked for, nothing is done.
+        Queued::Call { job, user, work } => {
+            let take = |()| user.map_or(Ok(()), |user| rights.take(&user));
+            Some((job, umask.and_then(take).and_then(|()| work())))
+        }
+        Queued::Drop(what) => {
+            drop(what);
+            None
+        }
+    })
 }
 
 /// Whose rights the thread has now.

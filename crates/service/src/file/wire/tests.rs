@@ -17,15 +17,18 @@ fn arguments_have_these_bytes() {
         name_len: U16::new(0x3a39),
         second_name_len: U16::new(0x3c3b),
         group_count: 0x3d,
-        reserved: [0x3e, 0x3f, 0x40],
+        slot: 0x3e,
+        sequence: U16::new(0x403f),
     };
     assert_eq!(arguments.as_bytes(), (1..=64).collect::<Vec<u8>>());
     let attach = AttachResult {
         flags: U32::new(0x0403_0201),
         transfer_max: U32::new(0x0807_0605),
         instance: U64::new(0x100f_0e0d_0c0b_0a09),
+        state: U64::new(0x1817_1615_1413_1211),
+        uptime_ms: U64::new(0x201f_1e1d_1c1b_1a19),
     };
-    assert_eq!(attach.as_bytes(), (1..=16).collect::<Vec<u8>>());
+    assert_eq!(attach.as_bytes(), (1..=32).collect::<Vec<u8>>());
     let new = NewAttributes {
         which: U32::new(0x0403_0201),
         mode: U32::new(0x0807_0605),
@@ -87,6 +90,8 @@ fn every_error_survives_the_wire() {
         CallError::TooManyOpen,
         CallError::TooManyLocks,
         CallError::Busy,
+        CallError::Grace,
+        CallError::GraceOver,
         CallError::UnknownMethod,
         CallError::NotServed(Status::Version),
     ];
@@ -97,5 +102,5 @@ fn every_error_survives_the_wire() {
     for number in 0..100 {
         assert!(Method::from_number(number).is_none_or(|method| method as u16 == number));
     }
-    assert_eq!(Method::from_number(34), None);
+    assert_eq!(Method::from_number(35), None);
 }

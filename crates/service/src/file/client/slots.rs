@@ -1,0 +1,81 @@
+//! Slots of calls that must not be done twice: the server keeps the answer of each slot's last call.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::limits::FILE_SLOTS;
+
+/// Where the server keeps the answer to a call, and which call of the slot it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotUse {
+    pub(super) slot: u8,
+    pub(super) sequence: u16,
+}
+
+/// Slots without a call, with the number of their last one.
+#[derive(Debug)]
+pub(super) struct SlotPool {
+    free: Mutex<Vec<SlotUse>>,
+    freed: Condvar,
+}
+
+/// A slot that is taken until this is dropped.
+#[derive(Debug)]
+pub(super) struct Taken<'a> {
+    pool: &'a SlotPool,
+    pub(super) slot: SlotUse,
+}
+
+impl Default for SlotPool {
+    fn default() -> Self {
+        // The lowest is taken first: a server keeps answers for as many slots as were used.
+        let free = (1..=FILE_SLOTS).rev().map(|slot| SlotUse { slot, sequence: 0 }).collect();
+        Self { free: Mutex::new(free), freed: Condvar::new() }
+    }
+}
+
+impl SlotPool {
+    fn free(&self) -> MutexGuard<'_, Vec<SlotUse>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a slot for a new call; waits for one.
+    pub(super) fn take(&self) -> Taken<'_> {
+        let mut free = self.free();
+        loop {
+            if let Some(last) = free.pop() {
+                let slot = SlotUse { sequence: last.sequence.wrapping_add(1), ..last };
+                return Taken { pool: self, slot };
+            }
+            free = self.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.pool.free().push(self.slot);
+        self.pool.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_has_one_call_at_a_time_and_each_another_number() {
+        let pool = SlotPool::default();
+        let first = pool.take();
+        assert_eq!(first.slot, SlotUse { slot: 1, sequence: 1 });
+        let second = pool.take();
+        assert_eq!(second.slot, SlotUse { slot: 2, sequence: 1 });
+        drop(first);
+        assert_eq!(pool.take().slot, SlotUse { slot: 1, sequence: 2 });
+        let mut all: Vec<_> = (0..FILE_SLOTS - 1).map(|_| pool.take()).collect();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| pool.take().slot);
+            all.truncate(3);
+            waits.join().unwrap();
+        });
+    }
+}

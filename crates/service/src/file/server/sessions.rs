@@ -1,0 +1,223 @@
+//! Sessions of clients: how they begin, and what is kept when they end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use byway_fabric::access::Right;
+use byway_fabric::wire::RefuseCode;
+use byway_fabric::{CloseReason, Slot};
+use byway_reactor::{Op, Reactor, Token};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::super::share::{Acting, Share};
+use super::super::wire::{AttachResult, CallError, ClientName, Entry, SHARE_READ_ONLY, SHARE_TRUSTS};
+use super::calls::Asked;
+use super::outcome::{Found, Outcome};
+use super::recovery::{Claim, Home};
+use super::table::Client;
+use super::{Job, JobId, Shares, tree};
+use crate::host::At;
+use crate::limits::FILE_TRANSFER_MAX;
+
+/// Tag of the timer after which what a client had is let go.
+pub(super) const EXPIRY: u8 = 1;
+
+/// Numbers clients of this process, for locks.
+static CLIENTS: AtomicU64 = AtomicU64::new(1);
+
+/// A client that attaches, while a worker looks at the share's root.
+#[derive(Clone, Debug)]
+pub(super) struct Attaching {
+    share: Arc<Share>,
+    right: Right,
+    name: ClientName,
+}
+
+impl Shares {
+    pub(super) fn attach(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let share = self.shares.iter().find(|share| share.name().as_bytes() == asked.name);
+        let share = Arc::clone(share.ok_or(CallError::NoShare)?);
+        let name = ClientName::try_from(asked.data).map_err(|_| CallError::Malformed)?;
+        let Some(right) = Self::right(at, asked.call.session, &share) else {
+            tracing::debug!(share = share.name(), "not in the share's access list: told that there is none");
+            return Err(CallError::NoShare);
+        };
+        let attaching = Attaching { share: Arc::clone(&share), right, name };
+        let job = self.start(at, Job::Attach { call: asked.call, attaching });
+        let root = move || {
+            let root = share.root().try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            Ok(Outcome::Node(tree::found(root?)?))
+        };
+        if !self.workers.run(job, None, Box::new(root)) {
+            self.end(at, job, Err(CallError::Busy));
+        }
+        Ok(())
+    }
+
+    /// The root of a share that a client attaches to has been looked at.
+    pub(super) fn attached(
+        &mut self,
+        at: &mut At<'_>,
+        job: JobId,
+        attaching: Attaching,
+        found: Result<Outcome, Errno>,
+    ) {
+        let Some(session) = self.jobs.get(job).map(|job| job.call().session) else { return };
+        let answer = match found {
+            Ok(Outcome::Node(root)) => self.hold_root(at, session, &attaching, root),
+            Ok(_) => Err(CallError::Malformed),
+            Err(errno) => Err(errno.into()),
+        };
+        match answer {
+            Ok((result, entry)) => self.end(at, job, Ok((result.as_bytes(), entry.as_bytes()))),
+            Err(error) => self.end(at, job, Err(error)),
+        }
+    }
+
+    fn hold_root(
+        &mut self,
+        at: &mut At<'_>,
+        session: Slot,
+        Attaching { share, right, name }: &Attaching,
+        root: Found,
+    ) -> Result<(AttachResult, Entry), CallError> {
+        if !at.sessions.is_up(session) {
+            return Err(CallError::Stale);
+        }
+        self.begin_session(at, session, *name)?;
+        let attributes = root.attributes;
+        let client = self.client(session)?;
+        let state = client.key;
+        let node = client.hold(root, share, *right)?;
+        if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
+            client.shares.push(Arc::clone(share));
+        }
+        let flag = |is: bool, flag: u32| if is { flag } else { 0 };
+        let flags = flag(*right == Right::Read, SHARE_READ_ONLY)
+            | flag(matches!(share.acting(), Acting::Caller { .. }), SHARE_TRUSTS);
+        let uptime = self.recovery.uptime(at.reactor.now()).as_millis();
+        let result = AttachResult {
+            flags: U32::new(flags),
+            transfer_max: U32::new(FILE_TRANSFER_MAX as u32),
+            instance: U64::new(self.recovery.instance()),
+            state: U64::new(state),
+            uptime_ms: U64::new(u64::try_from(uptime).unwrap_or(u64::MAX)),
+        };
+        Ok((result, Entry { node: U64::new(node), attributes }))
+    }
+
+    /// Makes the session's table, or takes the one that the client left behind.
+    fn begin_session(&mut self, at: &mut At<'_>, session: Slot, name: ClientName) -> Result<(), CallError> {
+        let peer = at.sessions.get(session).map(|session| session.client.clone()).unwrap_or_default();
+        let known_as = (name, peer);
+        if let Ok(client) = self.client(session) {
+            let is_same = client.known_as.as_ref() == Some(&known_as);
+            return if is_same { Ok(()) } else { Err(CallError::Malformed) };
+        }
+        let home = Home { mailbox: Arc::clone(&self.mailbox), session };
+        let claim = self.recovery.known().claim(&known_as, home);
+        let mut client = match claim {
+            Claim::Wait(old) => {
+                old.mailbox.superseded.lock().unwrap_or_else(PoisonError::into_inner).push(old.session);
+                old.mailbox.waker.wake();
+                return Err(CallError::Busy);
+            }
+            Claim::Resumed(mut client) if self.serves(&client) => {
+                client.resume(at.reactor, session);
+                client
+            }
+            claim => {
+                // The reload that took a share away took its clients' files, too.
+                if let Claim::Resumed(client) = claim {
+                    self.let_go(client);
+                }
+                Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as)
+            }
+        };
+        // The attach itself.
+        client.jobs = 1;
+        let index = session.index as usize;
+        if self.clients.len() <= index {
+            self.clients.resize_with(index + 1, || None);
+        }
+        self.clients[index] = Some(client);
+        Ok(())
+    }
+
+    /// Whether all shares of a client are served as they were.
+    fn serves(&self, client: &Client) -> bool {
+        client.shares.iter().all(|share| self.shares.iter().any(|served| Arc::ptr_eq(share, served)))
+    }
+
+    /// The client says that it will not come back.
+    pub(super) fn detach(&mut self, session: Slot) -> Result<(), CallError> {
+        let client = self.client(session)?;
+        if let Some(known_as) = client.known_as.take() {
+            self.recovery.known().leave(&known_as);
+        }
+        Ok(())
+    }
+
+    /// A session has ended: its waits for locks are over, and when its last call has ended, what it holds is put aside.
+    pub(super) fn gone(&mut self, at: &mut At<'_>, session: Slot) {
+        let Ok(client) = self.client(session) else { return };
+        client.is_gone = true;
+        let key = client.key;
+        for share in &client.shares {
+            super::locking::table(share).end_waits(key);
+        }
+        // A job more, so that the client stays until the waits have ended.
+        client.jobs += 1;
+        at.sessions.begin_job(session);
+        let waits = |job: &Job| matches!(job, Job::Lock { call } if call.session == session);
+        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| waits(job)).map(|(slot, _)| slot).collect();
+        for job in waiting {
+            self.end(at, job, Err(Errno::INTR.into()));
+        }
+        self.ended(at, session);
+    }
+
+    /// A session and its calls have ended.
+    pub(super) fn keep_or_drop(&mut self, at: &mut At<'_>, session: Slot) {
+        let index = session.index as usize;
+        let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
+        client.end(at.reactor);
+        let Some(known_as) = client.known_as.clone() else { return self.let_go(client) };
+        let until = at.reactor.now() + self.recovery.kept_for();
+        let displaced = self.recovery.known().keep(known_as, client, until);
+        if let Some(client) = displaced {
+            tracing::warn!("too many clients are away: the files and locks of one are let go");
+            self.let_go(client);
+        }
+        at.reactor.submit(Op::Timer { at: until }, Token::new(self.class, EXPIRY, 0, 0));
+    }
+
+    /// Lets go of what clients had that have not come back.
+    pub(super) fn expire(&mut self, reactor: &Reactor) {
+        let expired = self.recovery.known().expired(reactor.now());
+        for client in expired {
+            tracing::info!("a client has not come back: its files are closed, and its locks released");
+            self.let_go(client);
+        }
+    }
+
+    /// Releases a client's locks, and closes its files.
+    fn let_go(&mut self, client: Client) {
+        for share in &client.shares {
+            super::locking::release(share, client.key);
+        }
+        self.workers.drop_later(client);
+    }
+
+    /// Ends sessions whose clients have begun others.
+    pub(super) fn end_superseded(&mut self, at: &mut At<'_>) {
+        let superseded = std::mem::take(&mut *self.mailbox.superseded.lock().unwrap_or_else(PoisonError::into_inner));
+        for session in superseded {
+            if at.sessions.is_up(session) {
+                at.fabric.close(at.reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
+            }
+        }
+    }
+}
