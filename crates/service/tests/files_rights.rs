@@ -195,3 +195,42 @@ fn a_file_is_opened_again_for_the_user_who_opened_it() {
     assert_eq!(&back, b"text");
     assert_eq!(client.open(other, file.node, 0), Err(Errno::ACCESS));
 }
+
+/// The attribute of a file that may only be appended to; taken away when this is dropped, so that the file can be removed.
+struct AppendOnly(std::path::PathBuf);
+
+impl AppendOnly {
+    fn set(path: std::path::PathBuf) -> Option<Self> {
+        let is_set = change_attribute("+a", &path);
+        is_set.then_some(Self(path))
+    }
+}
+
+impl Drop for AppendOnly {
+    fn drop(&mut self) {
+        change_attribute("-a", &self.0);
+    }
+}
+
+fn change_attribute(change: &str, path: &Path) -> bool {
+    let output = std::process::Command::new("chattr").arg(change).arg(path).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_file_that_may_only_be_appended_to_is_appended_to() {
+    let folder = open_folder();
+    std::fs::write(folder.path().join("log"), "old ").unwrap();
+    let Some(_attribute) = AppendOnly::set(folder.path().join("log")) else {
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine(
+            "needs root, chattr, and a file system that knows +a",
+        ));
+    };
+    let (_server, client) = serve(folder.path(), Users::Squash(User { uid: 0, gid: 0, groups: vec![0] }));
+    let log = client.look_up(ME, ROOT, b"log").unwrap();
+    assert_eq!(client.open(ME, log.node, OFlags::WRONLY.bits()), Err(Errno::PERM), "as on the file system below");
+    let handle = client.open(ME, log.node, (OFlags::WRONLY | OFlags::APPEND).bits()).unwrap();
+    assert_eq!(client.append(ME, handle, b"new"), Ok(3));
+    assert_eq!(std::fs::read(folder.path().join("log")).unwrap(), b"old new");
+    client.close_handle(handle);
+}

@@ -272,6 +272,8 @@ pub struct Attributes {
     pub device: U32,
     /// Best size of a transfer.
     pub block_bytes: U32,
+    /// The subvolume, where a file system has several in which files have the same inode numbers (btrfs, bcachefs); else 0.
+    pub subvolume: U64,
 }
 
 /// A node that the client may use from now on, until it forgets it.
@@ -402,8 +404,8 @@ pub struct ShareEntry {
 }
 
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
-const _: () = assert!(size_of::<Attributes>() == 96 && size_of::<Entry>() == 104 && size_of::<OpenResult>() == 8);
-const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 114);
+const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
+const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 122);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 
 /// Why a call failed.

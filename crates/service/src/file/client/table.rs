@@ -14,16 +14,19 @@ use crate::limits::FILE_UNSYNCED_MAX;
 /// The root's number.
 pub const ROOT: u64 = 1;
 
-/// What makes a file the same in two epochs: inode number, and time of birth where the file system has it.
+/// What makes a file the same in two epochs: inode number, with the subvolume that it counts in, and time of birth where the file system
+/// has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     ino: u64,
+    subvolume: u64,
     born: (i64, u32),
 }
 
 impl Identity {
     pub(super) fn of(attributes: &Attributes) -> Self {
-        Self { ino: attributes.ino.get(), born: (attributes.born_s.get(), attributes.born_ns.get()) }
+        let born = (attributes.born_s.get(), attributes.born_ns.get());
+        Self { ino: attributes.ino.get(), subvolume: attributes.subvolume.get(), born }
     }
 }
 

@@ -39,8 +39,11 @@ fn again(fd: BorrowedFd<'_>) -> CString {
     CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
 }
 
+/// `STATX_SUBVOL` (Linux 6.10).
+const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
+
 fn what_counts() -> StatxFlags {
-    StatxFlags::BASIC_STATS | StatxFlags::BTIME
+    StatxFlags::BASIC_STATS | StatxFlags::BTIME | SUBVOLUME
 }
 
 /// Attributes and identity of what `statx` has told.
@@ -64,6 +67,7 @@ fn known(stat: &Statx) -> (Attributes, FileId) {
         gid: U32::new(stat.stx_gid),
         device: U32::new(stat.stx_rdev_major << 16 | stat.stx_rdev_minor & 0xffff),
         block_bytes: U32::new(stat.stx_blksize),
+        subvolume: U64::new(if stat.stx_mask & SUBVOLUME.bits() == 0 { 0 } else { stat.stx_subvol }),
     };
     (attributes, FileId { device, ino: stat.stx_ino })
 }
@@ -93,8 +97,14 @@ fn sanitized(flags: u32) -> OFlags {
 
 /// Opens a regular file that a node names.
 pub(super) fn open(node: BorrowedFd<'_>, flags: u32) -> Result<OpenFile, Errno> {
-    let fd = rustix::fs::open(again(node), sanitized(flags), Mode::empty())?;
-    file(fd)
+    let fd = match rustix::fs::open(again(node), sanitized(flags), Mode::empty()) {
+        // A file that may only be appended to: each write through this open file appends, whatever it says.
+        Err(Errno::PERM) if flags & OFlags::APPEND.bits() != 0 => {
+            rustix::fs::open(again(node), sanitized(flags) | OFlags::APPEND, Mode::empty())
+        }
+        result => result,
+    };
+    file(fd?)
 }
 
 fn file(fd: OwnedFd) -> Result<OpenFile, Errno> {

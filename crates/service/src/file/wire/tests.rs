@@ -45,7 +45,7 @@ fn arguments_have_these_bytes() {
 
 #[test]
 fn attributes_and_entries_have_these_bytes() {
-    let bytes: Vec<u8> = (1..=96).collect();
+    let bytes: Vec<u8> = (1..=104).collect();
     let attributes = Attributes::read_from_bytes(&bytes).unwrap();
     assert_eq!(attributes.ino.get(), 0x0807_0605_0403_0201);
     assert_eq!(attributes.blocks.get(), 0x1817_1615_1413_1211);
@@ -53,10 +53,11 @@ fn attributes_and_entries_have_these_bytes() {
     assert_eq!(attributes.accessed_ns.get(), 0x3c3b_3a39);
     assert_eq!(attributes.mode.get(), 0x4c4b_4a49);
     assert_eq!(attributes.block_bytes.get(), 0x605f_5e5d);
+    assert_eq!(attributes.subvolume.get(), 0x6867_6665_6463_6261);
     let mut entry = DirectoryEntry::new_zeroed();
     (entry.cookie, entry.entry.node, entry.name_len) = (U64::new(9), U64::new(8), U16::new(3));
     let mut listing = entry.as_bytes().to_vec();
-    assert_eq!((listing[0], listing[8], listing[112]), (9, 8, 3));
+    assert_eq!((listing[0], listing[8], listing[120]), (9, 8, 3));
     listing.extend(b"abc");
     listing.extend_from_within(..);
     let listed = Some(Listed { head: entry, name: b"abc" });
