@@ -341,3 +341,32 @@ fn more_calls_than_granted_wait_at_an_honest_client() {
         assert!(answered.is_ok() || answered == Err(OpError::Status(Status::Busy as u16)), "{answered:?}");
     }
 }
+
+#[test]
+fn reads_and_writes_that_find_no_frames_wait_for_their_turn() {
+    const LEN: usize = 1 << 20;
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), vec![7; LEN]).unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let file = wire.look_up(wire.attach(), b"file").unwrap().node.get();
+    let reply = wire.call(Method::Open, &Arguments { flags: 2.into(), ..named(file, b"") }, b"").unwrap();
+    let handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
+    let memory = wire.rpc.node().register_shared(LEN).unwrap();
+    let window = wire.rpc.node().open_window(wire.session, &memory, 0..LEN, Rights::BOTH).unwrap();
+    let arguments = Arguments { node: handle, len: (LEN as u64).into(), ..named(0, b"") };
+    // Twice as many bytes as the server has frames for.
+    for methods in [[Method::Read, Method::Read], [Method::Write, Method::Read]] {
+        let start = |method: Method| {
+            let windows = &[window.descriptor()];
+            let arguments = arguments.as_bytes();
+            let call = Call { protocol: PROTOCOL, method: method as u16, arguments, windows, payload: &[] };
+            wire.rpc.call(wire.session, &call, Deadline::after(Duration::from_secs(20))).unwrap()
+        };
+        let calls: Vec<_> = methods.into_iter().cycle().take(64).map(start).collect();
+        for call in calls {
+            let reply = Reply::of(call.wait(Deadline::NEVER).unwrap().unwrap()).unwrap();
+            assert_eq!(reply.result, (LEN as u64).to_le_bytes());
+        }
+    }
+}

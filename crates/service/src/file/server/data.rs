@@ -8,15 +8,16 @@ use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, append_payloa
 use byway_reactor::{Frame, Op, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
-use super::super::wire::{CallError, FLAG_APPEND, PROTOCOL};
+use super::super::wire::{CallError, FLAG_APPEND};
 use super::calls::Asked;
 use super::table::Open;
+use super::waiting::{Begin, Transfer};
 use super::{Job, JobId, Shares, Window};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
 impl Shares {
-    fn token(&self, job: JobId) -> Token {
+    pub(super) fn token(&self, job: JobId) -> Token {
         job.token(self.class, 0)
     }
 
@@ -55,11 +56,10 @@ impl Shares {
             self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
             return Ok(());
         }
-        let into = self.frame(at, call.session, len)?;
-        at.sessions.note_held(call.session, len);
-        let job = self.start(at, Job::Read { call, window, len });
         let offset = asked.arguments.offset.get();
-        at.reactor.submit(Op::Read { file, offset, into, start: 0, len }, self.token(job));
+        let job = self.start(at, Job::Read { call, window, len });
+        let begin = Begin::Read { file, offset };
+        self.transfer_in_turn(at, Transfer { job, session: call.session, len, begin });
         Ok(())
     }
 
@@ -75,17 +75,14 @@ impl Shares {
             self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
             return Ok(());
         }
-        let mut frame = self.frame(at, call.session, len)?;
-        at.sessions.note_held(call.session, len);
         if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
             let job = self.start(at, Job::Get { call, file, to, len });
-            let from = Remote { window: window.key, offset: 0 };
-            if at.get(call.session, from, frame, (PROTOCOL, job.to_u64())).is_err() {
-                at.sessions.note_let_go(call.session, len);
-                self.end(at, job, Err(CallError::Busy));
-            }
+            let begin = Begin::Get(window);
+            self.transfer_in_turn(at, Transfer { job, session: call.session, len, begin });
             return Ok(());
         }
+        let mut frame = self.frame(at, call.session, len)?;
+        at.sessions.note_held(call.session, len);
         frame.write(0, asked.data);
         let job = self.start(at, Job::Write { call, len });
         let write = Op::WriteOnce { file, at: to, from: frame, start: 0, len };

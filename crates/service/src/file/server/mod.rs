@@ -17,6 +17,7 @@ mod replies;
 mod sessions;
 mod table;
 mod tree;
+mod waiting;
 mod workers;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,10 +33,11 @@ pub use self::recovery::Recovery;
 use self::replies::{Arrival, SlotUse};
 use self::sessions::Attaching;
 use self::table::{Client, Node};
+use self::waiting::Transfer;
 use self::workers::Workers;
 use super::share::Share;
 use super::wire::{CallError, PROTOCOL, VERSIONS};
-use crate::host::{At, Host, Service};
+use crate::host::{At, Host, Line, Service};
 
 /// Where the end of a wait for a lock is told: the loop of the session that waits.
 #[derive(Clone, Debug)]
@@ -117,6 +119,10 @@ pub struct Shares {
     jobs: Slots<Job>,
     workers: Workers,
     mailbox: Arc<Mailbox>,
+    /// What waits for frames.
+    line: Line<Transfer>,
+    /// Frames that had come back when it was tried last.
+    given_back: u64,
 }
 
 impl Shares {
@@ -133,6 +139,8 @@ impl Shares {
             jobs: Slots::default(),
             workers: Workers::new(reactor.waker()),
             mailbox,
+            line: Line::default(),
+            given_back: 0,
         }
     }
 
@@ -290,5 +298,10 @@ impl Service for Shares {
             self.end(at, job, Ok((&[], &[])));
         }
         self.end_superseded(at);
+        self.feed(at);
+    }
+
+    fn can_go_on(&self, reactor: &Reactor) -> bool {
+        self.can_feed(reactor)
     }
 }

@@ -176,6 +176,7 @@ impl Shares {
         for job in waiting {
             self.end(at, job, Err(Errno::INTR.into()));
         }
+        self.leave_line(at, session);
         self.ended(at, session);
     }
 
