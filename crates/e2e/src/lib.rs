@@ -6,6 +6,7 @@
 
 mod certificates;
 mod foreign;
+mod mounts;
 mod networks;
 mod rig;
 mod script;
@@ -14,6 +15,7 @@ mod server;
 pub use byway_skip::{SkipReason, skip, skip_this};
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
+pub use mounts::{Mount, MountRig, lacks_mounts};
 pub use networks::{FAR, NEAR, Networks, Side};
 pub use rig::Rig;
 pub use script::Script;

@@ -1,105 +1,15 @@
 //! A share, mounted: what programs do with it, what two mounts see of each other, and what a lost server does to them.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::path::Path;
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, Server, SkipReason, binary, find_tool, noise, run, run_well, until};
+use byway_e2e::{
+    LIMIT, Mount, MountRig as Rig, SkipReason, binary, find_tool, lacks_mounts, noise, run, run_well, until,
+};
 use rustix::fs::{FlockOperation, flock};
-
-/// Whether this machine mounts nothing, which is said aloud.
-fn lacks_mounts() -> bool {
-    let lacks = !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists();
-    if lacks {
-        byway_skip::skip_this(SkipReason::Machine("needs root and /dev/fuse"));
-    }
-    lacks
-}
-
-/// A folder that is shared, and a server.
-struct Rig {
-    folder: tempfile::TempDir,
-    options: &'static str,
-}
-
-impl Rig {
-    fn new(options: &'static str) -> Self {
-        let rig = Self { folder: tempfile::tempdir().unwrap(), options };
-        std::fs::create_dir(rig.below()).unwrap();
-        rig
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// The shared folder.
-    fn below(&self) -> PathBuf {
-        self.path("below")
-    }
-
-    fn serve(&self) -> Server {
-        let share = format!("share={}{}", self.below().display(), self.options);
-        let socket = format!("unix://{}", self.path("socket").display());
-        let arguments = ["--share", &share, "--listen", "tcp://127.0.0.1:0", "--listen", &socket, "--threads", "2"];
-        Server::start(self.folder.path(), 2, &arguments)
-    }
-
-    fn unix(&self) -> String {
-        format!("byway+unix:///share?socket={}", self.path("socket").display())
-    }
-
-    fn mount(&self, name: &str, uri: &str, more: &[&str]) -> Mount {
-        let at = self.path(name);
-        std::fs::create_dir_all(&at).unwrap();
-        let log = File::create(self.path(&format!("{name}.log"))).unwrap();
-        let mut command = Command::new(binary());
-        command.arg("mount").arg(uri).arg(&at).args(more);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-        let out = child.stdout.take().unwrap();
-        let mount = Mount { at, child };
-        let (send, ready) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            let _ = BufReader::new(out).read_line(&mut line);
-            let _ = send.send(line);
-        });
-        let line = ready.recv_timeout(LIMIT).unwrap_or_default();
-        let log = std::fs::read_to_string(self.path(&format!("{name}.log"))).unwrap();
-        assert!(line.starts_with("ready mount "), "{line}\n{log}");
-        mount
-    }
-}
-
-/// A mount and its process; both end with this.
-struct Mount {
-    at: PathBuf,
-    child: Child,
-}
-
-impl Mount {
-    fn path(&self, name: &str) -> PathBuf {
-        self.at.join(name)
-    }
-
-    fn unmount(mut self) {
-        run_well(&binary(), &["umount", &self.at.display().to_string()]);
-        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", || self.child.try_wait().unwrap());
-        assert!(ended.success());
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = run(&binary(), &["umount", "--lazy", &self.at.display().to_string()]);
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn shell(folder: &Path, script: &str) -> String {
     let script = format!("set -e; cd {}; {script}", folder.display());
@@ -340,6 +250,11 @@ fn a_mount_without_a_server_fails_by_name_and_goes() {
     assert!(!nothing.status.success() && said.contains("no share has that name"), "{said}");
 }
 
+/// A directory's path in the name of its mount's log: the names of temporary folders have dots, too.
+fn log_name(directory: &str) -> String {
+    directory.trim_start_matches('/').replace('/', "-").replace('.', "%2e")
+}
+
 #[test]
 fn a_mount_goes_to_the_background_and_is_removed() {
     if lacks_mounts() {
@@ -347,15 +262,24 @@ fn a_mount_goes_to_the_background_and_is_removed() {
     }
     let rig = Rig::new(",ro,users=squash:0");
     std::fs::write(rig.below().join("file"), "f").unwrap();
-    let _server = rig.serve();
+    let mut server = rig.serve();
     let at = rig.path("mount");
     std::fs::create_dir(&at).unwrap();
     let at_text = at.display().to_string();
-    let ready = run_well(&binary(), &["mount", &rig.unix(), &at_text, "--background"]);
+    let ready = run_well(&binary(), &["mount", &rig.unix(), &at_text, "--background", "--wait", "0"]);
     assert_eq!(ready, format!("ready mount {at_text}\n"));
     let said = std::fs::write(at.join("new"), "n").unwrap_err();
     let read = std::fs::read(at.join("file"));
+    // It logs where the manual says: also what happens later.
+    server.kill();
+    let log = Path::new("/run/byway/mounts").join(format!("{}.log", log_name(&at_text)));
+    until(Instant::now() + LIMIT, "a line about the lost server", || {
+        let _ = std::fs::metadata(at.join("other"));
+        let log = std::fs::read_to_string(&log).unwrap();
+        log.contains("the session with the server has ended").then_some(())
+    });
     run_well(&binary(), &["umount", &at_text]);
+    std::fs::remove_file(log).unwrap();
     assert_eq!(said.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
     assert_eq!(read.unwrap(), b"f");
     assert!(!at.join("file").exists());
@@ -367,7 +291,7 @@ fn users_of_a_trusting_share_have_their_own_rights() {
         return;
     }
     let rig = Rig::new(",users=trust-root");
-    std::fs::set_permissions(rig.folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(rig.path("."), PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(rig.below(), PermissionsExt::from_mode(0o1777)).unwrap();
     let _server = rig.serve();
     let mount = rig.mount("mount", &rig.unix(), &["-o", "allow_other"]);

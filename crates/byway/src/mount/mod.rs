@@ -1,13 +1,11 @@
 //! `byway mount` and `byway umount`: a share as a directory of this machine.
 
 mod attributes;
+mod background;
 mod filesystem;
 mod groups;
 
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,6 +111,14 @@ pub enum CommandError {
     /// The process in the background.
     #[error("cannot start the process in the background: {0}")]
     Background(std::io::Error),
+    /// The log of the process in the background.
+    #[error("cannot write the log {}: {source}; a user's mount needs XDG_RUNTIME_DIR", path.display())]
+    Log {
+        /// Its file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// It failed, and has said why.
     #[error("{} is not mounted; the background process printed the reason", .0.display())]
     BackgroundFailed(PathBuf),
@@ -130,7 +136,7 @@ pub enum CommandError {
 /// See [`CommandError`].
 pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     if arguments.background {
-        return in_background(&arguments.directory);
+        return background::start(&arguments.directory);
     }
     let uri = &arguments.uri;
     let RemoteUri::Native(_) = uri else { return Err(CommandError::Nbd(uri.to_string())) };
@@ -192,35 +198,6 @@ fn unmount_at_signals(directory: PathBuf) -> Result<(), CommandError> {
         }
     };
     std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(CommandError::Signals)?;
-    Ok(())
-}
-
-/// Has a process of its own do it, and waits until the mount works.
-fn in_background(directory: &Path) -> Result<(), CommandError> {
-    let program = std::env::current_exe().map_err(CommandError::Background)?;
-    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
-    let mut command = Command::new(program);
-    // Not of the terminal's group: a key for this one does not end the mount.
-    command.args(arguments).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(CommandError::Background)?;
-    // What it says until the mount works. Later it has no terminal, and whoever waits for the end of this one's output waits no longer.
-    let said = child.stderr.take().map(|mut said| {
-        std::thread::spawn(move || {
-            let _ = std::io::copy(&mut said, &mut std::io::stderr());
-        })
-    });
-    let mut line = String::new();
-    if let Some(output) = child.stdout.take() {
-        BufReader::new(output).read_line(&mut line).map_err(CommandError::Background)?;
-    }
-    if !line.starts_with(READY) {
-        let _ = child.wait();
-        if let Some(said) = said {
-            let _ = said.join();
-        }
-        return Err(CommandError::BackgroundFailed(directory.to_owned()));
-    }
-    crate::output::line(line.trim_end());
     Ok(())
 }
 

@@ -1,0 +1,131 @@
+//! A share and mounts of it, set up for a test and taken down with it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use byway_skip::SkipReason;
+
+use crate::{LIMIT, Server, binary, run, run_well, until};
+
+/// Whether this machine mounts nothing, which is said aloud.
+pub fn lacks_mounts() -> bool {
+    let lacks = !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists();
+    if lacks {
+        byway_skip::skip_this(SkipReason::Machine("needs root and /dev/fuse"));
+    }
+    lacks
+}
+
+/// A folder that is shared.
+#[derive(Debug)]
+pub struct MountRig {
+    folder: tempfile::TempDir,
+    options: &'static str,
+}
+
+impl MountRig {
+    /// An empty folder, with these options of its share.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn new(options: &'static str) -> Self {
+        let rig = Self { folder: tempfile::tempdir().expect("a folder"), options };
+        std::fs::create_dir(rig.below()).expect("a folder");
+        rig
+    }
+
+    /// A path beside the shared folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The shared folder.
+    pub fn below(&self) -> PathBuf {
+        self.path("below")
+    }
+
+    /// A server of the share, over TCP and a unix socket.
+    pub fn serve(&self) -> Server {
+        let share = format!("share={}{}", self.below().display(), self.options);
+        let socket = format!("unix://{}", self.path("socket").display());
+        let arguments = ["--share", &share, "--listen", "tcp://127.0.0.1:0", "--listen", &socket, "--threads", "2"];
+        Server::start(self.folder.path(), 2, &arguments)
+    }
+
+    /// The share at the unix socket.
+    pub fn unix(&self) -> String {
+        format!("byway+unix:///share?socket={}", self.path("socket").display())
+    }
+
+    /// Mounts the share on a folder of that name.
+    ///
+    /// # Panics
+    /// If it is not mounted; the message has its log.
+    pub fn mount(&self, name: &str, uri: &str, more: &[&str]) -> Mount {
+        let at = self.path(name);
+        std::fs::create_dir_all(&at).expect("a folder");
+        let log = self.path(&format!("{name}.log"));
+        let mut command = Command::new(binary());
+        command.arg("mount").arg(uri).arg(&at).args(more);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).expect("a log"));
+        let mut child = command.spawn().expect("byway starts");
+        let out = child.stdout.take().expect("piped");
+        let mount = Mount { at, log, child };
+        let (send, ready) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(out).read_line(&mut line);
+            let _ = send.send(line);
+        });
+        let line = ready.recv_timeout(LIMIT).unwrap_or_default();
+        assert!(line.starts_with("ready mount "), "{line}\n{}", mount.log());
+        mount
+    }
+}
+
+/// A mount and its process; both end with this.
+#[derive(Debug)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub at: PathBuf,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Mount {
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    /// What its process has said.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Unmounts it, and waits for the end of its process.
+    ///
+    /// # Panics
+    /// If it cannot be unmounted.
+    pub fn unmount(mut self) {
+        run_well(&binary(), &["umount", &self.at.display().to_string()]);
+        let end = || self.child.try_wait().expect("it was started");
+        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", end);
+        assert!(ended.success(), "{}", self.log());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = run(&binary(), &["umount", "--lazy", &self.at.display().to_string()]);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the mount's log:\n{}", self.log());
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What a mount's programs see when something fails: servers that are killed, a full disk, a folder that has gone.
+
+use std::collections::BTreeSet;
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use byway_e2e::{LIMIT, MountRig, find_tool, lacks_mounts, run, run_well, until};
+use rustix::io::Errno;
+
+fn is_errno(error: &std::io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+/// Takes the result of a change: true if it was done, false if nobody knows.
+fn known(result: std::io::Result<()>, what: &str) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(error) if is_errno(&error, Errno::IO) => false,
+        // EEXIST or ENOENT, for example: it was done before.
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+/// Numbers of records: those that were written, and those of which nobody knows.
+#[derive(Default)]
+struct Records {
+    written: BTreeSet<u32>,
+    unknown: BTreeSet<u32>,
+    /// Those that were there when a sync succeeded.
+    synced: BTreeSet<u32>,
+}
+
+/// Appends numbered records until the end, and makes them durable now and then.
+fn append(log: &Path, stop: &AtomicBool, done: &AtomicU32) -> Records {
+    let mut records = Records::default();
+    let mut file = File::options().create(true).append(true).open(log).unwrap();
+    for number in 0u32.. {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let is_written = known(file.write_all(&number.to_le_bytes()), "an append");
+        if is_written { &mut records.written } else { &mut records.unknown }.insert(number);
+        if number % 16 == 15 && known(file.sync_data(), "a sync") {
+            records.synced.clone_from(&records.written);
+        }
+        done.fetch_add(1, Ordering::Release);
+    }
+    records
+}
+
+/// Makes, renames and removes directories: each name once.
+fn rename(folder: &Path, stop: &AtomicBool, done: &AtomicU32) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
+    let (mut there, mut unknown) = (BTreeSet::new(), BTreeSet::new());
+    for number in 0u32.. {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let [made, moved] = ["made", "moved"].map(|name| folder.join(format!("{name}{number}")));
+        let steps: [&dyn Fn() -> std::io::Result<()>; 3] =
+            [&|| std::fs::create_dir(&made), &|| std::fs::rename(&made, &moved), &|| {
+                if number % 2 == 0 { std::fs::remove_dir(&moved) } else { Ok(()) }
+            }];
+        if steps.iter().all(|step| known(step(), "a change of names")) {
+            there.extend((number % 2 == 1).then_some(moved));
+        } else {
+            unknown.extend([made, moved]);
+        }
+        done.fetch_add(1, Ordering::Release);
+    }
+    (there, unknown)
+}
+
+#[test]
+fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
+    if lacks_mounts() {
+        return;
+    }
+    let kills = if std::env::var_os("BYWAY_LONG").is_some() { 100 } else { 20 };
+    let rig = MountRig::new(",users=squash:0");
+    let mut server = rig.serve();
+    let (mount, other) = (rig.mount("mount", &rig.unix(), &[]), rig.mount("other", &rig.unix(), &[]));
+    std::fs::create_dir(mount.path("names")).unwrap();
+    let locked = File::create(mount.path("locked")).unwrap();
+    locked.lock().unwrap();
+    let (stop, done) = (AtomicBool::new(false), [0; 2].map(AtomicU32::new));
+    let (records, (there, unknown)) = std::thread::scope(|scope| {
+        let appender = scope.spawn(|| append(&mount.path("log"), &stop, &done[0]));
+        let renamer = scope.spawn(|| rename(&mount.path("names"), &stop, &done[1]));
+        for round in 0..kills {
+            // Both have gone on with the server before it is killed, somewhere in what they do then.
+            let before = done.each_ref().map(|done| done.load(Ordering::Acquire));
+            let went_on = || {
+                let is_over = appender.is_finished() || renamer.is_finished();
+                let all = done.iter().zip(before).all(|(done, before)| done.load(Ordering::Acquire) > before + 3);
+                (all || is_over).then_some(())
+            };
+            until(Instant::now() + LIMIT, "work under the server", went_on);
+            std::thread::park_timeout(Duration::from_micros(round * 7919 % 20_000));
+            server.kill();
+            server = rig.serve();
+        }
+        stop.store(true, Ordering::Release);
+        (appender.join().unwrap(), renamer.join().unwrap())
+    });
+    let log = std::fs::read(rig.below().join("log")).unwrap();
+    let (chunks, rest) = log.as_chunks::<4>();
+    let numbers: Vec<u32> = chunks.iter().map(|number| u32::from_le_bytes(*number)).collect();
+    let found: BTreeSet<u32> = numbers.iter().copied().collect();
+    assert!(rest.is_empty() && found.len() == numbers.len(), "each record once");
+    assert!(records.synced.is_subset(&found), "what was synced is there");
+    // The machine went on, so what was answered is there as well, and nothing that was not asked for.
+    assert!(records.written.is_subset(&found));
+    assert!(found.iter().all(|number| records.written.contains(number) || records.unknown.contains(number)));
+    let names = std::fs::read_dir(mount.path("names")).unwrap().map(|entry| entry.unwrap().path());
+    let names: BTreeSet<PathBuf> = names.collect();
+    assert!(there.is_subset(&names), "{there:?}");
+    assert!(names.iter().all(|name| there.contains(name) || unknown.contains(name)));
+    // The lock was held all the time.
+    let wanted = File::open(other.path("locked")).unwrap();
+    assert!(matches!(wanted.try_lock_shared(), Err(TryLockError::WouldBlock)));
+    (&locked).write_all(b"still mine").unwrap();
+    locked.unlock().unwrap();
+    wanted.try_lock_shared().unwrap();
+    drop((locked, wanted));
+    mount.unmount();
+    other.unmount();
+}
+
+/// A file system in memory of a few MiB, until this is dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: PathBuf) -> Self {
+        run_well(&find_tool("mount").unwrap(), &["-t", "tmpfs", "-o", "size=4m", "tmpfs", at.to_str().unwrap()]);
+        Self(at)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = run(&find_tool("umount").unwrap(), &["-l", self.0.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_write_and_nothing_that_was_taken_is_missing() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let _disk = SmallDisk::mount(rig.below());
+    let _server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &[]);
+    let mut file = File::create(mount.path("file")).unwrap();
+    let bytes: Vec<u8> = (0..1u32 << 16).flat_map(u32::to_le_bytes).collect();
+    let mut taken = Vec::new();
+    let full = loop {
+        match file.write(&bytes) {
+            Ok(count) => taken.extend_from_slice(&bytes[..count]),
+            Err(error) => break error,
+        }
+        assert!(taken.len() <= 4 << 20, "more than there is room for");
+    };
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    assert!(taken.len() > 3 << 20, "{}", taken.len());
+    assert_eq!(std::fs::write(mount.path("other"), b"x").unwrap_err().kind(), ErrorKind::StorageFull);
+    file.sync_all().unwrap();
+    drop(file);
+    let mut back = Vec::new();
+    File::open(mount.path("file")).unwrap().read_to_end(&mut back).unwrap();
+    assert!(back == taken, "{} bytes of {}", back.len(), taken.len());
+    std::fs::remove_file(mount.path("file")).unwrap();
+    std::fs::write(mount.path("other"), &bytes).unwrap();
+    mount.unmount();
+}
+
+#[test]
+fn a_mount_goes_while_its_server_is_away() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let mut server = rig.serve();
+    let idle = rig.mount("idle", &rig.unix(), &[]);
+    let busy = rig.mount("busy", &rig.unix(), &["--wait", "2"]);
+    let mut file = File::create(busy.path("file")).unwrap();
+    file.write_all(b"before").unwrap();
+    file.lock().unwrap();
+    server.kill();
+    // Without calls under way it goes at once, though it would wait for the server for a minute.
+    idle.unmount();
+    let lost = std::fs::metadata(busy.path("file")).unwrap_err();
+    assert!(is_errno(&lost, Errno::IO), "{lost}");
+    assert!(is_errno(&file.write_all(b"behind").unwrap_err(), Errno::IO));
+    drop(file);
+    busy.unmount();
+}
+
+#[test]
+fn a_share_whose_folder_is_removed_says_so_and_harms_no_other() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let mut server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &["--wait", "2"]);
+    let mut file = File::create(mount.path("file")).unwrap();
+    file.write_all(b"before").unwrap();
+    std::fs::remove_dir_all(rig.below()).unwrap();
+    // An open file is usable to its end; names are gone, and none can be made.
+    file.write_all(b", behind").unwrap();
+    assert_eq!(std::fs::metadata(mount.path("file")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(File::create(mount.path("other")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(std::fs::read_dir(&mount.at).unwrap().count(), 0);
+    assert!(server.is_alive());
+    // A folder of that name is another one: the mount does not write into it.
+    std::fs::create_dir(rig.below()).unwrap();
+    server.kill();
+    let mut server = rig.serve();
+    let other = File::create(mount.path("other")).unwrap_err();
+    assert!(is_errno(&other, Errno::IO), "{other}");
+    assert_eq!(std::fs::read_dir(rig.below()).unwrap().count(), 0);
+    drop(file);
+    mount.unmount();
+    let again = rig.mount("again", &rig.unix(), &[]);
+    std::fs::write(again.path("file"), "new").unwrap();
+    assert_eq!(std::fs::read(rig.below().join("file")).unwrap(), b"new");
+    again.unmount();
+    assert!(server.is_alive());
+}
