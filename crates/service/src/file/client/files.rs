@@ -136,7 +136,9 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn unlink(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask(Method::Unlink, &Self::in_directory(caller, parent, name)).map(|_| ())
+        self.ask(Method::Unlink, &Self::in_directory(caller, parent, name))?;
+        self.table().removed((parent, name));
+        Ok(())
     }
 
     /// Removes an empty directory.
@@ -144,7 +146,9 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn remove_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask(Method::RemoveDirectory, &Self::in_directory(caller, parent, name)).map(|_| ())
+        self.ask(Method::RemoveDirectory, &Self::in_directory(caller, parent, name))?;
+        self.table().removed((parent, name));
+        Ok(())
     }
 
     /// Renames, with the flags of `renameat2(2)`.
@@ -166,7 +170,11 @@ impl Client {
         };
         self.ask(Method::Rename, &ask)?;
         let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
-        self.table().renamed((parent, name), (new_parent, new_name), exchanged);
+        let mut table = self.table();
+        if !exchanged {
+            table.removed((new_parent, new_name));
+        }
+        table.renamed((parent, name), (new_parent, new_name), exchanged);
         Ok(())
     }
 

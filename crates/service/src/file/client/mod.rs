@@ -429,11 +429,16 @@ impl Client {
 
     /// So many look-ups of a node are not needed any more; with the last, neither is the node.
     pub fn forget(&self, node: u64, look_ups: u64) {
-        let Some((remote, answers)) = self.table().forget(node, look_ups) else { return };
+        let (is_removed, forgotten) = {
+            let mut table = self.table();
+            (table.is_removed(node), table.forget(node, look_ups))
+        };
+        let Some((remote, answers)) = forgotten else { return };
         let one = Forgotten { node: U64::new(remote.name), count: U64::new(answers) };
         let mut forgotten = self.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
         forgotten.push((remote.epoch, one));
-        if forgotten.len() < FORGOTTEN_MAX {
+        // The server's file system frees the blocks of a removed file when the server has let go of it.
+        if forgotten.len() < FORGOTTEN_MAX && !is_removed {
             return;
         }
         let all = std::mem::take(&mut *forgotten);

@@ -47,6 +47,8 @@ struct Node {
     answers: u64,
     /// Answers to the user of this table that named it.
     look_ups: u64,
+    /// A name of it was removed: while the server holds it, its blocks are not free.
+    is_removed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +116,7 @@ impl Table {
             remote,
             answers: 1,
             look_ups: u64::MAX,
+            is_removed: false,
         });
         (root.remote, root.answers) = (remote, 1);
         self.by_identity.insert(identity, ROOT);
@@ -139,7 +142,7 @@ impl Table {
         }
         self.last += 1;
         let number = self.last;
-        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1 };
+        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1, is_removed: false };
         self.nodes.insert(number, node);
         self.by_identity.insert(identity, number);
         self.by_name.insert((parent, name.to_vec()), number);
@@ -202,6 +205,19 @@ impl Table {
         if exchanged {
             place(replaced, from);
         }
+    }
+
+    /// A name was removed, or is about to be another file's.
+    pub(super) fn removed(&mut self, (parent, name): (u64, &[u8])) {
+        let number = self.by_name.get(&(parent, name.to_vec()));
+        if let Some(node) = number.and_then(|number| self.nodes.get_mut(number)) {
+            node.is_removed = true;
+        }
+    }
+
+    /// Whether a name of a node was removed.
+    pub(super) fn is_removed(&self, number: u64) -> bool {
+        self.nodes.get(&number).is_some_and(|node| node.is_removed)
     }
 
     /// A file was opened: gives the handle's number.
