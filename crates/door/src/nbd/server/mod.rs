@@ -340,8 +340,13 @@ impl NbdDoor {
                 guest.has_lost(volume.and_then(|volume| volume.right(&guest.client)), tls)
             }
         };
-        let ends: Vec<usize> =
-            self.clients.iter().filter(|(_, client)| has_lost(client)).map(|(index, _)| index).collect();
+        // A connection that ends already, as of a volume that is gone, keeps its reason.
+        let ends: Vec<usize> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.end().is_none() && has_lost(client))
+            .map(|(index, _)| index)
+            .collect();
         for &index in &ends {
             self.clients[index].fail(CloseReason::AccessLost);
             self.advance(context, index);
