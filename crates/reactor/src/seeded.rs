@@ -129,8 +129,8 @@ pub enum Bug {
     LeaseOfOldSession,
     /// It believes, under a new lease, pages that were read under an earlier one or none.
     PagesOfEarlierLease,
-    /// A put ends when the first of its copies holds the page.
-    PoolPutEndsEarly,
+    /// A page whose copy cannot be got is lost, although another copy is there.
+    PoolNoOtherCopy,
     /// A put goes to the first copy of its slab alone, and the others count as holding it.
     PoolPutToOneCopy,
     /// Bytes with a wrong checksum are taken.
@@ -147,8 +147,8 @@ pub enum Bug {
     PoolDeferredPutDropped,
     /// Both copies of a slab are leased from one lender.
     PoolMirrorsAtOneLender,
-    /// A lender that does not answer is never given up.
-    PoolSilenceForgiven,
+    /// The checksum of the version before is kept.
+    PoolOldChecksum,
     /// A slab that its lender takes back is given back before its pages were copied.
     PoolReturnedBeforeMoved,
     /// A borrower does not hear that a lender takes slabs back.
@@ -253,7 +253,7 @@ impl Bug {
 
     /// Those of far memory.
     pub const MEMORY: [Self; 15] = [
-        Self::PoolPutEndsEarly,
+        Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
         Self::PoolCopiesOfTheDead,
@@ -262,7 +262,7 @@ impl Bug {
         Self::PoolPutDuringCopy,
         Self::PoolDeferredPutDropped,
         Self::PoolMirrorsAtOneLender,
-        Self::PoolSilenceForgiven,
+        Self::PoolOldChecksum,
         Self::PoolReturnedBeforeMoved,
         Self::PoolTakeBackIgnored,
         Self::PagerShortPutTaken,

@@ -30,18 +30,17 @@ fn every_seeded_bug_is_caught() {
             scope.spawn(|| {
                 while let Some(bug) = Bug::MEMORY.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let hunted = hunt(*bug);
-                    caught.lock().unwrap().push((*bug, hunted));
+                    match &hunted {
+                        Some((seed, rule)) => println!("{bug:?}: seed {seed}: {rule:.150}"),
+                        None => println!("{bug:?}: not found"),
+                    }
+                    caught.lock().unwrap().push((*bug, hunted.is_some()));
                 }
             });
         }
     });
-    let mut survivors = Vec::new();
-    for (bug, hunted) in caught.into_inner().unwrap() {
-        match hunted {
-            Some((seed, rule)) => println!("{bug:?}: seed {seed}: {rule:.150}"),
-            None => survivors.push(bug),
-        }
-    }
+    let caught = caught.into_inner().unwrap();
+    let survivors: Vec<Bug> = caught.iter().filter(|(_, caught)| !caught).map(|(bug, _)| *bug).collect();
     assert!(survivors.is_empty(), "{survivors:?} survived {SEEDS} seeds each: the simulation is too gentle");
 }
 

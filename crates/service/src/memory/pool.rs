@@ -195,7 +195,7 @@ impl Pool {
         }
         let Some(put) = self.puts.get_mut(&place) else { return };
         put.left -= 1;
-        if put.left == 0 || seeded::is(Bug::PoolPutEndsEarly) && !failed {
+        if put.left == 0 {
             self.end_put(place);
         }
     }
@@ -240,6 +240,8 @@ impl Pool {
             OpKind::Get(frame, place, source) => {
                 if self.check(place, source, result) {
                     self.told.push_back(Told::Got(frame, true));
+                } else if seeded::is(Bug::PoolNoOtherCopy) {
+                    self.told.push_back(Told::Got(frame, false));
                 } else {
                     self.counters.failed_over += 1;
                     self.get(frame, place);

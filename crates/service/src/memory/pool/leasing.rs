@@ -82,7 +82,7 @@ impl Pool {
             let lender = &mut self.lenders[index];
             lender.refused_until = lender.refused_until.filter(|until| *until > now);
             match (lender.state, lender.renewing) {
-                (State::Up, Ok(sent)) if now - sent >= LENDER_SILENCE_MAX && !seeded::is(Bug::PoolSilenceForgiven) => {
+                (State::Up, Ok(sent)) if now - sent >= LENDER_SILENCE_MAX => {
                     self.give_up(index, true, now);
                 }
                 (State::Up, Err(next)) if now >= next => {
