@@ -31,7 +31,7 @@ fn without_a_bug_the_same_build_breaks_no_rule() {
     for seed in 1..=SOUND_SEEDS {
         match run(seed) {
             Ok(report) => {
-                assert!(report.operations > 0 && report.cached + report.fenced > 0, "seed {seed}: {report:?}")
+                assert!(report.operations > 0 && report.cached + report.fenced > 0, "seed {seed}: {report:?}");
             }
             Err(broken) => panic!("seed {seed}: {}", broken.0),
         }
