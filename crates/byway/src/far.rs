@@ -1,11 +1,17 @@
 //! `byway far`: runs a program with part of its memory on other machines.
+//!
+//! It is two processes ([`keeper`]). The first, the keeper, passes signals on and gives the program's exit status; its child is the pager.
+
+mod signals;
 
 use std::ffi::OsString;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use byway_door::fault::keeper::{self, Keeper, Side, end_descendants};
 use byway_door::fault::{self, FarJob, FarOptions, FarReport};
 use byway_fabric::node::NodeOptions;
 use byway_reactor::userfault::OpenError;
@@ -13,7 +19,9 @@ use byway_reactor::userfault::helper::SOCKET_VARIABLE;
 use byway_service::memory::pool::Class;
 use byway_service::memory::{BorrowError, Borrower};
 use clap::Args;
+use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
+use self::signals::{PagerSignals, keep};
 use crate::executable::{self, ExecutableError};
 use crate::limits::FAR_LIMIT_BYTES_MIN;
 use crate::remote::{RemoteUri, RemoteUriError};
@@ -117,6 +125,11 @@ pub enum FarError {
     Pager(Box<dyn std::error::Error>),
 }
 
+/// What the program's standard error says when one of the two processes was killed.
+const PAGER_KILLED: &str =
+    "byway far: the pager was killed; pages of its programs are lost with it, so they are killed too";
+const KEEPER_KILLED: &str = "byway far: its first process was killed; so its programs are killed too";
+
 /// Runs the program; gives its exit status, or 128 and the signal that ended it.
 ///
 /// # Errors
@@ -128,11 +141,23 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
     if arguments.class == Class::Mirror && arguments.from.len() < 2 {
         return Err(FarError::Mirror);
     }
-    let (name, rest) = arguments.command.split_first().ok_or(ExecutableError::NoName)?;
+    let name = arguments.command.first().ok_or(ExecutableError::NoName)?;
     let program = executable::find(name)?;
     executable::check(&program)?;
     fault::availability()?;
     let library = library()?;
+    match keeper::split().map_err(|error| FarError::Pager(error.into()))? {
+        Side::Keeper(pager) => keep(pager).map_err(|error| FarError::Pager(error.into())),
+        Side::Pager(keeper) => {
+            let paged = catch_unwind(AssertUnwindSafe(|| page(arguments, &program, &library, keeper)));
+            // The keeper is to see that this was no exit of the program's.
+            paged.unwrap_or_else(|_| std::process::abort())
+        }
+    }
+}
+
+/// Pages the program, and all that it starts.
+fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper) -> Result<ExitCode, FarError> {
     let rpc = Borrower::open_node(&NodeOptions::default()).map_err(|error| FarError::Pager(error.into()))?;
     let mut lenders = Vec::new();
     for uri in &arguments.from {
@@ -146,32 +171,60 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
     let socket = folder.0.join("pager");
     let options = FarOptions { limit_bytes: arguments.limit, class: arguments.class, spill };
     let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
-    let mut child = Command::new(&program)
-        .arg0(name)
-        .args(rest)
-        .env(SOCKET_VARIABLE, &socket)
-        .env("LD_PRELOAD", preload(&library))
+    let signals = PagerSignals::take().map_err(|error| FarError::Pager(error.into()))?;
+    let mut command = Command::new(program);
+    command.args(&arguments.command[1..]).env(SOCKET_VARIABLE, &socket).env("LD_PRELOAD", preload(library));
+    let child = command
+        .arg0(&arguments.command[0])
         .spawn()
         .map_err(|source| FarError::Start { program: program.display().to_string(), source })?;
-    let mut status = None;
-    let report = job.run(|| has_ended(&mut child, &mut status)).map_err(|error| FarError::Pager(error.into()))?;
+    let mut program = Program { number: Pid::from_child(&child), status: None, is_ended: false };
+    let report = job.run(|| {
+        if !keeper.is_alive() && !program.is_ended {
+            crate::output::note(KEEPER_KILLED.to_owned());
+            end_descendants();
+            program.is_ended = true;
+        }
+        if program.status.is_none() {
+            signals.pass_on(program.number);
+        }
+        if signals.take_child_ended() {
+            program.reap();
+        }
+        program.is_ended
+    });
+    if report.is_err() {
+        end_descendants();
+    }
+    let report = report.map_err(|error| FarError::Pager(error.into()))?;
     if arguments.report {
         say(&report, arguments.limit);
     }
-    Ok(code(status))
+    Ok(code(program.status))
 }
 
-fn has_ended(child: &mut Child, status: &mut Option<ExitStatus>) -> bool {
-    if status.is_none() {
-        *status = child.try_wait().ok().flatten();
+/// The program that was named.
+struct Program {
+    number: Pid,
+    status: Option<WaitStatus>,
+    is_ended: bool,
+}
+
+impl Program {
+    /// Takes note of all children that have ended: of the program, and of those that it has left behind.
+    fn reap(&mut self) {
+        while let Ok(Some((ended, status))) = wait(WaitOptions::NOHANG) {
+            if ended == self.number {
+                (self.status, self.is_ended) = (Some(status), true);
+            }
+        }
     }
-    status.is_some()
 }
 
 /// As a shell gives it.
-fn code(status: Option<ExitStatus>) -> ExitCode {
+fn code(status: Option<WaitStatus>) -> ExitCode {
     let Some(status) = status else { return ExitCode::FAILURE };
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    let code = status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 

@@ -1,6 +1,6 @@
 //! The front end of far memory: page faults of programs, answered by a [`Pager`] over lenders.
 //!
-//! The pager is a process of its own. Each program that it pages has a helper ([`helper`](byway_reactor::userfault::helper)), which is loaded
+//! The pager is a process of its own, beside a [`keeper`]. Each program that it pages has a helper ([`helper`](byway_reactor::userfault::helper)), which is loaded
 //! before the program begins, hands over the program's userfaultfd, and moves pages out as it is told. Why a process and not a thread of
 //! the program: docs/decisions/0037.
 //!
@@ -10,17 +10,19 @@
 //! While a move is under way no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes a
 //! page of another mapping than the pager meant.
 
+pub mod keeper;
 mod maps;
 mod process;
+mod programs;
 mod store;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use byway_reactor::userfault::helper::{Hello, MOVES_MAX, WORDS_MAX, hear_with_fd, say};
+use byway_reactor::userfault::helper::MOVES_MAX;
 use byway_reactor::userfault::{Event, FaultKind, Features, Read, Userfault};
 use byway_rpc::node::Rpc;
 use byway_service::limits::LENDER_PAUSE;
@@ -30,11 +32,13 @@ use byway_service::memory::pager::{
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
-use self::process::Process;
+use self::maps::Candidate;
+use self::process::{Helped, Process};
 use self::store::Store;
-use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES, FAR_PROGRAMS_MAX};
+use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES, FAR_GREETINGS_MAX};
 
 /// How often the programs' memory is looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -50,6 +54,7 @@ const FEATURES: Features = Features::UNMAP
     .and(Features::REMAP)
     .and(Features::REMOVE)
     .and(Features::FORK)
+    .and(Features::THREAD)
     .and(Features::MOVE)
     .and(Features::POISON)
     .and(Features::WRITE_PROTECT);
@@ -89,11 +94,15 @@ pub struct FarJob {
     path: PathBuf,
     pager: Pager,
     store: Store,
+    /// Programs that have connected and said nothing yet, and since when.
+    greetings: Vec<(OwnedFd, Instant)>,
     processes: Vec<Process>,
     limit_bytes: usize,
     spaces: u32,
     /// Mappings are watched.
     is_watching: bool,
+    /// Since when moves are under way of which none has ended.
+    moving_since: Option<Instant>,
     looked: Instant,
     looked_slowly: Instant,
     looked_through: Instant,
@@ -134,10 +143,12 @@ impl FarJob {
             path: path.to_owned(),
             pager: Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES),
             store,
+            greetings: Vec::new(),
             processes: Vec::new(),
             limit_bytes,
             spaces: 0,
             is_watching: false,
+            moving_since: None,
             looked: now,
             looked_slowly: now,
             looked_through: now,
@@ -205,7 +216,11 @@ impl FarJob {
     /// Waits until there is something to do, a millisecond at most.
     fn wait(&self) -> std::io::Result<()> {
         let node = self.rpc.node().descriptor()?;
-        let mut fds = vec![PollFd::from_borrowed_fd(node, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(node, PollFlags::IN)];
+        if self.greetings.len() < FAR_GREETINGS_MAX {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        fds.extend(self.greetings.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         for process in &self.processes {
             let Some(helped) = &process.helped else {
                 fds.push(PollFd::new(&process.userfault, PollFlags::IN));
@@ -213,104 +228,20 @@ impl FarJob {
             };
             fds.push(PollFd::new(&helped.pidfd, PollFlags::IN));
             fds.extend(helped.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
-            fds.extend(helped.commanded.is_empty().then(|| PollFd::new(&process.userfault, PollFlags::IN)));
+            fds.extend(helped.has_no_moves().then(|| PollFd::new(&process.userfault, PollFlags::IN)));
         }
         let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         match poll(&mut fds, Some(&limit)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Takes programs that begin.
-    fn accept(&mut self) {
-        while let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            if let Err(error) = self.welcome(socket) {
-                tracing::error!(%error, "a program cannot be paged");
-            }
-        }
-    }
-
-    fn welcome(&mut self, socket: OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
-        if self.processes.len() >= FAR_PROGRAMS_MAX {
-            return Err(format!("more than {FAR_PROGRAMS_MAX} programs at a time").into());
-        }
-        let mut words = [0; WORDS_MAX];
-        let (count, userfault) = hear_with_fd(&socket, &mut words)?;
-        let hello = Hello::of(&words[..count]).ok_or("its library is of another version of byway")?;
-        // SAFETY: it is the program's, which has sent it.
-        let userfault = unsafe { Userfault::of_other_process(userfault.ok_or("it has sent no userfaultfd")?) };
-        userfault.agree(FEATURES)?;
-        // The same process runs another file now.
-        let is_same = |process: &Process| process.helped.as_ref().is_some_and(|helped| helped.process == hello.process);
-        while let Some(index) = self.processes.iter().position(is_same) {
-            self.remove(index);
-        }
-        let space = self.next_space();
-        let answer = socket.try_clone()?;
-        let process = Process::of_program(space, &hello, userfault, socket)?;
-        self.pager.add_space(space, true);
-        self.processes.push(process);
-        self.report.programs += 1;
-        say(&answer, &[self.store.frames_bytes() as u64], Some(self.store.file()))?;
-        Ok(())
-    }
-
-    fn next_space(&mut self) -> SpaceId {
-        self.spaces += 1;
-        SpaceId(self.spaces)
-    }
-
-    fn remove(&mut self, index: usize) {
-        let process = self.processes.swap_remove(index);
-        for frame in process.helped.iter().flat_map(|helped| &helped.commanded) {
-            self.pager.moved(*frame, Moved::Missing);
-        }
-        self.pager.remove_space(process.space);
-        self.act();
-    }
-
-    /// Takes what helpers have done, and looks whether programs have ended.
-    fn take_answers(&mut self) {
-        for index in (0..self.processes.len()).rev() {
-            let process = &mut self.processes[index];
-            let Some(helped) = &mut process.helped else { continue };
-            match helped.answers() {
-                Ok(answers) => {
-                    for (frame, outcome) in answers {
-                        self.pager.moved(frame, process::moved(outcome));
-                    }
-                }
-                Err(error) => {
-                    helped.socket = None;
-                    // The pages of a command under way: if the program lives, they were not moved.
-                    let commanded = std::mem::take(&mut helped.commanded);
-                    let space = process.space;
-                    if is_readable(&helped.pidfd) {
-                        for frame in commanded {
-                            self.pager.moved(frame, Moved::Missing);
-                        }
-                    } else {
-                        tracing::debug!(%error, process = helped.process, "a program closed its helper's socket; its pages stay local");
-                        for frame in commanded {
-                            self.pager.moved(frame, Moved::Stays);
-                        }
-                        self.pager.cannot_move(space);
-                    }
-                }
-            }
-            if self.processes[index].helped.as_ref().is_some_and(|helped| is_readable(&helped.pidfd)) {
-                self.remove(index);
-            }
-        }
-        self.act();
     }
 
     /// Reads the messages of programs with no move under way.
     fn read_messages(&mut self) {
         let mut index = 0;
         while index < self.processes.len() {
-            let is_free = self.processes[index].helped.as_ref().is_none_or(|helped| helped.commanded.is_empty());
+            let is_free = self.processes[index].helped.as_ref().is_none_or(Helped::has_no_moves);
             let mut events = Vec::new();
             while is_free
                 && matches!(self.processes[index].userfault.read(|event| events.push(event)), Read::Messages(_))
@@ -325,6 +256,10 @@ impl FarJob {
             }
             index += 1;
         }
+        // A helper may be stopped, as by a debugger: the other programs are not to wait for it.
+        let is_moving = self.pager.moves_in_flight() > 0;
+        self.moving_since = is_moving.then(|| self.moving_since.unwrap_or_else(Instant::now));
+        self.pager.note_overdue(self.moving_since.is_some_and(|since| since.elapsed() >= SLOW_LOOK));
         self.pager.retry();
         self.act();
     }
@@ -332,7 +267,10 @@ impl FarJob {
     fn message(&mut self, space: SpaceId, event: Event) {
         let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
         match event {
-            Event::Fault { address, kind: FaultKind::Missing, .. } => {
+            Event::Fault { address, kind: FaultKind::Missing, thread, .. } => {
+                if let Some(process) = self.processes.iter_mut().find(|process| process.space == space) {
+                    process.thread = Some(thread);
+                }
                 let at = PageId { space, page: (address / PAGE_BYTES) as u64 };
                 if !self.pager.knows(at) {
                     self.adopt(space);
@@ -360,7 +298,12 @@ impl FarJob {
             Event::Forked(userfault) => {
                 let child = self.next_space();
                 self.pager.forked(space, child);
-                self.processes.push(Process::of_child(child, userfault));
+                let wiped = self.processes.iter().find(|process| process.space == space).map(Process::wiped_on_fork);
+                let wiped = wiped.unwrap_or_default();
+                for range in &wiped {
+                    self.pager.removed(child, pages(range));
+                }
+                self.processes.push(Process::of_child(child, userfault, wiped));
             }
         }
     }
@@ -378,21 +321,22 @@ impl FarJob {
         let Some(helped) = &process.helped else { return };
         let Ok(candidates) = helped.candidates() else { return };
         let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
-        for range in candidates {
+        for Candidate { range, grows_to } in candidates {
             if !process.is_watched(range.clone()) {
                 self.pager.forget_present(space, pages(&range));
             }
             for part in self.pager.unknown(space, pages(&range)) {
                 let bytes = part.start as usize * PAGE_BYTES..part.end as usize * PAGE_BYTES;
+                let grows_to = if bytes.end == range.end { grows_to } else { bytes.end };
                 let Ok(found) = helped.proc.pages(bytes.clone()) else { continue };
-                for bytes in found.without_stacks(bytes) {
+                for part in found.without_stacks(Candidate { range: bytes, grows_to }) {
                     // Gone again, or of a kind that cannot be watched.
-                    if process.watch(bytes.clone()).is_err() {
+                    if process.watch(&part).is_err() {
                         continue;
                     }
-                    let Ok(found) = helped.proc.pages(bytes.clone()) else { continue };
+                    let Ok(found) = helped.proc.pages(part.range.clone()) else { continue };
                     let present: Vec<_> = found.present.iter().map(pages).collect();
-                    self.pager.add_pages(space, pages(&bytes), &present);
+                    self.pager.add_pages(space, pages(&part.range), &present);
                 }
             }
         }
@@ -408,7 +352,7 @@ impl FarJob {
         if now.duration_since(self.looked_slowly) >= SLOW_LOOK {
             self.looked_slowly = now;
             for index in (0..self.processes.len()).rev() {
-                if self.processes[index].helped.is_none() && self.processes[index].is_gone() {
+                if self.processes[index].helped.is_none() && self.processes[index].userfault.is_gone() {
                     self.remove(index);
                 }
             }
@@ -513,9 +457,4 @@ impl FarJob {
         }
         self.pager.poisoned(at, outcome);
     }
-}
-
-fn is_readable(fd: impl AsFd) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
 }

@@ -194,3 +194,6 @@ pub const FAR_BUDGET_PAGES_MIN: usize = 256;
 
 /// Address spaces that a job pages at a time; the program that is one too many is refused.
 pub const FAR_PROGRAMS_MAX: usize = 1024;
+
+/// Programs of a job that have connected and said nothing yet; further ones wait in the socket.
+pub const FAR_GREETINGS_MAX: usize = 64;

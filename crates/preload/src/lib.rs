@@ -1,25 +1,34 @@
 //! The library that `byway far` has the dynamic linker load before a program's own (`LD_PRELOAD`).
 //!
 //! Before `main` it makes the process's userfaultfd, hands it to the pager, and starts the pager's helper
-//! ([`byway_reactor::userfault::helper`]). What a program does from then on needs nothing of this library: allocators, threads and system
+//! ([`byway_reactor::userfault::helper`]), whose descriptors the program does not see. What a program does from then on needs nothing of this library: allocators, threads and system
 //! calls find missing pages through the kernel. A program that is executed by this one is paged too, by the same environment.
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use byway_reactor::userfault::Userfault;
 use byway_reactor::userfault::helper::{
     Hello, Helper, MOVES_MAX, PAGE_BYTES, SOCKET_VARIABLE, WORDS_MAX, hear_with_fd, say,
 };
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::thread::futex;
 
 /// Bytes of the helper's stack: it holds a command and its answer.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The exit status of a program that cannot be paged, as of one that the shell cannot execute.
 const CANNOT_PAGE: i32 = 126;
+
+/// How far the helper is: one of the three below.
+static STATE: AtomicU32 = AtomicU32::new(STARTING);
+const STARTING: u32 = 0;
+const RUNS: u32 = 1;
+const FAILED: u32 = 2;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -42,7 +51,7 @@ fn start(path: &std::ffi::OsStr) -> Result<(), Box<dyn std::error::Error>> {
     let scratch = map(MOVES_MAX * PAGE_BYTES)?;
     let stack = map(STACK_BYTES)?;
     let range = |range: &Range<usize>| (range.start as u64, range.end as u64);
-    let hello = Hello { process: std::process::id(), scratch: range(&scratch), stack: range(&stack) };
+    let hello = Hello { scratch: range(&scratch), stack: range(&stack), thread: range(&of_first_thread()) };
     say(&socket, &hello.words(), Some(userfault.as_fd()))?;
     let mut words = [0; WORDS_MAX];
     let (1.., Some(frames)) = hear_with_fd(&socket, &mut words)? else {
@@ -51,13 +60,25 @@ fn start(path: &std::ffi::OsStr) -> Result<(), Box<dyn std::error::Error>> {
     let frames = map_file(&frames, words[0] as usize)?;
     // SAFETY: it is this process's. Nothing is registered by this process but scratch pages; what the pager registers it answers for.
     let userfault = unsafe { Userfault::of_other_process(userfault) };
-    let helper = Box::leak(Box::new(Helper { socket: above(socket)?, userfault, scratch, frames }));
-    spawn(helper, &stack)
+    let helper = Box::new(Helper { socket, userfault, scratch, frames });
+    spawn(&helper, &stack)?;
+    while STATE.load(Ordering::Acquire) == STARTING {
+        // An interrupted wait looks again.
+        let _ = futex::wait(&STATE, futex::Flags::PRIVATE, STARTING, None);
+    }
+    // The helper has its own copies by now, of the structure and of the descriptors in it; here both end.
+    if STATE.load(Ordering::Acquire) == RUNS {
+        Ok(())
+    } else {
+        Err("its helper cannot have descriptors of its own".into())
+    }
 }
 
-/// Out of the way of programs that choose numbers for their descriptors.
-fn above(fd: OwnedFd) -> Result<OwnedFd, Box<dyn std::error::Error>> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 200).unwrap_or(fd))
+/// The pages in which the kernel finds the number of the first thread, and its robust locks: behind the thread's own pointer.
+fn of_first_thread() -> Range<usize> {
+    // SAFETY: the call has no conditions.
+    let at = unsafe { libc::pthread_self() } as usize / PAGE_BYTES * PAGE_BYTES;
+    at..at + 2 * PAGE_BYTES
 }
 
 fn map(bytes: usize) -> std::io::Result<Range<usize>> {
@@ -76,9 +97,10 @@ fn map_file(file: impl AsFd, bytes: usize) -> std::io::Result<Range<usize>> {
     Ok(at..at + bytes)
 }
 
-/// Starts the helper's thread, which takes no signals.
-fn spawn(helper: &'static Helper, stack: &Range<usize>) -> Result<(), Box<dyn std::error::Error>> {
-    // SAFETY: all structures are made by their functions before they are used; the stack is ours, and the helper lives for ever.
+/// Starts the helper's thread, which takes no signals. `helper` is there until [`STATE`] says that the thread runs, or not.
+fn spawn(helper: &Helper, stack: &Range<usize>) -> Result<(), Box<dyn std::error::Error>> {
+    // SAFETY: all structures are made by their functions before they are used; the stack is ours, and the helper
+    // is there as long as the thread looks at it.
     let error = unsafe {
         let (mut all, mut before, mut attributes) = (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
@@ -97,14 +119,30 @@ fn spawn(helper: &'static Helper, stack: &Range<usize>) -> Result<(), Box<dyn st
 }
 
 extern "C" fn run(helper: *mut c_void) -> *mut c_void {
-    // SAFETY: it is the leaked helper. It lies in the program's heap, which may be paged: so it is copied to this stack first.
+    // SAFETY: it is there until STATE changes. It lies in the program's memory, which may be paged: so it is copied to this stack first.
     let helper = std::mem::ManuallyDrop::new(unsafe { helper.cast::<Helper>().read() });
+    let has_own = helper.take_own_descriptors().is_ok();
+    STATE.store(if has_own { RUNS } else { FAILED }, Ordering::Release);
+    let _ = futex::wake(&STATE, futex::Flags::PRIVATE, 1);
+    if !has_own {
+        return std::ptr::null_mut();
+    }
     // SAFETY: scratch and frames were mapped for the helper alone, for ever.
     unsafe { helper.run() };
-    // Without the pager every page that is not here is lost, and who touches one would wait for ever.
-    const GONE: &[u8] = b"byway far: the pager has ended; this program's pages are lost with it, so it ends too\n";
-    // SAFETY: the bytes are there, and standard error is whatever the program has made of it.
-    let _ = unsafe { libc::write(libc::STDERR_FILENO, GONE.as_ptr().cast(), GONE.len()) };
+    // Without the pager every page that is not here is lost, and a thread that touches one would wait for ever.
+    say_that_it_ends();
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::ptr::null_mut()
+}
+
+/// Says so on the program's standard error, if that is a terminal or a pipe: the number may be a file of the program's, whose bytes are its own.
+fn say_that_it_ends() {
+    const GONE: &[u8] = b"byway far: the pager has ended; this program's pages are lost with it, so it ends too\n";
+    let Ok(file) = open(c"/proc/self/fd/2", OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) else {
+        return;
+    };
+    let kind = fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    if matches!(kind, Ok(FileType::Fifo | FileType::CharacterDevice)) {
+        let _ = rustix::io::write(&file, GONE);
+    }
 }

@@ -10,6 +10,7 @@
 pub mod helper;
 mod message;
 pub mod pagemap;
+pub mod split;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -306,6 +307,12 @@ impl Userfault {
         // SAFETY: the structure is that of the call; what becomes of the pages is the caller's to answer for.
         let done = unsafe { ioctl(&self.fd, Updater::<MOVE, _>::new(&mut request)) };
         filled(done, request.move_)
+    }
+
+    /// Whether the address space is gone: its process has ended, or runs another file. The kernel says so where a page could be protected
+    /// that is in no mapping.
+    pub fn is_gone(&self) -> bool {
+        self.write_protect(4096..8192, false, true) == Err(FillError::Gone)
     }
 
     /// Wakes the threads that wait in a range: they fault again if their page is still missing.

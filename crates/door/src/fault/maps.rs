@@ -38,13 +38,27 @@ fn is_helpers(path: &str) -> bool {
     ["libc.so", "libc-", "ld-linux", "ld-", "libbyway_preload.so"].iter().any(|library| name.starts_with(library))
 }
 
+/// A mapping that can be paged, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) range: Range<usize>,
+    /// Where the next mapping begins: the program may let this one grow so far before it is watched. A heap grows by itself, and new mappings
+    /// come into the gap behind it.
+    pub(super) grows_to: usize,
+}
+
 /// The mappings that can be paged: private, anonymous, to be read and written. Not the stacks, of the first thread and of others: the
 /// kernel writes to a thread's stack when the thread ends, where nobody can be asked for a page any more. A mapping right behind a small
 /// guard is taken for one.
-pub(super) fn candidates(maps: &str) -> Vec<Range<usize>> {
-    let mut candidates = Vec::new();
+fn candidates(maps: &str) -> Vec<Candidate> {
+    let mut candidates: Vec<Candidate> = Vec::new();
     let mut before: Option<Mapping<'_>> = None;
     for mapping in maps.lines().filter_map(mapping) {
+        if let Some(last) = candidates.last_mut()
+            && before.as_ref().is_some_and(|before| before.range == last.range && before.name != "[heap]")
+        {
+            last.grows_to = mapping.range.start;
+        }
         let is_anonymous = !mapping.is_file
             && (mapping.name.is_empty() || mapping.name == "[heap]" || mapping.name.starts_with("[anon:"));
         let has_guard = before.as_ref().is_some_and(|guard| {
@@ -54,11 +68,20 @@ pub(super) fn candidates(maps: &str) -> Vec<Range<usize>> {
         let is_needed =
             before.as_ref().is_some_and(|file| file.range.end == mapping.range.start && is_helpers(file.name));
         if mapping.rights == "rw-p" && is_anonymous && !is_stack && !is_needed {
-            candidates.push(mapping.range.clone());
+            candidates.push(Candidate { range: mapping.range.clone(), grows_to: mapping.range.end });
         }
         before = Some(mapping);
     }
     candidates
+}
+
+impl Candidate {
+    /// Its parts, as a function of its range gives them; the last one alone can grow.
+    fn parts(self, parts: impl FnOnce(Range<usize>) -> Vec<Range<usize>>) -> Vec<Self> {
+        let (end, grows_to) = (self.range.end, self.grows_to);
+        let part = |range: Range<usize>| Self { grows_to: if range.end == end { grows_to } else { range.end }, range };
+        parts(self.range).into_iter().map(part).collect()
+    }
 }
 
 /// A program's files in /proc. They are of the process that had the number when they were opened.
@@ -76,12 +99,12 @@ impl Proc {
     }
 
     /// The mappings that can be paged, but for those that `own` overlaps.
-    pub(super) fn candidates(&self, own: &[Range<usize>]) -> std::io::Result<Vec<Range<usize>>> {
+    pub(super) fn candidates(&self, own: &[Range<usize>]) -> std::io::Result<Vec<Candidate>> {
         let maps = std::fs::read_to_string(&self.maps)?;
         let mut found = candidates(&maps);
         for own in own {
             // The kernel shows neighbours that are alike as one.
-            found = found.into_iter().flat_map(|range| without(range, own)).collect();
+            found = found.into_iter().flat_map(|candidate| candidate.parts(|range| without(range, own))).collect();
         }
         Ok(found)
     }
@@ -106,6 +129,25 @@ impl Proc {
     }
 }
 
+/// The mappings of a process that its forked children get without their contents (`MADV_WIPEONFORK`).
+pub(super) fn wiped_on_fork(process: u32) -> std::io::Result<Vec<Range<usize>>> {
+    std::fs::read_to_string(format!("/proc/{process}/smaps")).map(|smaps| wiped(&smaps))
+}
+
+/// Of /proc/PID/smaps: the flag `wf` in the line `VmFlags` that follows a mapping's own.
+fn wiped(smaps: &str) -> Vec<Range<usize>> {
+    let (mut wiped, mut current) = (Vec::new(), None);
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let is_wiped = flags.split_ascii_whitespace().any(|flag| flag == "wf");
+            wiped.extend(current.take().filter(|_| is_wiped));
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || matches!(first, 'a'..='f')) {
+            current = mapping(line).map(|mapping| mapping.range);
+        }
+    }
+    wiped
+}
+
 /// What lies in a range: addresses, in order.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
@@ -114,9 +156,13 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// The parts of a range that are no stacks. Threads' stacks may have a guard that is no mapping of its own (`MADV_GUARD_INSTALL`, by glibc
+    /// The parts of a mapping that are no stacks. Threads' stacks may have a guard that is no mapping of its own (`MADV_GUARD_INSTALL`, by glibc
     /// since 2.42), and be one mapping with what lies behind: so much behind a small guard is taken for a stack, up to the next guard.
-    pub(super) fn without_stacks(&self, range: Range<usize>) -> Vec<Range<usize>> {
+    pub(super) fn without_stacks(&self, candidate: Candidate) -> Vec<Candidate> {
+        candidate.parts(|range| self.parts_without_stacks(range))
+    }
+
+    fn parts_without_stacks(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut parts = vec![range.clone()];
         for (index, guard) in self.guards.iter().enumerate().filter(|(_, guard)| guard.len() <= GUARD_BYTES_MAX) {
             let next = self.guards.get(index + 1).map_or(range.end, |next| next.start);
@@ -154,11 +200,11 @@ mod tests {
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
 ";
         let expected = [
-            0x55d0_0000_0000..0x55d0_0002_1000,
-            0x7f00_0001_9000..0x7f00_0002_0000,
-            0x7f00_0110_0000..0x7f00_0120_0000,
+            (0x55d0_0000_0000..0x55d0_0002_1000, 0x55d0_0002_1000),
+            (0x7f00_0001_9000..0x7f00_0002_0000, 0x7f00_0002_0000),
+            (0x7f00_0110_0000..0x7f00_0120_0000, 0x7ffd_0000_0000),
         ];
-        assert_eq!(candidates(maps), expected);
+        assert_eq!(candidates(maps), expected.map(|(range, grows_to)| Candidate { range, grows_to }));
     }
 
     #[test]
@@ -169,10 +215,23 @@ mod tests {
     }
 
     #[test]
+    fn the_flag_of_a_mapping_says_that_children_get_it_wiped() {
+        let smaps = "\
+55d000000000-55d000021000 rw-p 00000000 00:00 0                          [heap]
+Size:                132 kB
+VmFlags: rd wr mr mw me ac 
+7f0000000000-7f0000010000 rw-p 00000000 00:00 0 
+Anonymous:            64 kB
+VmFlags: rd wr mr mw me wf ac 
+";
+        assert_eq!(wiped(smaps), std::slice::from_ref(&(0x7f00_0000_0000..0x7f00_0001_0000)));
+    }
+
+    #[test]
     fn behind_a_guard_without_a_mapping_lies_a_stack() {
         let pages = Pages { present: Vec::new(), guards: vec![0x10_0000..0x10_1000, 0x20_0000..0x20_1000] };
         let range = 0..0x1000_0000;
-        assert_eq!(pages.without_stacks(range), [0..0x10_0000, 0x420_1000..0x1000_0000]);
+        assert_eq!(pages.parts_without_stacks(range), [0..0x10_0000, 0x420_1000..0x1000_0000]);
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use byway_reactor::userfault::helper::{Hello, MOVES_MAX, Outcome, WORDS_MAX, hear, say};
 use byway_reactor::userfault::{FillError, Modes, Userfault};
 use byway_service::memory::pager::{FillOutcome, Moved, PAGE_BYTES, PageId, SpaceId};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::maps::Proc;
+use super::maps::{self, Candidate, Proc};
 
 /// A program, or a forked child of one until it executes a program.
 #[derive(Debug)]
@@ -18,6 +20,10 @@ pub(super) struct Process {
     pub(super) userfault: Userfault,
     /// `None` of a forked child.
     pub(super) helped: Option<Helped>,
+    /// A thread of it that has waited for a page.
+    pub(super) thread: Option<u32>,
+    /// What was wiped when this child was forked, and will be of its children, if nothing newer is known.
+    wiped: Vec<Range<usize>>,
 }
 
 /// A program with a helper.
@@ -28,8 +34,10 @@ pub(super) struct Helped {
     pub(super) proc: Proc,
     /// `None`: the helper is gone; faults are answered still.
     pub(super) socket: Option<OwnedFd>,
-    /// What is the helper's.
-    own: [Range<usize>; 2],
+    /// What is the helper's, and what of the program is to stay.
+    own: [Range<usize>; 3],
+    /// Since when the helper is gone, while that is not explained.
+    pub(super) ended: Option<Instant>,
     /// Frames of the command under way.
     pub(super) commanded: Vec<u32>,
     /// Mapped bytes when its mappings were last looked at.
@@ -43,39 +51,57 @@ impl Process {
         userfault: Userfault,
         socket: OwnedFd,
     ) -> std::io::Result<Self> {
-        let pid = i32::try_from(hello.process).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        // The kernel's word, which holds for other PID namespaces too.
+        let pid = socket_peercred(&socket)?.pid;
+        let process = pid.as_raw_nonzero().get().unsigned_abs();
         let range = |(start, end): (u64, u64)| start as usize..end as usize;
-        let own = [range(hello.scratch), range(hello.stack)];
+        let own = [range(hello.scratch), range(hello.stack), range(hello.thread)];
         if own[0].len() != MOVES_MAX * PAGE_BYTES {
             return Err(Errno::INVAL.into());
         }
         // SAFETY: the scratch pages are of another process, whose helper alone uses them.
         unsafe { userfault.register(own[0].clone(), Modes::MISSING) }?;
+        let (pidfd, proc) = (pidfd_open(pid, PidfdFlags::empty())?, Proc::open(process)?);
+        // Its socket is open after that: so it lives, and the number was its own.
+        let mut words = [0; WORDS_MAX];
+        if hear(&socket, &mut words, false) != Err(Errno::AGAIN) {
+            return Err(Errno::SRCH.into());
+        }
         let helped = Helped {
-            process: hello.process,
-            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
-            proc: Proc::open(hello.process)?,
+            process,
+            pidfd,
+            proc,
             socket: Some(socket),
             own,
+            ended: None,
             commanded: Vec::new(),
             mapped_bytes: 0,
         };
-        Ok(Self { space, userfault, helped: Some(helped) })
+        Ok(Self { space, userfault, helped: Some(helped), thread: None, wiped: Vec::new() })
     }
 
-    pub(super) fn of_child(space: SpaceId, userfault: Userfault) -> Self {
-        Self { space, userfault, helped: None }
+    pub(super) fn of_child(space: SpaceId, userfault: Userfault, wiped: Vec<Range<usize>>) -> Self {
+        Self { space, userfault, helped: None, thread: None, wiped }
     }
 
-    /// Whether its address space is gone. The kernel says so where a page could be protected that is in no mapping.
-    pub(super) fn is_gone(&self) -> bool {
-        self.userfault.write_protect(PAGE_BYTES..2 * PAGE_BYTES, false, true) == Err(FillError::Gone)
+    /// The ranges that a child which is forked now has without their contents. A forked child's process is known once a thread of it has
+    /// waited for a page; before, it has changed nothing that would be known here.
+    pub(super) fn wiped_on_fork(&self) -> Vec<Range<usize>> {
+        let process = self.helped.as_ref().map(|helped| helped.process).or(self.thread);
+        let found = process.and_then(|process| maps::wiped_on_fork(process).ok());
+        found.unwrap_or_else(|| self.wiped.clone())
     }
 
-    /// Has missing pages of a range told.
-    pub(super) fn watch(&self, range: Range<usize>) -> Result<(), Errno> {
-        // SAFETY: the pages are of another process. What it finds there is what it left there: see the pager.
-        unsafe { self.userfault.register(range, Modes::MISSING.and(Modes::WRITE_PROTECT)) }
+    /// Has missing pages of a mapping told, and of what it has grown by since it was looked at: `mremap` of a mapping that is watched in
+    /// part is refused, and its program would find no memory.
+    pub(super) fn watch(&self, candidate: &Candidate) -> Result<(), Errno> {
+        let register = |range| {
+            // SAFETY: the pages are of another process. What it finds there is what it left there: see the pager.
+            unsafe { self.userfault.register(range, Modes::MISSING.and(Modes::WRITE_PROTECT)) }
+        };
+        let Candidate { range, grows_to } = candidate;
+        // Something else may lie there by now, which cannot be watched.
+        register(range.start..*grows_to).or_else(|_| register(range.clone()))
     }
 
     /// Whether a mapping is watched, as far as can be said now. One page tells: a mapping is watched as a whole.
@@ -116,8 +142,13 @@ impl Process {
 }
 
 impl Helped {
+    /// Whether no move of its pages is under way.
+    pub(super) fn has_no_moves(&self) -> bool {
+        self.commanded.is_empty() || self.socket.is_none()
+    }
+
     /// The mappings that can be paged.
-    pub(super) fn candidates(&self) -> std::io::Result<Vec<Range<usize>>> {
+    pub(super) fn candidates(&self) -> std::io::Result<Vec<Candidate>> {
         self.proc.candidates(&self.own)
     }
 

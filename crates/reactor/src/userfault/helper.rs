@@ -5,13 +5,15 @@
 //! it to a frame, and says what came of it. A page is never in two places: a write that comes between finds the page gone, faults, and
 //! waits for the pager.
 //!
+//! The helper's descriptors are in a table of their own ([`Helper::take_own_descriptors`]): the program neither sees nor closes them.
+//!
 //! The helper's loop uses no memory that could be paged (its stack, the scratch pages and the frames are not), allocates nothing, takes
 //! no lock, and calls the kernel alone: the program's threads may hold any lock while they wait for a page.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
@@ -35,29 +37,29 @@ pub const WORDS_MAX: usize = 2 * MOVES_MAX;
 pub const SOCKET_VARIABLE: &str = "BYWAY_FAR_SOCKET";
 
 /// The first word of a [`Hello`], with the version of what is said here.
-const MAGIC: u64 = 0x0001_5241_4659_5742;
+const MAGIC: u64 = 0x0002_5241_4659_5742;
 
 /// What a program says first, with its userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The program's process.
-    pub process: u32,
     /// Scratch pages of the helper.
     pub scratch: (u64, u64),
     /// The helper's stack.
     pub stack: (u64, u64),
+    /// What the C library has for the first thread. The kernel writes there when a program is executed, after it has ended the helper.
+    pub thread: (u64, u64),
 }
 
 impl Hello {
     /// As words.
-    pub const fn words(&self) -> [u64; 6] {
-        [MAGIC, self.process as u64, self.scratch.0, self.scratch.1, self.stack.0, self.stack.1]
+    pub const fn words(&self) -> [u64; 7] {
+        [MAGIC, self.scratch.0, self.scratch.1, self.stack.0, self.stack.1, self.thread.0, self.thread.1]
     }
 
     /// From words; `None`: it is none of this version.
     pub fn of(words: &[u64]) -> Option<Self> {
-        let &[MAGIC, process, scratch, scratch_end, stack, stack_end] = words else { return None };
-        Some(Self { process: u32::try_from(process).ok()?, scratch: (scratch, scratch_end), stack: (stack, stack_end) })
+        let &[MAGIC, scratch, scratch_end, stack, stack_end, thread, thread_end] = words else { return None };
+        Some(Self { scratch: (scratch, scratch_end), stack: (stack, stack_end), thread: (thread, thread_end) })
     }
 }
 
@@ -157,6 +159,27 @@ pub struct Helper {
 }
 
 impl Helper {
+    /// Gives the calling thread a table of descriptors of its own, which has the helper's two alone. The program may close all of its descriptors
+    /// then, or put others at these numbers, and nothing that it has open is kept open by the helper.
+    ///
+    /// # Errors
+    /// The kernel's, before Linux 5.9.
+    pub fn take_own_descriptors(&self) -> Result<(), Errno> {
+        let (socket, userfault) = (self.socket.as_raw_fd() as u32, self.userfault.raw_fd() as u32);
+        let (low, high) = (socket.min(userfault), socket.max(userfault));
+        let between = (high > low + 1).then(|| (low + 1, high - 1));
+        let below = (low > 0).then(|| (0, low - 1));
+        // The first makes the table, and the kernel copies only what is left.
+        for (first, last) in [Some((high + 1, u32::MAX)), between, below].into_iter().flatten() {
+            // SAFETY: the call takes numbers. What it closes is in this thread's own table, in which nobody else has anything.
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
+            if closed != 0 {
+                return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+            }
+        }
+        Ok(())
+    }
+
     /// Moves pages as the pager says, until the pager is gone.
     ///
     /// # Safety
@@ -187,7 +210,10 @@ impl Helper {
     unsafe fn move_out(&self, commands: &mut [[u64; 2]]) {
         let scratch = |index: usize| self.scratch.start + index * PAGE_BYTES;
         let mut outcomes = [Outcome::Stays; MOVES_MAX];
-        for (index, ([page, _], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
+        for (index, ([page, frame], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
+            if *frame >= (self.frames.len() / PAGE_BYTES) as u64 {
+                continue;
+            }
             // A page of a mapping that came in place of the one that the pager knows is not to be moved. What is watched now cannot be
             // unmapped before the move: the kernel refuses moves until the pager has read the message.
             let page_range = *page as usize..*page as usize + PAGE_BYTES;
@@ -210,7 +236,7 @@ impl Helper {
         self.userfault.unregister(self.scratch.clone());
         for (index, ([_, frame], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
             let to = self.frames.start + *frame as usize * PAGE_BYTES;
-            if *outcome != Outcome::Out || to + PAGE_BYTES > self.frames.end {
+            if *outcome != Outcome::Out {
                 continue;
             }
             let from = std::ptr::with_exposed_provenance::<u64>(scratch(index));
@@ -243,9 +269,9 @@ mod tests {
 
     #[test]
     fn a_hello_is_read_as_it_was_written() {
-        let hello = Hello { process: 7, scratch: (4096, 8192), stack: (12288, 16384) };
+        let hello = Hello { scratch: (4096, 8192), stack: (12288, 16384), thread: (0, 4096) };
         assert_eq!(Hello::of(&hello.words()), Some(hello));
-        assert_eq!(Hello::of(&hello.words()[..5]), None);
-        assert_eq!(Hello::of(&[0; 6]), None);
+        assert_eq!(Hello::of(&hello.words()[..4]), None);
+        assert_eq!(Hello::of(&[0; 7]), None);
     }
 }

@@ -49,6 +49,8 @@ pub struct Pager {
     moving: usize,
     /// No move begins.
     paused: bool,
+    /// Moves take so long that faults do not wait for them.
+    overdue: bool,
     /// Moves in a row that came to nothing: at as many as there are pages, none is moved until [`Pager::retry_moves`].
     stays: usize,
     waiting: VecDeque<PageId>,
@@ -70,6 +72,7 @@ impl Pager {
             budget,
             moving: 0,
             paused: false,
+            overdue: false,
             stays: 0,
             waiting: VecDeque::new(),
             changing: VecDeque::new(),
@@ -109,6 +112,11 @@ impl Pager {
         self.pump();
     }
 
+    /// Whether moves under way have not ended for long: then pages come, above the budget, and wait for none of them.
+    pub fn note_overdue(&mut self, overdue: bool) {
+        self.overdue = overdue;
+    }
+
     /// How many pages may be in programs from now on.
     pub fn set_budget(&mut self, pages: usize) {
         self.budget = pages;
@@ -146,7 +154,7 @@ impl Pager {
 
     /// Whether a page may not come now: there are as many as may be, and some are on their way out.
     fn is_full(&self) -> bool {
-        self.local >= self.budget && (self.moving > 0 || self.frames.putting() > 0)
+        self.local >= self.budget && !self.overdue && (self.moving > 0 || self.frames.putting() > 0)
     }
 
     /// How many pages behind this one are to come too, where its program goes through its memory in order.

@@ -420,3 +420,21 @@ fn a_fork_while_a_page_goes_back_gives_the_frame_two_owners_and_neither_frees_it
     pager.filled(second, Contents::Frame(0), FillOutcome::Done(1));
     assert_eq!(pager.frames.get(0), Frame::Free);
 }
+
+#[test]
+fn a_page_comes_above_the_budget_where_a_helper_is_stopped_in_the_midst_of_its_moves() {
+    let mut pager = Pager::new(FRAMES, 1);
+    let [here, other] = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
+    pager.add_slab();
+    for at in [here, other] {
+        pager.add_space(at.space, true);
+        pager.add_pages(at.space, at.page..at.page + 1, if at == here { std::slice::from_ref(&(7..8)) } else { &[] });
+    }
+    assert!(matches!(pager.next_action(), Some(Action::MoveOut(at, _)) if at == here));
+    pager.fault(other);
+    pager.retry();
+    assert_eq!(pager.next_action(), None, "it waits for room");
+    pager.note_overdue(true);
+    pager.retry();
+    assert_eq!(pager.next_action(), Some(Action::Fill(other, Contents::Zeroes(1))));
+}

@@ -1,0 +1,102 @@
+//! The keeper: a second process that has the pager's descriptors open too, and does nothing else.
+//!
+//! When the last descriptor of a userfaultfd is closed, the kernel watches that program's memory no more: pages that were moved out read as
+//! zeroes. So the userfaultfds must stay open as long as a paged program runs, also if the pager is killed. The two processes share one table of
+//! descriptors; whichever is left ends all programs before it ends itself. Programs are found as descendants: both adopt
+//! those whose parent has ended (`PR_SET_CHILD_SUBREAPER`).
+
+use std::collections::HashMap;
+
+use byway_reactor::userfault::split::fork_with_shared_descriptors;
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, wait};
+
+/// Which of the two processes this is.
+#[derive(Clone, Copy, Debug)]
+pub enum Side {
+    /// The keeper, and its child, the pager.
+    Keeper(Pid),
+    /// The pager.
+    Pager(Keeper),
+}
+
+/// The keeper, for the pager.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeper(Pid);
+
+/// Makes two processes of this one, which must have one thread: the keeper, which goes on as this process, and the pager.
+///
+/// # Errors
+/// The kernel's; `EBUSY`: there are more threads.
+pub fn split() -> std::io::Result<Side> {
+    let keeper = getpid();
+    let child = fork_with_shared_descriptors()?;
+    set_child_subreaper(Some(keeper))?;
+    Ok(child.map_or(Side::Pager(Keeper(keeper)), Side::Keeper))
+}
+
+impl Keeper {
+    /// Whether it lives.
+    pub fn is_alive(&self) -> bool {
+        getppid() == Some(self.0)
+    }
+}
+
+/// Kills all descendants of this process, and waits until none is left.
+pub fn end_descendants() {
+    while let Some(left) = Some(descendants()).filter(|left| !left.is_empty()) {
+        for process in left {
+            let _ = kill_process(process, Signal::KILL);
+        }
+        // Whose parent has ended is a child of this process, so one of its children ends as long as any is left.
+        let _ = wait(WaitOptions::empty());
+    }
+}
+
+/// By /proc: children, their children, and so on.
+fn descendants() -> Vec<Pid> {
+    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        if let Some(parent) = parent(&stat) {
+            children.entry(parent).or_default().push(process);
+        }
+    }
+    let (mut found, mut index) = (vec![getpid().as_raw_nonzero().get()], 0);
+    while let Some(process) = found.get(index) {
+        found.extend(children.remove(process).unwrap_or_default());
+        index += 1;
+    }
+    found[1..].iter().filter_map(|process| Pid::from_raw(*process)).collect()
+}
+
+/// Of a line of /proc/PID/stat: the second word behind the name, which stands in parentheses and may have some itself.
+fn parent(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_hides_no_parent() {
+        assert_eq!(parent("77 (a) 1 (b)) S 42 77 77 0"), Some(42));
+        assert_eq!(parent("77"), None);
+    }
+
+    #[test]
+    fn children_of_children_are_descendants() {
+        let script = "sleep 1000 & echo $!; wait";
+        let mut shell = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
+        let sleeper = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+        let found = descendants();
+        let _ = kill_process(sleeper, Signal::KILL);
+        shell.wait().unwrap();
+        assert!(found.contains(&sleeper) && found.contains(&Pid::from_child(&shell)), "{found:?}");
+    }
+}

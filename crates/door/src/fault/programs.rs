@@ -1,0 +1,153 @@
+//! How programs begin to be paged, and how they end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use byway_reactor::userfault::Userfault;
+use byway_reactor::userfault::helper::{Hello, WORDS_MAX, hear_with_fd, say};
+use byway_service::memory::pager::{Moved, SpaceId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::process::{self, Process};
+use super::{FEATURES, FarJob};
+use crate::limits::{FAR_GREETINGS_MAX, FAR_PROGRAMS_MAX};
+
+/// How long a program may be silent between connecting and its first word.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a program may live on when its helper has ended.
+const HELPER_PATIENCE: Duration = Duration::from_secs(1);
+
+impl FarJob {
+    /// Takes programs that begin. One that says nothing holds up no other.
+    pub(super) fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while self.greetings.len() < FAR_GREETINGS_MAX
+            && let Ok(socket) = accept_with(&self.listener, flags)
+        {
+            self.greetings.push((socket, Instant::now()));
+        }
+        for index in (0..self.greetings.len()).rev() {
+            let (socket, since) = &self.greetings[index];
+            let mut words = [0; WORDS_MAX];
+            let heard = hear_with_fd(socket, &mut words);
+            if matches!(heard, Err(Errno::AGAIN | Errno::INTR)) && since.elapsed() < PATIENCE {
+                continue;
+            }
+            let (socket, _) = self.greetings.swap_remove(index);
+            let welcomed = match heard {
+                // It has ended without a word.
+                Ok((0, _)) => Ok(()),
+                Ok((count, userfault)) => self.welcome(socket, &words[..count], userfault),
+                Err(Errno::AGAIN) => Err(format!("it has said nothing for {} s", PATIENCE.as_secs()).into()),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = welcomed {
+                tracing::error!(%error, "a program cannot be paged");
+            }
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        socket: OwnedFd,
+        words: &[u64],
+        userfault: Option<OwnedFd>,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        if self.processes.len() >= FAR_PROGRAMS_MAX {
+            return Err(format!("more than {FAR_PROGRAMS_MAX} programs at a time").into());
+        }
+        let hello = Hello::of(words).ok_or("its library is of another version of byway")?;
+        // SAFETY: it is the program's, which has sent it.
+        let userfault = unsafe { Userfault::of_other_process(userfault.ok_or("it has sent no userfaultfd")?) };
+        userfault.agree(FEATURES)?;
+        let space = self.next_space();
+        let answer = socket.try_clone()?;
+        let process = Process::of_program(space, &hello, userfault, socket)?;
+        // The same process runs another file now.
+        let number = process.helped.as_ref().map(|helped| helped.process);
+        let is_same = |process: &Process| process.helped.as_ref().map(|helped| helped.process) == number;
+        while let Some(index) = self.processes.iter().position(is_same) {
+            self.remove(index);
+        }
+        self.pager.add_space(space, true);
+        self.processes.push(process);
+        self.report.programs += 1;
+        say(&answer, &[self.store.frames_bytes() as u64], Some(self.store.file()))?;
+        Ok(())
+    }
+
+    pub(super) fn next_space(&mut self) -> SpaceId {
+        self.spaces += 1;
+        SpaceId(self.spaces)
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let process = self.processes.swap_remove(index);
+        for frame in process.helped.iter().flat_map(|helped| &helped.commanded) {
+            self.pager.moved(*frame, Moved::Missing);
+        }
+        self.pager.remove_space(process.space);
+        self.act();
+    }
+
+    /// Takes what helpers have done, and looks whether programs have ended.
+    pub(super) fn take_answers(&mut self) {
+        for index in (0..self.processes.len()).rev() {
+            let process = &mut self.processes[index];
+            let Some(helped) = &mut process.helped else { continue };
+            if let Ok(answers) = helped.answers() {
+                if !answers.is_empty() {
+                    self.moving_since = None;
+                }
+                for (frame, outcome) in answers {
+                    self.pager.moved(frame, process::moved(outcome));
+                }
+            } else {
+                // Its program ends, or runs another file: if not, see below. What became of a command under way nobody knows.
+                helped.socket = None;
+                helped.ended = Some(Instant::now());
+            }
+            self.look_for_end(index);
+            if self.processes[index].helped.as_ref().is_some_and(|helped| is_readable(&helped.pidfd)) {
+                self.remove(index);
+            }
+        }
+        self.act();
+    }
+
+    /// Looks what has become of a program whose helper has ended.
+    fn look_for_end(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        let Some(helped) = &mut process.helped else { return };
+        let Some(ended) = helped.ended else { return };
+        let (space, commanded) = (process.space, std::mem::take(&mut helped.commanded));
+        if process.userfault.is_gone() {
+            // It runs another file, and says so when that has loaded the library.
+            helped.ended = None;
+            for frame in commanded {
+                self.pager.moved(frame, Moved::Missing);
+            }
+            self.pager.remove_space(space);
+        } else {
+            // Pages of the command may be anywhere: a thread that touches one waits. The others come, for what ends the program may need them.
+            helped.commanded = commanded;
+            if ended.elapsed() >= HELPER_PATIENCE {
+                tracing::error!(
+                    process = helped.process,
+                    "a program has ended its helper's thread, so its pages cannot be kept apart; it is killed"
+                );
+                let _ = pidfd_send_signal(&helped.pidfd, Signal::KILL);
+                helped.ended = None;
+            }
+        }
+    }
+}
+
+fn is_readable(fd: impl AsFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
+}
