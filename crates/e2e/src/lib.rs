@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod certificates;
+pub mod far;
 mod foreign;
 mod mounts;
 mod networks;

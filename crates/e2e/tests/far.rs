@@ -1,112 +1,12 @@
 //! `byway far`: programs whose memory lies at a lender have the results that they have without.
 
 use std::fmt::Write;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use byway_e2e::{LIMIT, Server, binary, until};
+use byway_e2e::far::{Job, Lender, can_page, command, far, far_well};
+use byway_e2e::{LIMIT, Server, until};
 use byway_skip::{SkipReason, skip_this};
-
-/// A lender over tcp and shared memory.
-struct Lender {
-    folder: tempfile::TempDir,
-    server: Server,
-}
-
-impl Lender {
-    fn start() -> Self {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let shm = format!("shm://{}", folder.path().join("shm").display());
-        let flags = ["--lend", "1G", "--listen", "tcp://127.0.0.1:0", "--listen", &shm, "--threads", "1"];
-        let server = Server::start(folder.path(), 2, &flags);
-        Self { folder, server }
-    }
-
-    fn uris(&self) -> [String; 2] {
-        let tcp = format!("byway://127.0.0.1:{}", self.server.port("byway"));
-        [tcp, format!("byway+shm:///?socket={}", self.folder.path().join("shm").display())]
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-}
-
-/// Whether this machine can page programs; says so if not.
-fn can_page() -> bool {
-    assert!(
-        binary().with_file_name("libbyway_preload.so").is_file(),
-        "no libbyway_preload.so beside {}: run `cargo build -p byway-preload`",
-        binary().display()
-    );
-    let folder = tempfile::tempdir().unwrap();
-    let nobody = format!("byway+unix:///?socket={}", folder.path().join("none").display());
-    let tried = far(&nobody, "16M", &["--class", "none"], &["true"]);
-    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
-    let can = !said.contains("cannot be paged here");
-    if !can {
-        skip_this(SkipReason::Machine(said.trim()));
-    }
-    can
-}
-
-fn command(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Command {
-    let mut command = Command::new(binary());
-    command.args(["far", "--report", "--limit", limit, "--from", uri]).args(flags).arg("--").args(program);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    command
-}
-
-/// A paged program, which ends with the test.
-struct Job(Child);
-
-impl Job {
-    fn start(command: &mut Command) -> Self {
-        Self(command.spawn().unwrap())
-    }
-
-    fn finish(mut self) -> Output {
-        let (mut out, mut err) = (self.0.stdout.take().unwrap(), self.0.stderr.take().unwrap());
-        let read = |from: &mut dyn std::io::Read| {
-            let mut bytes = Vec::new();
-            from.read_to_end(&mut bytes).unwrap();
-            bytes
-        };
-        let (stdout, stderr) = std::thread::scope(|scope| {
-            let out = scope.spawn(|| read(&mut out));
-            let err = read(&mut err);
-            (out.join().unwrap(), err)
-        });
-        let status = self.0.wait().unwrap();
-        Output { status, stdout, stderr }
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        // The pager and all that it runs.
-        let group = rustix::process::Pid::from_child(&self.0);
-        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-            let _ = self.0.wait();
-        }
-    }
-}
-
-fn far(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Output {
-    Job::start(&mut command(uri, limit, flags, program)).finish()
-}
-
-/// Runs a program in far memory; it must succeed. Gives what it printed, and how many pages were fetched.
-fn far_well(uri: &str, limit: &str, program: &[&str]) -> (Vec<u8>, u64) {
-    let output = far(uri, limit, &["--class", "none"], program);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program:?} at {limit} from {uri}: {}\n{said}", output.status);
-    let fetched = said.split(" fetched").next().and_then(|before| before.rsplit(' ').next());
-    let fetched = fetched.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no report: {said}"));
-    (output.stdout, fetched)
-}
 
 fn python() -> Option<&'static str> {
     let python = "/usr/bin/python3";

@@ -1,0 +1,184 @@
+//! Ends and faults of `byway far`: whatever is killed, no program reads a page that is not its own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use byway_e2e::far::{Job, Lender, can_page, command, compiled, far};
+use byway_e2e::{LIMIT, until};
+use byway_skip::{SkipReason, skip_this};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// A program with a forked child; both have far pages, and wait for the end of their input.
+struct Waiting {
+    job: Job,
+    _lender: Lender,
+    _folder: tempfile::TempDir,
+}
+
+impl Waiting {
+    fn start() -> Option<Self> {
+        if !can_page() {
+            return None;
+        }
+        let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_linux/torture.c");
+        let program = compiled(&source, folder.path())?.display().to_string();
+        let mut command = command(&lender.uris()[0], "16M", &["--class", "none"], &[&program, "waits"]);
+        let mut job = Job::start(command.stdin(Stdio::piped()));
+        let mut line = String::new();
+        BufReader::new(job.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "filled\n");
+        Some(Self { job, _lender: lender, _folder: folder })
+    }
+
+    /// Ends the programs' input, and waits until all that wrote to its standard error have ended. Gives that.
+    fn finish(mut self) -> (Option<i32>, String) {
+        drop(self.job.0.stdin.take());
+        let mut said = String::new();
+        self.job.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let status = until(Instant::now() + LIMIT, "the job's end", || self.job.0.try_wait().unwrap());
+        (status.code(), said)
+    }
+}
+
+/// The only child of a process.
+fn child(process: Pid) -> Pid {
+    let path = format!("/proc/{0}/task/{0}/children", process.as_raw_nonzero());
+    let children = std::fs::read_to_string(path).unwrap();
+    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+}
+
+#[test]
+fn the_pagers_death_ends_a_program_and_its_forked_child_and_neither_reads_zeroes() {
+    let Some(waiting) = Waiting::start() else { return };
+    kill_process(child(Pid::from_child(&waiting.job.0)), Signal::KILL).unwrap();
+    let (code, said) = waiting.finish();
+    assert!(said.contains("the pager was killed") && !said.contains("instead of"), "{said}");
+    assert_eq!(code, Some(1), "{said}");
+}
+
+#[test]
+fn the_keepers_death_ends_them_too() {
+    let Some(waiting) = Waiting::start() else { return };
+    kill_process(Pid::from_child(&waiting.job.0), Signal::KILL).unwrap();
+    let (code, said) = waiting.finish();
+    assert!(said.contains("its first process was killed") && !said.contains("instead of"), "{said}");
+    assert_eq!(code, None, "{said}");
+}
+
+#[test]
+fn a_signal_to_byway_is_passed_on_to_the_program() {
+    let Some(waiting) = Waiting::start() else { return };
+    kill_process(Pid::from_child(&waiting.job.0), Signal::TERM).unwrap();
+    let (code, said) = waiting.finish();
+    assert!(code == Some(128 + 15) && !said.contains("instead of"), "{code:?} {said}");
+}
+
+/// Fills 32 MiB, and has what a terminal sends.
+const INTERRUPTED: &str = r#"
+import time
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+try:
+    print("filled", flush=True)
+    while True: time.sleep(1)
+except KeyboardInterrupt:
+    assert all(pages[i] == b"%07d." % i * 512 for i in range(8000))
+    print("good", flush=True)
+"#;
+
+fn python() -> Option<&'static str> {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).is_file() {
+        skip_this(SkipReason::MissingTool("python3"));
+        return None;
+    }
+    Some(python)
+}
+
+#[test]
+fn an_interrupt_from_the_terminal_is_the_programs_affair() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let mut job =
+        Job::start(&mut command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", INTERRUPTED]));
+    let mut stdout = BufReader::new(job.0.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "filled\n");
+    for signal in [Signal::TSTP, Signal::CONT, Signal::INT] {
+        kill_process_group(Pid::from_child(&job.0), signal).unwrap();
+    }
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    let mut said = String::new();
+    job.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let status = until(Instant::now() + LIMIT, "the program's end", || job.0.try_wait().unwrap());
+    assert!(status.success() && rest == "good\n", "{status} {rest} {said}");
+}
+
+#[test]
+fn a_program_that_connects_to_the_pager_and_says_nothing_holds_up_nobody() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let program = r#"
+import os, socket
+silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for i in range(8)]
+for one in silent: one.connect(os.environ["BYWAY_FAR_SOCKET"])
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+assert all(pages[i] == b"%07d." % i * 512 for i in range(8000))
+print("good")
+"#;
+    let output = far(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", program]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"good\n", "{said}");
+    assert!(!said.contains("cannot be paged"), "its end came before the pager's patience had: {said}");
+}
+
+/// A file system of 2 MiB, unmounted when it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf) -> Option<Self> {
+        std::fs::create_dir(&at).unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2M", "far-spill"]).arg(&at).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(at)),
+            _ => {
+                skip_this(SkipReason::Machine("a tmpfs cannot be mounted (needs root)"));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn where_the_spill_file_has_no_room_pages_stay_and_none_is_lost() {
+    if !can_page() {
+        return;
+    }
+    let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let Some(small) = Small::mount(folder.path().join("small")) else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_linux/torture.c");
+    let Some(program) = compiled(&source, folder.path()) else { return };
+    let (program, small) = (program.display().to_string(), small.0.display().to_string());
+    for case in ["forks", "remaps"] {
+        let output = far(&lender.uris()[0], "16M", &["--class", "disk", "--spill", &small], &[&program, case]);
+        let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        assert!(output.status.success() && stdout == "good\n", "{case}: {}\n{stdout}{stderr}", output.status);
+        assert!(stderr.contains("the spill file cannot be written") && stderr.contains(" 0 lost"), "{stderr}");
+    }
+}
