@@ -11,14 +11,6 @@ impl Pager {
         self.spaces.insert(id, Space::new(can_move));
     }
 
-    /// Whether the pages of a program can go; no longer once it can move none.
-    pub fn cannot_move(&mut self, id: SpaceId) {
-        let Some(space) = self.spaces.get_mut(&id) else { return };
-        if std::mem::replace(&mut space.can_move, false) {
-            self.local -= space.local;
-        }
-    }
-
     /// A program has ended, or runs another file.
     pub fn remove_space(&mut self, id: SpaceId) {
         let Some(mut space) = self.spaces.remove(&id) else { return };

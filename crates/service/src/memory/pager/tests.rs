@@ -425,7 +425,7 @@ fn a_fork_while_a_page_goes_back_gives_the_frame_two_owners_and_neither_frees_it
 fn a_page_comes_above_the_budget_where_a_helper_is_stopped_in_the_midst_of_its_moves() {
     let mut pager = Pager::new(FRAMES, 1);
     let [here, other] = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
-    pager.add_slab();
+    pager.add_slab(PLACES_PER_SLAB);
     for at in [here, other] {
         pager.add_space(at.space, true);
         pager.add_pages(at.space, at.page..at.page + 1, if at == here { std::slice::from_ref(&(7..8)) } else { &[] });
