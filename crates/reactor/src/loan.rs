@@ -84,6 +84,15 @@ impl SharedFile {
         self.is_sealed.load(Ordering::Acquire)
     }
 
+    fn is_small_and_ours(&self) -> bool {
+        self.is_ours && self.bytes <= WRITABLE_LOAN_BYTES_MAX
+    }
+
+    /// See [`Mapping::may_be_lent_for_writing`](crate::Mapping::may_be_lent_for_writing).
+    pub(crate) fn may_be_lent_for_writing(&self) -> bool {
+        self.is_small_and_ours() && !self.is_sealed() && !self.taken_back.load(Ordering::Acquire)
+    }
+
     /// Seals a file of ours so; whether it, or a caller's, is.
     fn seal(&self) -> bool {
         if self.is_ours && !self.is_sealed() {
@@ -115,8 +124,7 @@ impl SharedFile {
 
 impl Loan {
     pub(crate) fn begin(region: &Arc<Region>, file: &Arc<SharedFile>, write: bool) -> Option<Self> {
-        let is_for_writing = file.is_ours && file.bytes <= WRITABLE_LOAN_BYTES_MAX;
-        if (write && !is_for_writing) || file.taken_back.load(Ordering::Acquire) {
+        if (write && !file.is_small_and_ours()) || file.taken_back.load(Ordering::Acquire) {
             return None;
         }
         let next = |lent: isize| match (write, lent) {

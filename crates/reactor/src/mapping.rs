@@ -90,6 +90,12 @@ impl Mapping {
         Loan::begin(&self.inner.region, file, write)
     }
 
+    /// Whether [`Mapping::lend`] can give a peer the memory for writing, now or when others have given it back. A loan for reading
+    /// ends that for good.
+    pub fn may_be_lent_for_writing(&self) -> bool {
+        self.inner.file.as_ref().is_some_and(|file| file.may_be_lent_for_writing())
+    }
+
     /// Lends a peer that has it mapped still the same memory in the same way again; nothing is to be sent to it. `None` as for
     /// [`Mapping::lend`], and if `resting` is of other memory.
     pub fn lend_again(&self, resting: &RestingLoan) -> Option<Loan> {

@@ -92,8 +92,13 @@ impl Core {
             }
         }
         // Of one for a single use nobody but we can say whether it was used.
-        for (key, write) in [(put, true), (get, false)].into_iter().filter(|_| !once) {
-            key.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), write));
+        if !once {
+            let puts = put.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), true));
+            // A loan for reading seals the memory, and no later peer could be lent it for writing. If this peer could have been but was
+            // not, as when it has just died, then this window goes by the stream.
+            if puts != Some(false) || !mapping.may_be_lent_for_writing() {
+                get.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), false));
+            }
         }
         Ok(Descriptor::new(put, get, len))
     }

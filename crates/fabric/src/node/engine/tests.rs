@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use super::*;
 use crate::node::memory::Held;
 use crate::node::wire::{CreditBody, MessageBody};
-use crate::node::{Node, Op as NodeOp};
+use crate::node::{Node, Op as NodeOp, Rights};
 use crate::wire::{Grant, Header as WireHeader, WindowNews};
 use crate::{GetError, Handler, WindowKey};
 
@@ -127,6 +127,23 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     drop(used);
     core.end_lingering();
     assert_eq!((result(), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
+}
+
+#[test]
+fn memory_that_a_dead_peer_cannot_be_lent_is_lent_to_the_next_one_for_writing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Shared(folder.path().join("s"));
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    node.listen(&at).unwrap();
+    let (peer, session) = Peer::of(&node, at);
+    drop(peer);
+    let mapping = Mapping::shared(4096).unwrap();
+    let mut engine = node.inner.try_engine().unwrap();
+    let Engine { reactor, fabric, core, .. } = &mut *engine;
+    let (place, terms) = ((&mapping, (0, 4096)), (Rights::BOTH, false));
+    core.open(fabric, reactor, &[session], place, terms).expect("the peer's death is not known yet");
+    assert_eq!(fabric.loan_count(), 0);
+    assert!(mapping.lend(true).is_some());
 }
 
 /// A window that is closed promises that its peer can no longer reach the memory.
