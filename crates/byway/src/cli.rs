@@ -127,11 +127,13 @@ pub struct ServeArguments {
     pub volume: Vec<String>,
     /// A directory to share; may be repeated. Clients connect to the addresses of --listen
     ///
-    /// SPEC is NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,access=CLIENT[:ro]]...[,description=TEXT]. Without users, clients
+    /// SPEC is NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,writers=local|exclusive][,access=CLIENT[:ro]]...
+    /// [,description=TEXT]. Without users, clients
     /// have the rights of DIR's owner and group if the node runs as root, else those of the node's user; if the owner or group is root,
     /// they have those of nobody (65534). users=squash:UID[:GID] names another user (GID defaults to UID; squash:0 makes clients
     /// root). users=trust takes user and groups from each client's machine and maps root to nobody; users=trust-root keeps root.
-    /// All three need a node that runs as root. Volumes and shares have one name space. CLIENT is as for --volume.
+    /// All three need a node that runs as root. writers=exclusive says that only clients change the directory's files: then mounts keep
+    /// attributes and names until another client changes them. Volumes and shares have one name space. CLIENT is as for --volume.
     #[arg(long, value_name = "SPEC")]
     pub share: Vec<String>,
     /// Refused, with what to write.

@@ -89,13 +89,9 @@ fn git_and_sqlite_work_in_a_mount() {
     mount.unmount();
 }
 
-#[test]
-fn two_mounts_see_each_other_at_once() {
+fn two_mounts_see_each_other(options: &'static str) {
     const LINES: usize = 300;
-    if lacks_mounts() {
-        return;
-    }
-    let rig = Rig::new(",users=squash:0");
+    let rig = Rig::new(options);
     let server = rig.serve();
     let one = rig.mount("one", &rig.unix(), &[]);
     let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
@@ -135,6 +131,20 @@ fn two_mounts_see_each_other_at_once() {
     drop((reader, writer));
     one.unmount();
     two.unmount();
+}
+
+#[test]
+fn two_mounts_see_each_other_at_once() {
+    if !lacks_mounts() {
+        two_mounts_see_each_other(",users=squash:0");
+    }
+}
+
+#[test]
+fn two_mounts_that_keep_attributes_and_names_see_each_other_at_once() {
+    if !lacks_mounts() {
+        two_mounts_see_each_other(",users=squash:0,writers=exclusive");
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(super) struct ShareForm {
     #[serde(default)]
     pub(super) read_only: bool,
     pub(super) users: Option<String>,
+    pub(super) writers: Option<String>,
     pub(super) access: Option<Vec<String>>,
     pub(super) description: Option<String>,
 }
@@ -48,6 +49,9 @@ impl ShareForm {
         share.read_only = self.read_only;
         if let Some(users) = &self.users {
             share.users = spec::parse_users(users).map_err(|error| value(at(".users"), error))?;
+        }
+        if let Some(writers) = &self.writers {
+            share.writers = spec::parse_writers(writers).map_err(|error| value(at(".writers"), error))?;
         }
         if let Some(clients) = &self.access {
             // An empty list would join to nothing, which is refused: it must not let everybody in.

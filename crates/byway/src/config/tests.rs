@@ -97,8 +97,9 @@ fn the_sample_is_good_as_it_stands_and_with_all_that_it_shows() {
     assert_eq!((read_only, direct, tls_required, shared), (false, true, false, false));
     assert!([stage, rate, format, description].iter().all(Option::is_some) && access.is_some());
     // `users` is shown as text: beside `user` it is refused.
-    let ShareForm { directory: _, read_only, users, access, description } = share.remove("work").unwrap();
+    let ShareForm { directory: _, read_only, users, writers, access, description } = share.remove("work").unwrap();
     assert_eq!((read_only, users, access.is_some(), description.is_some()), (false, None, true, true));
+    assert_eq!(writers.as_deref(), Some("exclusive"));
 }
 
 #[test]

@@ -147,6 +147,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     let options = ClientOptions { tls, lost_after, ..ClientOptions::new(uri.resolve()?, share) };
     let failed = |source| CommandError::Client { uri: uri.to_string(), source };
     let client = Arc::new(Client::connect(options).map_err(failed)?);
+    client.keep_caches().map_err(CommandError::Thread)?;
     let is = |option| arguments.options.contains(&option);
     let options = MountOptions {
         source: uri.to_string(),

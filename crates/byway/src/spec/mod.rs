@@ -57,7 +57,7 @@ use text::Text;
 pub use format::format;
 pub(crate) use options::{FORMAT_USAGE, check_direct, check_rate, check_shared, check_stage};
 pub use share::parse_share;
-pub(crate) use share::parse_users;
+pub(crate) use share::{parse_users, parse_writers};
 
 /// What is wrong with a specification, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -136,13 +136,18 @@ pub enum SpecFault {
     Option(String),
     /// An option of a share that there is not.
     #[error(
-        "unknown option `{0}` of a share; write ro, users=squash:UID, users=trust, access=CLIENT or description=TEXT (a comma inside \
+        "unknown option `{0}` of a share; write ro, users=squash:UID, users=trust, writers=exclusive, access=CLIENT or description=TEXT (a comma inside \
          a path needs a backslash or quotes)"
     )]
     ShareOption(String),
     /// A bad `users=`.
     #[error("invalid users `{0}`; write users=squash:UID[:GID] with numbers, users=trust or users=trust-root")]
     Users(String),
+    /// A bad `writers=`.
+    #[error(
+        "invalid writers `{0}`; write writers=local, or writers=exclusive if no program of this machine changes the directory's files"
+    )]
+    Writers(String),
     /// A rate under [`limits::RATE_BYTES_MIN`].
     #[error("a rate of {0} bytes per second is under 1K/s; write for example 100M/s")]
     Rate(u64),

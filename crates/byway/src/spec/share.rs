@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use byway_fabric::access::AccessError;
 use byway_reactor::privilege::User;
 use byway_service::block::spec::VolumeName;
-use byway_service::file::{ShareSpec, Users};
+use byway_service::file::{ShareSpec, Users, Writers};
 
 use super::options::{flag, once};
 use super::text::Text;
@@ -37,7 +37,7 @@ pub fn parse_share(spec: &str) -> Result<ShareSpec, SpecError> {
 }
 
 fn apply(share: &mut ShareSpec, parts: impl Iterator<Item = Text>) -> Result<(), SpecError> {
-    let mut users = None;
+    let (mut users, mut writers) = (None, None);
     for part in parts {
         let (key, value) = match part.split_once('=') {
             Some((key, value)) => (key.value(), Some(value)),
@@ -48,6 +48,10 @@ fn apply(share: &mut ShareSpec, parts: impl Iterator<Item = Text>) -> Result<(),
             "users" => {
                 let text = value.map(|value| value.value()).unwrap_or_default();
                 once(&mut users, parse_users(&text).map_err(|fault| part.error(fault))?, "users", &part)?;
+            }
+            "writers" => {
+                let text = value.map(|value| value.value()).unwrap_or_default();
+                once(&mut writers, parse_writers(&text).map_err(|fault| part.error(fault))?, "writers", &part)?;
             }
             "access" => {
                 let value =
@@ -66,6 +70,7 @@ fn apply(share: &mut ShareSpec, parts: impl Iterator<Item = Text>) -> Result<(),
         }
     }
     share.users = users.unwrap_or_default();
+    share.writers = writers.unwrap_or_default();
     Ok(())
 }
 
@@ -88,6 +93,18 @@ pub(crate) fn parse_users(text: &str) -> Result<Users, SpecFault> {
     Ok(Users::Squash(User { uid, gid, groups: vec![gid] }))
 }
 
+/// Reads what follows `writers=`.
+///
+/// # Errors
+/// [`SpecFault::Writers`].
+pub(crate) fn parse_writers(text: &str) -> Result<Writers, SpecFault> {
+    match text {
+        "local" => Ok(Writers::Local),
+        "exclusive" => Ok(Writers::Exclusive),
+        _ => Err(SpecFault::Writers(text.to_owned())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use byway_fabric::access::Identity;
@@ -103,6 +120,8 @@ mod tests {
         let share = parse_share("home=/srv,access=unix:ro").unwrap();
         assert_eq!((share.users, share.read_only), (Users::Owner, false));
         assert_eq!(share.access.right(&Identity::default()), None);
+        assert_eq!(share.writers, Writers::Local);
+        assert_eq!(parse_share("h=/srv,writers=exclusive").unwrap().writers, Writers::Exclusive);
         assert_eq!(parse_share("h=/srv,users=trust").unwrap().users, Users::Trust);
         assert_eq!(parse_share("h=/srv,users=trust-root").unwrap().users, Users::TrustRoot);
     }
@@ -116,6 +135,7 @@ mod tests {
             ("home=/srv,rw", 11, "unknown option `rw` of a share"),
             ("home=/srv,users=alice", 11, "write users=squash:UID"),
             ("home=/srv,users=squash:4294967295", 11, "invalid users"),
+            ("home=/srv,writers=me", 11, "write writers=local"),
             ("home=/srv,ro,ro", 14, "given twice"),
             ("home=/srv,ro=1", 11, "no value"),
         ] {

@@ -181,15 +181,19 @@ impl<R: Clone> Leases<R> {
         heard
     }
 
-    /// A session has ended. Its client may not know yet, and uses its leases until they run out; `returned` says that the client
-    /// ended it in order and uses none.
-    pub fn leave(&mut self, session: u64, returned: bool, now: Instant) {
+    /// A session has ended. Its client may not know yet, and uses its leases until they run out.
+    pub fn leave(&mut self, session: u64, now: Instant) {
         let Some(one) = self.sessions.get_mut(&session) else { return };
         one.heard.end();
         one.gone = true;
-        if returned || one.held.is_empty() || seeded::is(Bug::LeaseEndsWithSession) {
+        if one.held.is_empty() || seeded::is(Bug::LeaseEndsWithSession) {
             self.drop_session(session, now);
         }
+    }
+
+    /// A session uses none of its leases any more.
+    pub fn returned_all(&mut self, session: u64, now: Instant) {
+        self.drop_session(session, now);
     }
 
     /// Where the order of changes is now: said before a file is read for [`Leases::grant`].

@@ -11,4 +11,4 @@ pub mod server;
 pub mod share;
 pub mod wire;
 
-pub use self::share::{NOBODY, Share, ShareError, ShareSpec, Users};
+pub use self::share::{NOBODY, Share, ShareError, ShareSpec, Users, Writers};

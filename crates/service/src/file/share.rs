@@ -31,6 +31,16 @@ pub enum Users {
 /// The user and group without rights of their own, by the number that Linux has for them.
 pub const NOBODY: u32 = 65534;
 
+/// Who else changes the files of a share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Writers {
+    /// Programs of the server's machine do too: clients ask the server for everything.
+    #[default]
+    Local,
+    /// Only clients do, so they may keep attributes and names as long as no other client changes them.
+    Exclusive,
+}
+
 /// A share as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareSpec {
@@ -42,6 +52,8 @@ pub struct ShareSpec {
     pub read_only: bool,
     /// Whose rights clients have.
     pub users: Users,
+    /// Who else changes its files.
+    pub writers: Writers,
     /// Which clients may use it.
     pub access: Access,
     /// What a listing shows beside the name.
@@ -51,8 +63,8 @@ pub struct ShareSpec {
 impl ShareSpec {
     /// A writable share without options.
     pub fn new(name: VolumeName, directory: PathBuf) -> Self {
-        let (users, access) = (Users::default(), Access::default());
-        Self { name, directory, read_only: false, users, access, description: None }
+        let (users, writers, access) = (Users::default(), Writers::default(), Access::default());
+        Self { name, directory, read_only: false, users, writers, access, description: None }
     }
 }
 
@@ -176,6 +188,11 @@ impl Share {
     pub fn right(&self, client: &Identity) -> Option<Right> {
         let right = self.spec.access.right(client)?;
         Some(if self.spec.read_only { Right::Read } else { right })
+    }
+
+    /// Whether clients may keep what they know of its files.
+    pub(super) fn gives_leases(&self) -> bool {
+        self.spec.writers == Writers::Exclusive
     }
 
     pub(super) fn root(&self) -> &OwnedFd {

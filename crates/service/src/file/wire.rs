@@ -81,6 +81,8 @@ pub enum Method {
     Access = 33,
     /// The client does not come back: what it holds is let go at once.
     Detach = 34,
+    /// Return leases and wait for recalls: the payload of both is a list of [`Lease`]. A session that calls this gets leases.
+    Recalls = 35,
 }
 
 impl Method {
@@ -118,7 +120,7 @@ impl Method {
     /// The method of that number.
     pub fn from_number(number: u16) -> Option<Self> {
         use Method as M;
-        const ALL: [M; 34] = [
+        const ALL: [M; 35] = [
             M::Attach,
             M::List,
             M::LookUp,
@@ -153,6 +155,7 @@ impl Method {
             M::Lock,
             M::Access,
             M::Detach,
+            M::Recalls,
         ];
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -174,6 +177,8 @@ pub const FLAG_CANCEL: u32 = 32;
 pub const FLAG_APPEND: u32 = 64;
 /// `Lock`: the client had this lock from the server process before this one. Good in the grace time alone.
 pub const FLAG_RECLAIM: u32 = 128;
+/// `Recalls`: the session uses no lease any more; answered at once.
+pub const FLAG_ALL: u32 = 256;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;
@@ -294,6 +299,26 @@ pub struct OpenResult {
     pub handle: U64,
 }
 
+/// Result of `LookUp` and `GetAttributes`, in a session that takes recalls: versions of the leases that come with the answer, 0 for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct GrantedLeases {
+    /// On the node that was asked about.
+    pub on_node: U64,
+    /// On the one that was found.
+    pub on_found: U64,
+}
+
+/// A lease that is recalled or returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Lease {
+    /// The node.
+    pub node: U64,
+    /// Of the grant.
+    pub version: U64,
+}
+
 /// One of a list of nodes to forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -405,6 +430,7 @@ pub struct ShareEntry {
 
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
+const _: () = assert!(size_of::<GrantedLeases>() == 16 && size_of::<Lease>() == 16);
 const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 122);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 

@@ -13,7 +13,7 @@ use byway_reactor::privilege::User;
 use byway_reactor::{Address, IoChoice, Reactor, Wait};
 use byway_service::block::spec::VolumeName;
 use byway_service::file::server::{Recovery, Shares};
-use byway_service::file::{Share, ShareSpec, Users};
+use byway_service::file::{Share, ShareSpec, Users, Writers};
 use byway_service::host::Host;
 use byway_service::limits::{CALLS_PER_SESSION, FILE_GRACE};
 
@@ -32,10 +32,17 @@ pub fn share(directory: &Path, users: Users, read_only: bool) -> Arc<Share> {
     Arc::new(Share::open(spec).unwrap())
 }
 
+/// The same, of a directory whose files only clients change.
+pub fn exclusive(directory: &Path) -> Arc<Share> {
+    let spec = ShareSpec { writers: Writers::Exclusive, ..share(directory, Users::Owner, false).spec().clone() };
+    Arc::new(Share::open(spec).unwrap())
+}
+
 /// A server of its own thread and loop; it ends when this is dropped.
 pub struct Server {
     pub at: Address,
     stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,6 +56,8 @@ impl Server {
         let (send, receive) = std::sync::mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let answered = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&answered);
         let thread = std::thread::spawn(move || {
             let mut reactor = Reactor::open(IoChoice::Auto, 32 << 20).unwrap();
             let spoken = vec![Shares::spoken(CALLS_PER_SESSION)];
@@ -63,6 +72,7 @@ impl Server {
             send.send(at).unwrap();
             while !stopped.load(Ordering::Acquire) {
                 host.flush(&mut reactor, &mut [&mut files]);
+                count.store(host.sessions().answered(), Ordering::Release);
                 reactor.reap(&mut completions, Wait::Until(reactor.now() + Duration::from_millis(20))).unwrap();
                 for completion in completions.drain(..) {
                     match completion.token.class() {
@@ -75,7 +85,12 @@ impl Server {
                 }
             }
         });
-        Self { at: receive.recv().unwrap(), stop, thread: Some(thread) }
+        Self { at: receive.recv().unwrap(), stop, answered, thread: Some(thread) }
+    }
+
+    /// Calls that were answered, as of the last turn of the loop.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Acquire)
     }
 }
 

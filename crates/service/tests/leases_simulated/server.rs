@@ -62,7 +62,7 @@ impl Server {
     /// A session's connection has gone.
     pub fn lose(&mut self, session: u64, now: Instant, wire: &mut Vec<Message>) {
         if self.sessions.remove(&session).is_some() {
-            self.leases.leave(session, false, now);
+            self.leases.leave(session, now);
             self.act(now, wire);
         }
     }

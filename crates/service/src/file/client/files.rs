@@ -47,9 +47,17 @@ impl Client {
     /// # Errors
     /// The file system's, as for all calls; `EIO` if the server is lost.
     pub fn look_up(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<Found, Errno> {
+        if let Some(known) = self.cached_entry(caller, parent, name) {
+            return known;
+        }
         let ask = Ask { repeatable: true, ..Self::in_directory(caller, parent, name) };
-        let (live, reply) = self.ask(Method::LookUp, &ask)?;
-        Ok(self.hold(live, parent, name, &entry_of(&reply)?))
+        let ticket = self.ticket(parent);
+        let asked = self.ask(Method::LookUp, &ask);
+        let (live, reply) = asked.inspect_err(|error| self.learn_absent(caller, ticket, (parent, name), *error))?;
+        let entry = entry_of(&reply)?;
+        let found = self.hold(live, parent, name, &entry);
+        self.learn_entry(caller, ticket, (parent, name), &found, &reply);
+        Ok(found)
     }
 
     /// Attributes of a node, or of an open file.
@@ -57,8 +65,15 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn attributes(&self, caller: Caller<'_>, node: u64, handle: Option<u64>) -> Result<Attributes, Errno> {
+        if let Some(known) = self.cached_attributes(node) {
+            return Ok(known);
+        }
         let ask = Ask { second_handle: handle, ..Self::on_node(caller, node) };
-        attributes_of(&self.ask(Method::GetAttributes, &ask)?.1)
+        let ticket = self.ticket(node);
+        let (_, reply) = self.ask(Method::GetAttributes, &ask)?;
+        let attributes = attributes_of(&reply)?;
+        self.learn_attributes(ticket, node, &attributes, &reply);
+        Ok(attributes)
     }
 
     /// Changes attributes; gives them as they are then.
@@ -245,7 +260,7 @@ impl Client {
         let told = self.link.now().ok_or(Failure::NotSent).and_then(|live| {
             let told = self.close_remote(live, remote);
             if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
-                self.link.lose(live.number);
+                self.lose(live.number);
             }
             told
         });
@@ -376,6 +391,7 @@ impl Client {
         data: &[u8],
         mut take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
+        let changing = self.changing(method, ask);
         let called = self.repeat(method, ask.repeatable, |live, slot| {
             let (arguments, payload) = self.arguments(live, ask, slot)?;
             let buffer = self.link.buffer(live)?;
@@ -385,6 +401,7 @@ impl Client {
             self.link.buffers.give_back(buffer);
             taken.map_err(|errno| Failure::Call(errno.into()))
         });
+        changing.ended(&called);
         let (live, taken) = called?;
         self.note_changes(live, method, ask);
         Ok(taken)

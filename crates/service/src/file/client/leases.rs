@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use crate::limits::{FILE_ENTRIES_CACHED_MAX, FILE_LEASE_USE};
+use crate::limits::{FILE_ENTRIES_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE};
 
 /// A call under way that reads: what was held when it was sent.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ pub struct Leases<A> {
     until: Instant,
     /// Counts recalls, own changes and sessions.
     events: u64,
-    /// The last event of any node that is not known here.
+    /// The last event that may have been of any node: what was asked before is not kept.
     unknown_event: u64,
     entry_count: usize,
 }
@@ -133,6 +133,11 @@ impl<A: Clone> Leases<A> {
         if epoch == self.epoch || seeded::is(Bug::LeaseOfOldSession) {
             self.until = self.until.max(from + FILE_LEASE_USE);
         }
+    }
+
+    /// Whether leases are held and no message was answered for [`FILE_LEASE_RENEWAL`].
+    pub fn needs_renewal(&self, now: Instant) -> bool {
+        now + FILE_LEASE_USE > self.until + FILE_LEASE_RENEWAL && self.has_leases()
     }
 
     /// Whether any lease is held, which has to be renewed.
@@ -194,12 +199,11 @@ impl<A: Clone> Leases<A> {
     }
 
     fn node(&mut self, node: u64) -> &mut Node<A> {
-        let event = self.unknown_event;
-        self.nodes.entry(node).or_insert_with(|| Node { event, ..Node::default() })
+        self.nodes.entry(node).or_default()
     }
 
     fn event_of(&self, node: u64) -> u64 {
-        self.nodes.get(&node).map_or(self.unknown_event, |node| node.event)
+        self.nodes.get(&node).map_or(0, |node| node.event).max(self.unknown_event)
     }
 
     /// Whether a lease on the node holds now.

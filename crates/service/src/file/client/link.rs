@@ -139,6 +139,11 @@ impl Link {
         self.state().live
     }
 
+    /// Whether no further session is made.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
     /// Makes the first session.
     pub(super) fn open(&self, attached: OnAttached<'_>) -> Result<Live, ClientError> {
         let live = self.attempt(1, attached)?;

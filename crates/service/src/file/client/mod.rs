@@ -7,6 +7,7 @@
 //! done is not known. A sync fails once if the server process went that had taken writes before it.
 
 mod buffers;
+mod caches;
 mod files;
 mod held_locks;
 pub mod leases;
@@ -29,6 +30,7 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use self::caches::Caches;
 pub use self::files::Listed;
 use self::link::{Failure, Link, Live, Server};
 pub use self::list::{ListedShare, list};
@@ -141,6 +143,7 @@ pub struct Client {
     unclosed: Mutex<Vec<Remote>>,
     openers: Openers,
     slots: SlotPool,
+    caches: Caches,
 }
 
 /// A call, before the server's names are put in.
@@ -178,6 +181,7 @@ impl Client {
             unclosed: Mutex::default(),
             openers: Openers::default(),
             slots: SlotPool::default(),
+            caches: Caches::default(),
         };
         client.link.open(&mut |live, root| client.attached(live, root))?;
         Ok(client)
@@ -185,6 +189,7 @@ impl Client {
 
     /// Ends the session; calls fail from now on.
     pub fn close(&self) {
+        self.return_leases();
         self.link.close();
     }
 
@@ -208,6 +213,7 @@ impl Client {
 
     /// A session has begun, and no call but these has been made in it. False: the share is another directory.
     fn attached(&self, live: Live, root: &Entry) -> Result<bool, Failure> {
+        self.caches.begin_session(live.number);
         let root_remote = Remote { epoch: live.epoch, name: root.node.get() };
         if !self.table().attach(root_remote, &root.attributes) {
             return Ok(false);
@@ -223,22 +229,32 @@ impl Client {
         Ok(true)
     }
 
+    /// The session of that number has ended.
+    fn lose(&self, number: u64) {
+        // Before there is another: the server gives leases of the old one to others then.
+        self.caches.end_session(number);
+        self.link.lose(number);
+    }
+
     fn live(&self) -> Result<Live, Failure> {
         self.link.live(&mut |live, root| self.attached(live, root))
     }
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
-        let (live, reply) = self.repeat(method, ask.repeatable, |live, slot| self.ask_once(live, method, ask, slot))?;
+        let changing = self.changing(method, ask);
+        let answered = self.repeat(method, ask.repeatable, |live, slot| self.ask_once(live, method, ask, slot));
+        changing.ended(&answered);
+        let (live, reply) = answered?;
         self.note_changes(live, method, ask);
         Ok((live, reply))
     }
 
-    /// Remembers which files and directories a call has changed, until they are synced.
-    fn note_changes(&self, live: Live, method: Method, ask: &Ask<'_>) {
-        let mut table = self.table();
+    /// The files and directories that a call changes, as far as it names them.
+    fn changed_nodes(&self, method: Method, ask: &Ask<'_>) -> [Option<u64>; 2] {
+        let table = self.table();
         let of = |handle: Option<u64>| handle.and_then(|handle| table.handle(handle)).map(|(_, opened)| opened.node);
         let truncates = ask.flags & rustix::fs::OFlags::TRUNC.bits() != 0;
-        let changed = match method {
+        match method {
             Method::Write | Method::Allocate => [of(ask.handle), None],
             Method::CopyRange => [of(ask.second_handle), None],
             Method::Open if truncates => [ask.node, None],
@@ -254,7 +270,12 @@ impl Client {
             | Method::Link
             | Method::Rename => [ask.node, ask.second_node],
             _ => [None, None],
-        };
+        }
+    }
+
+    /// Remembers which files and directories a call has changed, until they are synced.
+    fn note_changes(&self, live: Live, method: Method, ask: &Ask<'_>) {
+        let changed = self.changed_nodes(method, ask);
         let attributes = match method {
             // A sync of data alone has the size with it.
             Method::SetAttributes => {
@@ -263,6 +284,7 @@ impl Client {
             Method::SetXattr | Method::RemoveXattr => true,
             _ => false,
         };
+        let mut table = self.table();
         for node in changed.into_iter().flatten() {
             table.changed(node, live.instance, attributes);
         }
@@ -291,13 +313,16 @@ impl Client {
                 // The end of the session is noticed now rather than by the loss of the call.
                 let _ = self.link.rpc.node().turn();
             }
-            let sent = Instant::now();
+            let (sent, asked) = (Instant::now(), caches::now());
             let called = call(live, slot);
             if matches!(called, Ok(_) | Err(Failure::Call(_))) {
                 self.link.heard(sent);
             }
             match called {
-                Ok(answer) => return Ok((live, answer)),
+                Ok(answer) => {
+                    self.caches.answered(live.number, asked);
+                    return Ok((live, answer));
+                }
                 Err(Failure::Call(CallError::Busy | CallError::Grace)) => {
                     let since: Instant = *busy_since.get_or_insert_with(Instant::now);
                     if since.elapsed() > FILE_CALL_TIME_MAX {
@@ -311,9 +336,9 @@ impl Client {
                     tracing::error!(?method, "the server did not answer in time: whether it was done is not known");
                     return Err(Errno::IO);
                 }
-                Err(Failure::NotSent) => self.link.lose(live.number),
+                Err(Failure::NotSent) => self.lose(live.number),
                 Err(Failure::Lost) => {
-                    self.link.lose(live.number);
+                    self.lose(live.number);
                     lost_in.get_or_insert(live.epoch);
                 }
             }
@@ -434,6 +459,7 @@ impl Client {
             (table.is_removed(node), table.forget(node, look_ups))
         };
         let Some((remote, answers)) = forgotten else { return };
+        self.caches.forget(node, remote.name);
         let one = Forgotten { node: U64::new(remote.name), count: U64::new(answers) };
         let mut forgotten = self.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
         forgotten.push((remote.epoch, one));
@@ -472,6 +498,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        self.return_leases();
         self.link.close();
     }
 }

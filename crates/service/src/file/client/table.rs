@@ -155,6 +155,13 @@ impl Table {
         }
     }
 
+    /// A node was found again without asking the server. False if it is not known any more.
+    pub(super) fn found(&mut self, number: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&number) else { return false };
+        node.look_ups = node.look_ups.saturating_add(1);
+        true
+    }
+
     /// So many look-ups are forgotten. With the last, gives what the server is told: its name and how many answers named it.
     pub(super) fn forget(&mut self, number: u64, look_ups: u64) -> Option<(Remote, u64)> {
         let node = self.nodes.get_mut(&number).filter(|_| number != ROOT)?;

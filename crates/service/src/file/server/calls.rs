@@ -17,6 +17,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::super::wire::{
     Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
 };
+use super::leases::{Act, Named, Parked};
 use super::outcome::Outcome;
 use super::replies::SlotUse;
 use super::table::{Node, Open};
@@ -129,6 +130,7 @@ impl Shares {
                 self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }
+            Method::Recalls => self.recalls(at, asked),
             Method::Lock => self.lock(at, call, &asked.arguments),
             Method::Read => self.read(at, asked),
             Method::Write => self.write(at, asked),
@@ -172,9 +174,14 @@ impl Shares {
         window: Option<Window>,
         work: Work,
     ) -> Result<(), CallError> {
-        let user = asked.user(&node)?;
-        let job = self.start(at, Job::Worker { call: asked.call, node, window });
-        if !self.workers.run(job, Some(user), work) {
+        let (user, session) = (asked.user(&node)?, asked.call.session);
+        let reads = matches!(asked.method, Method::LookUp | Method::GetAttributes) && node.share.gives_leases();
+        let since = if reads { self.lease_since(session) } else { None };
+        let changed = self.changed_files(asked, &node)?;
+        let job = self.start(at, Job::Worker { call: asked.call, node, window, since });
+        if !changed.is_empty() {
+            self.change(at, (job, session), (&changed, &changed), Parked::Work(user, work));
+        } else if !self.workers.run(job, Some(user), work) {
             self.end(at, job, Err(CallError::Busy));
         }
         Ok(())
@@ -288,30 +295,40 @@ impl Shares {
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                on_two(asked, this, directory)?
+                on_two(asked, this, directory, client.leases.key())?
             }
-            _ => on_directory(asked, this)?,
+            _ => on_directory(asked, this, client.leases.key())?,
         };
         self.work(at, asked, node, None, work)
     }
 }
 
 /// Calls on two nodes of one share.
-fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>) -> Result<Work, CallError> {
+fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>, key: u64) -> Result<Work, CallError> {
     same_share(&this, &directory)?;
-    let name = step(asked.name)?;
+    let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id, directory.id]);
     if asked.method == Method::Link {
-        return Ok(Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name)));
+        let act = Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name));
+        return Ok(Named { key, user, known, names: Vec::new(), act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
-    Ok(Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags)))
+    let names = vec![(Arc::clone(&this), name.clone()), (Arc::clone(&directory), new_name.clone())];
+    let act = Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags));
+    Ok(Named { key, user, known, names, act }.work())
 }
 
 /// Calls that make or remove a name of a directory.
-fn on_directory(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError> {
+fn on_directory(asked: &Asked<'_>, this: Arc<Node>, key: u64) -> Result<Work, CallError> {
     let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
-    let name = step(asked.name)?;
-    Ok(match asked.method {
+    let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id]);
+    // What is there is removed or emptied.
+    let changes_it = match asked.method {
+        Method::Unlink | Method::RemoveDirectory => true,
+        Method::Create => flags & OFlags::TRUNC.bits() != 0,
+        _ => false,
+    };
+    let names = if changes_it { vec![(Arc::clone(&this), name.clone())] } else { Vec::new() };
+    let act: Act = match asked.method {
         Method::Create => Box::new(move || tree::create(this.fd.as_fd(), &name, flags, mode)),
         Method::MakeSymlink => {
             if asked.second_name.len() > LINK_TARGET_MAX {
@@ -331,7 +348,8 @@ fn on_directory(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError> {
             })
         }
         _ => return Err(CallError::Malformed),
-    })
+    };
+    Ok(Named { key, user, known, names, act }.work())
 }
 
 /// Extended attributes: which of them a user may see and change, the file system below says.

@@ -3,13 +3,16 @@
 //! A header never states a length that the file may not have any more: the bytes are taken first. A write is one `write(2)` at the
 //! server: an append is whole, and what the file took of it is answered.
 
+use std::sync::Arc;
+
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, append_payload};
-use byway_reactor::{Frame, Op, Outcome, Token, WriteAt};
+use byway_reactor::{Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
 use super::super::wire::{CallError, FLAG_APPEND};
 use super::calls::Asked;
+use super::leases::Parked;
 use super::table::Open;
 use super::waiting::{Begin, Transfer};
 use super::{Job, JobId, Shares, Window};
@@ -65,6 +68,7 @@ impl Shares {
 
     pub(super) fn write(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
         let (file, len, window) = self.transfer(at, asked, false)?;
+        let node = Arc::clone(&self.client(asked.call.session)?.handle(asked.arguments.node.get())?.node);
         let (call, append) = (asked.call, asked.arguments.flags.get() & FLAG_APPEND != 0);
         let at_offset = WriteAt::Offset(asked.arguments.offset.get());
         let to = if append { WriteAt::End } else { at_offset };
@@ -76,7 +80,7 @@ impl Shares {
             return Ok(());
         }
         if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
-            let job = self.start(at, Job::Get { call, file, to, len });
+            let job = self.start(at, Job::Get { call, node, file, to, len });
             let begin = Begin::Get(window);
             self.transfer_in_turn(at, Transfer { job, session: call.session, len, begin });
             return Ok(());
@@ -85,8 +89,7 @@ impl Shares {
         at.sessions.note_held(call.session, len);
         frame.write(0, asked.data);
         let job = self.start(at, Job::Write { call, len });
-        let write = Op::WriteOnce { file, at: to, from: frame, start: 0, len };
-        at.reactor.submit(write, self.token(job));
+        self.change(at, (job, call.session), (&[node.id], &[node.id]), Parked::Write { file, to, from: frame, len });
         Ok(())
     }
 
@@ -100,15 +103,14 @@ impl Shares {
 
     /// Bytes of a large write are here, or will not come.
     pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: JobId, got: Result<Frame, GetError>) {
-        let Some(Job::Get { call, file, to, len }) = self.jobs.get(job) else { return };
-        let (call, file, to, len) = (*call, *file, *to, *len);
+        let Some(Job::Get { call, node, file, to, len }) = self.jobs.get(job) else { return };
+        let (call, file, to, len, id) = (*call, *file, *to, *len, node.id);
         match got {
             Ok(from) => {
                 if let Some(job) = self.jobs.get_mut(job) {
                     *job = Job::Write { call, len };
                 }
-                let write = Op::WriteOnce { file, at: to, from, start: 0, len };
-                at.reactor.submit(write, self.token(job));
+                self.change(at, (job, call.session), (&[id], &[id]), Parked::Write { file, to, from, len });
             }
             Err(error) => {
                 at.sessions.note_let_go(call.session, len);

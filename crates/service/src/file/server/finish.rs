@@ -10,6 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
 use super::descriptors::Counted;
+use super::leases::Parked;
 use super::outcome::{Found, Listed, Outcome};
 use super::table::{Handle, Node, Open};
 use super::{Job, JobId, Shares, Window};
@@ -22,8 +23,8 @@ impl Shares {
             let attaching = attaching.clone();
             return self.attached(at, job, attaching, result);
         }
-        let Some(Job::Worker { call, node, window }) = self.jobs.get(job) else { return };
-        let (session, node, window) = (call.session, Arc::clone(node), *window);
+        let Some(Job::Worker { call, node, window, since }) = self.jobs.get(job) else { return };
+        let (session, node, window, since) = (call.session, Arc::clone(node), *window, *since);
         let outcome = match result {
             Ok(outcome) => outcome,
             Err(errno) => return self.end(at, job, Err(errno.into())),
@@ -31,8 +32,16 @@ impl Shares {
         let answered = match outcome {
             Outcome::Done => Ok((Vec::new(), Vec::new())),
             Outcome::Number(number) => Ok((number.to_le_bytes().to_vec(), Vec::new())),
-            Outcome::Bytes(bytes) => Ok((Vec::new(), bytes)),
-            Outcome::Node(found) => self.name(session, &node, found).map(|entry| (Vec::new(), entry)),
+            Outcome::Bytes(bytes) => Ok((self.grant_leases(session, (node.id, None), since), bytes)),
+            Outcome::Node(found) => {
+                let ids = (node.id, Some(found.id));
+                let entry = self.name(session, &node, found);
+                entry.map(|entry| (self.grant_leases(session, ids, since), entry))
+            }
+            Outcome::Stands(files, named) => {
+                let known = named.known.clone();
+                return self.change(at, (job, session), (&files, &known), Parked::Named(named));
+            }
             Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };

@@ -10,6 +10,7 @@ mod calls;
 mod data;
 mod descriptors;
 mod finish;
+mod leases;
 mod locking;
 mod outcome;
 mod recovery;
@@ -20,21 +21,24 @@ mod tree;
 mod waiting;
 mod workers;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_fabric::access::Right;
 use byway_fabric::{GetError, Slot, Slots, WindowKey};
 use byway_reactor::privilege::limit_writes_of_thread;
-use byway_reactor::{Completion, File, Frame, Reactor, Waker, WriteAt};
+use byway_reactor::{Completion, File, Frame, Instant, Reactor, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
 use self::calls::Asked;
+use self::leases::Parked;
 pub use self::recovery::Recovery;
 use self::replies::{Arrival, SlotUse};
 use self::sessions::Attaching;
 use self::table::{Client, Node};
 use self::waiting::Transfer;
 use self::workers::Workers;
+use super::leases::{Change, Since};
 use super::share::Share;
 use super::wire::{CallError, PROTOCOL, VERSIONS};
 use crate::host::{At, Host, Line, Service};
@@ -51,6 +55,7 @@ struct Mailbox {
     granted: Mutex<Vec<JobId>>,
     /// Sessions whose clients have begun another, perhaps on another loop.
     superseded: Mutex<Vec<Slot>>,
+    leases: Mutex<Vec<leases::News>>,
     waker: Waker,
 }
 
@@ -85,15 +90,17 @@ enum Job {
     /// A worker looks at a share's root, for a client that attaches.
     Attach { call: Call, attaching: Attaching },
     /// A worker has it.
-    Worker { call: Call, node: Arc<Node>, window: Option<Window> },
+    Worker { call: Call, node: Arc<Node>, window: Option<Window>, since: Option<Since> },
     /// Bytes are read from a file.
     Read { call: Call, window: Option<Window>, len: usize },
     /// Bytes are got from the client, to be written.
-    Get { call: Call, file: File, to: WriteAt, len: usize },
+    Get { call: Call, node: Arc<Node>, file: File, to: WriteAt, len: usize },
     /// Bytes are written to a file.
     Write { call: Call, len: usize },
     /// A lock is waited for.
     Lock { call: Call },
+    /// A client waits for recalls.
+    Recalls { call: Call },
 }
 
 impl Job {
@@ -104,7 +111,8 @@ impl Job {
             | Self::Read { call, .. }
             | Self::Get { call, .. }
             | Self::Write { call, .. }
-            | Self::Lock { call, .. } => *call,
+            | Self::Lock { call, .. }
+            | Self::Recalls { call } => *call,
         }
     }
 }
@@ -118,6 +126,12 @@ pub struct Shares {
     clients: Vec<Option<Client>>,
     jobs: Slots<Job>,
     workers: Workers,
+    /// Changes of jobs.
+    changes: HashMap<JobId, Change>,
+    /// Jobs whose change waits for leases.
+    parked: HashMap<JobId, Parked>,
+    /// For when the timer for leases is set.
+    lease_timer: Option<Instant>,
     mailbox: Arc<Mailbox>,
     /// What waits for frames.
     line: Line<Transfer>,
@@ -129,8 +143,8 @@ impl Shares {
     /// No shares. Operations of the loop are of `class`; `recovery` is what the loops of the process have in common.
     pub fn new(reactor: &Reactor, class: u8, recovery: &Arc<Recovery>) -> Self {
         recovery.start(reactor.now());
-        let (granted, superseded) = (Mutex::default(), Mutex::default());
-        let mailbox = Arc::new(Mailbox { granted, superseded, waker: reactor.waker() });
+        let (granted, superseded, leases) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let mailbox = Arc::new(Mailbox { granted, superseded, leases, waker: reactor.waker() });
         Self {
             class,
             recovery: Arc::clone(recovery),
@@ -138,6 +152,9 @@ impl Shares {
             clients: Vec::new(),
             jobs: Slots::default(),
             workers: Workers::new(reactor.waker()),
+            changes: HashMap::new(),
+            parked: HashMap::new(),
+            lease_timer: None,
             mailbox,
             line: Line::default(),
             given_back: 0,
@@ -174,13 +191,21 @@ impl Shares {
         if completion.token.tag() == sessions::EXPIRY {
             return self.expire(reactor);
         }
+        if completion.token.tag() == leases::LEASE_TIMER {
+            self.lease_timer = None;
+            return;
+        }
         let job = JobId::of_token(completion.token);
         self.moved(&mut host.at(reactor), job, completion.outcome);
     }
 
     /// The node ends: what waits for a lock waits no longer, and its client asks the next server.
     pub fn drain(&mut self, host: &mut Host, reactor: &mut Reactor) {
-        let waits = self.jobs.iter().filter(|(_, job)| matches!(job, Job::Lock { .. })).map(|(slot, _)| slot);
+        let waits = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| matches!(job, Job::Lock { .. } | Job::Recalls { .. }))
+            .map(|(slot, _)| slot);
         let waits: Vec<_> = waits.collect();
         for job in waits {
             self.end(&mut host.at(reactor), job, Err(CallError::Busy));
@@ -208,6 +233,7 @@ impl Shares {
 
     /// Answers, and ends the job.
     fn end(&mut self, at: &mut At<'_>, job: JobId, answer: Result<(&[u8], &[u8]), CallError>) {
+        self.end_change(job);
         let Some(ended) = self.jobs.remove(job) else { return };
         self.reply(at, ended.call(), answer);
         self.ended(at, ended.call().session);
@@ -253,6 +279,10 @@ impl Service for Shares {
             Err(error) => return self.reply(at, call.into(), Err(error)),
         };
         let call = asked.call;
+        // Each answer renews the client's leases, also one that is given again.
+        if !self.note_heard(at, call.session) {
+            return;
+        }
         if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
             match client.replies.arrive(slot) {
                 Arrival::New => {}
@@ -290,6 +320,7 @@ impl Service for Shares {
     }
 
     fn turn(&mut self, at: &mut At<'_>) {
+        self.turn_leases(at);
         for (job, result) in self.workers.collect() {
             self.finish(at, job, result);
         }

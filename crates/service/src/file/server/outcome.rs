@@ -1,12 +1,14 @@
 //! What a worker brings back to the loop.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use byway_reactor::OpenFile;
 
 use super::super::locks::FileId;
 use super::super::wire::Attributes;
 use super::descriptors::Counted;
+use super::leases::Named;
 
 /// A file that was found: a descriptor that names it and opens nothing (`O_PATH`), and what is known of it.
 #[derive(Debug)]
@@ -32,7 +34,6 @@ pub(super) struct Listed {
 }
 
 /// What came of a call.
-#[derive(Debug)]
 pub(super) enum Outcome {
     /// It is done.
     Done,
@@ -50,4 +51,6 @@ pub(super) enum Outcome {
     Created(OpenFile, Found),
     /// Entries.
     Listing(Vec<Listed>),
+    /// Nothing was done: leases on these files stand against it.
+    Stands(Vec<FileId>, Arc<Named>),
 }

@@ -14,6 +14,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::super::share::{Acting, Share};
 use super::super::wire::{AttachResult, CallError, ClientName, Entry, SHARE_READ_ONLY, SHARE_TRUSTS};
 use super::calls::Asked;
+use super::leases::LeaseState;
 use super::outcome::{Found, Outcome};
 use super::recovery::{Claim, Home};
 use super::table::Client;
@@ -126,6 +127,9 @@ impl Shares {
             }
             Claim::Resumed(mut client) if self.serves(&client) => {
                 client.resume(at.reactor, session);
+                // It has dropped what it had in the session before.
+                client.leases.return_all();
+                client.leases = LeaseState::join(&self.mailbox, session);
                 client
             }
             claim => {
@@ -133,7 +137,8 @@ impl Shares {
                 if let Claim::Resumed(client) = claim {
                     self.let_go(client);
                 }
-                Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as)
+                let leases = LeaseState::join(&self.mailbox, session);
+                Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, leases)
             }
         };
         // The attach itself.
@@ -164,6 +169,7 @@ impl Shares {
     pub(super) fn gone(&mut self, at: &mut At<'_>, session: Slot) {
         let Ok(client) = self.client(session) else { return };
         client.is_gone = true;
+        client.leases.leave();
         let key = client.key;
         for share in &client.shares {
             super::locking::table(share).end_waits(key);
@@ -171,7 +177,7 @@ impl Shares {
         // A job more, so that the client stays until the waits have ended.
         client.jobs += 1;
         at.sessions.begin_job(session);
-        let waits = |job: &Job| matches!(job, Job::Lock { call } if call.session == session);
+        let waits = |job: &Job| matches!(job, Job::Lock { call } | Job::Recalls { call } if call.session == session);
         let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| waits(job)).map(|(slot, _)| slot).collect();
         for job in waiting {
             self.end(at, job, Err(Errno::INTR.into()));

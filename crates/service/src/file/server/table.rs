@@ -12,6 +12,7 @@ use super::super::locks::FileId;
 use super::super::share::Share;
 use super::super::wire::CallError;
 use super::descriptors::Counted;
+use super::leases::LeaseState;
 use super::outcome::Found;
 use super::recovery::ClientKey;
 use super::replies::Replies;
@@ -66,6 +67,7 @@ pub(super) struct Client {
     pub(super) key: u64,
     /// As it has named itself. None: it does not come back.
     pub(super) known_as: Option<ClientKey>,
+    pub(super) leases: LeaseState,
     nodes: Slots<Held>,
     by_id: HashMap<(usize, FileId), Slot<Held>>,
     handles: Slots<Handle>,
@@ -90,10 +92,11 @@ impl Handle {
 }
 
 impl Client {
-    pub(super) fn new(session: Slot, key: u64, known_as: ClientKey) -> Self {
+    pub(super) fn new(session: Slot, key: u64, known_as: ClientKey, leases: LeaseState) -> Self {
         Self {
             session,
             key,
+            leases,
             known_as: Some(known_as),
             nodes: Slots::default(),
             by_id: HashMap::new(),
@@ -145,7 +148,14 @@ impl Client {
         }
         let Held { node, .. } = self.nodes.remove(slot)?;
         self.by_id.remove(&(address(&node.share), node.id));
+        self.leases.forgotten(node.id);
         Some(node)
+    }
+
+    /// The names of a file, one in each of the session's shares that have it.
+    pub(super) fn names_of(&self, id: FileId) -> Vec<u64> {
+        let shares = self.shares.iter().map(|share| (address(share), id));
+        shares.filter_map(|key| self.by_id.get(&key)).map(|slot| slot.to_u64()).collect()
     }
 
     pub(super) fn open(&mut self, handle: Handle) -> Result<u64, CallError> {

@@ -148,6 +148,12 @@ pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: u
     }
 }
 
+/// Which file a name in a directory is.
+pub(super) fn identity(directory: BorrowedFd<'_>, name: &CStr) -> Result<FileId, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    Ok(known(&rustix::fs::statx(directory, name, flags, what_counts())?).1)
+}
+
 /// Makes and opens a file that has no name yet.
 pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: u32) -> Result<Outcome, Errno> {
     let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;

@@ -1,0 +1,304 @@
+//! What the client keeps under leases, and the thread that answers recalls.
+//!
+//! Calls are answered from here where `leases.rs` says so; then no message is sent. A client takes leases once
+//! [`Client::keep_caches`] was called. In a share that trusts its clients, users differ in which names they may find: there a
+//! name is kept for the user who found it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use byway_fabric::node::{Deadline, Op, OpError, SubmitError, WaitError};
+use byway_reactor::{Errno, Instant};
+use byway_rpc::node::{Call, Reply};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeases, Lease, Method, PROTOCOL};
+use super::leases::{CachedEntry, Leases, Ticket};
+use super::link::Live;
+use super::table::ROOT;
+use super::{Ask, Caller, Client, Found, NONE};
+use crate::limits::{BUSY_PAUSE_MAX, FILE_LEASE_RENEWAL};
+
+/// How long a client that ends waits for the server to have taken its leases back.
+const RETURN_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The clock of leases: it goes on while the machine sleeps.
+pub(super) fn now() -> Instant {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The newest.
+    session: u64,
+    leases: Leases<Attributes>,
+    /// Nodes with leases, by the names that the server of the session has for them.
+    names: HashMap<u64, u64>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Caches(Mutex<State>);
+
+impl Caches {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session begins.
+    pub(super) fn begin_session(&self, number: u64) {
+        let mut state = self.state();
+        state.session = number;
+        state.leases.begin_session(number);
+        state.names.clear();
+    }
+
+    /// A session has ended.
+    pub(super) fn end_session(&self, number: u64) {
+        let mut state = self.state();
+        if state.session == number {
+            state.leases.begin_session(0);
+            state.names.clear();
+        }
+    }
+
+    /// A call of a session was answered that was sent at `sent`.
+    pub(super) fn answered(&self, number: u64, sent: Instant) {
+        self.state().leases.answered(number, sent, now());
+    }
+
+    /// A node is not used any more; `name` is the server's.
+    pub(super) fn forget(&self, node: u64, name: u64) {
+        let mut state = self.state();
+        state.leases.forget(node);
+        if state.names.get(&name) == Some(&node) {
+            state.names.remove(&name);
+        }
+    }
+
+    /// A lease is recalled: nothing is believed by it any more.
+    fn recalled(&self, lease: Lease) {
+        let mut state = self.state();
+        // No pages are cached yet: there is nothing to drop first.
+        match state.names.remove(&lease.node.get()) {
+            Some(node) => _ = state.leases.recalled(node),
+            None => state.leases.recalled_unknown(),
+        }
+    }
+}
+
+/// A call that changes nodes: nothing is believed of them while it is under way.
+pub(super) struct Changing<'a> {
+    caches: &'a Caches,
+    nodes: Vec<u64>,
+}
+
+impl Changing<'_> {
+    /// The call has ended. One that was not answered may be done at any later time: its nodes are not believed again.
+    pub(super) fn ended<T>(mut self, answered: &Result<T, Errno>) {
+        if matches!(answered, Err(Errno::IO)) {
+            self.nodes.clear();
+        }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        if !self.nodes.is_empty() {
+            self.caches.state().leases.end_change(&self.nodes);
+        }
+    }
+}
+
+fn granted(reply: &Reply) -> (Option<u64>, Option<u64>) {
+    let (granted, _) = GrantedLeases::read_from_prefix(&reply.result[..]).unwrap_or_default();
+    let is = |version: u64| (version != 0).then_some(version);
+    (is(granted.on_node.get()), is(granted.on_found.get()))
+}
+
+impl Client {
+    pub(super) fn changing(&self, method: Method, ask: &Ask<'_>) -> Changing<'_> {
+        let nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().flatten().collect();
+        if !nodes.is_empty() {
+            self.caches.state().leases.begin_change(&nodes);
+        }
+        Changing { caches: &self.caches, nodes }
+    }
+
+    /// A call about a node is sent.
+    pub(super) fn ticket(&self, node: u64) -> Ticket {
+        self.caches.state().leases.ask(node)
+    }
+
+    /// The name as it is kept: where users differ, for one of them.
+    fn kept_name(&self, caller: Caller<'_>, name: &[u8]) -> Vec<u8> {
+        let mut kept = name.to_vec();
+        if self.wants_groups() {
+            let ids = [0, caller.uid, caller.gid].into_iter().chain(caller.groups.iter().copied());
+            kept.extend(ids.flat_map(u32::to_le_bytes));
+        }
+        kept
+    }
+
+    /// What a directory is known to have under a name.
+    pub(super) fn cached_entry(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Option<Result<Found, Errno>> {
+        let kept = self.kept_name(caller, name);
+        match self.caches.state().leases.entry(parent, &kept, now())? {
+            CachedEntry::Absent => Some(Err(Errno::NOENT)),
+            CachedEntry::Node(node, attributes) => self.table().found(node).then_some(Ok(Found { node, attributes })),
+        }
+    }
+
+    pub(super) fn cached_attributes(&self, node: u64) -> Option<Attributes> {
+        self.caches.state().leases.attributes(node, now())
+    }
+
+    /// Takes what an answer to `LookUp` says.
+    pub(super) fn learn_entry(
+        &self,
+        caller: Caller<'_>,
+        ticket: Ticket,
+        (parent, name): (u64, &[u8]),
+        found: &Found,
+        reply: &Reply,
+    ) {
+        let (kept, (on_parent, on_found)) = (self.kept_name(caller, name), granted(reply));
+        let names = {
+            let table = self.table();
+            [table.remote(parent), table.remote(found.node)]
+        };
+        let mut state = self.caches.state();
+        state.leases.learn(ticket, parent, on_parent, None, now());
+        state.leases.learn_entry(ticket, parent, on_parent.is_some(), &kept, Some(found.node));
+        state.leases.learn(ticket.of_found(), found.node, on_found, Some(found.attributes), now());
+        let leased = [(parent, on_parent), (found.node, on_found)];
+        for ((node, version), name) in leased.into_iter().zip(names) {
+            if let (Some(_), Some(name)) = (version, name) {
+                state.names.insert(name.name, node);
+            }
+        }
+    }
+
+    /// Takes an answer that a name is not there.
+    pub(super) fn learn_absent(&self, caller: Caller<'_>, ticket: Ticket, (parent, name): (u64, &[u8]), error: Errno) {
+        if error == Errno::NOENT {
+            let kept = self.kept_name(caller, name);
+            self.caches.state().leases.learn_entry(ticket, parent, false, &kept, None);
+        }
+    }
+
+    /// Takes what an answer to `GetAttributes` says.
+    pub(super) fn learn_attributes(&self, ticket: Ticket, node: u64, attributes: &Attributes, reply: &Reply) {
+        let (on_node, _) = granted(reply);
+        let name = self.table().remote(node);
+        let mut state = self.caches.state();
+        state.leases.learn(ticket, node, on_node, Some(*attributes), now());
+        if let (Some(_), Some(name)) = (on_node, name) {
+            state.names.insert(name.name, node);
+        }
+    }
+
+    /// Takes leases from now on, and answers recalls in a thread of its own until the client is closed or dropped. Attributes and
+    /// names are then kept while the server says so.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn keep_caches(self: &Arc<Self>) -> std::io::Result<()> {
+        let client = Arc::downgrade(self);
+        std::thread::Builder::new().name("byway-recalls".to_owned()).spawn(move || serve_recalls(&client))?;
+        Ok(())
+    }
+
+    /// Leaves a call for recalls open at the server. `None`: try again, or the client is closed.
+    fn wait_for_recalls(&self, returned: &mut Vec<Lease>, session: &mut u64) -> Option<(Live, Op)> {
+        let live = self.live().ok()?;
+        if std::mem::replace(session, live.number) != live.number {
+            // Of an earlier session.
+            returned.clear();
+        }
+        let call = Call {
+            protocol: PROTOCOL,
+            method: Method::Recalls as u16,
+            arguments: NONE.as_bytes(),
+            payload: returned.as_bytes(),
+            ..Call::default()
+        };
+        match self.link.rpc.call(live.session, &call, Deadline::NEVER) {
+            Ok(op) => Some((live, op)),
+            Err(SubmitError::Busy) => None,
+            Err(_) => {
+                self.lose(live.number);
+                None
+            }
+        }
+    }
+
+    /// Returns all leases, so that other clients do not wait for their end.
+    pub(super) fn return_leases(&self) {
+        let has_leases = self.caches.state().leases.has_leases();
+        self.caches.begin_session(0);
+        if let Some(live) = self.link.now().filter(|_| has_leases) {
+            let arguments = Arguments { flags: FLAG_ALL.into(), ..NONE };
+            let (protocol, method) = (PROTOCOL, Method::Recalls as u16);
+            let call = Call { protocol, method, arguments: arguments.as_bytes(), ..Call::default() };
+            let deadline = Deadline::after(RETURN_TIME_MAX);
+            let _ = self.link.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
+        }
+    }
+
+    /// Says something to the server if leases are held and nothing was said for a while.
+    fn renew_leases(&self) {
+        if self.caches.state().leases.needs_renewal(now()) {
+            // Whatever the answer is.
+            let _ = self.ask(Method::GetAttributes, &Self::on_node(Caller::default(), ROOT));
+        }
+    }
+}
+
+/// Waits for recalls and answers them with the next call.
+fn serve_recalls(client: &Weak<Client>) {
+    let (mut returned, mut session) = (Vec::new(), 0);
+    loop {
+        let Some(this) = client.upgrade() else { return };
+        if this.link.is_closed() {
+            return;
+        }
+        let begun = this.wait_for_recalls(&mut returned, &mut session);
+        // The client may be dropped while this waits.
+        drop(this);
+        let Some((live, op)) = begun else {
+            std::thread::park_timeout(BUSY_PAUSE_MAX);
+            continue;
+        };
+        let answer = loop {
+            match op.wait(Deadline::after(FILE_LEASE_RENEWAL)) {
+                Err(WaitError::Deadline) => {}
+                answer => break answer,
+            }
+            let Some(this) = client.upgrade() else { return };
+            this.renew_leases();
+        };
+        let Some(this) = client.upgrade() else { return };
+        match answer {
+            Ok(Ok(outcome)) => {
+                let Ok(reply) = Reply::of(outcome) else { return this.lose(live.number) };
+                returned.clear();
+                for bytes in reply.payload.as_chunks::<{ size_of::<Lease>() }>().0 {
+                    let Ok(lease) = Lease::read_from_bytes(bytes) else { continue };
+                    this.caches.recalled(lease);
+                    returned.push(lease);
+                }
+            }
+            Ok(Err(OpError::Status(status))) => match CallError::from_status(status) {
+                CallError::Busy => std::thread::park_timeout(BUSY_PAUSE_MAX),
+                error => {
+                    tracing::info!(%error, "the server gives no leases: every call asks it");
+                    return;
+                }
+            },
+            _ => this.lose(live.number),
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Leases at the server: a call that changes files waits for the leases that stand against it, reads bring leases, and recalls are
+//! the answers to calls that clients leave open for them.
+//!
+//! One table for all loops and shares of the process: shares may overlap, and a reload replaces them.
+
+use std::ffi::CString;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use byway_fabric::Slot;
+use byway_reactor::privilege::User;
+use byway_reactor::{File, Frame, Op, WriteAt, monotonic};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::leases::{Action, Change, LastHeard, Leases, Since};
+use super::super::locks::FileId;
+use super::super::wire::{CallError, FLAG_ALL, GrantedLeases, Lease, Method};
+use super::calls::Asked;
+use super::outcome::Outcome;
+use super::table::Node;
+use super::workers::Work;
+use super::{Job, JobId, Mailbox, Shares, tree};
+use crate::host::At;
+use crate::limits::FILE_RECALLS_MAX;
+
+/// How a session is reached.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    mailbox: Arc<Mailbox>,
+    session: Slot,
+}
+
+/// What the table says to a session's loop.
+pub(super) type News = Action<Route>;
+
+/// Numbers sessions of this process.
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
+
+static TABLE: LazyLock<Mutex<Leases<Route>>> = LazyLock::new(Mutex::default);
+
+/// Held while the names of a directory are looked up and changed, so that a change is of the files that it has begun for. The kernel
+/// has a lock for each directory too.
+static NAMING: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
+/// The table; what it says is told when this is dropped.
+struct Table(MutexGuard<'static, Leases<Route>>);
+
+fn table() -> Table {
+    Table(TABLE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        while let Some(news) = self.0.next_action() {
+            let (Action::Recall { session: route, .. }
+            | Action::Begin { session: route, .. }
+            | Action::End { session: route }) = &news;
+            let mailbox = Arc::clone(&route.mailbox);
+            mailbox.leases.lock().unwrap_or_else(PoisonError::into_inner).push(news);
+            mailbox.waker.wake();
+        }
+    }
+}
+
+/// What a session has to do with leases.
+#[derive(Debug)]
+pub(super) struct LeaseState {
+    /// Names the session in the table.
+    key: u64,
+    heard: LastHeard,
+    /// It has asked for recalls: only then it gets leases.
+    takes_recalls: bool,
+    /// The call that waits for recalls.
+    waits: Option<JobId>,
+    recalls: Vec<Lease>,
+}
+
+impl LeaseState {
+    /// A session begins.
+    pub(super) fn join(mailbox: &Arc<Mailbox>, session: Slot) -> Self {
+        let key = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let route = Route { mailbox: Arc::clone(mailbox), session };
+        let heard = table().0.join(key, route, monotonic());
+        Self { key, heard, takes_recalls: false, waits: None, recalls: Vec::new() }
+    }
+
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The session has ended.
+    pub(super) fn leave(&self) {
+        table().0.leave(self.key, monotonic());
+    }
+
+    /// The client uses no lease of the session any more.
+    pub(super) fn return_all(&self) {
+        table().0.returned_all(self.key, monotonic());
+    }
+
+    /// The session has forgotten a node.
+    pub(super) fn forgotten(&self, file: FileId) {
+        if self.takes_recalls {
+            table().0.forgotten(self.key, file, monotonic());
+        }
+    }
+}
+
+/// What goes on when a change has begun.
+pub(super) enum Parked {
+    Work(User, Work),
+    Named(Arc<Named>),
+    Write { file: File, to: WriteAt, from: Frame, len: usize },
+}
+
+/// A change of files by names, which are looked up when it begins.
+pub(super) struct Named {
+    /// The session.
+    pub(super) key: u64,
+    pub(super) user: User,
+    /// Files that the client named: it has dropped what it had cached of them.
+    pub(super) known: Vec<FileId>,
+    /// Names whose files change too.
+    pub(super) names: Vec<(Arc<Node>, CString)>,
+    pub(super) act: Act,
+}
+
+/// What changes the names; it may be tried again.
+pub(super) type Act = Box<dyn Fn() -> Result<Outcome, Errno> + Send + Sync>;
+
+impl Named {
+    /// For a worker.
+    pub(super) fn work(self) -> Work {
+        let this = Arc::new(self);
+        Box::new(move || this.run(None))
+    }
+
+    /// Does it on a worker's thread, under a change that has begun or one that can begin at once.
+    fn run(self: &Arc<Self>, begun: Option<Change>) -> Result<Outcome, Errno> {
+        let mut turns: Vec<_> = self.known.iter().map(|id| id.ino as usize % NAMING.len()).collect();
+        turns.sort_unstable();
+        turns.dedup();
+        let turns: Vec<_> =
+            turns.into_iter().map(|turn| NAMING[turn].lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let files = self.files();
+        let now = monotonic();
+        let change = {
+            let mut table = table();
+            match begun {
+                Some(change) if files.iter().all(|id| table.0.files(change).contains(id)) => Some(change),
+                Some(change) => {
+                    // A name is another file's by now.
+                    table.0.end(change, now);
+                    None
+                }
+                None => table.0.try_begin(self.key, &files, &self.known, now),
+            }
+        };
+        let Some(change) = change else {
+            drop(turns);
+            return Ok(Outcome::Stands(files, Arc::clone(self)));
+        };
+        let done = (self.act)();
+        drop(turns);
+        table().0.end(change, monotonic());
+        done
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        let of = |(directory, name): &(Arc<Node>, CString)| tree::identity(directory.fd.as_fd(), name).ok();
+        self.known.iter().copied().chain(self.names.iter().filter_map(of)).collect()
+    }
+}
+
+impl Shares {
+    /// Files that a call changes, without those that it finds by names. The client has named them all.
+    pub(super) fn changed_files(&mut self, asked: &Asked<'_>, node: &Node) -> Result<Vec<FileId>, CallError> {
+        let truncates = asked.arguments.flags.get() & OFlags::TRUNC.bits() != 0;
+        Ok(match asked.method {
+            Method::SetAttributes | Method::SetXattr | Method::RemoveXattr | Method::Allocate => vec![node.id],
+            Method::Open if truncates => vec![node.id],
+            Method::CopyRange => {
+                let target = asked.arguments.second.get();
+                vec![self.client(asked.call.session)?.handle(target)?.node.id]
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    /// Notes that a session has said something. False: it comes too late, since others have been told that its leases run out.
+    pub(super) fn note_heard(&mut self, at: &mut At<'_>, session: Slot) -> bool {
+        let Ok(client) = self.client(session) else { return true };
+        if client.leases.heard.note(monotonic()) {
+            return true;
+        }
+        tracing::warn!("a client has not returned a lease in time: its session ends");
+        at.sessions.dismiss(at.fabric, at.reactor, session);
+        false
+    }
+
+    /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
+    pub(super) fn lease_since(&mut self, session: Slot) -> Option<Since> {
+        self.client(session).ok().filter(|client| client.leases.takes_recalls)?;
+        Some(table().0.since())
+    }
+
+    /// Leases on the file that was read and on one that was found there.
+    pub(super) fn grant_leases(
+        &mut self,
+        session: Slot,
+        (node, found): (FileId, Option<FileId>),
+        since: Option<Since>,
+    ) -> Vec<u8> {
+        let (Some(since), Ok(client)) = (since, self.client(session)) else { return Vec::new() };
+        let (mut table, now, key) = (table(), monotonic(), client.leases.key);
+        let mut grant = |id| table.0.grant(key, id, since, now).unwrap_or_default();
+        let on_node = grant(node);
+        let on_found = found.map_or(0, grant);
+        GrantedLeases { on_node: U64::new(on_node), on_found: U64::new(on_found) }.as_bytes().to_vec()
+    }
+
+    /// Goes on with a job when no lease stands against its change of some files. `own` are those that the client named.
+    pub(super) fn change(
+        &mut self,
+        at: &mut At<'_>,
+        (job, session): (JobId, Slot),
+        (files, own): (&[FileId], &[FileId]),
+        parked: Parked,
+    ) {
+        let key = self.client(session).map(|client| client.leases.key);
+        let begun = key.ok().and_then(|key| table().0.begin(key, files, own, job.to_u64(), monotonic()));
+        match begun {
+            Some((change, false)) => self.go_on(at, job, change, parked),
+            Some((change, true)) => {
+                self.changes.insert(job, change);
+                self.parked.insert(job, parked);
+            }
+            None => {
+                self.drop_parked(at, session, &parked);
+                self.end(at, job, Err(CallError::Busy));
+            }
+        }
+    }
+
+    /// A change has begun.
+    fn go_on(&mut self, at: &mut At<'_>, job: JobId, change: Change, parked: Parked) {
+        let ran = match parked {
+            Parked::Work(user, work) => {
+                self.changes.insert(job, change);
+                self.workers.run(job, Some(user), work)
+            }
+            // It ends the change itself.
+            Parked::Named(named) => {
+                self.changes.remove(&job);
+                let user = named.user.clone();
+                let ran = self.workers.run(job, Some(user), Box::new(move || named.run(Some(change))));
+                if !ran {
+                    table().0.end(change, monotonic());
+                }
+                ran
+            }
+            Parked::Write { file, to, from, len } => {
+                self.changes.insert(job, change);
+                at.reactor.submit(Op::WriteOnce { file, at: to, from, start: 0, len }, self.token(job));
+                true
+            }
+        };
+        if !ran {
+            self.end(at, job, Err(CallError::Busy));
+        }
+    }
+
+    fn drop_parked(&mut self, at: &mut At<'_>, session: Slot, parked: &Parked) {
+        if let Parked::Write { len, .. } = parked {
+            at.sessions.note_let_go(session, *len);
+        }
+    }
+
+    /// A job has ended, and with it its change.
+    pub(super) fn end_change(&mut self, job: JobId) {
+        self.parked.remove(&job);
+        if let Some(change) = self.changes.remove(&job) {
+            table().0.end(change, monotonic());
+        }
+    }
+
+    /// A client returns leases and waits for recalls.
+    pub(super) fn recalls(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        let session = asked.call.session;
+        let client = self.client(session)?;
+        if asked.arguments.flags.get() & FLAG_ALL != 0 {
+            client.leases.takes_recalls = false;
+            table().0.returned_all(client.leases.key, monotonic());
+            self.reply(at, asked.call, Ok((&[], &[])));
+            return Ok(());
+        }
+        if client.leases.waits.is_some() {
+            return Err(CallError::Malformed);
+        }
+        client.leases.takes_recalls = true;
+        let key = client.leases.key;
+        for bytes in asked.data.as_chunks::<{ size_of::<Lease>() }>().0 {
+            let lease = Lease::read_from_bytes(bytes).map_err(|_| CallError::Malformed)?;
+            // A lease on a node that was forgotten went with it.
+            if let Ok(node) = self.client(session)?.node(lease.node.get()) {
+                table().0.returned(key, node.id, lease.version.get(), monotonic());
+            }
+        }
+        let job = self.start(at, Job::Recalls { call: asked.call });
+        self.client(session)?.leases.waits = Some(job);
+        self.tell_recalls(at, session);
+        Ok(())
+    }
+
+    /// Answers the call that waits for recalls, if there are any.
+    fn tell_recalls(&mut self, at: &mut At<'_>, session: Slot) {
+        let Ok(client) = self.client(session) else { return };
+        if client.leases.recalls.is_empty() {
+            return;
+        }
+        let Some(job) = client.leases.waits.take() else { return };
+        let count = client.leases.recalls.len().min(FILE_RECALLS_MAX);
+        let recalls: Vec<Lease> = client.leases.recalls.drain(..count).collect();
+        self.end(at, job, Ok((&[], recalls.as_bytes())));
+    }
+
+    /// Takes what the table has said, and lets it know the time while calls wait.
+    pub(super) fn turn_leases(&mut self, at: &mut At<'_>) {
+        let news = std::mem::take(&mut *self.mailbox.leases.lock().unwrap_or_else(PoisonError::into_inner));
+        for one in news {
+            match one {
+                Action::Recall { session, file, version } => {
+                    let Ok(client) = self.client(session.session) else { continue };
+                    let key = client.leases.key;
+                    let names = client.names_of(file);
+                    client
+                        .leases
+                        .recalls
+                        .extend(names.iter().map(|name| Lease { node: U64::new(*name), version: U64::new(version) }));
+                    if names.is_empty() {
+                        table().0.returned(key, file, version, monotonic());
+                    }
+                    self.tell_recalls(at, session.session);
+                }
+                Action::Begin { change, ticket, .. } => {
+                    let job = JobId::from_u64(ticket);
+                    match self.parked.remove(&job) {
+                        Some(parked) => self.go_on(at, job, change, parked),
+                        None => table().0.end(change, monotonic()),
+                    }
+                }
+                Action::End { session } => {
+                    tracing::warn!("a client has not returned a lease in time: its session ends");
+                    at.sessions.dismiss(at.fabric, at.reactor, session.session);
+                }
+            }
+        }
+        self.watch_leases(at);
+    }
+
+    fn watch_leases(&mut self, at: &mut At<'_>) {
+        if self.parked.is_empty() {
+            return;
+        }
+        let next = {
+            let mut table = table();
+            table.0.time(monotonic());
+            table.0.next_time()
+        };
+        if let Some(next) = next
+            && self.lease_timer.is_none_or(|set| next < set)
+        {
+            self.lease_timer = Some(next);
+            at.reactor.submit(Op::Timer { at: next }, byway_reactor::Token::new(self.class, LEASE_TIMER, 0, 0));
+        }
+    }
+}
+
+/// The tag of the timer for leases that run out.
+pub(super) const LEASE_TIMER: u8 = 7;

@@ -1,0 +1,192 @@
+//! Clients with caches: what is known is not asked for again, and what another client changes is seen at once.
+
+mod file_server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use byway_reactor::Errno;
+use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::wire::{NewAttributes, SET_SIZE};
+use file_server::{Server, exclusive, tcp};
+use zerocopy::FromZeros;
+
+const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
+
+/// A client that takes leases; it is closed with this.
+struct Cached(Arc<Client>);
+
+impl Cached {
+    fn connect(server: &Server) -> Self {
+        let client = Arc::new(Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap());
+        client.keep_caches().unwrap();
+        Self(client)
+    }
+
+    fn size(&self, node: u64) -> u64 {
+        self.0.attributes(ME, node, None).unwrap().size.get()
+    }
+
+    fn resize(&self, node: u64, size: u64) {
+        let mut new = NewAttributes::new_zeroed();
+        (new.which, new.size) = (SET_SIZE.into(), size.into());
+        self.0.set_attributes(ME, node, None, &new).unwrap();
+    }
+
+    fn find(&self, name: &[u8]) -> Result<u64, Errno> {
+        self.0.look_up(ME, ROOT, name).map(|found| found.node)
+    }
+}
+
+impl Drop for Cached {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Calls until no message is needed: leases come once the client's call for recalls has reached the server.
+fn until_cached(server: &Server, call: impl Fn()) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        call();
+        let before = server.answered();
+        call();
+        if server.answered() == before {
+            return;
+        }
+        assert!(Instant::now() < end, "nothing is cached");
+    }
+}
+
+#[test]
+fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let file = one.find(b"file").unwrap();
+    until_cached(&server, || assert_eq!((one.find(b"file"), one.size(file)), (Ok(file), 5)));
+    until_cached(&server, || assert_eq!(one.find(b"missing"), Err(Errno::NOENT)));
+    let before = server.answered();
+    for _ in 0..100 {
+        assert_eq!((one.find(b"file"), one.size(file)), (Ok(file), 5));
+        assert_eq!(one.find(b"missing"), Err(Errno::NOENT));
+    }
+    assert_eq!(server.answered(), before, "no message");
+
+    let same = two.find(b"file").unwrap();
+    for size in 100..120 {
+        two.resize(same, size);
+        assert_eq!(one.size(file), size, "changed by the other");
+        one.resize(file, size + 1000);
+        assert_eq!((one.size(file), two.size(same)), (size + 1000, size + 1000));
+    }
+    for _ in 0..20 {
+        two.0.link(ME, same, ROOT, b"missing").unwrap();
+        assert_eq!(one.find(b"missing"), Ok(file), "made by the other");
+        assert_eq!(one.0.attributes(ME, file, None).unwrap().links.get(), 2);
+        one.0.rename(ME, (ROOT, b"missing"), (ROOT, b"moved"), 0).unwrap();
+        assert_eq!((two.find(b"missing"), two.find(b"moved")), (Err(Errno::NOENT), Ok(same)));
+        two.0.unlink(ME, ROOT, b"moved").unwrap();
+        assert_eq!((one.find(b"moved"), one.find(b"missing")), (Err(Errno::NOENT), Err(Errno::NOENT)));
+        assert_eq!(one.0.attributes(ME, file, None).unwrap().links.get(), 1);
+    }
+}
+
+#[test]
+fn a_client_that_ends_in_order_leaves_nothing_to_wait_for() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    until_cached(&server, || _ = one.find(b"file").unwrap());
+    drop(one);
+    let file = two.find(b"file").unwrap();
+    let begun = Instant::now();
+    two.resize(file, 7);
+    assert!(begun.elapsed() < byway_service::limits::FILE_LEASE_TIME / 2, "waited for the lease's end");
+}
+
+/// Counts what a writer has begun and done, so that a reader knows what it may see.
+#[derive(Default)]
+struct Progress {
+    begun: AtomicU64,
+    done: AtomicU64,
+}
+
+fn long() -> Duration {
+    Duration::from_secs(if std::env::var_os("BYWAY_LONG").is_some() { 3600 } else { 3 })
+}
+
+#[test]
+fn two_clients_that_change_and_look_see_no_old_state() {
+    const FILES: usize = 3;
+    let below = tempfile::tempdir().unwrap();
+    for file in 0..FILES {
+        std::fs::write(below.path().join(format!("file{file}")), b"").unwrap();
+    }
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let clients = [Cached::connect(&server), Cached::connect(&server)];
+    let progress: [Progress; FILES] = Default::default();
+    let stop = AtomicBool::new(false);
+    let names: [[Vec<u8>; 2]; FILES] =
+        std::array::from_fn(|file| [format!("file{file}").into_bytes(), format!("other{file}").into_bytes()]);
+    let seen = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        // Each change renames and resizes: change n leaves size 2n and name n % 2.
+        for file in 0..FILES {
+            let (client, progress, stop, names) = (&clients[file % 2], &progress[file], &stop, &names[file]);
+            scope.spawn(move || {
+                let node = client.find(&names[0]).unwrap();
+                for change in 1u64.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    progress.begun.store(change, Ordering::SeqCst);
+                    client.resize(node, change);
+                    let (from, to) = (&names[(change as usize + 1) % 2], &names[change as usize % 2]);
+                    client.0.rename(ME, (ROOT, from), (ROOT, to), 0).unwrap();
+                    progress.done.store(change, Ordering::SeqCst);
+                    // So that the others have something to keep.
+                    std::thread::park_timeout(Duration::from_millis(change % 3));
+                }
+            });
+        }
+        for client in &clients {
+            let (progress, stop, names, seen) = (&progress, &stop, &names, &seen);
+            scope.spawn(move || {
+                let nodes: Vec<u64> = names
+                    .iter()
+                    .map(|both| client.find(&both[0]).or_else(|_| client.find(&both[1])).unwrap())
+                    .collect();
+                while !stop.load(Ordering::Relaxed) {
+                    for file in 0..FILES {
+                        let done = progress[file].done.load(Ordering::SeqCst);
+                        let size = client.size(nodes[file]);
+                        let begun = progress[file].begun.load(Ordering::SeqCst);
+                        assert!((done..=begun).contains(&size), "file {file}: {size}, after {done} and before {begun}");
+
+                        let done = progress[file].done.load(Ordering::SeqCst);
+                        let found = [client.find(&names[file][0]), client.find(&names[file][1])];
+                        let begun = progress[file].begun.load(Ordering::SeqCst);
+                        if done == begun {
+                            let expected = usize::from(!done.is_multiple_of(2));
+                            assert_eq!(found[expected], Ok(nodes[file]), "file {file} after change {done}");
+                            assert_eq!(found[1 - expected], Err(Errno::NOENT), "file {file} after change {done}");
+                            seen.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        let end = Instant::now() + long();
+        while Instant::now() < end {
+            std::thread::park_timeout(end - Instant::now());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(seen.load(Ordering::Relaxed) > 10, "the readers found quiet moments");
+    let calls = progress.iter().map(|one| one.done.load(Ordering::Relaxed)).sum::<u64>();
+    assert!(calls > 10, "the writers got on: {calls}");
+}
