@@ -200,10 +200,7 @@ fn a_folder_in_which_no_copy_can_be_made_is_blamed_itself() {
             !refused.status.success() && said.contains(&format!("copy: {folder}: cannot create a file there")),
             "{said}"
         );
-        assert!(
-            said.contains("name a destination in a folder that you may write") && !said.contains("resume"),
-            "{said}"
-        );
+        assert!(said.contains("name a destination in a writable folder") && !said.contains("resume"), "{said}");
     }
 }
 
