@@ -76,6 +76,8 @@ pub const WRITABLE_LOAN_BYTES_MAX: u64 = 1 << 30;
 
 /// Memories that are taken of the peer of one stream at a time; a further one is refused with `ENOBUFS`.
 pub const ARENAS_PER_STREAM_MAX: usize = 64;
+/// Memories that a peer may have lent over a stream and not named yet. The queue of its socket holds fewer.
+pub const LOANS_AT_ONCE_MAX: u32 = 1024;
 
 /// Bytes that a loop has mapped of its peers' memories at a time. To map more, it unmaps the part that was used longest ago.
 pub const PEER_MAPPED_BYTES_MAX: usize = 4 << 30;

@@ -122,7 +122,14 @@ impl Core {
     /// Does what waited, as far as it may. True if it did anything.
     pub(super) fn run_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) -> bool {
         let mut ran = false;
+        let copied_before = self.copied_bytes;
         for session in std::mem::take(&mut self.crowded) {
+            if self.copied_bytes < TURN_BYTES_MAX
+                && let Some(moving) = self.take_moving(session)
+            {
+                ran = true;
+                self.go_on(fabric, reactor, session, moving);
+            }
             let waiting = |core: &Self| core.links.get(&session).map_or(0, |link| link.waiting.len());
             let before = waiting(self);
             self.send_waiting(fabric, reactor, session);
@@ -130,12 +137,6 @@ impl Core {
             if self.links.get(&session).is_some_and(|link| link.credit_held && link.ended.is_none()) {
                 self.give_credit(fabric, session);
                 ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
-            }
-            if self.copied_bytes < TURN_BYTES_MAX
-                && let Some(moving) = self.take_moving(session)
-            {
-                ran = true;
-                self.go_on(fabric, reactor, session, moving);
             }
             while let Some(link) = self.links.get_mut(&session)
                 && let Some(place) = link.next_to_begin(fabric)
@@ -147,6 +148,10 @@ impl Core {
             if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty() || link.moving.is_some()) {
                 self.note_crowded(session);
             }
+        }
+        // What a turn may copy could go to the first session each time.
+        if self.copied_bytes > copied_before && self.copied_bytes >= TURN_BYTES_MAX && !self.crowded.is_empty() {
+            self.crowded.rotate_left(1);
         }
         ran
     }

@@ -157,6 +157,7 @@ impl Core {
 
     fn go_on_later(&mut self, session: Session, moving: Moving) {
         if let Some(link) = self.links.get_mut(&session) {
+            debug_assert!(link.moving.is_none(), "one operation of a session is copied part by part at a time");
             link.moving = Some(Box::new(moving));
             self.moving += 1;
             self.note_crowded(session);

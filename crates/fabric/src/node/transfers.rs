@@ -223,7 +223,8 @@ impl Core {
             let Some(first) = link.waiting.front() else { break };
             // A message asks for nothing.
             let holds = link.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
-            if holds || is_full(fabric, link.fabric) {
+            // What is copied part by part ends first: one operation of a session at a time is, and messages come in order.
+            if link.moving.is_some() || holds || is_full(fabric, link.fabric) {
                 self.note_crowded(session);
                 break;
             }

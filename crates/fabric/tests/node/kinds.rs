@@ -5,7 +5,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use byway_fabric::limits::TURN_BYTES_MAX;
-use byway_fabric::node::{Deadline, Memory, Node, OpError, Outcome, RegisterError, Rights, SubmitError, WaitError};
+use byway_fabric::node::{
+    Deadline, Memory, Node, NodeOptions, OpError, Outcome, RegisterError, Rights, SubmitError, WaitError,
+};
 use byway_fabric::windows::WindowError;
 use byway_reactor::IoChoice;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -446,6 +448,44 @@ fn a_turn_copies_so_much_of_lent_memory_and_the_next_ones_go_on() {
         pair.client.close(pair.to_server).unwrap();
         assert!(matches!(end(&cut), Err(OpError::Ended(_))));
         assert!(!mine.is_in_use());
+        let turner = Turner::of(&pair.client);
+        drop(window);
+        drop(turner);
+    }
+}
+
+/// Puts that are longer than a turn may copy wait for credit, and get it all at once.
+#[test]
+fn long_puts_with_messages_that_waited_for_credit_are_copied_one_after_the_other() {
+    const LEN: usize = 2 * TURN_BYTES_MAX;
+    for rig in lent_rigs() {
+        let pair = rig.pair_of(&NodeOptions { messages: 3, ..rig.options() });
+        let (theirs, window) = pair.open(LEN, Rights::BOTH);
+        pair.server.send(pair.to_client, b"lent", &[]).unwrap();
+        assert_eq!(pair.client.receive(soon()).unwrap().header, b"lent");
+        let mine = pair.client.register(LEN).unwrap();
+        mine.write(0, &vec![0xaa; LEN]).unwrap();
+        let turner = Turner::of(&pair.server);
+        for _ in 0..3 {
+            done(&pair.client.send(pair.to_server, b"credit", &[]).unwrap());
+        }
+        let (whole, to) = ([mine.segment(0..LEN)], (&window.descriptor(), 0));
+        let mut puts = Vec::new();
+        for told in [b"1", b"2"] {
+            puts.push(pair.client.put_with_message(pair.to_server, &whole, to, told).unwrap());
+        }
+        let last = pair.client.send(pair.to_server, b"3", &[]).unwrap();
+        drop(turner);
+        for _ in 0..3 {
+            assert_eq!(pair.server.receive(soon()).unwrap().header, b"credit");
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| puts.iter().chain([&last]).for_each(done));
+            for header in [b"1", b"2", b"3"] {
+                assert_eq!(pair.server.receive(soon()).unwrap().header, header);
+            }
+        });
+        window_is_all(&theirs, 0xaa);
         let turner = Turner::of(&pair.client);
         drop(window);
         drop(turner);

@@ -18,7 +18,7 @@ use super::arena::PeerMemory;
 use super::link::End;
 use super::message;
 use crate::frame::FramePool;
-use crate::limits::ARENAS_PER_STREAM_MAX;
+use crate::limits::{ARENAS_PER_STREAM_MAX, LOANS_AT_ONCE_MAX};
 use crate::loan::Loan;
 use crate::region::Access;
 
@@ -91,6 +91,11 @@ impl Lending {
     /// See [`Reactor::take_memory`](crate::Reactor::take_memory).
     pub(crate) fn take_memory(&mut self, number: u32, mut room: u64) -> Result<u64, Errno> {
         let mut refused = None;
+        // A peer sends what it lends before it names it, and its socket holds few: no loop is to receive without an end.
+        if number.saturating_sub(self.taken) >= LOANS_AT_ONCE_MAX {
+            self.socket = None;
+            return Err(Errno::PROTO);
+        }
         while self.taken <= number {
             match self.receive(room) {
                 Ok(bytes) => room = room.saturating_sub(bytes),

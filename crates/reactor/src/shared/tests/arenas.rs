@@ -446,6 +446,19 @@ fn so_many_memories_are_taken_of_a_stream_and_the_next_when_one_was_left() {
     }
 }
 
+/// Else a peer that goes on lending would keep the loop for as many memories as it names.
+#[test]
+fn a_peer_that_names_a_memory_far_ahead_is_taken_nothing_from_any_more() {
+    for io in BOTH {
+        let mut pair = Pair::new(io);
+        let memory = Mapping::shared(4096).unwrap();
+        let loan = memory.lend(false).unwrap();
+        assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(0));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, u32::MAX), Err(Errno::PROTO));
+        assert_eq!(pair.server.reactor.take_memory(pair.theirs, 0), Err(Errno::PROTO), "also not what is there");
+    }
+}
+
 /// A memory of 64 GiB, of which hardly a page is there.
 #[test]
 fn a_memory_larger_than_what_may_be_mapped_is_read_everywhere() {
