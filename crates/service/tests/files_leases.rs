@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use byway_reactor::Errno;
-use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
 use file_server::{Server, exclusive, tcp};
 use zerocopy::FromZeros;
@@ -92,6 +92,24 @@ fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
         assert_eq!((one.find(b"moved"), one.find(b"missing")), (Err(Errno::NOENT), Err(Errno::NOENT)));
         assert_eq!(one.0.attributes(ME, file, None).unwrap().links.get(), 1);
     }
+}
+
+#[test]
+fn a_holder_of_locks_asks_the_server_though_it_has_a_cache() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let one = Cached::connect(&server);
+    let handle = one.0.open(ME, one.find(b"file").unwrap(), 2).unwrap();
+    let range = LockRange { whole: true, owner: 1, pid: 1, start: 0, last: u64::MAX };
+    one.0.lock(ME, handle, range, LockKind::Exclusive, false).unwrap();
+    until_cached(&server, || _ = one.size(ROOT));
+    let before = server.answered();
+    for _ in 0..100 {
+        one.0.renew();
+    }
+    // The server may not have counted the last yet.
+    assert!(server.answered() >= before + 99, "an answer of the cache tells nothing of the server");
 }
 
 #[test]

@@ -118,7 +118,8 @@ impl Client {
     /// few seconds.
     pub fn renew(&self) {
         if !self.table().locks.is_empty() {
-            let _ = self.attributes(Caller::default(), ROOT, None);
+            // The server itself is asked: what a cache knows needs no session.
+            let _ = self.ask(Method::GetAttributes, &Self::on_node(Caller::default(), ROOT));
         }
     }
 
