@@ -181,6 +181,13 @@ impl Link {
             state.number = number;
             tried = true;
             match made {
+                // The client was closed meanwhile, and nobody else would end this session.
+                Ok(live) if state.closed => {
+                    drop(state);
+                    self.changed.notify_all();
+                    self.leave(live);
+                    return Err(Failure::Lost);
+                }
                 Ok(live) => {
                     tracing::info!(share = self.server.share, "the server is back after {:?}", lost.elapsed());
                     (state.live, state.lost) = (Some(live), None);
@@ -284,12 +291,16 @@ impl Link {
         self.changed.notify_all();
         self.buffers.clear();
         if let Some(live) = live {
-            // The server need not keep files and locks for a client that does not come back.
-            let call = Call { protocol: PROTOCOL, method: Method::Detach as u16, ..Call::default() };
-            let deadline = Deadline::after(DETACH_TIME_MAX);
-            let _ = self.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
-            let _ = self.rpc.node().close(live.session);
+            self.leave(live);
         }
+    }
+
+    /// Ends a session for good: the server need not keep files and locks for a client that does not come back.
+    fn leave(&self, live: Live) {
+        let call = Call { protocol: PROTOCOL, method: Method::Detach as u16, ..Call::default() };
+        let deadline = Deadline::after(DETACH_TIME_MAX);
+        let _ = self.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
+        let _ = self.rpc.node().close(live.session);
     }
 
     /// Asks over a session, with a window of a buffer if there is one.

@@ -40,7 +40,7 @@ fn serve(rpc: &Rpc, lasting: usize) {
             }
         } else if request.method == Method::GetAttributes as u16 {
             request.token.reply(0, &[], entry.attributes.as_bytes()).unwrap();
-        } else if request.method == Method::Close as u16 {
+        } else if request.method == Method::Close as u16 || request.method == Method::Detach as u16 {
             let _ = request.token.reply(0, &[], &[]);
             return;
         }
@@ -65,6 +65,25 @@ fn a_call_that_is_late_fails_alone() {
         assert_eq!(client.link.now().unwrap().epoch, first, "in the same session");
         assert_eq!(client.sync(ME, handle, false), Ok(()));
         client.close_handle(handle);
+        server.join().unwrap();
+    });
+}
+
+#[test]
+fn a_session_that_is_made_while_the_client_closes_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("socket"));
+    let rpc = Rpc::open_for(&NodeOptions::default(), vec![Shares::spoken(64)]).unwrap();
+    rpc.node().listen(&at).unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&rpc, 0));
+        let link = Link::new(Server { address: at, tls: None, share: "share".to_owned() }, Duration::ZERO).unwrap();
+        let made = link.live(&mut |_, _| {
+            link.close();
+            Ok(true)
+        });
+        assert_eq!(made.err(), Some(Failure::Lost));
+        assert!(link.now().is_none(), "no session is left");
         server.join().unwrap();
     });
 }
