@@ -280,6 +280,16 @@ impl Shares {
         }
     }
 
+    /// Ends the changes that wait for leases: none of them has begun.
+    pub(super) fn end_parked(&mut self, at: &mut At<'_>) {
+        for (job, parked) in std::mem::take(&mut self.parked) {
+            if let Some(session) = self.jobs.get(job).map(|job| job.call().session) {
+                self.drop_parked(at, session, &parked);
+            }
+            self.end(at, job, Err(CallError::Busy));
+        }
+    }
+
     /// A job has ended, and with it its change.
     pub(super) fn end_change(&mut self, job: JobId) {
         self.parked.remove(&job);

@@ -199,7 +199,7 @@ impl Shares {
         self.moved(&mut host.at(reactor), job, completion.outcome);
     }
 
-    /// The node ends: what waits for a lock waits no longer, and its client asks the next server.
+    /// The node ends: what waits for a lock or for leases of others waits no longer, and its client asks the next server.
     pub fn drain(&mut self, host: &mut Host, reactor: &mut Reactor) {
         let waits = self
             .jobs
@@ -210,6 +210,7 @@ impl Shares {
         for job in waits {
             self.end(&mut host.at(reactor), job, Err(CallError::Busy));
         }
+        self.end_parked(&mut host.at(reactor));
     }
 
     /// Whether no call is left.
