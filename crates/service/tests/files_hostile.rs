@@ -201,6 +201,49 @@ fn forged_and_stale_names_are_refused() {
 }
 
 #[test]
+fn attaches_at_once_leave_one_session() {
+    let below = tempfile::tempdir().unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let payload = [b"share".as_slice(), &wire.name].concat();
+    let arguments = named(0, b"share");
+    let (method, arguments) = (Method::Attach as u16, arguments.as_bytes());
+    let call = Call { protocol: PROTOCOL, method, arguments, payload: &payload, ..Call::default() };
+    let soon = || Deadline::after(Duration::from_secs(20));
+    let attaches: Vec<_> = (0..16).map(|_| wire.rpc.call(wire.session, &call, soon()).unwrap()).collect();
+    let answers: Vec<_> = attaches.into_iter().map(|op| op.wait(soon()).unwrap().map(|_| ())).collect();
+    assert_eq!(answers[0], Ok(()));
+    let busy = OpError::Status(CallError::Busy.status());
+    assert!(answers.iter().all(|answer| *answer == Ok(()) || *answer == Err(busy)), "{answers:?}");
+    let root = wire.attach();
+    assert_eq!(wire.look_up(root, b"missing"), Err(errno(Errno::NOENT)), "the session goes on");
+}
+
+#[test]
+fn attributes_are_of_the_node_that_is_named() {
+    let below = tempfile::tempdir().unwrap();
+    for name in ["one", "other"] {
+        std::fs::write(below.path().join(name), "bytes").unwrap();
+    }
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    let [one, other] = [&b"one"[..], b"other"].map(|name| wire.look_up(root, name).unwrap().node.get());
+    let reply = wire.call(Method::Open, &Arguments { flags: 2.into(), ..named(other, b"") }, b"").unwrap();
+    let handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
+    let by_handle = |node| Arguments { second: handle, ..named(node, b"") };
+    let mut new = NewAttributes::new_zeroed();
+    (new.which, new.size) = (8.into(), 0.into());
+    for (method, data) in [(Method::SetAttributes, new.as_bytes()), (Method::GetAttributes, &[])] {
+        assert_eq!(wire.call(method, &by_handle(one), data).unwrap_err(), CallError::Malformed, "{method:?}");
+    }
+    assert_eq!(std::fs::read(below.path().join("other")).unwrap(), b"bytes", "left as it was");
+    wire.call(Method::GetAttributes, &by_handle(other), b"").unwrap();
+    wire.call(Method::SetAttributes, &by_handle(other), new.as_bytes()).unwrap();
+    assert_eq!(std::fs::read(below.path().join("other")).unwrap(), b"");
+}
+
+#[test]
 fn wrong_forms_and_sizes_are_refused() {
     let below = tempfile::tempdir().unwrap();
     std::fs::write(below.path().join("file"), vec![7; 100_000]).unwrap();

@@ -20,7 +20,7 @@ use super::super::wire::{
 use super::leases::{Act, Named, Parked};
 use super::outcome::Outcome;
 use super::replies::SlotUse;
-use super::table::{Node, Open};
+use super::table::{Client, Handle, Node, Open};
 use super::workers::Work;
 use super::{Call, Job, Shares, Window, tree};
 use crate::host::At;
@@ -258,24 +258,18 @@ impl Shares {
                 Box::new(move || Ok(Outcome::Node(tree::look_up(&this.fd, &name)?)))
             }
             Method::GetAttributes => {
-                let handle = match asked.arguments.second.get() {
-                    0 => None,
-                    number => Some(client.handle(number)?.clone()),
-                };
+                let handle = handle_on(client, &node, asked)?;
                 Box::new(move || {
-                    let open = handle.as_ref().and_then(super::table::Handle::descriptor);
+                    let open = handle.as_ref().and_then(Handle::descriptor);
                     let attributes = tree::attributes(open.unwrap_or(this.fd.as_fd()))?;
                     Ok(Outcome::Bytes(attributes.as_bytes().to_vec()))
                 })
             }
             Method::SetAttributes => {
                 let new = NewAttributes::read_from_bytes(asked.data).map_err(|_| CallError::Malformed)?;
-                let handle = match asked.arguments.second.get() {
-                    0 => None,
-                    number => Some(client.handle(number)?.clone()),
-                };
+                let handle = handle_on(client, &node, asked)?;
                 Box::new(move || {
-                    let open = handle.as_ref().and_then(super::table::Handle::descriptor);
+                    let open = handle.as_ref().and_then(Handle::descriptor);
                     tree::set_attributes(this.fd.as_fd(), open, &new)
                 })
             }
@@ -301,6 +295,20 @@ impl Shares {
         };
         self.work(at, asked, node, None, work)
     }
+}
+
+/// The open file by which a node's attributes are asked for or changed, if a call names one. It must be that node's: leases are
+/// recalled of the node.
+fn handle_on(client: &Client, node: &Node, asked: &Asked<'_>) -> Result<Option<Handle>, CallError> {
+    let number = asked.arguments.second.get();
+    if number == 0 {
+        return Ok(None);
+    }
+    let handle = client.handle(number)?;
+    if handle.node.id != node.id {
+        return Err(CallError::Malformed);
+    }
+    Ok(Some(handle.clone()))
 }
 
 /// Calls on two nodes of one share.

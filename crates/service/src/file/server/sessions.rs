@@ -38,6 +38,11 @@ pub(super) struct Attaching {
 
 impl Shares {
     pub(super) fn attach(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
+        // A session's first attach makes the table in which its jobs are counted: there must be no second until then.
+        let session = asked.call.session;
+        if self.jobs.iter().any(|(_, job)| matches!(job, Job::Attach { call, .. } if call.session == session)) {
+            return Err(CallError::Busy);
+        }
         let share = self.shares.iter().find(|share| share.name().as_bytes() == asked.name);
         let share = Arc::clone(share.ok_or(CallError::NoShare)?);
         let name = ClientName::try_from(asked.data).map_err(|_| CallError::Malformed)?;
