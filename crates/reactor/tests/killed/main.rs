@@ -123,7 +123,8 @@ fn a_server_survives(io: IoChoice) {
     let path = folder.path().join("socket");
     let mut server = Server::new(io, &path);
     let mut steady = Process::start(Role::Client, io, &path, random.below(u64::MAX));
-    until(&mut server, |server| server.answered() > 3);
+    // Its ring and its arena are mapped then: an arena is when it is first used.
+    until(&mut server, |server| server.answered() > 3 && Held::by(&server.reactor).mappings == 2);
     let at_first = held_at_rest(&mut server, None);
     let mut busy_kills = 0;
     for batch in 0..kills().div_ceil(BATCH) {
