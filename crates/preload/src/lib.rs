@@ -14,7 +14,7 @@ use byway_reactor::userfault::helper::{
     Hello, Helper, MOVES_MAX, PAGE_BYTES, SOCKET_VARIABLE, WORDS_MAX, hear_with_fd, say,
 };
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::thread::futex;
 
@@ -89,10 +89,13 @@ fn map(bytes: usize) -> std::io::Result<Range<usize>> {
     Ok(at..at + bytes)
 }
 
+/// Maps the frames. A forked child has no helper and does not get them.
 fn map_file(file: impl AsFd, bytes: usize) -> std::io::Result<Range<usize>> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: as in `map`.
     let at = unsafe { mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0) }?;
+    // SAFETY: the mapping is new, and its contents stay as they are.
+    unsafe { madvise(at, bytes, Advice::LinuxDontFork) }?;
     let at = at.expose_provenance();
     Ok(at..at + bytes)
 }
