@@ -91,6 +91,7 @@ impl Pager {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         let known = space.take(from..from + count);
         let can_move = space.can_move;
+        let mut moved = Vec::new();
         let replaced = space.take(to..to + count);
         for range in known.ranges {
             space.add(range.start - from + to..range.end - from + to);
@@ -101,10 +102,11 @@ impl Pager {
             self.frames.rename(entry, at);
             if entry == Entry::Local {
                 space.local += 1;
-                if can_move {
-                    self.arrivals.push_back(at);
-                }
+                moved.push(at);
             }
+        }
+        for at in moved {
+            self.queue(at);
         }
         self.waiting.append(&mut self.changing);
         for at in self.waiting.iter_mut().filter(|at| at.space == id && (from..from + count).contains(&at.page)) {

@@ -372,6 +372,23 @@ fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
     assert_eq!((pager.far_pages(), pager.counters().returned), (0, 1), "its place is free");
 }
 
+#[test]
+fn a_page_that_is_moved_about_for_ever_has_a_bounded_number_of_arrivals() {
+    let mut pager = Pager::new(FRAMES, BUDGET);
+    let space = SpaceId(1);
+    pager.add_space(space, true);
+    pager.add_pages(space, 7..8, std::slice::from_ref(&(7..8)));
+    for _ in 0..2 * ARRIVALS_SPARE {
+        pager.remapped(space, (7, 9), 1);
+        pager.remapped(space, (9, 7), 1);
+    }
+    assert!(pager.arrivals.len() <= 2 + ARRIVALS_SPARE);
+    pager.add_slab(PLACES_PER_SLAB);
+    pager.set_budget(0);
+    let at = PageId { space, page: 7 };
+    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)), "it can still go");
+}
+
 /// A page in its frame, whose put to a place is under way; a forked child has it too.
 fn a_put_under_way_of_a_forked_page() -> (Pager, [PageId; 2]) {
     let mut pager = Pager::new(FRAMES, 0);
