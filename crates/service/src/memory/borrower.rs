@@ -35,6 +35,16 @@ pub enum BorrowError {
     /// The answer has a wrong form.
     #[error("the lender's answer is malformed; it speaks another version of the protocol")]
     Answer,
+    /// Its slabs are smaller than the borrower's.
+    #[error(
+        "the lender's slabs have {has} bytes, and this program needs {needs}: the lender runs another version of byway"
+    )]
+    SmallSlab {
+        /// Bytes of the slab that it leased.
+        has: u64,
+        /// Bytes that a slab is to have.
+        needs: u64,
+    },
 }
 
 /// A slab that was leased.

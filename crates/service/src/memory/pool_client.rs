@@ -10,7 +10,7 @@ use byway_reactor::Instant;
 use byway_rpc::node::{Call, Reply, Rpc};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::borrower::{Borrower, LeasedSlab};
+use super::borrower::{BorrowError, Borrower, LeasedSlab};
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use super::pool::{Action, Class, Failure, Lease, Note, OpId, Pool, PoolCounters, Told};
 use super::wire::{Arguments, LendError, Method, PROTOCOL};
@@ -80,6 +80,8 @@ pub struct PoolClient {
     rpc: Rpc,
     group: Group,
     pool: Pool,
+    /// Bytes that the pool's places of a slab take.
+    slab_bytes: u64,
     lenders: Vec<Lender>,
     under_way: HashMap<OpId, Kind>,
     /// Puts into each slab that have not begun: operation, frame, and page of the slab.
@@ -109,11 +111,13 @@ impl PoolClient {
         (frames, places): (Memory, u32),
     ) -> Result<Self, SubmitError> {
         let first_frame = (frames.len() / PAGE_BYTES - POOL_COPIES_MAX) as u32;
+        let places = places.min(PLACES_PER_SLAB);
         let up: Vec<bool> = lenders.iter().map(|lender| lender.session.is_some()).collect();
         Ok(Self {
             rpc: rpc.clone(),
             group: rpc.node().group(OPERATIONS_MAX)?,
-            pool: Pool::new(class, &up, places.min(PLACES_PER_SLAB), first_frame, rpc.node().now()),
+            pool: Pool::new(class, &up, places, first_frame, rpc.node().now()),
+            slab_bytes: u64::from(places) * PAGE_BYTES as u64,
             lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new() }).collect(),
             under_way: HashMap::new(),
             gathered: BTreeMap::new(),
@@ -246,19 +250,32 @@ impl PoolClient {
             }
             Kind::Lease(lender) => {
                 let leased = result.and_then(|outcome| {
-                    let reply = Reply::of(outcome).ok();
-                    reply.and_then(|reply| LeasedSlab::of(&reply)).ok_or(Failure::Refused)
+                    self.take_slab(lender, outcome).map_err(|error| {
+                        self.refusal = Some(format!("{}: {error}", self.lenders[lender].at.name));
+                        Failure::Refused
+                    })
                 });
-                if let Ok(slab) = &leased {
-                    self.lenders[lender].windows.insert(slab.number, slab.window);
-                }
-                self.pool.leased(op, leased.map(|slab| slab.number), now);
+                self.pool.leased(op, leased, now);
             }
             Kind::Get(frame) => {
                 let sum = result.map(|_| crc32c::crc32c(&self.read_frame(frame)));
                 self.pool.ended(op, sum, now);
             }
         }
+    }
+
+    /// The number of a slab that was leased. One that is too small for the pool's places is given back.
+    fn take_slab(&mut self, lender: usize, outcome: Outcome) -> Result<u64, BorrowError> {
+        let reply = Reply::of(outcome).map_err(|_| BorrowError::Answer)?;
+        let slab = LeasedSlab::of(&reply).ok_or(BorrowError::Answer)?;
+        if slab.bytes < self.slab_bytes {
+            if let Ok(op) = self.call(lender, Method::Return, slab.number) {
+                let _ = self.group.add(op, UNAWAITED);
+            }
+            return Err(BorrowError::SmallSlab { has: slab.bytes, needs: self.slab_bytes });
+        }
+        self.lenders[lender].windows.insert(slab.number, slab.window);
+        Ok(slab.number)
     }
 
     fn act(&mut self) {
