@@ -5,7 +5,8 @@
 //! the answer to a renewal.
 //!
 //! A borrower may have any number of slabs, up to its quota, while there is room. Where there is none, a borrower that has less than its fair share
-//! (all that is lent, divided by the borrowers) gets slabs that are taken back from the borrower with the most.
+//! (all that is lent, divided by the borrowers) gets slabs that are taken back from the borrower with the most,
+//! one at a time, while that one keeps its own share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,14 +38,16 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Lease {
+struct Lease<Id> {
     number: u64,
     state: State,
+    /// The borrower below its fair share that it is taken back for.
+    taken_for: Option<Id>,
 }
 
 #[derive(Debug)]
-struct Borrower {
-    leases: Vec<Lease>,
+struct Borrower<Id> {
+    leases: Vec<Lease<Id>>,
     renewed: Instant,
     taken_back: u64,
 }
@@ -64,7 +67,7 @@ pub struct Share<Id> {
 #[derive(Debug)]
 pub struct Leases<Id> {
     limits: LendingLimits,
-    borrowers: BTreeMap<Id, Borrower>,
+    borrowers: BTreeMap<Id, Borrower<Id>>,
     numbers: u64,
     lent: u64,
     /// A borrower below its fair share that has asked in vain: until then no borrower above its own gets a slab.
@@ -87,7 +90,7 @@ impl<Id: Copy + Ord> Leases<Id> {
 
     /// Borrowers that have slabs.
     pub fn shares(&self) -> impl Iterator<Item = Share<Id>> + '_ {
-        let share = |(id, borrower): (&Id, &Borrower)| Share {
+        let share = |(id, borrower): (&Id, &Borrower<Id>)| Share {
             id: *id,
             slabs: borrower.leases.len() as u64,
             taken_back: borrower.taken_back,
@@ -113,11 +116,16 @@ impl<Id: Copy + Ord> Leases<Id> {
         let is_new = |id: &Id| !self.borrowers.contains_key(id);
         let waits = self.waiting.is_some_and(|(other, _)| other != id && is_new(&other));
         let sharers = self.borrowers.len() as u64 + u64::from(is_new(&id)) + u64::from(waits);
-        let is_below = has < self.limits.slabs / sharers;
+        let fair = self.limits.slabs / sharers;
+        let is_below = has < fair;
         if self.lent >= self.limits.slabs {
             if is_below {
                 self.waiting = Some((id, now + CONTENTION_TIME));
-                self.take_from_richest(has + 1);
+                let mut leases = self.borrowers.values().flat_map(|borrower| &borrower.leases);
+                // It may ask again before the slab of its last request is free.
+                if leases.all(|lease| lease.taken_for != Some(id)) {
+                    self.take_from_richest(fair, Some(id));
+                }
             }
             return Err(LendError::AllLent);
         }
@@ -128,7 +136,7 @@ impl<Id: Copy + Ord> Leases<Id> {
         self.lent += 1;
         let new = || Borrower { leases: Vec::new(), renewed: now, taken_back: 0 };
         let borrower = self.borrowers.entry(id).or_insert_with(new);
-        borrower.leases.push(Lease { number: self.numbers, state: State::Lent });
+        borrower.leases.push(Lease { number: self.numbers, state: State::Lent, taken_for: None });
         Ok(self.numbers)
     }
 
@@ -181,19 +189,19 @@ impl<Id: Copy + Ord> Leases<Id> {
         let wanted = bytes.div_ceil(self.limits.slab_bytes);
         let leases = self.borrowers.values().flat_map(|borrower| &borrower.leases);
         let under_way = leases.filter(|lease| lease.state != State::Lent).count() as u64;
-        (under_way..wanted).take_while(|_| self.take_from_richest(0)).count() > 0
+        (under_way..wanted).take_while(|_| self.take_from_richest(0, None)).count() > 0
     }
 
-    /// Takes a slab back from the borrower with the most, if it keeps at least so many.
-    fn take_from_richest(&mut self, keeps: u64) -> bool {
+    /// Takes a slab back from the borrower with the most, if it keeps at least so many; for another borrower, or for the lender.
+    fn take_from_richest(&mut self, keeps: u64, taken_for: Option<Id>) -> bool {
         let kept =
-            |borrower: &Borrower| borrower.leases.iter().filter(|lease| lease.state == State::Lent).count() as u64;
+            |borrower: &Borrower<Id>| borrower.leases.iter().filter(|lease| lease.state == State::Lent).count() as u64;
         let Some(richest) = self.borrowers.values_mut().max_by_key(|borrower| kept(borrower)) else { return false };
         if kept(richest) < keeps + 1 {
             return false;
         }
         let lasting = richest.leases.iter_mut().find(|lease| lease.state == State::Lent);
-        lasting.map(|lease| lease.state = State::Wanted).is_some()
+        lasting.map(|lease| (lease.state, lease.taken_for) = (State::Wanted, taken_for)).is_some()
     }
 
     /// Takes the leases out whose time is over, of the borrowers that `is_asked` names.
@@ -201,7 +209,7 @@ impl<Id: Copy + Ord> Leases<Id> {
         let mut over = Vec::new();
         for (id, borrower) in self.borrowers.iter_mut().filter(|(id, _)| is_asked(id)) {
             let is_cut_off = now - borrower.renewed >= LEASE_KEEP_ALIVE && !seeded::is(Bug::LenderWaitsForEver);
-            let is_over = |lease: &mut Lease| is_cut_off || matches!(lease.state, State::Told(at) if now >= at);
+            let is_over = |lease: &mut Lease<Id>| is_cut_off || matches!(lease.state, State::Told(at) if now >= at);
             for lease in borrower.leases.extract_if(.., is_over) {
                 over.push((*id, lease.number));
                 if is_cut_off {
@@ -278,6 +286,29 @@ mod tests {
         }
         assert_eq!(leases.lease('b', now), Err(LendError::AllLent));
         assert_eq!(leases.renew('a', now).0, [], "both have half");
+    }
+
+    #[test]
+    fn a_borrower_that_asks_again_and_again_is_waited_for_once() {
+        let (mut leases, start) = (Leases::new(LendingLimits { quota: 8, ..LIMITS }), start());
+        while leases.lease('a', start).is_ok() {}
+        for _ in 0..10 {
+            assert_eq!(leases.lease('b', start), Err(LendError::AllLent));
+        }
+        let taken = leases.renew('a', start).0;
+        assert_eq!(taken.len(), 1, "one for the ten");
+        assert_eq!(leases.lease('b', start + SECOND), Err(LendError::AllLent));
+        assert_eq!(leases.renew('a', start + SECOND).0, taken, "it is told of the same one");
+    }
+
+    #[test]
+    fn a_borrower_keeps_its_fair_share_of_what_others_ask_for() {
+        let (mut leases, start) = (Leases::new(LendingLimits { quota: 8, ..LIMITS }), start());
+        leases.lease('b', start).unwrap();
+        while leases.lease('a', start).is_ok() {}
+        leases.take_back(300);
+        assert_eq!(leases.lease('b', start), Err(LendError::AllLent));
+        assert_eq!(leases.renew('a', start).0.len(), 3, "it keeps four, which is half");
     }
 
     #[test]
