@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// What `init.sh` prints when the kernel's own messages are over.
 const MARK: &str = "@@guest@@";
 const PROCESSORS: &str = "2";
-const MEMORY_MIB: &str = "1024";
+/// Half of it holds the programs, which have their debug information.
+const MEMORY_MIB: &str = "1536";
 /// Lines of the console that are shown when a guest dies before its script begins.
 const TAIL_LINES: usize = 40;
 /// The emulated kernel has panicked while it booted, before a line of ours ran: an emulator's fault that does not come twice.
