@@ -4,31 +4,28 @@ mod dsm_simulated;
 
 use std::collections::HashSet;
 
+use byway_skip::seeds;
 use dsm_simulated::history::{self, Event};
 use dsm_simulated::litmus::{Words, catalogue};
 use dsm_simulated::{programs, run};
 
-/// Jobs of a run of the suite.
-const SEEDS: u64 = 1000;
 /// Runs of each litmus program.
 const LITMUS_SEEDS: u64 = 300;
 
-fn seeds() -> u64 {
-    if std::env::var_os("BYWAY_LONG").is_some() { 100 * SEEDS } else { SEEDS }
-}
-
 #[test]
 fn jobs_by_chance_keep_every_rule() {
-    let (mut events, mut pages_sent, mut killed) = (0, 0, 0);
-    for seed in 1..=seeds() {
-        let report = run(&programs::any(seed), seed).unwrap_or_else(|broken| panic!("seed {seed}: {}", broken.0));
-        events += report.events.len();
-        pages_sent += report.pages_sent;
-        killed += u64::from(report.killed);
-    }
+    let one = |seed| match run(&programs::any(seed), seed) {
+        Ok(report) => Ok((report.events.len() as u64, report.pages_sent, u64::from(report.killed))),
+        Err(broken) => Err(broken.0),
+    };
+    let (count, (events, pages_sent, killed)) = seeds::run(2, one, |total: &mut (u64, u64, u64), one| {
+        *total = (total.0 + one.0, total.1 + one.1, total.2 + one.2);
+    });
     // Chance has done something.
-    assert!(events as u64 > 20 * seeds() && pages_sent > 10 * seeds(), "{events} events, {pages_sent} pages");
-    assert!(killed > seeds() / 20, "{killed} jobs had a rank killed");
+    if count >= 100 {
+        assert!(events > 20 * count && pages_sent > 10 * count, "{events} events, {pages_sent} pages");
+        assert!(killed > count / 20, "{killed} jobs had a rank killed");
+    }
 }
 
 #[test]

@@ -4,42 +4,13 @@
 
 mod far_simulated;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use byway_skip::seeds;
 use far_simulated::{Broken, Report};
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 #[test]
 fn a_page_has_what_was_written_last_or_is_lost_by_name() {
-    let (first, count) = match number("BYWAY_SIM_SEED") {
-        Some(seed) => (seed, 1),
-        None => (number("BYWAY_SIM_FIRST").unwrap_or(1), number("BYWAY_SIM_SEEDS").unwrap_or(1000)),
-    };
-    println!("{count} seeds from {first} on");
-    let next = AtomicU64::new(first);
-    let total = Mutex::new(Report::default());
-    std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + count {
-                        return;
-                    }
-                    match far_simulated::run(seed) {
-                        Ok(report) => total.lock().unwrap().add(&report),
-                        Err(Broken(rule)) => panic!("seed {seed} (BYWAY_SIM_SEED={seed} replays it): {rule}"),
-                    }
-                }
-            });
-        }
-    });
-    let total = total.into_inner().unwrap();
-    println!("{count} seeds: {total:?}");
+    let one = |seed| far_simulated::run(seed).map_err(|Broken(rule)| rule);
+    let (count, total) = seeds::run(3, one, Report::add);
     if count >= 100 {
         assert!(total.accesses > 300 * count && total.far_pages > 50 * count, "{total:?}");
         assert!(total.crashes > count / 4 && total.cut_off > count / 8 && total.taken_back > count / 8, "{total:?}");

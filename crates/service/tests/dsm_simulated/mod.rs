@@ -13,6 +13,7 @@ use std::collections::{HashMap, VecDeque};
 
 use byway_service::dsm::wire::Message;
 use byway_service::dsm::{End, Rank};
+pub use byway_skip::seeds::Chance;
 
 use self::history::Event;
 use self::programs::Op;
@@ -22,27 +23,6 @@ use self::rank::{Input, SimulatedRank};
 pub const PAGE_WORDS: usize = 2;
 /// Steps of a run; one that takes more never ends.
 const STEPS_MAX: usize = 400_000;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Chance(u64);
-
-impl Chance {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
-    }
-
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// The rule that a run has broken.
 #[derive(Clone, Debug, PartialEq, Eq)]

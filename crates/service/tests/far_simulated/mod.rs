@@ -19,6 +19,7 @@ use std::time::Duration;
 use byway_reactor::sim::{Crash, LinkProfile, World};
 use byway_service::limits::{GUARD_LOOK, LEASE_KEEP_ALIVE, RENEW_EVERY};
 use byway_service::memory::pool::{Class, PoolCounters};
+pub use byway_skip::seeds::Chance;
 
 use self::borrower::{Borrower, PAGES};
 use self::lenders::SimulatedLender;
@@ -46,29 +47,6 @@ macro_rules! rule {
     };
 }
 pub(crate) use rule;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Debug)]
-pub struct Chance(u64);
-
-impl Chance {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Below `n`; 0 if that is 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
-    }
-
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// What happens in a run, and so what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use byway_reactor::Instant;
+pub use byway_skip::seeds::Chance;
 
 use self::agent::Agent;
 use self::server::Server;
@@ -24,23 +25,6 @@ pub const NAMES: u8 = 3;
 /// Steps of a run, and of its end, when nothing new begins and nobody is cut off.
 const STEPS: usize = 4000;
 const CALM_STEPS: usize = 30_000;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Chance(u64);
-
-impl Chance {
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
-    }
-
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// The rule that a run has broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +145,7 @@ enum Next {
 /// Runs a seed.
 pub fn run(seed: u64) -> Result<Report, Broken> {
     let mut world = World {
-        chance: Chance(seed),
+        chance: Chance::new(seed),
         now: Instant::from_nanos(1_000_000_000_000),
         truth: Truth::default(),
         wire: Vec::new(),
