@@ -66,7 +66,7 @@ pub struct Configuration {
     pub shares: Vec<ShareSpec>,
     /// Listeners of byway's own wire.
     pub listen: Vec<Listen>,
-    /// Listeners of the NBD door.
+    /// Listeners of the NBD front end.
     pub nbd: Vec<Listen>,
     /// Where `/metrics`, `/healthz` and `/slow` are served; `None`: nowhere.
     pub http: Option<SocketAddr>,
@@ -84,7 +84,7 @@ pub struct Configuration {
     pub lend: Option<LendSpec>,
     /// Event loops; `None`: one per core.
     pub threads: Option<u16>,
-    /// TLS, for both doors; `None`: none.
+    /// TLS, for both front ends; `None`: none.
     pub tls: Option<Tls>,
     /// Who may connect; empty: everybody that the listeners let in.
     pub allow: Vec<Cidr>,

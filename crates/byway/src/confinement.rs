@@ -1,6 +1,6 @@
 //! Giving up what a serving node does not need: limits raised, root dropped, the file system out of reach.
 //!
-//! The order matters, on the main thread, before loops and doors start their threads (landlock confines the calling
+//! The order matters, on the main thread, before loops and front ends start their threads (landlock confines the calling
 //! thread and those it starts later):
 //!
 //! 1. [`raise_limits`], then open everything: volumes, listeners, certificates, the service manager, the opener for reloads;

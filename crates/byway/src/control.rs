@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use byway_door::http::{
+use byway_frontend::http::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report,
     VolumeSnapshot, flush_failed,
 };
@@ -384,7 +384,7 @@ fn print_peer(out: &mut impl Write, peer: &PeerSnapshot) -> std::io::Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use byway_door::http::Snapshot;
+    use byway_frontend::http::Snapshot;
 
     use super::*;
 

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use byway_door::fault::keeper::{self, Keeper, Side, end_descendants};
-use byway_door::fault::{self, FarJob, FarOptions, FarReport};
 use byway_fabric::node::NodeOptions;
+use byway_frontend::fault::keeper::{self, Keeper, Side, end_descendants};
+use byway_frontend::fault::{self, FarJob, FarOptions, FarReport};
 use byway_reactor::userfault::OpenError;
 use byway_reactor::userfault::helper::SOCKET_VARIABLE;
 use byway_service::memory::pool::Class;

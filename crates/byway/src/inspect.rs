@@ -4,8 +4,8 @@ mod directory;
 
 use std::io::Write;
 
-use byway_door::nbd::client as nbd;
-use byway_door::nbd::flags::TransmissionFlags;
+use byway_frontend::nbd::client as nbd;
+use byway_frontend::nbd::flags::TransmissionFlags;
 use byway_reactor::{IoChoice, Reactor};
 use byway_service::block::client as native;
 use byway_service::block::client::{Answer, ListedVolume, Request};

@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use byway_door::http::{HttpDoor, Report};
-use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::{ServerTls, TlsSetupError};
+use byway_frontend::http::{HttpFrontend, Report};
+use byway_frontend::nbd::server::NbdOptions;
 use byway_reactor::privilege::{User, become_user, find_user};
 use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, Heap, limit_mapped};
@@ -160,7 +160,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
     warn_of_nobody(&shares);
-    announce(&node, http.as_ref().map(HttpDoor::address), configuration.control_socket.as_deref());
+    announce(&node, http.as_ref().map(HttpFrontend::address), configuration.control_socket.as_deref());
     let mut serving = Serving {
         arguments,
         configuration,
@@ -195,12 +195,16 @@ fn warn_of_nobody(shares: &[Arc<Share>]) {
     }
 }
 
-/// Opens the HTTP door for those who may connect now.
-fn open_http(at: SocketAddr, report: &Arc<dyn Report>, allow: &Arc<RwLock<Vec<Cidr>>>) -> Result<HttpDoor, StartError> {
+/// Opens the HTTP front end for those who may connect now.
+fn open_http(
+    at: SocketAddr,
+    report: &Arc<dyn Report>,
+    allow: &Arc<RwLock<Vec<Cidr>>>,
+) -> Result<HttpFrontend, StartError> {
     let allow = Arc::clone(allow);
     let admits =
         move |peer: SocketAddr| peer_allowed(Some(peer.ip()), &allow.read().unwrap_or_else(PoisonError::into_inner));
-    HttpDoor::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
+    HttpFrontend::open(at, Arc::clone(report), admits).map_err(|source| listen_error(at, source))
 }
 
 /// Opens the control socket; what it orders becomes events.
@@ -286,9 +290,9 @@ struct Serving<'a> {
     shares: Vec<Arc<Share>>,
     /// As they were opened at start.
     listeners: Vec<Guarded>,
-    /// Shared with the node's doors.
+    /// Shared with the node's front ends.
     tls: ServerTls,
-    /// Shared with the HTTP door.
+    /// Shared with the HTTP front end.
     allow: Arc<RwLock<Vec<Cidr>>>,
     node: Node,
     /// The node is told to end: a reload waits no longer.
@@ -537,12 +541,12 @@ fn tell(told: std::io::Result<()>) {
     }
 }
 
-/// One line for each door, for whoever waits for it.
+/// One line for each front end, for whoever waits for it.
 fn announce(node: &Node, http: Option<SocketAddr>, ctl: Option<&Path>) {
     let mut out = std::io::stdout().lock();
     // Nobody need read it: a closed pipe is no reason to stop serving.
     for ready in node.ready() {
-        let _ = writeln!(out, "ready {} {}", ready.door, ready.address);
+        let _ = writeln!(out, "ready {} {}", ready.frontend, ready.address);
     }
     if let Some(at) = http {
         let _ = writeln!(out, "ready http http://{at}");

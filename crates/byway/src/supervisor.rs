@@ -36,7 +36,7 @@ impl Supervisor {
         Ok(Self(Some((socket, address))))
     }
 
-    /// Every door is open.
+    /// Every front end is open.
     ///
     /// # Errors
     /// The kernel's.

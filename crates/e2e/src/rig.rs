@@ -1,4 +1,4 @@
-//! A node that a test operates: its configuration, control socket and HTTP door.
+//! A node that a test operates: its configuration, control socket and HTTP front end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,10 +28,10 @@ impl Rig {
         configure(folder.path(), volumes);
         let (config, ctl, nbd) = (at("byway.toml"), at("ctl"), format!("unix://{}", at("nbd")));
         let base = ["--config", &config, "--control-socket", &ctl, "--nbd", &nbd, "--http", "127.0.0.1:0"];
-        let doors = 3 + more.iter().filter(|flag| ["--listen", "--nbd"].contains(*flag)).count();
+        let frontends = 3 + more.iter().filter(|flag| ["--listen", "--nbd"].contains(*flag)).count();
         let more: Vec<_> = more.iter().map(|flag| flag.replace("DIR", &folder.path().display().to_string())).collect();
         let more: Vec<_> = more.iter().map(String::as_str).collect();
-        let server = Server::start(folder.path(), doors, &[&base[..], &more].concat());
+        let server = Server::start(folder.path(), frontends, &[&base[..], &more].concat());
         Self { folder, server }
     }
 
@@ -77,7 +77,7 @@ impl Rig {
         )
     }
 
-    /// What its HTTP door answers.
+    /// What its HTTP front end answers.
     ///
     /// # Panics
     /// If it does not.

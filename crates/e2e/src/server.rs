@@ -33,25 +33,25 @@ pub fn binary() -> PathBuf {
 /// A running `byway serve`.
 pub struct Server {
     child: Child,
-    /// The lines that it printed when it was ready: door and address.
+    /// The lines that it printed when it was ready: front end and address.
     ready: Vec<(String, String)>,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts it with these arguments after `serve`, and waits until `doors` doors are ready.
+    /// Starts it with these arguments after `serve`, and waits until `frontends` front ends are ready.
     ///
     /// # Panics
     /// If it does not get ready; the message holds its log.
-    pub fn start(folder: &Path, doors: usize, arguments: &[&str]) -> Self {
-        Self::start_by(Command::new(binary()), folder, doors, arguments)
+    pub fn start(folder: &Path, frontends: usize, arguments: &[&str]) -> Self {
+        Self::start_by(Command::new(binary()), folder, frontends, arguments)
     }
 
     /// The same with a command that runs the binary: in another namespace, say.
     ///
     /// # Panics
     /// See [`Server::start`].
-    pub fn start_by(mut command: Command, folder: &Path, doors: usize, arguments: &[&str]) -> Self {
+    pub fn start_by(mut command: Command, folder: &Path, frontends: usize, arguments: &[&str]) -> Self {
         let log = folder.join(format!("byway-{}.log", std::process::id()));
         let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let mut child = command
@@ -70,22 +70,22 @@ impl Server {
             }
         });
         let mut server = Self { child, ready: Vec::new(), log };
-        while server.ready.len() < doors {
+        while server.ready.len() < frontends {
             let Ok(line) = lines.recv_timeout(LIMIT) else { panic!("byway did not get ready:\n{}", server.log()) };
             let mut words = line.split_whitespace();
             if words.next() == Some("ready") {
-                let (door, address) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-                server.ready.push((door.to_owned(), address.to_owned()));
+                let (frontend, address) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                server.ready.push((frontend.to_owned(), address.to_owned()));
             }
         }
         server
     }
 
-    /// The port of the first TCP listener of a door.
-    pub fn port(&self, door: &str) -> u16 {
+    /// The port of the first TCP listener of a front end.
+    pub fn port(&self, frontend: &str) -> u16 {
         self.ready
             .iter()
-            .filter(|(name, _)| name == door)
+            .filter(|(name, _)| name == frontend)
             .find_map(|(_, address)| {
                 address.strip_prefix("tcp://").or(address.strip_prefix("http://"))?.rsplit_once(':')?.1.parse().ok()
             })

@@ -32,9 +32,9 @@ impl Rig {
         let (nbd, unix, shm) = (at("nbd"), at("unix"), at("shm"));
         let (nbd, unix, shm) = (format!("unix://{nbd}"), format!("unix://{unix}"), format!("shm://{shm}"));
         let arguments = ["--config", &config, "--control-socket", &ctl, "--threads", "2", "--io", io];
-        let doors = ["--nbd", "tcp://127.0.0.1:0", "--nbd", &nbd, "--listen", "tcp://127.0.0.1:0"];
+        let frontends = ["--nbd", "tcp://127.0.0.1:0", "--nbd", &nbd, "--listen", "tcp://127.0.0.1:0"];
         let near = ["--listen", &unix, "--listen", &shm];
-        let server = Server::start(folder.path(), 6, &[&arguments[..], &doors, &near].concat());
+        let server = Server::start(folder.path(), 6, &[&arguments[..], &frontends, &near].concat());
         Self { server, certificates, folder }
     }
 

@@ -8,8 +8,8 @@ fn bench_volume_moves_bytes_both_ways_and_says_how_fast() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let socket = format!("unix://{}/sock", folder.path().display());
         let arguments = ["--io", io, "--volume", "m=mem:16M", "--volume", "r=null:16M,ro", "--nbd", &socket];
-        let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"];
-        let server = Server::start(folder.path(), 4, &[&arguments[..], &doors[..]].concat());
+        let frontends = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"];
+        let server = Server::start(folder.path(), 4, &[&arguments[..], &frontends[..]].concat());
         let native = |name: &str| format!("byway://127.0.0.1:{}/{name}", server.port("byway"));
         let tcp = |name: &str| format!("nbd://127.0.0.1:{}/{name}", server.port("nbd"));
         let unix = |name: &str| format!("nbd+unix:///{name}?socket={}/sock", folder.path().display());
@@ -56,10 +56,10 @@ fn bench_volume_does_not_overwrite_contents_unless_told_to() {
     let contents = noise(1 << 20, 3);
     std::fs::write(&disk, &contents).unwrap();
     let volume = format!("disk={}", disk.display());
-    let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
-    let server = Server::start(folder.path(), 2, &[&["--volume", &volume][..], &doors[..]].concat());
+    let frontends = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
+    let server = Server::start(folder.path(), 2, &[&["--volume", &volume][..], &frontends[..]].concat());
     let uris = [("byway", "byway"), ("nbd", "nbd")]
-        .map(|(scheme, door)| format!("{scheme}://127.0.0.1:{}/disk", server.port(door)));
+        .map(|(scheme, frontend)| format!("{scheme}://127.0.0.1:{}/disk", server.port(frontend)));
     for (uri, rw) in uris.iter().zip(["randwrite", "randrw"]) {
         let refused = run(&binary(), &["bench", "volume", uri, "--rw", rw, "--seconds", "1"]);
         let said = String::from_utf8_lossy(&refused.stderr);

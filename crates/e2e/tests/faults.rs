@@ -133,9 +133,9 @@ fn a_thousand_idle_connections_cost_little_and_leave_nothing() {
 
 #[test]
 fn out_of_descriptors_a_node_waits_and_goes_on() {
-    for door in ["byway", "nbd"] {
+    for frontend in ["byway", "nbd"] {
         let folder = folder();
-        let flag = if door == "byway" { "--listen" } else { "--nbd" };
+        let flag = if frontend == "byway" { "--listen" } else { "--nbd" };
         // The other backend's accepts keep the limit that there was when they were begun.
         let arguments = ["--io", "epoll", "--volume", "m=mem:1M", flag, "tcp://127.0.0.1:0"];
         let server = Server::start(folder.path(), 1, &arguments);
@@ -143,17 +143,17 @@ fn out_of_descriptors_a_node_waits_and_goes_on() {
         let limit = rustix::process::Rlimit { current: Some(held + 3), maximum: Some(held + 3) };
         let id = rustix::process::Pid::from_raw(server.id() as i32);
         rustix::process::prlimit(id, rustix::process::Resource::Nofile, limit).unwrap();
-        let address = ("127.0.0.1", server.port(door));
+        let address = ("127.0.0.1", server.port(frontend));
         let many: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(address).unwrap()).collect();
         let complaints = || server.log().matches("raise LimitNOFILE").count();
-        let more_than = |count: usize| until(Instant::now() + LIMIT, door, || (complaints() > count).then_some(()));
+        let more_than = |count: usize| until(Instant::now() + LIMIT, frontend, || (complaints() > count).then_some(()));
         more_than(0);
         // It tries again and again, and does not spin meanwhile.
         let said = complaints();
         wait_until_idle(&[server.id()], || {});
         more_than(said);
         drop(many);
-        let uri = format!("{door}://127.0.0.1:{}/m", server.port(door));
+        let uri = format!("{frontend}://127.0.0.1:{}/m", server.port(frontend));
         let info = || run(&binary(), &["info", &uri]).status.success().then_some(());
         until(Instant::now() + LIMIT, "a place for a client", info);
     }

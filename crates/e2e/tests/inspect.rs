@@ -14,12 +14,12 @@ fn node(folder: &std::path::Path) -> Server {
     let half = format!("half={},description=two of four", half.display());
     let socket = format!("unix://{}/sock", folder.display());
     let volumes = ["--volume", &half, "--volume", "ro=null:1G,ro", "--volume", "mem=mem:16M,description=for scratch"];
-    let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--nbd", &socket];
-    Server::start(folder, 3, &[&volumes[..], &doors[..]].concat())
+    let frontends = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0", "--nbd", &socket];
+    Server::start(folder, 3, &[&volumes[..], &frontends[..]].concat())
 }
 
 fn servers(server: &Server, folder: &std::path::Path) -> [(String, String); 3] {
-    let tcp = |scheme: &str, door: &str| format!("{scheme}://127.0.0.1:{}/", server.port(door));
+    let tcp = |scheme: &str, frontend: &str| format!("{scheme}://127.0.0.1:{}/", server.port(frontend));
     let unix = format!("?socket={}/sock", folder.display());
     [(tcp("byway", "byway"), String::new()), (tcp("nbd", "nbd"), String::new()), ("nbd+unix:///".to_owned(), unix)]
 }
@@ -56,7 +56,7 @@ fn ls_shows_the_volumes_over_each_wire() {
 fn the_wrong_wire_is_named() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let server = node(folder.path());
-    let tcp = |door: &str| format!("127.0.0.1:{}", server.port(door));
+    let tcp = |frontend: &str| format!("127.0.0.1:{}", server.port(frontend));
     let (native, nbd) = (tcp("byway"), tcp("nbd"));
     let socket = format!("?socket={}/sock", folder.path().display());
     for (server, volume, speaks) in [

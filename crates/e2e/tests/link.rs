@@ -70,9 +70,9 @@ impl Rig {
     }
 
     fn connections(&self) -> u64 {
-        let doors = self.status()["frontends"].clone();
-        let doors = doors.as_array().expect("doors").iter();
-        doors.map(|door| door["connections"].as_u64().expect("a number")).sum()
+        let frontends = self.status()["frontends"].clone();
+        let frontends = frontends.as_array().expect("frontends").iter();
+        frontends.map(|frontend| frontend["connections"].as_u64().expect("a number")).sum()
     }
 
     /// A metric of the node, asked for on its side of the cable.

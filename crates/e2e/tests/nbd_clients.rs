@@ -1,4 +1,4 @@
-//! The clients that people use, against byway's NBD door, on both backends and both kinds of socket.
+//! The clients that people use, against byway's NBD front end, on both backends and both kinds of socket.
 
 use std::path::Path;
 

@@ -362,8 +362,8 @@ fn a_node_tells_how_it_is() {
 #[test]
 fn the_status_shows_the_clients_of_both_wires() {
     let python = python!("the_status_shows_the_clients_of_both_wires");
-    let doors = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
-    let rig = Rig::new("\"m=mem:1M\", \"slow=fault:read=300s:mem:1M\"", &doors);
+    let frontends = ["--listen", "tcp://127.0.0.1:0", "--nbd", "tcp://127.0.0.1:0"];
+    let rig = Rig::new("\"m=mem:1M\", \"slow=fault:read=300s:mem:1M\"", &frontends);
     let script = format!(
         "m = connect('m')\n\
          far = nbd.NBD(); far.set_export_name('slow'); far.connect_tcp('127.0.0.1', '{}')\n\

@@ -1,4 +1,4 @@
-//! TLS, by the clients that people use, on both doors: who gets in, who does not, and what the log says of it.
+//! TLS, by the clients that people use, on both front ends: who gets in, who does not, and what the log says of it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -49,7 +49,7 @@ enum Clients {
 }
 
 impl Rig {
-    /// A server of `disk` (a file of `bytes`, over TLS only) and `mem` (64 MiB), with a certificate, on both doors.
+    /// A server of `disk` (a file of `bytes`, over TLS only) and `mem` (64 MiB), with a certificate, on both front ends.
     fn new(io: &str, bytes: &[u8], clients: Clients) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let certificates = Certificates::new(folder.path());

@@ -1,4 +1,4 @@
-//! Certificates that a reload replaces, on both doors, and the connections that were there before.
+//! Certificates that a reload replaces, on both front ends, and the connections that were there before.
 
 use std::path::Path;
 
@@ -31,8 +31,8 @@ impl Rig {
         std::fs::write(at("byway.toml"), text).expect("room in memory");
         let (config, ctl) = (at("byway.toml"), at("ctl"));
         let arguments = ["--config", &config, "--control-socket", &ctl, "--threads", "2"];
-        let doors = ["--nbd", "tcp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
-        let server = Server::start(folder.path(), 2, &[&arguments[..], &doors].concat());
+        let frontends = ["--nbd", "tcp://127.0.0.1:0", "--listen", "tcp://127.0.0.1:0"];
+        let server = Server::start(folder.path(), 2, &[&arguments[..], &frontends].concat());
         (Self { server, folder }, first)
     }
 
@@ -45,8 +45,8 @@ impl Rig {
 
     /// Only clients of that authority get in, and trust the node.
     fn is_of(&self, ours: &Certificates, others: &Certificates) {
-        for (door, scheme) in [("nbd", "nbds"), ("byway", "byways")] {
-            let uri = format!("{scheme}://localhost:{}/m", self.server.port(door));
+        for (frontend, scheme) in [("nbd", "nbds"), ("byway", "byways")] {
+            let uri = format!("{scheme}://localhost:{}/m", self.server.port(frontend));
             let info = |certificates: &Certificates| {
                 let flags = certificates.flags("client");
                 let words = [vec!["info", &uri], flags.iter().map(String::as_str).collect()].concat();

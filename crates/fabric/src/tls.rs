@@ -1,4 +1,4 @@
-//! TLS for streams, without I/O: ciphertext in, plaintext out, and the other way. The fabric's lanes and the NBD door use
+//! TLS for streams, without I/O: ciphertext in, plaintext out, and the other way. The fabric's lanes and the NBD front end use
 //! the same.
 //!
 //! rustls with ring; TLS 1.2 and 1.3. A server can require client certificates, ask for them, or do without. What a

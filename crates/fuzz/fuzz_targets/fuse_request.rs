@@ -1,9 +1,9 @@
 //! Requests of the kernel's FUSE: any bytes are taken apart or refused, in one piece as in two, and the session takes them.
 #![no_main]
 
-use byway_door::fuse::request::{Operation, WRITE_HEAD_BYTES, parse, parse_parts};
-use byway_door::fuse::session::{Session, Step, Wishes};
-use byway_door::limits::FUSE_WRITE_BYTES_MAX;
+use byway_frontend::fuse::request::{Operation, WRITE_HEAD_BYTES, parse, parse_parts};
+use byway_frontend::fuse::session::{Session, Step, Wishes};
+use byway_frontend::limits::FUSE_WRITE_BYTES_MAX;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|requests: Vec<Vec<u8>>| {

@@ -2,12 +2,12 @@
 //! only where they were asked for.
 #![no_main]
 
-use byway_door::limits::{OPTION_REPLY_BYTES_MAX, REPLY_HEAD_BYTES_MAX};
-use byway_door::nbd::client::{
+use byway_frontend::limits::{OPTION_REPLY_BYTES_MAX, REPLY_HEAD_BYTES_MAX};
+use byway_frontend::nbd::client::{
     ClientConfig, ClientHandshake, ClientStep, ClientTransmission, Content, Encryption, Purpose, Received,
 };
-use byway_door::nbd::flags::{CommandFlags, TransmissionFlags};
-use byway_door::nbd::request::{BlockSizes, Command, Headers, Rules};
+use byway_frontend::nbd::flags::{CommandFlags, TransmissionFlags};
+use byway_frontend::nbd::request::{BlockSizes, Command, Headers, Rules};
 use libfuzzer_sys::fuzz_target;
 
 fn handshake(choice: u8, piece: usize, bytes: &[u8]) -> Option<()> {

@@ -2,11 +2,11 @@
 //! cut changes nothing.
 #![no_main]
 
-use byway_door::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, OPTION_BYTES_MAX};
-use byway_door::nbd::export::{Export, Exports};
-use byway_door::nbd::flags::TransmissionFlags;
-use byway_door::nbd::handshake::{Handshake, HandshakeConfig, HandshakeError, Step, TlsMode};
-use byway_door::nbd::request::BlockSizes;
+use byway_frontend::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, OPTION_BYTES_MAX};
+use byway_frontend::nbd::export::{Export, Exports};
+use byway_frontend::nbd::flags::TransmissionFlags;
+use byway_frontend::nbd::handshake::{Handshake, HandshakeConfig, HandshakeError, Step, TlsMode};
+use byway_frontend::nbd::request::BlockSizes;
 use libfuzzer_sys::fuzz_target;
 
 struct Shelf;

@@ -2,12 +2,12 @@
 //! keeps the rules of the export, and every answer can be written.
 #![no_main]
 
-use byway_door::limits::{EXTENTS_PER_REPLY_MAX, REQUEST_BYTES_MAX};
-use byway_door::nbd::block_status::Allocation;
-use byway_door::nbd::flags::{CommandFlags, TransmissionFlags};
-use byway_door::nbd::reply::Replies;
-use byway_door::nbd::request::{BlockSizes, Command, Headers, Rules};
-use byway_door::nbd::transmission::{Parsed, Transmission};
+use byway_frontend::limits::{EXTENTS_PER_REPLY_MAX, REQUEST_BYTES_MAX};
+use byway_frontend::nbd::block_status::Allocation;
+use byway_frontend::nbd::flags::{CommandFlags, TransmissionFlags};
+use byway_frontend::nbd::reply::Replies;
+use byway_frontend::nbd::request::{BlockSizes, Command, Headers, Rules};
+use byway_frontend::nbd::transmission::{Parsed, Transmission};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u8, u16, u64, &[u8])| {

@@ -1,8 +1,8 @@
 //! Why a server cannot be used, in the same words over both wires.
 
-use byway_door::nbd::client::ClientError;
 use byway_fabric::CloseReason;
 use byway_fabric::tls::{TlsClient, TlsError};
+use byway_frontend::nbd::client::ClientError;
 use byway_reactor::Errno;
 use byway_service::block::client::ConnectError;
 

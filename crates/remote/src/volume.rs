@@ -5,12 +5,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_door::nbd::client::{
+use byway_fabric::tls::TlsClient;
+use byway_frontend::nbd::client::{
     self as nbd, Client, ClientConfig, ClientError, ClientHandshakeError, ClientOptions, Completed, RequestError,
 };
-use byway_door::nbd::export::VOLATILE;
-use byway_door::nbd::flags::TransmissionFlags;
-use byway_fabric::tls::TlsClient;
+use byway_frontend::nbd::export::VOLATILE;
+use byway_frontend::nbd::flags::TransmissionFlags;
 use byway_reactor::{Completion, Frame, Instant, IoChoice, Reactor, Wait};
 use byway_service::block::client::{
     self as native, Answer, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeOptions,

@@ -162,7 +162,7 @@ impl Rig {
         self.unit(step)
     }
 
-    /// By pieces in frames, as a door does with a large payload.
+    /// By pieces in frames, as a front end does with a large payload.
     fn write(&mut self, mut offset: u64, mut bytes: &[u8], durable: bool) -> Result<(), BlockError> {
         while !bytes.is_empty() {
             let len = self.engine.write_piece_len(self.volume, offset, bytes.len());

@@ -84,8 +84,8 @@ pub(super) fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>
         "write-bypass=mem:64M".to_owned(),
     ];
     let mut arguments: Vec<String> = volumes.into_iter().flat_map(|volume| ["--volume".to_owned(), volume]).collect();
-    for door in ["--listen", "--nbd"] {
-        arguments.extend([door.to_owned(), "tcp://127.0.0.1:0".to_owned()]);
+    for frontend in ["--listen", "--nbd"] {
+        arguments.extend([frontend.to_owned(), "tcp://127.0.0.1:0".to_owned()]);
     }
     let changes = staging.map(|bytes| ["--staging", bytes]);
     Server::start_changed(changes.as_ref().map_or(&[], |changes| &changes[..]), &arguments, 2, cpu)

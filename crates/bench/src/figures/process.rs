@@ -11,21 +11,21 @@ use super::session::RunError;
 /// A running `byway serve` with one event loop.
 pub(super) struct Server {
     child: Child,
-    /// Doors and addresses, as it printed them.
+    /// Front ends and addresses, as it printed them.
     ready: Vec<(String, String)>,
 }
 
 impl Server {
-    /// Starts it with these arguments after `serve`, on one CPU if one is given, and waits until `doors` doors are open.
-    pub(super) fn start(arguments: &[String], doors: usize, cpu: Option<usize>) -> Result<Self, RunError> {
-        Self::start_changed(&[], arguments, doors, cpu)
+    /// Starts it with these arguments after `serve`, on one CPU if one is given, and waits until `frontends` front ends are open.
+    pub(super) fn start(arguments: &[String], frontends: usize, cpu: Option<usize>) -> Result<Self, RunError> {
+        Self::start_changed(&[], arguments, frontends, cpu)
     }
 
     /// The same, changed by the flags of [`MeasuredNode`](crate::MeasuredNode).
     pub(super) fn start_changed(
         changes: &[&str],
         arguments: &[String],
-        doors: usize,
+        frontends: usize,
         cpu: Option<usize>,
     ) -> Result<Self, RunError> {
         let mut command = this_program()?;
@@ -38,10 +38,10 @@ impl Server {
         for line in out.map(BufReader::new).into_iter().flat_map(BufRead::lines) {
             let line = line.map_err(RunError::Child)?;
             let mut words = line.split_whitespace().skip(1);
-            if let (Some(door), Some(address)) = (words.next(), words.next()) {
-                server.ready.push((door.to_owned(), address.to_owned()));
+            if let (Some(frontend), Some(address)) = (words.next(), words.next()) {
+                server.ready.push((frontend.to_owned(), address.to_owned()));
             }
-            if server.ready.len() >= doors {
+            if server.ready.len() >= frontends {
                 return Ok(server);
             }
         }
@@ -55,13 +55,13 @@ impl Server {
 
     /// What names a volume of it, over a scheme of `byway`, `byway+shm`, `byway+unix` or `nbd`.
     pub(super) fn uri(&self, scheme: &str, volume: &str) -> String {
-        let (door, kind) = match scheme {
+        let (frontend, kind) = match scheme {
             "nbd" => ("nbd", "tcp://"),
             "byway+shm" => ("byway", "shm://"),
             "byway+unix" => ("byway", "unix://"),
             _ => ("byway", "tcp://"),
         };
-        let mut open = self.ready.iter().filter(|(name, _)| name == door);
+        let mut open = self.ready.iter().filter(|(name, _)| name == frontend);
         let address = open.find_map(|(_, address)| address.strip_prefix(kind)).unwrap_or_default();
         if kind == "tcp://" {
             format!("{scheme}://{address}/{volume}")

@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use byway_door::fuse::mount::MountError;
-use byway_door::fuse::{Notifier, NotifyError};
-use byway_door::loop_device::{LoopDevice, LoopError, LoopOptions};
+use byway_frontend::fuse::mount::MountError;
+use byway_frontend::fuse::{Notifier, NotifyError};
+use byway_frontend::loop_device::{LoopDevice, LoopError, LoopOptions};
 use byway_reactor::Address;
 use byway_service::block::client::VolumeInfo;
 use byway_service::block::spec::VolumeName;

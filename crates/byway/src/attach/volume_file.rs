@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use byway_door::fuse::Notifier;
-use byway_door::fuse::channel::{Channel, Received};
-use byway_door::fuse::mount::{MountOptions, mount_detached};
-use byway_door::fuse::request::{RequestError, WRITE_HEAD_BYTES, parse_parts};
-use byway_door::fuse::session::{Session, Step, Wishes};
-use byway_door::limits::FUSE_WRITE_BYTES_MAX;
+use byway_frontend::fuse::Notifier;
+use byway_frontend::fuse::channel::{Channel, Received};
+use byway_frontend::fuse::mount::{MountOptions, mount_detached};
+use byway_frontend::fuse::request::{RequestError, WRITE_HEAD_BYTES, parse_parts};
+use byway_frontend::fuse::session::{Session, Step, Wishes};
+use byway_frontend::limits::FUSE_WRITE_BYTES_MAX;
 use byway_reactor::{Completion, Descriptor, Errno, Frame, IoChoice, Op, Reactor, Token, Wait};
 use byway_service::block::client::{
     ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeInfo, VolumeOptions,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_bench::Workplace;
-use byway_door::nbd::server::NbdOptions;
 use byway_fabric::tls::ServerTls;
+use byway_frontend::nbd::server::NbdOptions;
 use byway_reactor::socket_file::SocketAccess;
 use byway_reactor::{Address, IoChoice, Reactor};
 use byway_service::block::spec::{StoreSpec, VolumeName, VolumeNameError, VolumeSpec};

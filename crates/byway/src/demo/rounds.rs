@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-use byway_door::http::Report;
+use byway_frontend::http::Report;
 use byway_reactor::{Address, IoChoice, Reactor};
 use serde::{Serialize, Serializer};
 
@@ -75,7 +75,7 @@ pub(super) fn measure(file: &Path, node: &Node, io: IoChoice) -> Result<Vec<Row>
 fn paths(node: &Node) -> Result<Vec<(&'static str, Option<RemoteUri>)>, RemoteError> {
     let mut paths = Vec::new();
     for ready in node.ready() {
-        let (place, path, uri) = match (ready.door, &ready.address) {
+        let (place, path, uri) = match (ready.frontend, &ready.address) {
             ("nbd", Address::Tcp(at)) => (0, "NBD, TCP", format!("nbd://{at}/demo")),
             ("byway", Address::Tcp(at)) => (1, "byway's own wire, TCP", format!("byway://{at}/demo")),
             ("nbd", Address::Unix(at)) => (2, "NBD, unix socket", format!("nbd+unix:///demo?socket={}", at.display())),

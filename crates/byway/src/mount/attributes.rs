@@ -1,6 +1,6 @@
 //! Attributes of a share's files, as the kernel has them.
 
-use byway_door::fuse::abi::Attr;
+use byway_frontend::fuse::abi::Attr;
 use byway_service::file::wire::Attributes;
 
 pub(super) fn attr(attributes: &Attributes) -> Attr {

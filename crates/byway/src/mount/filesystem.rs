@@ -9,10 +9,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use byway_door::fuse::abi::{FileLock, StatFsOut, open};
-use byway_door::fuse::reply::{Directory, Entry, Listed};
-use byway_door::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime};
-use byway_door::fuse::{Filesystem, Reply, Request};
+use byway_frontend::fuse::abi::{FileLock, StatFsOut, open};
+use byway_frontend::fuse::reply::{Directory, Entry, Listed};
+use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime};
+use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::{self, Client, Found, LockKind, LockRange};
 use byway_service::file::wire::{self, NewAttributes};

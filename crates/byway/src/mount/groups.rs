@@ -1,6 +1,6 @@
 //! Which groups a calling program has.
 
-use byway_door::fuse::request::Caller;
+use byway_frontend::fuse::request::Caller;
 
 /// Further groups of the thread that calls: the kernel does not tell them. None if it has gone; root needs none.
 pub(super) fn groups_of(caller: &Caller) -> Vec<u32> {

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_door::fuse::mount::{MountError, MountOptions, mount, unmount};
-use byway_door::fuse::session::Wishes;
-use byway_door::fuse::{Driver, DriverError};
+use byway_frontend::fuse::mount::{MountError, MountOptions, mount, unmount};
+use byway_frontend::fuse::session::Wishes;
+use byway_frontend::fuse::{Driver, DriverError};
 use byway_service::file::client::{Client, ClientError, ClientOptions};
 use clap::Args;
 

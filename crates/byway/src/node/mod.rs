@@ -1,4 +1,4 @@
-//! A node: event loops on threads of their own, the doors that they serve, and the volumes behind them.
+//! A node: event loops on threads of their own, the front ends that they serve, and the volumes behind them.
 //!
 //! The first loop accepts; a new stream goes to the loop with the fewest connections and stays there. Loops share
 //! nothing but the volumes; the node talks to them by messages.
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use byway_door::nbd::server::NbdOptions;
 use byway_fabric::Registry;
 use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
+use byway_frontend::nbd::server::NbdOptions;
 use byway_reactor::{Address, IoChoice, Waker};
 use byway_service::block::Volume;
 use byway_service::file::Share;
@@ -49,7 +49,7 @@ pub struct NodeOptions {
     pub native: Vec<Endpoint>,
     /// Where NBD clients come in.
     pub nbd: Vec<Endpoint>,
-    /// What both doors do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
+    /// What both front ends do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
     pub tls: ServerTls,
     /// How NBD is served, but for TLS.
     pub nbd_options: NbdOptions,
@@ -132,11 +132,11 @@ pub struct Node {
     io: String,
 }
 
-/// A door that is open.
+/// A front end that is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
-    /// Which door.
-    pub door: &'static str,
+    /// Which front end.
+    pub frontend: &'static str,
     /// Where, with the port that the kernel chose if 0 was asked for.
     pub address: Address,
 }
@@ -159,7 +159,7 @@ struct Started {
 struct Assignment {
     index: usize,
     options: Arc<NodeOptions>,
-    /// Listeners of the NBD door: the first loop accepts from all of them.
+    /// Listeners of the NBD front end: the first loop accepts from all of them.
     nbd: Vec<(OwnedFd, Address)>,
     /// Listeners of the native wire: every loop accepts from all of them.
     native: Vec<(OwnedFd, Address)>,
@@ -172,7 +172,7 @@ struct Assignment {
 }
 
 impl Node {
-    /// Starts the loops and opens the doors.
+    /// Starts the loops and opens the front ends.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left running then.
@@ -228,7 +228,7 @@ impl Node {
             self.loops.push(one);
         }
         let native = options.native.iter().filter(|one| one.socket.is_some());
-        self.ready.extend(native.map(|one| Ready { door: "byway", address: one.address.clone() }));
+        self.ready.extend(native.map(|one| Ready { frontend: "byway", address: one.address.clone() }));
         self.report = NodeReport::new(peers, slow, self.io.clone(), options.lending.clone());
         Ok(())
     }
@@ -241,14 +241,14 @@ impl Node {
         }
     }
 
-    /// The doors that are open.
+    /// The front ends that are open.
     pub fn ready(&self) -> &[Ready] {
         &self.ready
     }
 
-    /// The first TCP address of a door.
-    pub fn tcp_address(&self, door: &str) -> Option<SocketAddr> {
-        self.ready.iter().filter(|ready| ready.door == door).find_map(|ready| match &ready.address {
+    /// The first TCP address of a front end.
+    pub fn tcp_address(&self, frontend: &str) -> Option<SocketAddr> {
+        self.ready.iter().filter(|ready| ready.frontend == frontend).find_map(|ready| match &ready.address {
             Address::Tcp(address) => Some(*address),
             Address::Unix(_) | Address::Shared(_) | Address::Rdma(_) => None,
         })

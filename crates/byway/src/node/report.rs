@@ -7,13 +7,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use byway_door::http::{
+use byway_fabric::Stall;
+use byway_fabric::feedback::Delays;
+use byway_frontend::http::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot,
     Report, SlowOperation, Snapshot, VolumeSnapshot,
 };
-use byway_door::nbd::server::NbdClient;
-use byway_fabric::Stall;
-use byway_fabric::feedback::Delays;
+use byway_frontend::nbd::server::NbdClient;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
 use byway_service::host::{PeerFeedback, keep_busiest};

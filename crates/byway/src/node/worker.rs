@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use byway_door::http::FrontendSnapshot;
-use byway_door::nbd::server::{LoopContext, NBD_CLASS, NbdDoor, NbdOptions};
 use byway_fabric::Options as FabricOptions;
+use byway_frontend::http::FrontendSnapshot;
+use byway_frontend::nbd::server::{LoopContext, NBD_CLASS, NbdFrontend, NbdOptions};
 use byway_reactor::{
     Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
     Waker,
@@ -44,7 +44,7 @@ const FILE_CLASS: u8 = 0x21;
 
 /// What the node tells a loop.
 pub(super) enum Message {
-    /// A new stream of the NBD door.
+    /// A new stream of the NBD front end.
     Stream(Detached),
     /// The volumes from now on. Confirmed once it is so, with the number of sessions whose certificate is revoked by now or that
     /// have lost access, and were ended.
@@ -68,7 +68,7 @@ pub(super) struct Worker {
     reactor: Reactor,
     engine: Engine,
     catalog: Catalog,
-    nbd: NbdDoor,
+    nbd: NbdFrontend,
     host: Host,
     volumes: Volumes,
     shares: Shares,
@@ -95,7 +95,7 @@ fn spoken(lending: Option<&Arc<Lending>>) -> (Vec<Spoken>, Lender) {
 }
 
 impl Worker {
-    /// Opens the loop on this thread, and its doors.
+    /// Opens the loop on this thread, and its front ends.
     pub(super) fn open(
         assignment: Assignment,
         peers: Vec<(Sender<Message>, Waker)>,
@@ -135,7 +135,7 @@ impl Worker {
             reactor,
             engine,
             catalog,
-            nbd: NbdDoor::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
+            nbd: NbdFrontend::new(NbdOptions { tls: options.tls.clone(), ..options.nbd_options.clone() }),
             host,
             volumes,
             shares,
@@ -158,7 +158,7 @@ impl Worker {
                 let listener = worker.reactor.adopt_listener(fd).map_err(StartError::Loop)?;
                 worker.add_listener(listener, address);
             }
-            ready = worker.listeners.iter().map(|(_, at)| Ready { door: "nbd", address: at.clone() }).collect();
+            ready = worker.listeners.iter().map(|(_, at)| Ready { frontend: "nbd", address: at.clone() }).collect();
             ready.extend(worker.listen_rdma(&options.native)?);
         }
         let io = format!("{}: {}", worker.reactor.io().name, worker.reactor.io().reason);
@@ -178,7 +178,7 @@ impl Worker {
             });
             let failed = |source| StartError::Listen { address: Address::Rdma(address), source };
             let bound = bound.map_err(failed)?.map_err(|source| StartError::ListenRdma { address, source })?;
-            ready.push(Ready { door: "byway", address: Address::Rdma(bound) });
+            ready.push(Ready { frontend: "byway", address: Address::Rdma(bound) });
         }
         Ok(ready)
     }
@@ -199,7 +199,7 @@ impl Worker {
                 &mut [&mut self.volumes.with(&mut self.engine), &mut self.shares, &mut self.lender],
             );
             self.set_timer();
-            // The doors have one pool; the other one looks at it when this turn ends.
+            // The front ends have one pool; the other one looks at it when this turn ends.
             let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
                 tracing::error!(%error, "the event loop failed; its connections end");
@@ -268,12 +268,12 @@ impl Worker {
         }
     }
 
-    fn nbd_and_context(&mut self) -> (&mut NbdDoor, LoopContext<'_>) {
+    fn nbd_and_context(&mut self) -> (&mut NbdFrontend, LoopContext<'_>) {
         let context = LoopContext { reactor: &mut self.reactor, engine: &mut self.engine, catalog: &self.catalog };
         (&mut self.nbd, context)
     }
 
-    /// Hands ended requests to their doors, and lets those that wait for memory try again.
+    /// Hands ended requests to their front ends, and lets those that wait for memory try again.
     fn finish_turn(&mut self, done: &mut Vec<Done>) {
         self.note_slow();
         for one in done.drain(..) {

@@ -305,7 +305,7 @@ impl Inner {
             });
         }
         if n > 0 {
-            // There is room again: what was held at the door may come.
+            // There is room again: what was held back may come.
             self.schedule(key, 1 - at);
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use byway_door::limits::NAME_BYTES_MAX;
+use byway_frontend::limits::NAME_BYTES_MAX;
 
 use super::address::NBD_PORT as PORT;
 use super::percent::{self, encode};

@@ -14,7 +14,7 @@ pub struct Catalog {
     entries: Vec<(Arc<Volume>, VolumeId)>,
 }
 
-/// What [`Catalog::replace`] changed, for the doors.
+/// What [`Catalog::replace`] changed, for the front ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Attached.

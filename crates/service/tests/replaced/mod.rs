@@ -32,7 +32,7 @@ fn requests_wait_for_those_on_the_volume_that_was_replaced() {
         assert!(busy(engine.trim(reactor, *volume, (0, 512), false, Tag(7))));
         assert!(busy(engine.read(reactor, *volume, (0, 3), ReadFlags::default(), Tag(7)).map(|step| step.map(drop))));
         assert!(busy(engine.write_small(reactor, *volume, 0, b"new", WriteFlags::default(), Tag(7))));
-        assert!(engine.throttled_until().is_some(), "the doors are told when to ask again");
+        assert!(engine.throttled_until().is_some(), "the front ends are told when to ask again");
 
         assert!(matches!(rig.wait(), Outcome::Unit(Ok(()))), "the old write lands");
         assert_eq!(rig.write_small(0, b"new", false), Ok(()));

@@ -2,7 +2,7 @@
 
 use super::{Finding, tree::Tree};
 
-const WITH_QUEUES: [&str; 6] = ["reactor", "fabric", "rpc", "service", "dsm", "door"];
+const WITH_QUEUES: [&str; 6] = ["reactor", "fabric", "rpc", "service", "dsm", "frontend"];
 
 /// Checks that `limits.rs` is there in each crate that has more than its root.
 pub fn check(tree: &Tree) -> Vec<Finding> {

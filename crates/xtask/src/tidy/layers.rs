@@ -10,7 +10,7 @@ const TOWER: [&str; 9] = [
     "byway-rpc",
     "byway-service",
     "byway-dsm",
-    "byway-door",
+    "byway-frontend",
     "byway-remote",
     "byway-bench",
     "byway",
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn a_renamed_build_or_target_dependency_is_found() {
-        let build = "[build-dependencies]\nlower = { package = \"byway-door\" }\n";
+        let build = "[build-dependencies]\nlower = { package = \"byway-frontend\" }\n";
         assert_eq!(findings("byway-fabric", build).len(), 1);
-        let target = "[target.'cfg(unix)'.dependencies]\nbyway-door = \"1\"\n";
+        let target = "[target.'cfg(unix)'.dependencies]\nbyway-frontend = \"1\"\n";
         assert_eq!(findings("byway-fabric", target).len(), 1);
     }
 

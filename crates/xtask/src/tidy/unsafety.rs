@@ -4,7 +4,7 @@ use super::tree::{Tree, crate_of};
 use super::{Finding, tokens};
 
 /// The crates that may say `unsafe`; every other crate forbids it.
-const EDGES: [&str; 6] = ["reactor", "fabric", "dsm", "door", "preload", "capi"];
+const EDGES: [&str; 6] = ["reactor", "fabric", "dsm", "frontend", "preload", "capi"];
 
 /// Roots that cannot carry the attribute: the fuzzer's macro expands to an exported symbol.
 const WITHOUT_ATTRIBUTE: [&str; 1] = ["fuzz"];
@@ -88,19 +88,19 @@ mod tests {
 
     #[test]
     fn a_block_without_a_comment_is_found() {
-        let found = findings("crates/door/src/a.rs", "fn f() {\n    unsafe { g() }\n}\n");
+        let found = findings("crates/frontend/src/a.rs", "fn f() {\n    unsafe { g() }\n}\n");
         assert_eq!(found[0].line, 2);
         let good = "fn f() {\n    // SAFETY: g is always sound.\n    unsafe { g() }\n}\n";
-        assert!(findings("crates/door/src/a.rs", good).is_empty());
-        assert_eq!(findings("crates/door/src/a.rs", "unsafe impl Send for A {}\n").len(), 1);
+        assert!(findings("crates/frontend/src/a.rs", good).is_empty());
+        assert_eq!(findings("crates/frontend/src/a.rs", "unsafe impl Send for A {}\n").len(), 1);
     }
 
     #[test]
     fn a_comment_too_far_above_does_not_count() {
         let far = "// SAFETY: x\nfn a() {}\nfn b() {}\nfn c() {}\nfn d() {}\nfn e() { unsafe { g() } }\n";
-        assert_eq!(findings("crates/door/src/a.rs", far).len(), 1);
+        assert_eq!(findings("crates/frontend/src/a.rs", far).len(), 1);
         let near = "// SAFETY: x\nfn b() {}\nfn c() {}\nfn d() { unsafe { g() } }\n";
-        assert!(findings("crates/door/src/a.rs", near).is_empty());
+        assert!(findings("crates/frontend/src/a.rs", near).is_empty());
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_door::fuse::abi::{Attr, OpenOut, ROOT, StatFsOut, WriteOut, open};
-use byway_door::fuse::reply::{self, Entry};
-use byway_door::fuse::request::{Operation, Parsed};
+use byway_frontend::fuse::abi::{Attr, OpenOut, ROOT, StatFsOut, WriteOut, open};
+use byway_frontend::fuse::reply::{self, Entry};
+use byway_frontend::fuse::request::{Operation, Parsed};
 use byway_reactor::{Errno, Frame};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Done, Request};

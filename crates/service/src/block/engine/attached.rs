@@ -183,7 +183,7 @@ impl Engine {
         self.attached(id).map_or_else(|_| StoreTimes::default(), |attached| *attached.times)
     }
 
-    /// Whether the volume has had its bytes for now, or waits for the last requests on the volume that it replaced; then [`Engine::throttled_until`] says when to ask again. Doors ask
+    /// Whether the volume has had its bytes for now, or waits for the last requests on the volume that it replaced; then [`Engine::throttled_until`] says when to ask again. Front ends ask
     /// before they take a write's payload; reads and small writes are answered
     /// [`Step::Busy`](super::Step::Busy).
     pub fn is_throttled(&mut self, reactor: &Reactor, id: VolumeId) -> bool {

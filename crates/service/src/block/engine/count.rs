@@ -156,14 +156,14 @@ impl Engine {
         self.slow.kept.pop_front()
     }
 
-    /// Counts a write that a door has given to the store in pieces ([`Engine::write`]), once all of them are written.
+    /// Counts a write that a front end has given to the store in pieces ([`Engine::write`]), once all of them are written.
     pub fn note_written(&mut self, id: VolumeId) {
         if let Some(attached) = self.attached_mut(id) {
             attached.counters.writes += 1;
         }
     }
 
-    /// Counts a request that a door has refused by itself, for a mistake of its client.
+    /// Counts a request that a front end has refused by itself, for a mistake of its client.
     pub fn note_rejected(&mut self, id: VolumeId) {
         if let Some(attached) = self.attached_mut(id) {
             attached.counters.rejected += 1;

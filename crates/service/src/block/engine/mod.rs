@@ -2,7 +2,7 @@
 //!
 //! A read of bytes that are in the page cache is answered at once with a range of the mapped file: nothing is copied in
 //! user space. Other reads go to the store in pieces, into frames. Writes to memory happen at once; others on the ring.
-//! The engine holds no queue: where frames run out it says [`Step::Busy`], and the door that asked keeps the request.
+//! The engine holds no queue: where frames run out it says [`Step::Busy`], and the front end that asked keeps the request.
 
 mod attached;
 mod change;

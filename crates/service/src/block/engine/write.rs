@@ -27,7 +27,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::write_piece_len`], for a door that receives into frames alone: pieces are as long as they may be.
+    /// As [`Engine::write_piece_len`], for a front end that receives into frames alone: pieces are as long as they may be.
     pub fn write_run_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
         let len = len.min(PIECE_BYTES_MAX);
         match self.attached(id).map(|attached| attached.volume.kind()) {

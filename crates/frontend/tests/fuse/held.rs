@@ -1,0 +1,177 @@
+//! File systems that answer later, or not at all: unmounts, signals and invalidations meanwhile.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use byway_frontend::fuse::abi::{Attr, ROOT, open};
+use byway_frontend::fuse::mount::unmount;
+use byway_frontend::fuse::reply::Entry;
+use byway_frontend::fuse::request::Operation;
+use byway_frontend::fuse::session::Wishes;
+use byway_frontend::fuse::{Filesystem, Notifier, NotifyError, Reply, Request};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::{Mount, lacks_mounts, until};
+
+const FILE: u64 = 2;
+const FILE_BYTES: u64 = 4 << 20;
+
+/// One file whose reads and lock requests wait until the test answers them.
+#[derive(Default)]
+struct Held {
+    reads: Mutex<Vec<(u32, Reply)>>,
+    locks: Mutex<HashMap<u64, Reply>>,
+    /// Of each write: its length, and where its bytes lay.
+    writes: Mutex<Vec<(usize, usize)>>,
+    ended: OnceLock<()>,
+    notifier: OnceLock<Notifier>,
+    told_from_a_serving_thread: OnceLock<bool>,
+    /// If not 0, reads are answered at once with such bytes.
+    value: AtomicU8,
+}
+
+fn attributes(node: u64) -> Attr {
+    let (mode, size) = if node == ROOT { (0o40755, 0) } else { (0o100_644, FILE_BYTES) };
+    Attr { ino: node, mode, nlink: 1, size, block_bytes: 4096, ..Attr::default() }
+}
+
+impl Filesystem for Held {
+    fn request(&self, request: Request, reply: Reply) {
+        let parsed = request.parsed();
+        let forever = Duration::from_secs(3600);
+        match parsed.operation {
+            Operation::Lookup { name: b"file" } => {
+                let attr = attributes(FILE);
+                reply.entry(&Entry { node: FILE, generation: 0, attr, entry_valid: forever, attr_valid: forever });
+            }
+            Operation::Lookup { .. } => reply.error(Errno::NOENT),
+            Operation::GetAttr { .. } => {
+                if let Some(notifier) = self.notifier.get() {
+                    let told = notifier.invalidate_inode(FILE, 0, 0);
+                    let _ = self.told_from_a_serving_thread.set(!matches!(told, Err(NotifyError::ServingThread)));
+                }
+                reply.attributes(attributes(parsed.node), Duration::ZERO);
+            }
+            // A process that is killed must not wait for a FLUSH that it would have to answer itself.
+            Operation::Open { .. } => reply.opened(1, open::KEEP_CACHE | open::NO_FLUSH),
+            Operation::Read { size, .. } => match self.value.load(Ordering::SeqCst) {
+                0 => self.reads.lock().unwrap().push((size, reply)),
+                value => reply.data(&vec![value; size as usize]),
+            },
+            Operation::Write(write) => {
+                let place = (write.data.len(), write.data.as_ptr().addr() % 4096);
+                self.writes.lock().unwrap().push(place);
+                reply.written(write.data.len() as u32);
+            }
+            Operation::SetLock { wait: true, .. } => {
+                self.locks.lock().unwrap().insert(parsed.unique, reply);
+            }
+            Operation::Flush { .. } | Operation::Release { .. } => reply.ok(),
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn forget(&self, _node: u64, _lookups: u64) {}
+
+    fn interrupt(&self, unique: u64) {
+        if let Some(reply) = self.locks.lock().unwrap().remove(&unique) {
+            reply.error(Errno::INTR);
+        }
+    }
+
+    fn ended(&self) {
+        self.ended.set(()).expect("told once");
+    }
+}
+
+fn held(wishes: Wishes) -> Option<(Arc<Held>, Mount)> {
+    if lacks_mounts() {
+        return None;
+    }
+    let files = Arc::new(Held::default());
+    let mount = Mount::of(files.clone(), wishes);
+    Some((files, mount))
+}
+
+#[test]
+fn an_unmount_with_requests_under_way_leaves_nobody_waiting() {
+    let Some((files, mount)) = held(Wishes::default()) else { return };
+    // A process of its own, which waits in the kernel, holds the file open.
+    let mut reader =
+        Command::new("cat").arg(mount.path().join("file")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let (size, late) = until("its read", || files.reads.lock().unwrap().pop());
+    assert!(mount.driver().under_way() >= 1);
+    unmount(mount.path(), true).unwrap();
+    assert!(!mount.path().join("file").exists(), "nothing is there for others");
+    // The mount lives on for the reader, which gets its bytes.
+    late.data(&vec![b'x'; size as usize]);
+    let mut first = [0; 1];
+    reader.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"x");
+    // It is killed with further reads under way: the last user of the mount is gone, and that ends it.
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    let answers = files.clone();
+    until("the mount's end", || {
+        // What is answered too late changes nothing.
+        answers.reads.lock().unwrap().clear();
+        files.ended.get().copied()
+    });
+    mount.wait_for_the_end();
+}
+
+#[test]
+fn a_signal_reaches_what_waits_for_a_lock() {
+    let Some((files, mount)) = held(Wishes { locks: true, ..Wishes::default() }) else { return };
+    if !std::path::Path::new("/usr/bin/flock").is_file() {
+        return byway_skip::skip_this(byway_skip::SkipReason::MissingTool("flock"));
+    }
+    let mut waiter = Command::new("flock").arg(mount.path().join("file")).arg("true").spawn().unwrap();
+    until("its lock request", || (!files.locks.lock().unwrap().is_empty()).then_some(()));
+    kill_process(Pid::from_child(&waiter), Signal::TERM).unwrap();
+    let status = until("its end", || waiter.try_wait().unwrap());
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::TERM.as_raw()));
+    assert!(files.locks.lock().unwrap().is_empty(), "the file system was told");
+}
+
+#[test]
+fn cached_pages_go_when_the_file_system_says_so() {
+    let Some((files, mount)) = held(Wishes { auto_invalidate: false, ..Wishes::default() }) else { return };
+    let file = File::open(mount.path().join("file")).unwrap();
+    let read = || {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).unwrap();
+        byte[0]
+    };
+    files.value.store(b'a', Ordering::SeqCst);
+    assert_eq!(read(), b'a');
+    files.value.store(b'b', Ordering::SeqCst);
+    assert_eq!(read(), b'a', "from the page cache, nobody was asked");
+    let notifier = mount.driver().notifier();
+    assert!(notifier.invalidate_inode(FILE, 0, 0).unwrap());
+    assert_eq!(read(), b'b');
+    assert!(!notifier.invalidate_inode(99, 0, 0).unwrap(), "a node that the kernel does not know");
+    assert!(notifier.invalidate_entry(ROOT, b"file").unwrap());
+    assert!(matches!(notifier.invalidate_entry(ROOT, &[b'x'; 256]), Err(NotifyError::Name(256))));
+    // A thread that serves requests may not: what it waits for may be a request that it would serve.
+    assert!(files.notifier.set(notifier).is_ok());
+    let _ = std::fs::metadata(mount.path()).unwrap();
+    assert_eq!(files.told_from_a_serving_thread.get(), Some(&false));
+}
+
+#[test]
+fn long_writes_come_whole_and_page_aligned() {
+    let Some((files, mount)) = held(Wishes::default()) else { return };
+    let file = File::options().write(true).open(mount.path().join("file")).unwrap();
+    for len in [1 << 20, 100 << 10] {
+        assert_eq!(file.write_at(&vec![1; len], 0).unwrap(), len);
+        assert_eq!(files.writes.lock().unwrap().pop(), Some((len, 0)));
+    }
+}
