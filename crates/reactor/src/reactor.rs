@@ -14,7 +14,7 @@ use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Sock
 use crate::os::Os;
 use crate::path::PathState;
 use crate::receive_buffers::ReceiveBuffers;
-use crate::shared::{self, Detached, Floor, Shared};
+use crate::shared::{self, Detached, BackendContext, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
 use crate::uring::{self, Uring};
@@ -110,10 +110,10 @@ impl Backend {
     }
 }
 
-/// What the module of shared streams works with.
-macro_rules! floor {
+/// The module of shared streams, and what it uses of the loop.
+macro_rules! context {
     ($self:ident) => {
-        (&mut $self.shared, Floor { backend: &mut $self.backend, buffers: &$self.receive_buffers })
+        (&mut $self.shared, BackendContext { backend: &mut $self.backend, buffers: &$self.receive_buffers })
     };
 }
 
@@ -236,8 +236,8 @@ impl Reactor {
     /// Starts an operation. Its completion comes from [`Reactor::reap`], never from here. Past
     /// [`OPS_MAX`](crate::limits::OPS_MAX) operations in flight it completes with `EAGAIN`.
     pub fn submit(&mut self, op: Op, token: Token) {
-        let (shared, mut floor) = floor!(self);
-        if let Some(op) = shared.submit(&mut floor, op, token) {
+        let (shared, mut context) = context!(self);
+        if let Some(op) = shared.submit(&mut context, op, token) {
             self.backend.submit(op, token);
         }
     }
@@ -248,14 +248,14 @@ impl Reactor {
         if self.shared.is_unused() {
             return false;
         }
-        let (shared, mut floor) = floor!(self);
-        shared.send_now(&mut floor, socket, gather)
+        let (shared, mut context) = context!(self);
+        shared.send_now(&mut context, socket, gather)
     }
 
     /// Asks for the early end of all operations of `token`; each still completes.
     pub fn cancel(&mut self, token: Token) {
-        let (shared, mut floor) = floor!(self);
-        shared.cancel(&mut floor, token);
+        let (shared, mut context) = context!(self);
+        shared.cancel(&mut context, token);
         each!(self, backend => backend.cancel(token));
     }
 
@@ -284,8 +284,8 @@ impl Reactor {
         let before = into.len();
         let lately = self.turned_at.since(self.asked_at) < LINK_TIME_MAX;
         if lately && self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
-            let (shared, mut floor) = floor!(self);
-            shared.turn_links(&mut floor, into);
+            let (shared, mut context) = context!(self);
+            shared.turn_links(&mut context, into);
         }
         let found = into.len() > before;
         if found {
@@ -328,8 +328,8 @@ impl Reactor {
         let before = into.len();
         each!(self, backend => backend.reap(into, wait))?;
         if !self.shared.is_unused() {
-            let (shared, mut floor) = floor!(self);
-            shared.turn(&mut floor, into, before);
+            let (shared, mut context) = context!(self);
+            shared.turn(&mut context, into, before);
         }
         Ok(())
     }
@@ -410,8 +410,8 @@ impl Reactor {
     pub fn adopt(&mut self, stream: impl Into<Detached>) -> std::io::Result<Socket> {
         let (fd, link) = stream.into().into_parts();
         let socket = each!(self, backend => backend.adopt(fd))?;
-        let (shared, mut floor) = floor!(self);
-        if let Err(error) = shared.attach(&mut floor, socket, link) {
+        let (shared, mut context) = context!(self);
+        if let Err(error) = shared.attach(&mut context, socket, link) {
             self.backend.close(socket);
             return Err(error.into());
         }
@@ -448,8 +448,8 @@ impl Reactor {
             }
         }
         if !self.shared.is_unused() {
-            let (shared, mut floor) = floor!(self);
-            shared.turn(&mut floor, &mut reaped, 0);
+            let (shared, mut context) = context!(self);
+            shared.turn(&mut context, &mut reaped, 0);
         }
         self.aside.append(&mut reaped);
     }
@@ -495,8 +495,8 @@ impl Reactor {
     /// Closes a stream. Operations in flight on it complete (receives with end of stream or an error, sends with an
     /// error); the descriptor goes when the last has.
     pub fn close(&mut self, socket: Socket) {
-        let (shared, mut floor) = floor!(self);
-        shared.close(&mut floor, socket);
+        let (shared, mut context) = context!(self);
+        shared.close(&mut context, socket);
         self.backend.close(socket);
     }
 

@@ -15,7 +15,7 @@ use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
 use crate::op::{Errno, Socket};
-use crate::shared::Floor;
+use crate::shared::BackendContext;
 
 impl Reactor {
     /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once, and before any other memory: it
@@ -89,8 +89,8 @@ impl Reactor {
     /// `EFAULT` for a file that is not of this loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a
     /// file that became shorter, what the kernel says of reading it, and of mapping the memory: some may have been copied.
     pub fn put(&mut self, socket: Socket, gather: &Gather, to: (u32, u64)) -> Result<(), Errno> {
-        let (shared, mut floor) = floor!(self);
-        shared.put(&mut floor, (socket, to.0), gather, to.1)
+        let (shared, mut context) = context!(self);
+        shared.put(&mut context, (socket, to.0), gather, to.1)
     }
 
     /// Fills the range `into.1` of a frame with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
@@ -101,8 +101,8 @@ impl Reactor {
     /// memory: some may have been copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
     pub fn get(&mut self, socket: Socket, from: (u32, u64), into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
-        let (shared, mut floor) = floor!(self);
-        shared.get(&mut floor, (socket, from.0), from.1, into)?;
+        let (shared, mut context) = context!(self);
+        shared.get(&mut context, (socket, from.0), from.1, into)?;
         if shared.has_peer_ended(socket) { Err(Errno::CONNRESET) } else { Ok(()) }
     }
 }

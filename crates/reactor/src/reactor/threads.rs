@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{Backend, Floor, Io, IoChoice, Reactor};
+use super::{Backend, BackendContext, Io, IoChoice, Reactor};
 use crate::epoll::Epoll;
 use crate::frame::FramePool;
 use crate::op::{Completion, Wait};
@@ -67,8 +67,8 @@ impl Reactor {
             Backend::Sim(sim) => sim.reap(into, Wait::Poll)?,
         }
         if !self.shared.is_unused() {
-            let (shared, mut floor) = floor!(self);
-            shared.turn(&mut floor, into, reaped);
+            let (shared, mut context) = context!(self);
+            shared.turn(&mut context, into, reaped);
         }
         if into.len() > before {
             self.turned_at = self.now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::link::{End, Ends};
-use super::{Floor, GREETING, Shared, greeting, own_token};
+use super::{BackendContext, GREETING, Shared, greeting, own_token};
 use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
 use crate::op::{Completion, Op, Outcome, Socket, Token};
 use crate::time::{Instant, monotonic};
@@ -27,62 +27,62 @@ pub(super) struct Connecting {
 
 impl Shared {
     /// Gives an accepted stream its memory. False if that cannot be done; the stream is then closed.
-    pub(super) fn greet(&mut self, floor: &mut Floor<'_>, socket: Socket) -> bool {
-        let given = floor.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
+    pub(super) fn greet(&mut self, context: &mut BackendContext<'_>, socket: Socket) -> bool {
+        let given = context.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
             let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
             Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
         });
         let linked =
-            given.and_then(|(greeted, bell)| self.add_link(floor, socket, Ends::new(greeted, End::Server, bell)));
+            given.and_then(|(greeted, bell)| self.add_link(context, socket, Ends::new(greeted, End::Server, bell)));
         if let Err(error) = linked {
             tracing::warn!(%error, "no memory could be shared with a client; its connection is closed");
-            floor.backend.close(socket);
+            context.backend.close(socket);
         }
         linked.is_ok()
     }
 
     /// A connection of ours stands; true if it has yet to be greeted.
-    pub(super) fn connected(&mut self, floor: &mut Floor<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
-        let fd = floor.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
+    pub(super) fn connected(&mut self, context: &mut BackendContext<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
+        let fd = context.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
         let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
             Ok(bell) => bell,
             Err(error) => {
-                floor.backend.close(socket);
+                context.backend.close(socket);
                 self.ready.push(Completion { token, outcome: Outcome::Connected(Err(error)) });
                 return true;
             }
         };
         let (since, pause) = (monotonic(), GREETING_PAUSE_MIN);
         self.connecting.push(Connecting { token, socket, bell, since, pause });
-        self.ask_for_greeting(floor, socket);
+        self.ask_for_greeting(context, socket);
         true
     }
 
-    pub(super) fn ask_for_greeting(&mut self, floor: &mut Floor<'_>, socket: Socket) {
+    pub(super) fn ask_for_greeting(&mut self, context: &mut BackendContext<'_>, socket: Socket) {
         let Some(place) = self.connecting.iter().position(|connecting| connecting.socket == socket) else { return };
         let connecting = &mut self.connecting[place];
         match greeting::take(connecting.bell.as_fd()) {
             Ok(Some(greeted)) => {
                 let Ok(bell) = connecting.bell.try_clone() else {
-                    return self.end_connect(floor, place, Err(Errno::MFILE));
+                    return self.end_connect(context, place, Err(Errno::MFILE));
                 };
-                let linked = self.add_link(floor, socket, Ends::new(greeted, End::Client, bell));
-                self.end_connect(floor, place, linked);
+                let linked = self.add_link(context, socket, Ends::new(greeted, End::Client, bell));
+                self.end_connect(context, place, linked);
             }
             Ok(None) if monotonic().since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
                 let at = monotonic() + connecting.pause;
                 connecting.pause = (connecting.pause * 2).min(GREETING_PAUSE_MAX);
-                floor.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
+                context.backend.submit(Op::Timer { at }, own_token(GREETING, socket));
             }
-            Ok(None) => self.end_connect(floor, place, Err(Errno::TIMEDOUT)),
-            Err(error) => self.end_connect(floor, place, Err(error)),
+            Ok(None) => self.end_connect(context, place, Err(Errno::TIMEDOUT)),
+            Err(error) => self.end_connect(context, place, Err(error)),
         }
     }
 
-    pub(super) fn end_connect(&mut self, floor: &mut Floor<'_>, place: usize, result: Result<(), Errno>) {
+    pub(super) fn end_connect(&mut self, context: &mut BackendContext<'_>, place: usize, result: Result<(), Errno>) {
         let Connecting { token, socket, .. } = self.connecting.swap_remove(place);
         if result.is_err() {
-            floor.backend.close(socket);
+            context.backend.close(socket);
         }
         self.ready.push(Completion { token, outcome: Outcome::Connected(result.map(|()| socket)) });
     }

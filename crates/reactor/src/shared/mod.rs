@@ -77,8 +77,8 @@ impl From<OwnedFd> for Detached {
     }
 }
 
-/// What the module works with.
-pub(crate) struct Floor<'a> {
+/// What the module uses of the loop: its backend and the memory for received bytes.
+pub(crate) struct BackendContext<'a> {
     pub(crate) backend: &'a mut Backend,
     pub(crate) buffers: &'a ReceiveBuffers,
 }
@@ -99,14 +99,14 @@ impl Shared {
     }
 
     /// Takes an operation if it is ours; else gives what the backend is to do.
-    pub(crate) fn submit(&mut self, floor: &mut Floor<'_>, op: Op, token: Token) -> Option<Op> {
+    pub(crate) fn submit(&mut self, context: &mut BackendContext<'_>, op: Op, token: Token) -> Option<Op> {
         match op {
             Op::Recv { socket, into, min } if self.links.contains(socket) => {
-                self.on_link(floor, socket, |link, os| link.start_receive(os, into, min.max(1), token));
+                self.on_link(context, socket, |link, os| link.start_receive(os, into, min.max(1), token));
                 None
             }
             Op::Send { socket, gather } if self.links.contains(socket) => {
-                self.on_link(floor, socket, |link, os| link.start_send(os, gather, token));
+                self.on_link(context, socket, |link, os| link.start_send(os, gather, token));
                 None
             }
             Op::Accept { listener } => {
@@ -127,11 +127,11 @@ impl Shared {
 
     fn on_link(
         &mut self,
-        floor: &mut Floor<'_>,
+        context: &mut BackendContext<'_>,
         socket: Socket,
         begin: impl FnOnce(&mut Link, &mut Os) -> Option<Completion>,
     ) {
-        let (Some(link), Some(os)) = (self.links.get_mut(socket), floor.backend.os()) else { return };
+        let (Some(link), Some(os)) = (self.links.get_mut(socket), context.backend.os()) else { return };
         self.ready.extend(begin(link, os));
         if link.is_busy() && link.heat() {
             self.hot.push(socket);
@@ -139,8 +139,8 @@ impl Shared {
     }
 
     /// Sends all of it on a stream that has a link, if there is room for it now.
-    pub(crate) fn send_now(&mut self, floor: &mut Floor<'_>, socket: Socket, gather: &Gather) -> bool {
-        let (Some(link), Some(os)) = (self.links.get_mut(socket), floor.backend.os()) else { return false };
+    pub(crate) fn send_now(&mut self, context: &mut BackendContext<'_>, socket: Socket, gather: &Gather) -> bool {
+        let (Some(link), Some(os)) = (self.links.get_mut(socket), context.backend.os()) else { return false };
         let sent = link.send_now(os, gather);
         // An answer may come soon.
         if sent && link.is_busy() && link.heat() {
@@ -156,29 +156,29 @@ impl Shared {
     }
 
     /// Ends the operations of `token`, as far as they are ours.
-    pub(crate) fn cancel(&mut self, floor: &mut Floor<'_>, token: Token) {
-        let Some(os) = floor.backend.os() else { return };
+    pub(crate) fn cancel(&mut self, context: &mut BackendContext<'_>, token: Token) {
+        let Some(os) = context.backend.os() else { return };
         for link in self.links.iter_mut() {
             link.cancel(os, token, &mut self.ready);
         }
         self.connects.iter_mut().filter(|connect| connect.0 == token).for_each(|connect| connect.1 = true);
         while let Some(place) = self.connecting.iter().position(|connecting| connecting.token == token) {
-            self.end_connect(floor, place, Err(Errno::CANCELED));
+            self.end_connect(context, place, Err(Errno::CANCELED));
         }
     }
 
     /// Looks at what the backend has reaped since `before`: takes what is ours, and gives streams their links. Then goes on
     /// with the links that are looked at.
-    pub(crate) fn turn(&mut self, floor: &mut Floor<'_>, into: &mut Vec<Completion>, before: usize) {
+    pub(crate) fn turn(&mut self, context: &mut BackendContext<'_>, into: &mut Vec<Completion>, before: usize) {
         let mut at = before;
         while at < into.len() {
-            if self.takes(floor, &mut into[at]) {
+            if self.takes(context, &mut into[at]) {
                 into.remove(at);
             } else {
                 at += 1;
             }
         }
-        self.turn_links(floor, into);
+        self.turn_links(context, into);
     }
 
     /// Whether links are looked at on every turn.
@@ -187,11 +187,11 @@ impl Shared {
     }
 
     /// Goes on with the links that are looked at.
-    pub(crate) fn turn_links(&mut self, floor: &mut Floor<'_>, into: &mut Vec<Completion>) {
+    pub(crate) fn turn_links(&mut self, context: &mut BackendContext<'_>, into: &mut Vec<Completion>) {
         if !self.ready.is_empty() {
             into.append(&mut self.ready);
         }
-        if let Some(os) = floor.backend.os() {
+        if let Some(os) = context.backend.os() {
             let links = &mut self.links;
             self.hot.retain(|socket| {
                 let Some(link) = links.get_mut(*socket) else { return false };
@@ -220,19 +220,19 @@ impl Shared {
     }
 
     /// Whether a completion is one of ours; one of the user's may be changed.
-    fn takes(&mut self, floor: &mut Floor<'_>, completion: &mut Completion) -> bool {
+    fn takes(&mut self, context: &mut BackendContext<'_>, completion: &mut Completion) -> bool {
         let token = completion.token;
         if token.class() == SHARED_CLASS && token != Token::WAKE {
             let Some(socket) = self.named_by(token) else { return true };
             match &mut completion.outcome {
-                Outcome::Received { into, result } => self.heard(floor, socket, std::mem::take(into), *result),
-                Outcome::TimedOut(_) => self.ask_for_greeting(floor, socket),
+                Outcome::Received { into, result } => self.heard(context, socket, std::mem::take(into), *result),
+                Outcome::TimedOut(_) => self.ask_for_greeting(context, socket),
                 _ => {}
             }
             return true;
         }
         match completion.outcome {
-            Outcome::Accepted(Ok(socket)) if self.accepts.contains(&token) => !self.greet(floor, socket),
+            Outcome::Accepted(Ok(socket)) if self.accepts.contains(&token) => !self.greet(context, socket),
             Outcome::Accepted(Err(_)) => {
                 self.accepts.retain(|other| *other != token);
                 false
@@ -240,7 +240,7 @@ impl Shared {
             Outcome::Connected(result) => {
                 let Some(place) = self.connects.iter().position(|other| other.0 == token) else { return false };
                 let (_, cancelled) = self.connects.swap_remove(place);
-                result.is_ok_and(|socket| self.connected(floor, socket, token, cancelled))
+                result.is_ok_and(|socket| self.connected(context, socket, token, cancelled))
             }
             _ => false,
         }
@@ -254,30 +254,30 @@ impl Shared {
     }
 
     /// The bell has rung, or the socket has ended.
-    fn heard(&mut self, floor: &mut Floor<'_>, socket: Socket, into: Scatter, result: Result<usize, Errno>) {
+    fn heard(&mut self, context: &mut BackendContext<'_>, socket: Socket, into: Scatter, result: Result<usize, Errno>) {
         let Some(link) = self.links.get_mut(socket) else { return };
         match result {
             Ok(n) if n > 0 => {
                 let op = Op::Recv { socket, into, min: 1 };
-                floor.backend.submit(op, own_token(BELL, socket));
+                context.backend.submit(op, own_token(BELL, socket));
             }
             _ => link.peer_is_gone(),
         }
         self.heat(socket);
     }
 
-    fn add_link(&mut self, floor: &mut Floor<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
-        let frame = floor.buffers.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
+    fn add_link(&mut self, context: &mut BackendContext<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
+        let frame = context.buffers.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
         let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
-        floor.backend.submit(op, own_token(BELL, socket));
+        context.backend.submit(op, own_token(BELL, socket));
         self.used = true;
         self.links.insert(socket, Link::new(ends));
         Ok(())
     }
 
     /// Closes a stream; false if it has no link.
-    pub(crate) fn close(&mut self, floor: &mut Floor<'_>, socket: Socket) {
-        if let (Some(mut link), Some(os)) = (self.links.remove(socket), floor.backend.os()) {
+    pub(crate) fn close(&mut self, context: &mut BackendContext<'_>, socket: Socket) {
+        if let (Some(mut link), Some(os)) = (self.links.remove(socket), context.backend.os()) {
             link.close(os, &mut self.ready);
         }
     }
@@ -342,7 +342,7 @@ impl Shared {
     /// Takes over what another loop has given up.
     pub(crate) fn attach(
         &mut self,
-        floor: &mut Floor<'_>,
+        context: &mut BackendContext<'_>,
         socket: Socket,
         link: Option<Box<Ends>>,
     ) -> Result<(), Errno> {
@@ -350,7 +350,7 @@ impl Shared {
         if link.arena_bytes().unwrap_or(0) > self.arena_room() {
             return Err(Errno::NOBUFS);
         }
-        self.add_link(floor, socket, *link)?;
+        self.add_link(context, socket, *link)?;
         self.heat(socket);
         Ok(())
     }

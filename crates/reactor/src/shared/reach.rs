@@ -6,7 +6,7 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use super::link::{Link, copy_part};
-use super::{Floor, Shared};
+use super::{BackendContext, Shared};
 use crate::bytewise;
 use crate::frame::Frame;
 use crate::gather::Gather;
@@ -25,13 +25,13 @@ impl Shared {
     /// See [`Reactor::put`](crate::Reactor::put).
     pub(crate) fn put(
         &mut self,
-        floor: &mut Floor<'_>,
+        context: &mut BackendContext<'_>,
         lent: Lent,
         gather: &Gather,
         mut offset: u64,
     ) -> Result<(), Errno> {
         self.check(lent, (offset, gather.len()), Access::Write)?;
-        let os = floor.backend.os().ok_or(Errno::NOTCONN)?;
+        let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         os.check_gather(gather)?;
         for segment in &gather.segments {
             let mut done = 0;
@@ -55,13 +55,13 @@ impl Shared {
     /// See [`Reactor::get`](crate::Reactor::get).
     pub(crate) fn get(
         &mut self,
-        floor: &mut Floor<'_>,
+        context: &mut BackendContext<'_>,
         lent: Lent,
         mut offset: u64,
         (frame, mut into): (&mut Frame, Range<usize>),
     ) -> Result<(), Errno> {
         self.check(lent, (offset, into.len()), Access::Read)?;
-        let os = floor.backend.os().ok_or(Errno::NOTCONN)?;
+        let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         os.counters.got_bytes += into.len() as u64;
         while !into.is_empty() {
             let (from, room) = self.reach(os, lent, offset)?;
