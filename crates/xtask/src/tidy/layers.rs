@@ -3,8 +3,8 @@
 use super::{Finding, tree::Tree};
 use toml::{Table, Value};
 
-/// The tower, from the ground up.
-const TOWER: [&str; 9] = [
+/// The layers, from the lowest to the highest.
+const LAYERS: [&str; 9] = [
     "byway-reactor",
     "byway-fabric",
     "byway-rpc",
@@ -16,7 +16,7 @@ const TOWER: [&str; 9] = [
     "byway",
 ];
 
-/// Beside the tower: may use any floor, and no floor uses them.
+/// Packages beside the layers: each may use any layer, and no layer uses them.
 const BESIDE: [&str; 6] = ["byway-preload", "byway-capi", "byway-xtask", "byway-e2e", "byway-skip", "byway-fuzz"];
 
 const RULE: &str = "layers";
@@ -39,20 +39,20 @@ fn check_manifest(path: &str, text: &str, manifest: &Table, findings: &mut Vec<F
     if BESIDE.contains(&name) {
         return;
     }
-    let Some(floor) = TOWER.iter().position(|candidate| *candidate == name) else {
-        let remedy = format!("package {name:?} has no floor: give it one in tidy/layers.rs");
+    let Some(layer) = LAYERS.iter().position(|candidate| *candidate == name) else {
+        let remedy = format!("package {name:?} has no layer: give it one in tidy/layers.rs");
         findings.push(Finding::new(path, 1, RULE, remedy));
         return;
     };
     for dependency in dependencies(manifest).filter(|dependency| dependency.starts_with("byway")) {
-        if TOWER[..floor].contains(&dependency.as_str()) {
+        if LAYERS[..layer].contains(&dependency.as_str()) {
             continue;
         }
         let line = 1 + text.lines().position(|line| line.contains(&dependency)).unwrap_or(0);
-        let below = TOWER[..floor].join(", ");
+        let below = LAYERS[..layer].join(", ");
         let remedy = format!(
             "{name} may depend only on what is below it ({below}), not on {dependency}: move the \
-             shared part down to the lowest floor that owns it"
+             shared part down to the lowest layer that owns it"
         );
         findings.push(Finding::new(path, line, RULE, remedy));
     }
