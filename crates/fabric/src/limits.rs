@@ -53,7 +53,7 @@ pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// before the accept: it must hear of us well within that, or it takes us for dead.
 pub const FENCE_TIME_MAX: Duration = Duration::from_secs(HANDSHAKE_TIME_MAX.as_secs() / 2);
 
-/// Silence of a peer that owes something, after which it is probed; after as much again, and one more [`TICK`], it is dead.
+/// Silence of a peer from which a reply is expected, after which it is probed; after as much again, and one more [`TICK`], it is dead.
 pub const KEEP_ALIVE_DEFAULT: Duration = Duration::from_secs(5);
 
 /// More is taken as this: Linux's sockets count such times up to 32,767 s.
@@ -246,7 +246,7 @@ pub const ENDED_SESSIONS_MAX: usize = 1024;
 /// The default of a node's frames, in bytes. Pages that were never used take no memory.
 pub const NODE_FRAME_BYTES_DEFAULT: usize = 64 << 20;
 
-/// The default of the silence after which a node probes a peer that owes it something; it is dead after as much again. Longer
+/// The default of the silence after which a node probes a peer from which it expects a reply; it is dead after as much again. Longer
 /// than a loop's own, since a peer's program may compute and neither wait nor poll.
 pub const NODE_KEEP_ALIVE_DEFAULT: Duration = Duration::from_mins(1);
 

@@ -54,7 +54,7 @@ pub enum CloseReason {
     /// The handshake took too long.
     #[error("the handshake took too long")]
     SlowHandshake,
-    /// The peer owes something and says nothing.
+    /// The peer sends nothing while this side expects a reply.
     #[error("the peer owes an answer and has been silent for too long")]
     Silent,
     /// The peer takes no answers, and they have filled the memory that there is for them.
@@ -286,16 +286,16 @@ pub fn read_welcome(header: &Header, kind: Kind, identity: &Identity, terms: &Te
     Ok(Agreed { features, instance: header.instance.get() })
 }
 
-/// Watches a peer that owes something.
+/// Watches a peer from which a reply is expected.
 #[derive(Clone, Copy, Debug)]
 pub struct Liveness {
     keep_alive: Duration,
-    /// The last sign of life, or when the peer began to owe.
+    /// The last sign of life, or when this side began to expect a reply.
     since: Instant,
     probed: Option<Instant>,
     /// The time for an answer was over at the last look, after which what had come was taken.
     overdue: bool,
-    owes: bool,
+    expects_reply: bool,
 }
 
 /// What to do about a peer.
@@ -310,9 +310,9 @@ pub enum Health {
 }
 
 impl Liveness {
-    /// A peer that owes nothing.
+    /// A peer from which no reply is expected.
     pub fn new(keep_alive: Duration, now: Instant) -> Self {
-        Self { keep_alive, since: now, probed: None, overdue: false, owes: false }
+        Self { keep_alive, since: now, probed: None, overdue: false, expects_reply: false }
     }
 
     /// Something came.
@@ -322,24 +322,24 @@ impl Liveness {
         self.overdue = false;
     }
 
-    /// The peer owes something from now on, or no longer.
-    pub fn set_owes(&mut self, owes: bool, now: Instant) {
-        if owes && !self.owes {
+    /// A reply is expected from now on, or no longer.
+    pub fn set_expects_reply(&mut self, expects_reply: bool, now: Instant) {
+        if expects_reply && !self.expects_reply {
             self.heard(now);
         }
-        self.owes = owes;
+        self.expects_reply = expects_reply;
     }
 
-    /// Whether the peer owes something.
-    pub fn owes(&self) -> bool {
-        self.owes
+    /// Whether a reply is expected.
+    pub fn expects_reply(&self) -> bool {
+        self.expects_reply
     }
 
     /// What to do now. Nobody is dead who was not asked, or whose answer may lie here unread: while a loop is not turned it is its own
     /// silence that it hears. So the second look at which the time for an answer is over counts.
     pub fn check(&mut self, now: Instant) -> Health {
         let silence = now - self.since;
-        if !self.owes || silence < self.keep_alive {
+        if !self.expects_reply || silence < self.keep_alive {
             return Health::Well;
         }
         match self.probed {
@@ -495,7 +495,7 @@ mod tests {
         let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut peer = Liveness::new(Duration::from_millis(100), at(0));
         assert_eq!(peer.check(at(100_000)), Health::Well);
-        peer.set_owes(true, at(100_000));
+        peer.set_expects_reply(true, at(100_000));
         assert_eq!(peer.check(at(100_099)), Health::Well);
         assert_eq!(peer.check(at(100_100)), Health::Probe);
         assert_eq!(peer.check(at(100_150)), Health::Well);
@@ -503,17 +503,17 @@ mod tests {
         assert_eq!(peer.check(at(100_260)), Health::Probe);
         assert_eq!(peer.check(at(100_360)), Health::Well, "what came before this look is not read yet");
         assert_eq!(peer.check(at(100_361)), Health::Dead);
-        peer.set_owes(false, at(100_361));
+        peer.set_expects_reply(false, at(100_361));
         assert_eq!(peer.check(at(200_000)), Health::Well);
         // Nobody has looked for long.
-        peer.set_owes(true, at(200_000));
+        peer.set_expects_reply(true, at(200_000));
         assert_eq!(peer.check(at(300_000)), Health::Probe);
         assert_eq!(peer.check(at(300_099)), Health::Well);
         assert_eq!(peer.check(at(300_100)), Health::Well);
         assert_eq!(peer.check(at(300_200)), Health::Dead);
         // Somebody looks seldom, and takes the answer to his probe each time after the look.
-        peer.set_owes(false, at(400_000));
-        peer.set_owes(true, at(400_000));
+        peer.set_expects_reply(false, at(400_000));
+        peer.set_expects_reply(true, at(400_000));
         assert_eq!(peer.check(at(500_000)), Health::Probe);
         assert_eq!(peer.check(at(600_000)), Health::Well);
         peer.heard(at(600_000));

@@ -15,9 +15,9 @@ impl Fabric {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         state.down = true;
         state.peer_let_go = peer_has_let_go(reason);
-        if state.liveness.owes() {
-            state.liveness.set_owes(false, reactor.now());
-            self.owing -= 1;
+        if state.liveness.expects_reply() {
+            state.liveness.set_expects_reply(false, reactor.now());
+            self.expecting -= 1;
         }
         tracing::debug!(peer = ?state.peer, %reason, "session ended");
         let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();

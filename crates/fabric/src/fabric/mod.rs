@@ -67,7 +67,7 @@ pub struct Options {
     pub class: u8,
     /// What it brings to handshakes.
     pub terms: Terms,
-    /// Silence of a peer that owes something, after which it is probed; after twice that it is dead. What is longer than
+    /// Silence of a peer from which a reply is expected, after which it is probed; after twice that it is dead. What is longer than
     /// [`KEEP_ALIVE_MAX`] is that.
     pub keep_alive: Duration,
     /// How much of a program's own memory stays registered with each device of RDMA after its use.
@@ -130,7 +130,7 @@ struct Session {
     /// Gets that have not ended.
     gets: usize,
     /// What the owner says of the peer.
-    owes: bool,
+    expects_reply: bool,
     wire: Wire,
     /// We have said goodbye: the peer relies on it that we copy nothing any more.
     leaving: bool,
@@ -168,7 +168,7 @@ impl Session {
             liveness,
             intake: Intake::default(),
             gets: 0,
-            owes: false,
+            expects_reply: false,
             wire: Wire::of(&capabilities),
             leaving: false,
             peer_let_go: false,
@@ -209,7 +209,7 @@ pub struct Fabric {
     /// Empty: room for the next events, while those before are delivered.
     delivered: Vec<Event>,
     handshakes: usize,
-    owing: usize,
+    expecting: usize,
     ticking: bool,
     /// A timer is set that has the loop not sleep, and look at what waits once more.
     turns_again: bool,
@@ -255,7 +255,7 @@ impl Fabric {
             events: Vec::new(),
             delivered: Vec::new(),
             handshakes: 0,
-            owing: 0,
+            expecting: 0,
             ticking: false,
             turns_again: false,
             draining: false,
@@ -459,7 +459,7 @@ impl Fabric {
                 break;
             }
         }
-        if !self.ticking && (self.handshakes > 0 || self.owing > 0 || self.watches_intake()) {
+        if !self.ticking && (self.handshakes > 0 || self.expecting > 0 || self.watches_intake()) {
             self.ticking = true;
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
@@ -526,7 +526,7 @@ impl Fabric {
         self.retry_fenced(reactor);
         self.end_superseded(reactor);
         self.end_stopped(reactor);
-        if self.owing == 0 {
+        if self.expecting == 0 {
             return;
         }
         let now = reactor.now();

@@ -347,26 +347,26 @@ impl Fabric {
         }
     }
 
-    /// Says whether the peer of a session owes something, besides what gets have asked for: only while it does is its silence
+    /// Says whether a session expects a reply, besides the bytes that gets have asked for: only while it does is the peer's silence
     /// watched.
-    pub fn set_owes(&mut self, reactor: &Reactor, session: SessionId, owes: bool) {
+    pub fn set_expects_reply(&mut self, reactor: &Reactor, session: SessionId, expects_reply: bool) {
         if let Some(state) = self.sessions.get_mut(session) {
-            state.owes = owes;
+            state.expects_reply = expects_reply;
             self.watch(reactor, session);
         }
     }
 
-    /// Watches a peer that owes something.
+    /// Watches the peer while a reply is expected.
     pub(super) fn watch(&mut self, reactor: &Reactor, session: SessionId) {
         let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
         let is_awaited = state.wire.shm().is_some_and(|shm| shm.loans.is_awaited());
-        let owes = state.owes || state.gets > 0 || is_awaited;
-        if state.liveness.owes() != owes {
-            state.liveness.set_owes(owes, reactor.now());
-            if owes {
-                self.owing += 1;
+        let expects_reply = state.expects_reply || state.gets > 0 || is_awaited;
+        if state.liveness.expects_reply() != expects_reply {
+            state.liveness.set_expects_reply(expects_reply, reactor.now());
+            if expects_reply {
+                self.expecting += 1;
             } else {
-                self.owing -= 1;
+                self.expecting -= 1;
             }
         }
     }

@@ -14,7 +14,7 @@ use byway_reactor::{Errno, Mapping, bytewise};
 use smallvec::smallvec;
 
 use super::error::{NodeError, OpError, SubmitError, WaitError};
-use super::memory::Held;
+use super::memory::HeldSegment;
 use super::op::{Op, OpId};
 use super::wait::Deadline;
 use super::{Node, Session};
@@ -121,10 +121,10 @@ impl<'a> Bounce<'a> {
 
     fn wait(
         &mut self,
-        begin: impl FnOnce(&Node, Held) -> Result<Op, SubmitError>,
+        begin: impl FnOnce(&Node, HeldSegment) -> Result<Op, SubmitError>,
         deadline: Deadline,
     ) -> Result<(), NodeError> {
-        let op = begin(self.node, Held { mapping: self.mapping.counted(), start: 0, len: self.len })?;
+        let op = begin(self.node, HeldSegment { mapping: self.mapping.counted(), start: 0, len: self.len })?;
         self.op = Some(op.id());
         match op.wait(deadline) {
             Err(WaitError::Deadline) => Err(OpError::Deadline.into()),

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use byway_reactor::Reactor;
 
 use super::command::Command;
-use super::engine::{Core, Link, Waiting};
+use super::engine::{Core, NodeSession, Waiting};
 use super::error::OpError;
 use super::memory::Places;
 use super::shared::OpSlot;
@@ -41,16 +41,16 @@ impl Command {
     }
 
     /// Whether it can begin before what is under way over its session, or waits for credit there, is done.
-    fn may_begin(&self, fabric: &Fabric, link: &Link) -> bool {
+    fn may_begin(&self, fabric: &Fabric, state: &NodeSession) -> bool {
         match self {
-            Self::Get { .. } => link.asked < ASKED_MAX,
+            Self::Get { .. } => state.asked < ASKED_MAX,
             // One with a message waits for credit behind the others.
             Self::Put { to, message, .. } => {
-                link.asked < ASKED_MAX
-                    && (message.is_some() || !link.has_put_waiting())
-                    && !link.is_needlessly_streamed(fabric, to)
+                state.asked < ASKED_MAX
+                    && (message.is_some() || !state.has_put_waiting())
+                    && !state.is_needlessly_streamed(fabric, to)
             }
-            Self::Flush { .. } => !link.has_put_waiting(),
+            Self::Flush { .. } => !state.has_put_waiting(),
             _ => true,
         }
     }
@@ -65,7 +65,7 @@ impl Command {
     }
 }
 
-impl Link {
+impl NodeSession {
     /// Whether a put would go through the stream only since others into its window do. It had better wait for their end: behind
     /// it the next would have to go there too, and all that ever follow without a pause.
     fn is_needlessly_streamed(&self, fabric: &Fabric, to: &Places) -> bool {
@@ -75,7 +75,7 @@ impl Link {
         self.streamed.contains_key(&to.window.0) && to.ranges.iter().all(is_reached)
     }
 
-    /// Which of what is deferred may begin: the first, or a get behind it, see [`Link::must_defer`].
+    /// Which of what is deferred may begin: the first, or a get behind it, see [`NodeSession::must_defer`].
     fn next_to_begin(&self, fabric: &Fabric) -> Option<usize> {
         if self.moving.is_some() {
             return None;
@@ -103,10 +103,10 @@ impl Core {
     /// Does what was asked for, or has it wait.
     pub(super) fn run(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, command: Command) {
         if let Some(session) = command.in_order_of()
-            && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
-            && link.must_defer(fabric, &command)
+            && let Some(state) = self.sessions.get_mut(&session).filter(|state| state.ended.is_none())
+            && state.must_defer(fabric, &command)
         {
-            link.deferred.0.push_back(command);
+            state.deferred.0.push_back(command);
             return self.note_crowded(session);
         }
         self.run_now(fabric, reactor, command);
@@ -130,22 +130,22 @@ impl Core {
                 ran = true;
                 self.go_on(fabric, reactor, session, moving);
             }
-            let waiting = |core: &Self| core.links.get(&session).map_or(0, |link| link.waiting.len());
+            let waiting = |core: &Self| core.sessions.get(&session).map_or(0, |state| state.waiting.len());
             let before = waiting(self);
             self.send_waiting(fabric, reactor, session);
             ran |= waiting(self) != before;
-            if self.links.get(&session).is_some_and(|link| link.credit_held && link.ended.is_none()) {
+            if self.sessions.get(&session).is_some_and(|state| state.credit_held && state.ended.is_none()) {
                 self.give_credit(fabric, session);
-                ran |= self.links.get(&session).is_some_and(|link| !link.credit_held);
+                ran |= self.sessions.get(&session).is_some_and(|state| !state.credit_held);
             }
-            while let Some(link) = self.links.get_mut(&session)
-                && let Some(place) = link.next_to_begin(fabric)
-                && let Some(next) = link.deferred.0.remove(place)
+            while let Some(state) = self.sessions.get_mut(&session)
+                && let Some(place) = state.next_to_begin(fabric)
+                && let Some(next) = state.deferred.0.remove(place)
             {
                 ran = true;
                 self.run_now(fabric, reactor, next);
             }
-            if self.links.get(&session).is_some_and(|link| !link.deferred.0.is_empty() || link.moving.is_some()) {
+            if self.sessions.get(&session).is_some_and(|state| !state.deferred.0.is_empty() || state.moving.is_some()) {
                 self.note_crowded(session);
             }
         }
@@ -158,14 +158,14 @@ impl Core {
 
     /// The session has ended, or is about to: messages go out if they can now, the rest ends.
     pub(super) fn end_deferred(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
-        let Some(link) = self.links.get_mut(&session) else { return };
-        let reason = link.ended.unwrap_or(CloseReason::Closed);
-        let (waiting, deferred) = (std::mem::take(&mut link.waiting), std::mem::take(&mut link.deferred));
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let reason = state.ended.unwrap_or(CloseReason::Closed);
+        let (waiting, deferred) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.deferred));
         if let Some(mut moving) = self.take_moving(session) {
             self.end_rest(session, &mut moving, OpError::Ended(reason));
             self.all_begun(moving);
         }
-        self.note_debts(session);
+        self.note_liveness(session);
         for one in waiting {
             self.send_or_end(fabric, reactor, (session, reason), one);
         }
@@ -195,10 +195,10 @@ impl Core {
         (session, reason): (Session, CloseReason),
         waiting: Waiting,
     ) {
-        let link = self.links.get_mut(&session).filter(|link| link.ended.is_none() && link.credits > 0);
-        match link {
-            Some(link) if matches!(waiting, Waiting::Message { .. }) => {
-                link.credits -= 1;
+        let state = self.sessions.get_mut(&session).filter(|state| state.ended.is_none() && state.credits > 0);
+        match state {
+            Some(state) if matches!(waiting, Waiting::Message { .. }) => {
+                state.credits -= 1;
                 self.send_now(fabric, reactor, session, waiting);
             }
             _ => self.end_waiting(session, waiting, reason),
@@ -207,9 +207,9 @@ impl Core {
 
     /// Takes out what has not begun. False if there is no such thing.
     pub(super) fn cancel_deferred(&mut self, session: Session, op: OpId) -> bool {
-        let Some(link) = self.links.get_mut(&session) else { return false };
+        let Some(state) = self.sessions.get_mut(&session) else { return false };
         let is = |command: &Command| command.cancellable() == Some(op.0);
-        remove_first(&mut link.deferred.0, is)
+        remove_first(&mut state.deferred.0, is)
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
 use super::command::{Command, Header};
-use super::debts::Debts;
+use super::liveness::ReplyWatch;
 use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
@@ -60,7 +60,7 @@ const COMMANDS_KEPT: usize = 256;
 unsafe impl Send for Engine {}
 
 /// A session on the loop.
-pub(super) struct Link {
+pub(super) struct NodeSession {
     pub(super) fabric: SessionId,
     /// The fabric says that it can be used.
     pub(super) up: bool,
@@ -94,9 +94,9 @@ pub(super) struct Link {
     pub(super) windows: HashSet<(u64, u64)>,
     /// Windows that were closed while the peer may have been sending into them.
     pub(super) filling: usize,
-    /// Whether the fabric was told that the peer owes something, and whether it is to be told anew.
-    pub(super) was_owed: bool,
-    pub(super) debts_noted: bool,
+    /// Whether the fabric was told that a reply is expected, and whether it is to be told anew.
+    pub(super) expected_reply: bool,
+    pub(super) liveness_noted: bool,
     pub(super) ended: Option<CloseReason>,
 }
 
@@ -106,7 +106,7 @@ pub(super) enum Waiting {
     Put { op: OpSlot, segments: super::memory::HeldSegments, to: Places, message: Header },
 }
 
-impl Link {
+impl NodeSession {
     /// Whether the program knows of it.
     pub(super) fn is_ready(&self) -> bool {
         self.up && self.greeted
@@ -130,7 +130,7 @@ impl Waiting {
 /// What the fabric's events change.
 pub(super) struct Core {
     pub(super) shared: Arc<Mutex<Shared>>,
-    pub(super) links: HashMap<Session, Link>,
+    pub(super) sessions: HashMap<Session, NodeSession>,
     pub(super) by_fabric: HashMap<SessionId, Session>,
     pub(super) puts: Slots<Put>,
     pub(super) gets: Slots<Get>,
@@ -142,7 +142,7 @@ pub(super) struct Core {
     /// Bytes that this turn has copied.
     pub(super) copied_bytes: usize,
     pub(super) closings: Closings,
-    pub(super) debts: Debts,
+    pub(super) reply_watch: ReplyWatch,
     pub(super) layer: Option<Box<dyn Layer>>,
     pub(super) credits: u16,
     alarm: Option<Instant>,
@@ -169,7 +169,7 @@ impl Engine {
         fabric.serve(&reactor, Arc::new(crate::Registry::new(instance)));
         let core = Core {
             shared: Arc::clone(shared),
-            links: HashMap::new(),
+            sessions: HashMap::new(),
             by_fabric: HashMap::new(),
             puts: Slots::default(),
             gets: Slots::default(),
@@ -178,7 +178,7 @@ impl Engine {
             moving: 0,
             copied_bytes: 0,
             closings: Closings::default(),
-            debts: Debts::default(),
+            reply_watch: ReplyWatch::default(),
             layer,
             credits: options.messages.max(1),
             alarm: None,
@@ -227,10 +227,10 @@ impl Engine {
         loop {
             self.core.end_filling(&mut self.fabric);
             // Before: who is watched from now on has the fabric set a timer.
-            self.core.tell_debts(&mut self.fabric, &self.reactor);
+            self.core.update_liveness(&mut self.fabric, &self.reactor);
             self.fabric.flush(&mut self.reactor, &mut self.core);
             let ran = !self.core.crowded.is_empty() && self.core.run_deferred(&mut self.fabric, &mut self.reactor);
-            if !ran && !self.core.debts.are_untold() {
+            if !ran && !self.core.reply_watch.has_changes() {
                 break;
             }
         }
@@ -281,8 +281,8 @@ impl Engine {
             let named = |session: &&Session| {
                 session.0.index == token.index() && session.0.generation & 0x00ff_ffff == token.generation()
             };
-            if let Some(link) = self.core.links.keys().find(named).and_then(|session| self.core.links.get(session)) {
-                self.fabric.close(&mut self.reactor, link.fabric, CloseReason::Closed);
+            if let Some(state) = self.core.sessions.keys().find(named).and_then(|session| self.core.sessions.get(session)) {
+                self.fabric.close(&mut self.reactor, state.fabric, CloseReason::Closed);
             }
             return;
         }
@@ -377,7 +377,7 @@ impl Core {
     }
 
     pub(super) fn add_link(&mut self, fabric: SessionId, session: Session, begins: bool) {
-        let link = Link {
+        let state = NodeSession {
             fabric,
             up: false,
             begins,
@@ -397,11 +397,11 @@ impl Core {
             flushes: VecDeque::new(),
             windows: HashSet::new(),
             filling: 0,
-            was_owed: false,
-            debts_noted: false,
+            expected_reply: false,
+            liveness_noted: false,
             ended: None,
         };
-        self.links.insert(session, link);
+        self.sessions.insert(session, state);
         self.by_fabric.insert(fabric, session);
     }
 
@@ -424,14 +424,14 @@ impl Core {
     }
 
     pub(super) fn close(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, code: RefuseCode) {
-        let Some(link) = self.links.get(&session) else { return };
-        if !link.is_ready() {
-            return fabric.close(reactor, link.fabric, CloseReason::Closed);
+        let Some(state) = self.sessions.get(&session) else { return };
+        if !state.is_ready() {
+            return fabric.close(reactor, state.fabric, CloseReason::Closed);
         }
         self.end_deferred(fabric, reactor, session);
-        let Some(link) = self.links.get(&session) else { return };
+        let Some(state) = self.sessions.get(&session) else { return };
         // The peer closes when it has read that: closed by us, its other lanes could end before it has read all of this one.
-        fabric.send(link.fabric, session::refuse(Kind::Goodbye, code));
+        fabric.send(state.fabric, session::refuse(Kind::Goodbye, code));
         let at = reactor.now() + CLOSE_TIME_MAX;
         reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, CLOSE, session.0.index, session.0.generation));
     }
@@ -447,17 +447,17 @@ impl Core {
                 return;
             }
         }
-        if let Some(link) = self.links.get(&session) {
-            fabric.close(reactor, link.fabric, CloseReason::Closed);
+        if let Some(state) = self.sessions.get(&session) {
+            fabric.close(reactor, state.fabric, CloseReason::Closed);
         }
     }
 
     fn cancel(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: OpId, kind: OpKind) {
         match kind {
             OpKind::Send(session) => {
-                let Some(link) = self.links.get_mut(&session) else { return };
-                let place = link.waiting.iter().position(|waiting| waiting.op() == Some(op.0));
-                let is_waiting = place.and_then(|place| link.waiting.remove(place)).is_some();
+                let Some(state) = self.sessions.get_mut(&session) else { return };
+                let place = state.waiting.iter().position(|waiting| waiting.op() == Some(op.0));
+                let is_waiting = place.and_then(|place| state.waiting.remove(place)).is_some();
                 self.note_credit(fabric, reactor, session);
                 if !is_waiting && !self.cancel_deferred(session, op) {
                     return;

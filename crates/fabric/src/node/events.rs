@@ -5,7 +5,7 @@ use zerocopy::FromZeros;
 
 use super::Message;
 use super::Session;
-use super::engine::{Core, Link};
+use super::engine::{Core, NodeSession};
 use super::error::OpError;
 use super::shared::Phase;
 use super::transfers::grant;
@@ -28,9 +28,9 @@ impl Handler for Core {
         }
         grant(fabric, slot, u32::from(self.credits));
         let Some(&session) = self.by_fabric.get(&slot) else { return };
-        let Some(link) = self.links.get_mut(&session) else { return };
-        link.up = true;
-        let (begins, greeted) = (link.begins, link.greeted);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        state.up = true;
+        let (begins, greeted) = (state.begins, state.greeted);
         if begins && self.layer.is_none() {
             // It speaks no protocol: a server that waits to call it must hear that.
             fabric.send(slot, Header::new(Kind::Protocols));
@@ -41,7 +41,7 @@ impl Handler for Core {
         if greeted {
             self.began(fabric, reactor, session);
         }
-        self.note_debts(session);
+        self.note_liveness(session);
     }
 
     fn message(
@@ -143,9 +143,9 @@ impl Handler for Core {
 
     fn down(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, reason: CloseReason) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
-        let Some(link) = self.links.get_mut(&session) else { return };
-        link.ended = Some(reason);
-        let ready = link.up && (link.begins || link.greeted);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        state.ended = Some(reason);
+        let ready = state.up && (state.begins || state.greeted);
         // First: what other threads begin meanwhile would be told of its end by nobody.
         self.shared().session_ends(session, reason);
         self.end_deferred(fabric, reactor, session);
@@ -157,10 +157,10 @@ impl Handler for Core {
 
     fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: SessionId) {
         if let Some(session) = self.by_fabric.remove(&slot) {
-            let reason = self.links.get(&session).and_then(|link| link.ended).unwrap_or(CloseReason::Closed);
+            let reason = self.sessions.get(&session).and_then(|state| state.ended).unwrap_or(CloseReason::Closed);
             self.end_transfers(session, reason);
-            if let Some(link) = self.links.remove(&session) {
-                for key in link.windows.into_iter().flat_map(|keys| [keys.0, keys.1]) {
+            if let Some(state) = self.sessions.remove(&session) {
+                for key in state.windows.into_iter().flat_map(|keys| [keys.0, keys.1]) {
                     fabric.windows().leave(WindowKey(key), slot);
                 }
             }
@@ -172,7 +172,7 @@ impl Handler for Core {
 impl Core {
     /// Whether a session has begun: a node sends nothing but `Credit` and `Protocols` before.
     fn is_ready(&self, session: Session) -> bool {
-        self.links.get(&session).is_some_and(Link::is_ready)
+        self.sessions.get(&session).is_some_and(NodeSession::is_ready)
     }
 
     fn credit_came(
@@ -183,9 +183,9 @@ impl Core {
         header: &Header,
     ) -> Result<(), CloseReason> {
         let messages = header.body::<CreditBody>().messages.get();
-        let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
-        link.credits =
-            link.credits.checked_add(messages).filter(|all| *all <= CREDITS_MAX).ok_or(CloseReason::Credit)?;
+        let Some(state) = self.sessions.get_mut(&session) else { return Ok(()) };
+        state.credits =
+            state.credits.checked_add(messages).filter(|all| *all <= CREDITS_MAX).ok_or(CloseReason::Credit)?;
         self.send_waiting(fabric, reactor, session);
         Ok(())
     }
@@ -200,17 +200,17 @@ impl Core {
         message: (Kind, &Header),
         payload: &[u8],
     ) -> Result<(), CloseReason> {
-        let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
-        let begins_now = !std::mem::replace(&mut link.greeted, true) && link.up;
-        if begins_now && !link.begins {
-            let nonce = fabric.nonce(link.fabric).unwrap_or_default();
+        let Some(state) = self.sessions.get_mut(&session) else { return Ok(()) };
+        let begins_now = !std::mem::replace(&mut state.greeted, true) && state.up;
+        if begins_now && !state.begins {
+            let nonce = fabric.nonce(state.fabric).unwrap_or_default();
             self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
         }
         self.said(fabric, reactor, session, message, payload)?;
         if begins_now {
             self.began(fabric, reactor, session);
         }
-        self.note_debts(session);
+        self.note_liveness(session);
         Ok(())
     }
 
@@ -224,8 +224,8 @@ impl Core {
         payload: &[u8],
     ) -> Result<(), CloseReason> {
         if self.layer.is_none() && kind == Kind::Protocols {
-            if let Some(link) = self.links.get(&session).filter(|link| !link.begins) {
-                fabric.send(link.fabric, Header::new(Kind::Protocols));
+            if let Some(state) = self.sessions.get(&session).filter(|state| !state.begins) {
+                fabric.send(state.fabric, Header::new(Kind::Protocols));
             }
             return Ok(());
         }
@@ -236,7 +236,7 @@ impl Core {
 
     /// Both ends can use a session.
     fn began(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
-        let slot = self.links.get(&session).map(|link| link.fabric);
+        let slot = self.sessions.get(&session).map(|state| state.fabric);
         let capabilities = slot.and_then(|slot| fabric.capabilities(slot));
         let peer = slot.and_then(|slot| fabric.identity(slot));
         let taken = self.shared().session_up(session, capabilities, peer);
@@ -247,8 +247,8 @@ impl Core {
 
     /// Counts a message against what the peer was granted.
     fn take_credit(&mut self, session: Session) -> Result<(), CloseReason> {
-        let Some(link) = self.links.get_mut(&session) else { return Ok(()) };
-        link.granted = link.granted.checked_sub(1).ok_or(CloseReason::Credit)?;
+        let Some(state) = self.sessions.get_mut(&session) else { return Ok(()) };
+        state.granted = state.granted.checked_sub(1).ok_or(CloseReason::Credit)?;
         Ok(())
     }
 
@@ -268,12 +268,12 @@ impl Core {
 
     fn deliver(&mut self, fabric: &mut Fabric, session: Session, header: &[u8], payload: &[u8]) {
         let message = Message { session, header: header.to_vec(), payload: payload.to_vec() };
-        let owes = {
+        let is_due = {
             let mut shared = self.shared();
             shared.message_came(message);
-            shared.owes_credit(session)
+            shared.is_credit_due(session)
         };
-        if owes {
+        if is_due {
             self.give_credit(fabric, session);
         }
     }

@@ -73,27 +73,27 @@ impl Core {
         session: Session,
         into: &OnceLock<SessionFeedback>,
     ) -> Result<(), OpError> {
-        let link = self.links.get(&session).ok_or(OpError::Ended(CloseReason::Closed))?;
-        let measured = fabric.feedback(reactor, link.fabric);
-        let mut measured = measured.ok_or(OpError::Ended(link.ended.unwrap_or(CloseReason::Closed)))?;
-        let short = link.short_since.map_or(Duration::ZERO, |since| reactor.now().since(since));
+        let state = self.sessions.get(&session).ok_or(OpError::Ended(CloseReason::Closed))?;
+        let measured = fabric.feedback(reactor, state.fabric);
+        let mut measured = measured.ok_or(OpError::Ended(state.ended.unwrap_or(CloseReason::Closed)))?;
+        let short = state.short_since.map_or(Duration::ZERO, |since| reactor.now().since(since));
         measured.waiting = measured.waiting.max(short);
-        into.get_or_init(|| SessionFeedback { measured, path: fabric.path(reactor, link.fabric) });
+        into.get_or_init(|| SessionFeedback { measured, path: fabric.path(reactor, state.fabric) });
         Ok(())
     }
 
     /// Notes when messages begin to wait for credit, and when none does any more.
     pub(super) fn note_credit(&mut self, fabric: &mut Fabric, reactor: &Reactor, session: Session) {
-        let Some(link) = self.links.get_mut(&session) else { return };
-        let is_short = link.credits == 0 && !link.waiting.is_empty();
-        match (is_short, link.short_since) {
-            (true, None) => link.short_since = Some(reactor.now()),
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let is_short = state.credits == 0 && !state.waiting.is_empty();
+        match (is_short, state.short_since) {
+            (true, None) => state.short_since = Some(reactor.now()),
             (false, Some(since)) => {
-                link.short_since = None;
-                fabric.note_stall(link.fabric, Stall::Credit, reactor.now().since(since));
+                state.short_since = None;
+                fabric.note_stall(state.fabric, Stall::Credit, reactor.now().since(since));
             }
             _ => {}
         }
-        self.note_debts(session);
+        self.note_liveness(session);
     }
 }

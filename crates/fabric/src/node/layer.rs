@@ -83,11 +83,11 @@ impl Core {
         payload: &[u8],
     ) {
         debug_assert!(payload.len() <= SMALL_BYTES_MAX, "the layer knows how much goes with a message");
-        let Some(link) = self.links.get(&session).filter(|link| link.ended.is_none()) else { return };
-        if fabric.control_queued_heap(link.fabric) > ANSWER_QUEUE_BYTES_MAX {
-            return fabric.close(reactor, link.fabric, CloseReason::AsksTooMuch);
+        let Some(state) = self.sessions.get(&session).filter(|state| state.ended.is_none()) else { return };
+        if fabric.control_queued_heap(state.fabric) > ANSWER_QUEUE_BYTES_MAX {
+            return fabric.close(reactor, state.fabric, CloseReason::AsksTooMuch);
         }
-        send_small(fabric, link.fabric, header, payload);
+        send_small(fabric, state.fabric, header, payload);
     }
 }
 

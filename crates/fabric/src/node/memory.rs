@@ -90,11 +90,11 @@ pub(super) struct Places {
 pub(super) type Ranges = SmallVec<[(u64, usize); 1]>;
 
 /// The segments of an operation. Mostly one.
-pub(super) type HeldSegments = SmallVec<[Held; 1]>;
+pub(super) type HeldSegments = SmallVec<[HeldSegment; 1]>;
 
 /// A segment that an operation will make frames of.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldSegment {
     /// Counts the operation's frames alone.
     pub(super) mapping: Mapping,
     pub(super) start: usize,
@@ -253,9 +253,9 @@ impl Places {
 }
 
 impl Segment<'_> {
-    pub(super) fn hold(&self, node: &Node) -> Result<Held, SubmitError> {
+    pub(super) fn hold(&self, node: &Node) -> Result<HeldSegment, SubmitError> {
         let range = self.memory.check(&self.range)?;
-        Ok(Held { mapping: self.memory.begin_use_by(node)?, start: range.start, len: range.len() })
+        Ok(HeldSegment { mapping: self.memory.begin_use_by(node)?, start: range.start, len: range.len() })
     }
 }
 

@@ -52,7 +52,7 @@
 mod address;
 mod borrowed;
 mod command;
-mod debts;
+mod liveness;
 mod deferred;
 mod engine;
 mod error;
@@ -114,7 +114,7 @@ pub struct NodeOptions {
     pub bulk_lanes: u16,
     /// Messages that a session's peer may send before the program has taken them; at least 1.
     pub messages: u16,
-    /// Silence of a peer that owes bytes, credit or word of a put, after which it is probed; after twice that its session ends.
+    /// Silence of a peer from which bytes, credit or the end of a put are expected, after which it is probed; after twice that its session ends.
     /// A program that neither waits nor polls for so long is taken for dead by its peers. What is longer than
     /// [`KEEP_ALIVE_MAX`](crate::limits::KEEP_ALIVE_MAX) is that.
     pub keep_alive: Duration,

@@ -45,7 +45,7 @@ pub(super) enum What {
 impl Core {
     /// Begins the parts of an operation, as many as this turn may copy.
     pub(super) fn go_on(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, mut moving: Moving) {
-        let Some(slot) = self.links.get(&session).map(|link| link.fabric) else { return };
+        let Some(slot) = self.sessions.get(&session).map(|state| state.fabric) else { return };
         while let Some(part) = moving.parts.get(moving.begun) {
             let (at, len) = (Remote { window: moving.window, offset: part.offset }, part.len());
             let is_copied = match &moving.what {
@@ -122,8 +122,8 @@ impl Core {
         match &moving.what {
             What::Put { name, message, .. } => {
                 rest.iter().for_each(|_| self.part_ended(*name, None, Some(error)));
-                if let Some(link) = self.links.get_mut(&session).filter(|_| message.is_some()) {
-                    link.credits += 1;
+                if let Some(state) = self.sessions.get_mut(&session).filter(|_| message.is_some()) {
+                    state.credits += 1;
                 }
             }
             What::Get(name) => {
@@ -156,9 +156,9 @@ impl Core {
     }
 
     fn go_on_later(&mut self, session: Session, moving: Moving) {
-        if let Some(link) = self.links.get_mut(&session) {
-            debug_assert!(link.moving.is_none(), "one operation of a session is copied part by part at a time");
-            link.moving = Some(Box::new(moving));
+        if let Some(state) = self.sessions.get_mut(&session) {
+            debug_assert!(state.moving.is_none(), "one operation of a session is copied part by part at a time");
+            state.moving = Some(Box::new(moving));
             self.moving += 1;
             self.note_crowded(session);
         }
@@ -166,7 +166,7 @@ impl Core {
 
     /// What was left of an operation when a turn had copied enough.
     pub(super) fn take_moving(&mut self, session: Session) -> Option<Moving> {
-        let moving = self.links.get_mut(&session)?.moving.take()?;
+        let moving = self.sessions.get_mut(&session)?.moving.take()?;
         self.moving -= 1;
         Some(*moving)
     }

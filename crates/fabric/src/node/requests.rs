@@ -169,7 +169,7 @@ impl Node {
             Some(Ok(Outcome::Message(message))) => Some(message.session),
             _ => None,
         });
-        if let Some(session) = message.filter(|session| shared.owes_credit(*session)) {
+        if let Some(session) = message.filter(|session| shared.is_credit_due(*session)) {
             shared.commands.push_back(Command::GiveCredit { session });
             drop(shared);
             self.inner.nudge();

@@ -523,7 +523,7 @@ impl Shared {
     }
 
     /// Whether credit is to be given back for messages of a session.
-    pub(super) fn owes_credit(&self, session: Session) -> bool {
+    pub(super) fn is_credit_due(&self, session: Session) -> bool {
         self.sessions.get(session.0).is_some_and(|state| state.taken >= i64::from(state.give_back_at))
     }
 

@@ -14,7 +14,7 @@ use zerocopy::little_endian::U32;
 use super::command::Header;
 use super::engine::{Core, Waiting};
 use super::error::OpError;
-use super::memory::{Held, HeldSegments, Places};
+use super::memory::{HeldSegment, HeldSegments, Places};
 use super::moving::{Moving, What};
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
@@ -89,7 +89,7 @@ impl Part {
 
 /// Cuts segments into parts, each of at most `max` bytes and within one of the ranges, of as many pieces as it takes. The segments
 /// and the ranges have as many bytes.
-fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Part; 1]> {
+fn parts(segments: &[HeldSegment], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Part; 1]> {
     let mut parts = SmallVec::new();
     let (mut segment, mut at) = (0, 0);
     for &(start, len) in ranges {
@@ -114,7 +114,7 @@ fn parts(segments: &[Held], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Pa
     parts
 }
 
-pub(super) fn frame(segments: &[Held], piece: &Piece) -> Frame {
+pub(super) fn frame(segments: &[HeldSegment], piece: &Piece) -> Frame {
     // SAFETY: the program's side makes no references to a mapping in use, which it is by its segment and then by this frame; and
     // all frames over a program's memory are of this loop.
     unsafe { Frame::over(&segments[piece.segment].mapping, piece.start, piece.len) }
@@ -144,7 +144,7 @@ pub(super) fn push_part(
     reactor: &mut Reactor,
     (slot, window, is_behind): (SessionId, WindowKey, bool),
     header: WireHeader,
-    (segments, part): (&[Held], &Part),
+    (segments, part): (&[HeldSegment], &Part),
 ) -> Result<(), OpError> {
     let (to, len) = (Remote { window, offset: part.offset }, part.len());
     fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
@@ -162,7 +162,7 @@ pub(super) fn push_part(
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
-fn can_be_reached(fabric: &Fabric, session: SessionId, segments: &[Held]) -> bool {
+fn can_be_reached(fabric: &Fabric, session: SessionId, segments: &[HeldSegment]) -> bool {
     let registers = fabric.capabilities(session).is_some_and(|wire| wire.registers);
     !registers || segments.iter().all(|segment| segment.mapping.pin())
 }
@@ -199,37 +199,37 @@ impl Core {
 
     /// Sends a message or a put with one, now or when there is credit.
     pub(super) fn send(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
-        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
+        let ended = self.sessions.get(&session).map_or(Some(CloseReason::Closed), |state| state.ended);
         if let Some(reason) = ended {
             return self.end_waiting(session, waiting, reason);
         }
-        let Some(link) = self.links.get_mut(&session) else { return };
-        let is_full = is_full(fabric, link.fabric);
-        let has_credit = link.credits > 0 || seeded::is(Bug::MessageWithoutCredit);
-        if is_full || !has_credit || !link.waiting.is_empty() {
-            link.waiting.push_back(waiting);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let is_full = is_full(fabric, state.fabric);
+        let has_credit = state.credits > 0 || seeded::is(Bug::MessageWithoutCredit);
+        if is_full || !has_credit || !state.waiting.is_empty() {
+            state.waiting.push_back(waiting);
             if is_full {
                 self.note_crowded(session);
             }
             return self.note_credit(fabric, reactor, session);
         }
-        link.credits = link.credits.saturating_sub(1);
+        state.credits = state.credits.saturating_sub(1);
         self.send_now(fabric, reactor, session, waiting);
     }
 
     /// Sends what waited, as far as there is credit.
     pub(super) fn send_waiting(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session) {
-        while let Some(link) = self.links.get_mut(&session).filter(|link| link.credits > 0) {
-            let Some(first) = link.waiting.front() else { break };
+        while let Some(state) = self.sessions.get_mut(&session).filter(|state| state.credits > 0) {
+            let Some(first) = state.waiting.front() else { break };
             // A message asks for nothing.
-            let holds = link.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
+            let holds = state.asked >= ASKED_MAX && matches!(first, Waiting::Put { .. });
             // What is copied part by part ends first: one operation of a session at a time is, and messages come in order.
-            if link.moving.is_some() || holds || is_full(fabric, link.fabric) {
+            if state.moving.is_some() || holds || is_full(fabric, state.fabric) {
                 self.note_crowded(session);
                 break;
             }
-            let Some(waiting) = link.waiting.pop_front() else { break };
-            link.credits -= 1;
+            let Some(waiting) = state.waiting.pop_front() else { break };
+            state.credits -= 1;
             self.send_now(fabric, reactor, session, waiting);
         }
         self.note_credit(fabric, reactor, session);
@@ -237,11 +237,11 @@ impl Core {
 
     pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
         self.shared().waits_no_longer(session);
-        let Some(link) = self.links.get(&session) else { return };
+        let Some(state) = self.sessions.get(&session) else { return };
         match waiting {
             Waiting::Message { op, header, payload } => {
                 let header = WireHeader::with_body(Kind::Message, &MessageBody::new(header.as_slice()));
-                send_small(fabric, link.fabric, header, &payload);
+                send_small(fabric, state.fabric, header, &payload);
                 if let Some(op) = op {
                     self.complete(op, Ok(Outcome::Done));
                 }
@@ -272,31 +272,31 @@ impl Core {
         (segments, Places { window, ranges }): (HeldSegments, Places),
         message: Option<Header>,
     ) {
-        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
-        let Some(link) = self.links.get_mut(&session).filter(|_| ended.is_none()) else {
+        let ended = self.sessions.get(&session).map_or(Some(CloseReason::Closed), |state| state.ended);
+        let Some(state) = self.sessions.get_mut(&session).filter(|_| ended.is_none()) else {
             drop(segments);
             return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
-        if !can_be_reached(fabric, link.fabric, &segments) {
+        if !can_be_reached(fabric, state.fabric, &segments) {
             // Nothing was said of it, so a message with it has taken no credit of the peer's.
-            link.credits += u32::from(message.is_some());
+            state.credits += u32::from(message.is_some());
             drop(segments);
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
         }
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
-        let slot = link.fabric;
-        let number = link.put_count;
-        link.put_count += 1;
-        link.puts.push_back(number);
+        let slot = state.fabric;
+        let number = state.put_count;
+        state.put_count += 1;
+        state.puts.push_back(number);
         let by_route = |part: &Part| fabric.goes_by_route(slot, Remote { window, offset: part.offset }, part.len());
-        let is_behind = link.streamed.contains_key(&window.0);
+        let is_behind = state.streamed.contains_key(&window.0);
         let streamed = (is_behind || parts.iter().any(by_route)).then_some(window.0);
         if let Some(window) = streamed {
-            *link.streamed.entry(window).or_default() += 1;
+            *state.streamed.entry(window).or_default() += 1;
         }
-        self.note_debts(session);
-        if let Some(link) = self.links.get_mut(&session) {
-            link.asked += parts.len();
+        self.note_liveness(session);
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.asked += parts.len();
         }
         let (left, mappings) = (parts.len() as u32 + 1, Mappings::new());
         let (has_message, count) = (message.is_some(), parts.len());
@@ -310,8 +310,8 @@ impl Core {
         let state = self.puts.get_mut(put).filter(|put| put.session == session);
         let had_message = state.is_some_and(|put| std::mem::take(&mut put.has_message));
         let had_message = had_message && !seeded::is(Bug::RefusedMessageKeepsCredit);
-        if let Some(link) = self.links.get_mut(&session).filter(|_| had_message) {
-            link.credits += 1;
+        if let Some(state) = self.sessions.get_mut(&session).filter(|_| had_message) {
+            state.credits += 1;
         }
         had_message
     }
@@ -334,9 +334,9 @@ impl Core {
     fn end_put(&mut self, put: Put, error: Option<OpError>) {
         let Put { op, session, number, streamed, parts, mappings, .. } = put;
         let result = put.error.or(error).map_or(Ok(Outcome::Done), Err);
-        let Some(link) = self.links.get_mut(&session) else { return self.linger(op, mappings, result) };
-        link.asked -= parts;
-        if let Some(Entry::Occupied(mut count)) = streamed.map(|window| link.streamed.entry(window)) {
+        let Some(state) = self.sessions.get_mut(&session) else { return self.linger(op, mappings, result) };
+        state.asked -= parts;
+        if let Some(Entry::Occupied(mut count)) = streamed.map(|window| state.streamed.entry(window)) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
@@ -347,33 +347,33 @@ impl Core {
 
     /// A put has ended, and so have the flushes that waited for it alone.
     fn end_flushes(&mut self, session: Session, number: u64) {
-        let Some(link) = self.links.get_mut(&session) else { return };
-        if let Ok(place) = link.puts.binary_search(&number) {
-            link.puts.remove(place);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        if let Ok(place) = state.puts.binary_search(&number) {
+            state.puts.remove(place);
         }
-        let first = link.puts.front().copied().unwrap_or(u64::MAX);
+        let first = state.puts.front().copied().unwrap_or(u64::MAX);
         let mut done = Vec::new();
-        while let Some((_, op)) = link.flushes.pop_front_if(|(before, _)| *before <= first) {
+        while let Some((_, op)) = state.flushes.pop_front_if(|(before, _)| *before <= first) {
             done.push(op);
         }
-        let result = link.ended.map_or(Ok(Outcome::Done), |reason| Err(OpError::Ended(reason)));
+        let result = state.ended.map_or(Ok(Outcome::Done), |reason| Err(OpError::Ended(reason)));
         for op in done {
             self.complete(op, result.clone());
         }
-        self.note_debts(session);
+        self.note_liveness(session);
     }
 
     pub(super) fn start_flush(&mut self, op: OpSlot, session: Session) {
-        let Some(link) = self.links.get_mut(&session) else {
+        let Some(state) = self.sessions.get_mut(&session) else {
             return self.complete(op, Err(OpError::Ended(CloseReason::Closed)));
         };
-        if let Some(reason) = link.ended {
+        if let Some(reason) = state.ended {
             return self.complete(op, Err(OpError::Ended(reason)));
         }
-        if link.puts.is_empty() || seeded::is(Bug::FlushNotAwaited) {
+        if state.puts.is_empty() || seeded::is(Bug::FlushNotAwaited) {
             return self.complete(op, Ok(Outcome::Done));
         }
-        link.flushes.push_back((link.put_count, op));
+        state.flushes.push_back((state.put_count, op));
     }
 
     pub(super) fn start_get(
@@ -384,12 +384,12 @@ impl Core {
         segments: HeldSegments,
         Places { window, ranges }: Places,
     ) {
-        let ended = self.links.get(&session).map_or(Some(CloseReason::Closed), |link| link.ended);
-        let Some(link) = self.links.get_mut(&session).filter(|_| ended.is_none()) else {
+        let ended = self.sessions.get(&session).map_or(Some(CloseReason::Closed), |state| state.ended);
+        let Some(state) = self.sessions.get_mut(&session).filter(|_| ended.is_none()) else {
             drop(segments);
             return self.complete(op, Err(OpError::Ended(ended.unwrap_or(CloseReason::Closed))));
         };
-        let slot = link.fabric;
+        let slot = state.fabric;
         if !can_be_reached(fabric, slot, &segments) {
             drop(segments);
             return self.complete(op, Err(OpError::Io(Errno::BUSY)));
@@ -397,7 +397,7 @@ impl Core {
         // A frame of the fabric's has one piece.
         let parts = parts(&segments, &ranges, PAYLOAD_BYTES_MAX);
         let count = parts.iter().map(|part| part.pieces.len()).sum();
-        link.asked += count;
+        state.asked += count;
         let get = Get { op, session, parts: count, left: count as u32, error: None, mappings: Mappings::new() };
         let what = What::Get(self.gets.insert(get));
         self.go_on(fabric, reactor, session, Moving { what, window, segments, parts, begun: 0 });
@@ -406,8 +406,8 @@ impl Core {
     /// A part of a get has ended.
     pub(super) fn got_part(&mut self, session: SessionId, get: u64, result: Result<(), GetError>) {
         let reason = || {
-            let link = self.by_fabric.get(&session).and_then(|session| self.links.get(session));
-            link.and_then(|link| link.ended).unwrap_or(CloseReason::Closed)
+            let state = self.by_fabric.get(&session).and_then(|session| self.sessions.get(session));
+            state.and_then(|state| state.ended).unwrap_or(CloseReason::Closed)
         };
         let error = result.err().map(|error| match error {
             GetError::Refused(error) => OpError::Refused(error),
@@ -425,8 +425,8 @@ impl Core {
         if state.left == 0
             && let Some(Get { op, session, parts, error, mappings, .. }) = self.gets.remove(get)
         {
-            if let Some(link) = self.links.get_mut(&session) {
-                link.asked -= parts;
+            if let Some(state) = self.sessions.get_mut(&session) {
+                state.asked -= parts;
             }
             self.linger(op, mappings, error.map_or(Ok(Outcome::Done), Err));
         }
@@ -435,19 +435,19 @@ impl Core {
     /// Gives back the credit for the messages that the program has taken, unless the peer does not read: what it sends has us
     /// answer, and the credit with it.
     pub(super) fn give_credit(&mut self, fabric: &mut Fabric, session: Session) {
-        if let Some(link) = self.links.get_mut(&session) {
-            link.credit_held = is_full(fabric, link.fabric);
-            if link.credit_held {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.credit_held = is_full(fabric, state.fabric);
+            if state.credit_held {
                 return self.note_crowded(session);
             }
         }
         let taken = self.shared().settle_credit(session);
         if taken > 0
-            && let Some(link) = self.links.get_mut(&session).filter(|link| link.ended.is_none())
+            && let Some(state) = self.sessions.get_mut(&session).filter(|state| state.ended.is_none())
         {
-            link.granted += taken;
+            state.granted += taken;
             if !seeded::is(Bug::GrantForgotten) {
-                grant(fabric, link.fabric, taken);
+                grant(fabric, state.fabric, taken);
             }
         }
     }
@@ -461,7 +461,7 @@ impl Core {
                 self.end_put(put, Some(OpError::Ended(reason)));
             }
         }
-        let flushes = self.links.get_mut(&session).map(|link| std::mem::take(&mut link.flushes)).unwrap_or_default();
+        let flushes = self.sessions.get_mut(&session).map(|state| std::mem::take(&mut state.flushes)).unwrap_or_default();
         for (_, op) in flushes {
             self.complete(op, Err(OpError::Ended(reason)));
         }

@@ -47,11 +47,11 @@ impl Core {
     ) -> Result<Descriptor, OpError> {
         let mut slots = Vec::with_capacity(sessions.len());
         for session in sessions {
-            let link = self.links.get(session).ok_or(OpError::Ended(CloseReason::Closed))?;
-            if let Some(reason) = link.ended {
+            let state = self.sessions.get(session).ok_or(OpError::Ended(CloseReason::Closed))?;
+            if let Some(reason) = state.ended {
                 return Err(OpError::Ended(reason));
             }
-            slots.push(link.fabric);
+            slots.push(state.fabric);
         }
         let &slot = slots.first().ok_or(OpError::Ended(CloseReason::Closed))?;
         let wires: Vec<Capabilities> = slots.iter().filter_map(|slot| fabric.capabilities(*slot)).collect();
@@ -81,7 +81,7 @@ impl Core {
         }
         let keys = (put.map_or(0, |key| key.0), get.map_or(0, |key| key.0));
         for session in sessions {
-            self.links.get_mut(session).map(|link| link.windows.insert(keys));
+            self.sessions.get_mut(session).map(|state| state.windows.insert(keys));
         }
         if slots.len() > 1 {
             [put, get].into_iter().flatten().for_each(|key| fabric.windows().share(key, slots.clone()));
@@ -113,13 +113,13 @@ impl Core {
         let keys = (descriptor.put_key(), descriptor.get_key());
         let mut recalled = Vec::new();
         for session in sessions {
-            let Some(link) = self.links.get_mut(session) else { continue };
-            link.windows.remove(&(keys.0.0, keys.1.0));
+            let Some(state) = self.sessions.get_mut(session) else { continue };
+            state.windows.remove(&(keys.0.0, keys.1.0));
             for key in [keys.0, keys.1] {
-                fabric.withdraw(link.fabric, key);
+                fabric.withdraw(state.fabric, key);
             }
-            let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(reactor, link.fabric, *key));
-            recalled.extend(lent.map(|key| (link.fabric, key.0)));
+            let lent = [keys.0, keys.1].into_iter().filter(|key| fabric.recall(reactor, state.fabric, *key));
+            recalled.extend(lent.map(|key| (state.fabric, key.0)));
         }
         for key in [keys.0, keys.1] {
             if !seeded::is(Bug::ClosedWindowStaysOpen) && matches!(fabric.windows().close(key), Closed::WhenReceived) {

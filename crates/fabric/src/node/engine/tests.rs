@@ -6,7 +6,7 @@ use byway_reactor::{Frame, IoChoice, Mapping};
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::node::memory::Held;
+use crate::node::memory::HeldSegment;
 use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp, Rights};
 use crate::wire::{Grant, Header as WireHeader, WindowNews};
@@ -103,7 +103,7 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
     peer.until(|| {
         node.progress().unwrap();
         let engine = node.inner.try_engine().unwrap();
-        let slot = engine.core.links[&session].fabric;
+        let slot = engine.core.sessions[&session].fabric;
         (!engine.fabric.goes_by_route(slot, to, 4096)).then_some(())
     });
     (node, peer, session, lie, (theirs, folder))
@@ -116,7 +116,7 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     let (node, _peer, session, lie, _theirs) = lie();
     let op = node.inner.lock().unwrap().begin(OpKind::Plain).unwrap();
     let mine = Mapping::new(4096).unwrap();
-    let held = Held { mapping: mine.counted(), start: 0, len: 4096 };
+    let held = HeldSegment { mapping: mine.counted(), start: 0, len: 4096 };
     let used = held.mapping.hold();
     let mut engine = node.inner.try_engine().unwrap();
     let Engine { reactor, fabric, core, .. } = &mut *engine;
@@ -198,7 +198,7 @@ fn message(op: OpSlot) -> Waiting {
 }
 
 fn put_with_message(op: OpSlot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
-    let segments = ranges.iter().map(|(_, len)| Held { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
+    let segments = ranges.iter().map(|(_, len)| HeldSegment { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
     let segments = segments.collect();
     let to = Places { window, ranges: ranges.into() };
     Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }
@@ -210,8 +210,8 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
     let (node, _peer, session, _folder) = node_and_peer();
     let [first, put, last, beyond] = [(); 4].map(|()| begin(&node, session));
     with_core(&node, |core, fabric, reactor| {
-        let link = core.links.get_mut(&session).unwrap();
-        (link.asked, link.credits) = (crate::limits::ASKED_MAX, 0);
+        let state = core.sessions.get_mut(&session).unwrap();
+        (state.asked, state.credits) = (crate::limits::ASKED_MAX, 0);
         for waiting in [
             message(first),
             put_with_message(put, WindowKey(77 << 20 | 9), vec![(0, 1)]),
@@ -220,7 +220,7 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
         ] {
             core.send(fabric, reactor, session, waiting);
         }
-        core.links.get_mut(&session).unwrap().credits = 2;
+        core.sessions.get_mut(&session).unwrap().credits = 2;
         core.send_waiting(fabric, reactor, session);
     });
     assert_eq!(result_of(&node, first), Some(Ok(Outcome::Done)));
@@ -228,8 +228,8 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
     with_core(&node, |core, fabric, reactor| {
         core.close(fabric, reactor, session, RefuseCode::ShuttingDown);
         // What comes after the goodbye is read by nobody.
-        let link = core.links.get_mut(&session).unwrap();
-        (link.asked, link.credits) = (0, 9);
+        let state = core.sessions.get_mut(&session).unwrap();
+        (state.asked, state.credits) = (0, 9);
         core.send_waiting(fabric, reactor, session);
     });
     let ended = Some(Err(OpError::Ended(CloseReason::Closed)));
@@ -245,10 +245,10 @@ fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
     for ranges in [vec![(0, 100)], vec![(0, 100), (8192, 100)]] {
         let op = begin(&node, session);
         with_core(&node, |core, fabric, reactor| {
-            let before = core.links[&session].credits;
+            let before = core.sessions[&session].credits;
             core.send(fabric, reactor, session, put_with_message(op, lie, ranges));
-            let link = &core.links[&session];
-            assert_eq!((link.credits, link.asked, core.puts.len()), (before, 0, 0));
+            let state = &core.sessions[&session];
+            assert_eq!((state.credits, state.asked, core.puts.len()), (before, 0, 0));
         });
         assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))));
     }
@@ -260,15 +260,15 @@ fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
     let (node, _peer, session, lie, _theirs) = lie();
     let op = node.inner.lock().unwrap().begin(OpKind::Transfer(session)).unwrap();
     with_core(&node, |core, fabric, reactor| {
-        core.links.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
-        let segments = vec![Held { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }].into();
+        core.sessions.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
+        let segments = vec![HeldSegment { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }].into();
         let to = Places { window: lie, ranges: vec![(0, 100)].into() };
         core.run(fabric, reactor, Command::Put { op, session, segments, to, message: None });
         assert!(!core.run_deferred(fabric, reactor));
-        assert_eq!((core.puts.len(), core.links[&session].streamed[&lie.0]), (0, 1));
-        core.links.get_mut(&session).unwrap().streamed.clear();
+        assert_eq!((core.puts.len(), core.sessions[&session].streamed[&lie.0]), (0, 1));
+        core.sessions.get_mut(&session).unwrap().streamed.clear();
         assert!(core.run_deferred(fabric, reactor));
-        assert!(core.links[&session].streamed.is_empty());
+        assert!(core.sessions[&session].streamed.is_empty());
     });
     assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))), "not through the stream");
 }
@@ -281,12 +281,12 @@ fn a_peer_that_reads_nothing_is_sent_little_and_asked_for_nothing() {
         let header = WireHeader::with_body(Kind::Message, &MessageBody::new(b"theirs"));
         peer.fabric.send(peer.session, header);
     }
-    let granted = || with_core(&node, |core, _, _| core.links[&session].granted);
+    let granted = || with_core(&node, |core, _, _| core.sessions[&session].granted);
     peer.until(|| {
         node.progress().unwrap();
         (granted() == 0).then_some(())
     });
-    with_core(&node, |core, _, _| core.links.get_mut(&session).unwrap().credits = 1 << 20);
+    with_core(&node, |core, _, _| core.sessions.get_mut(&session).unwrap().credits = 1 << 20);
     let payload = vec![1; crate::limits::SMALL_BYTES_MAX];
     let most = 2 * crate::limits::CONTROL_QUEUE_BYTES / payload.len();
     let mut sent = 0;

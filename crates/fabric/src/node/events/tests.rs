@@ -232,7 +232,7 @@ fn a_server_has_a_session_when_it_has_answered_the_clients_protocols() {
     let slot = peer.connect(&at);
     peer.until(|_| {
         node.progress().unwrap();
-        node.inner.try_engine()?.core.links.values().any(|link| link.credits > 0).then_some(())
+        node.inner.try_engine()?.core.sessions.values().any(|state| state.credits > 0).then_some(())
     });
     assert!(accept.test().is_err(), "its protocols are not known");
     peer.fabric.send(slot, protocols());
@@ -253,7 +253,7 @@ fn a_server_that_stops_before_it_names_its_protocols_is_given_up() {
     peer.until(|_| {
         node.progress().unwrap();
         let engine = node.inner.try_engine()?;
-        engine.core.links.values().any(|link| link.up).then_some(())
+        engine.core.sessions.values().any(|state| state.up).then_some(())
     });
     assert_eq!(connect.wait(soon()), Ok(Err(OpError::Ended(CloseReason::Silent))));
     assert_eq!(node.counters().unwrap().sessions, 0);

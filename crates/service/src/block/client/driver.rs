@@ -290,7 +290,7 @@ impl Volume {
         }
         core.pump(&mut self.fabric, reactor);
         if let Some(session) = core.session {
-            self.fabric.set_owes(reactor, session, core.state == State::Opening || core.calls_out() > 0);
+            self.fabric.set_expects_reply(reactor, session, core.state == State::Opening || core.calls_out() > 0);
         }
         self.fabric.flush(reactor, core);
         let waits = core.calls_out() > 0 || !matches!(core.state, State::Open { .. } | State::Failed);

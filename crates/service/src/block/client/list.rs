@@ -121,7 +121,7 @@ impl Listing {
         match self.calls.call(session, &ask, (), now, now + LIST_TIME_MAX) {
             Ok((_, header)) => {
                 fabric.send(session, header);
-                fabric.set_owes(reactor, session, true);
+                fabric.set_expects_reply(reactor, session, true);
             }
             Err(((), CannotSend::NotServed(status))) => {
                 self.result = Some(Err(ConnectError::Open(CallError::NotServed(status))));
@@ -152,7 +152,7 @@ impl Handler for Listing {
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         self.calls.up(session, self.nonce, true);
         send_outbox(&mut self.calls, fabric);
-        fabric.set_owes(reactor, session, true);
+        fabric.set_expects_reply(reactor, session, true);
     }
 
     fn message(
