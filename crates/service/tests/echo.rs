@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, parse_address};
-use byway_fabric::{Announced, DESCRIPTOR_BYTES, Descriptor, GetError, Options, Registry, Remote, Slot, Slots};
+use byway_fabric::{PayloadMeta, DESCRIPTOR_BYTES, Descriptor, GetError, Options, Registry, Remote, Slot, Slots};
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
@@ -63,8 +63,8 @@ impl Service for Echo {
                 let Some(route) = at.sessions.reply(call, 0, bytes.len(), &[]) else { return };
                 let (len, lane) = (bytes.len(), at.fabric.route(session));
                 let to = (Remote { window: window.put_key(), offset: 0 }, route.header);
-                let announced = Announced { len, checksum: None };
-                let put = at.fabric.put(at.reactor, (session, lane), to, announced, |to| to.push_frame(frame, 0, len));
+                let meta = PayloadMeta { len, checksum: None };
+                let put = at.fabric.put(at.reactor, (session, lane), to, meta, |to| to.push_frame(frame, 0, len));
                 put.expect("a frame can be read");
             }
             _ => at.sessions.answer(at.fabric, call, Status::Malformed as u16, (&[], &[])),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
+use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;
@@ -36,7 +36,7 @@ impl Handler for Answers {
     fn up(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         self.calls.up(session, [0; 16], true);
         for out in self.calls.outbox().drain(..) {
-            let payload = Announced { len: out.payload.len(), checksum: None };
+            let payload = PayloadMeta { len: out.payload.len(), checksum: None };
             fabric.send_with(session, out.header, payload, |gather| gather.push_head(&out.payload));
         }
     }

@@ -5,7 +5,7 @@ mod serving;
 use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
+use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, Event, Grant, Spoken};
@@ -78,7 +78,7 @@ impl World {
 impl Client {
     fn send(&mut self, fabric: &mut Fabric) {
         for out in self.calls.outbox().drain(..) {
-            let payload = Announced { len: out.payload.len(), checksum: None };
+            let payload = PayloadMeta { len: out.payload.len(), checksum: None };
             fabric.send_with(out.session, out.header, payload, |gather| gather.push_head(&out.payload));
         }
     }
@@ -103,7 +103,7 @@ impl Handler for Client {
                 let ask =
                     Ask { protocol: PROTOCOL, method: Method::Open as u16, arguments: &Inline::EMPTY, windows: 0 };
                 let (_, header) = self.calls.call(session, &ask, (), Instant::from_nanos(0), Instant::FAR).unwrap();
-                let payload = Announced { len: 4, checksum: None };
+                let payload = PayloadMeta { len: 4, checksum: None };
                 fabric.send_with(session, header, payload, |gather| gather.push_head(b"disk"));
             }
             Event::Ended(..) => self.answers += 1,

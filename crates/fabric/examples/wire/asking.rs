@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, ClientId, CloseReason, Fabric, Handler, Identity, Slot, WindowKey};
+use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Slot, WindowKey};
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
 use super::command::{Command, Mode, REGION_WINDOW_BYTES};
@@ -115,8 +115,8 @@ impl Asking {
     fn ask(&mut self, body: Body, payload: usize, window: Option<WindowKey>) {
         let mut header = body.header(Kind::Call);
         header.window.set(window.map_or(0, |window| window.0));
-        let (announced, from) = (Announced { len: payload, checksum: None }, &self.payload);
-        self.end.fabric.send_with(self.session, header, announced, |gather| match payload {
+        let (meta, from) = (PayloadMeta { len: payload, checksum: None }, &self.payload);
+        self.end.fabric.send_with(self.session, header, meta, |gather| match payload {
             0 => {}
             1..=INLINE_BYTES_MAX => gather.push_head(&from.to_vec()[..payload]),
             _ => gather.push_shared(Rc::clone(from), 0, payload),

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Announced, CloseReason, Fabric, GetError, Handler, Registry, Remote, Slot, WindowKey};
+use byway_fabric::{PayloadMeta, CloseReason, Fabric, GetError, Handler, Registry, Remote, Slot, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
@@ -80,8 +80,8 @@ impl Serving {
     fn put(fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: WindowKey, frame: Frame) {
         let (len, route) = (frame.len(), fabric.route(session));
         let to = (Remote { window, offset: 0 }, Body::default().header(Kind::Reply));
-        let announced = Announced { len, checksum: None };
-        let put = fabric.put(reactor, (session, route), to, announced, |gather| gather.push_frame(frame, 0, len));
+        let meta = PayloadMeta { len, checksum: None };
+        let put = fabric.put(reactor, (session, route), to, meta, |gather| gather.push_frame(frame, 0, len));
         debug_assert!(put.is_ok(), "a frame can be read");
     }
 
@@ -159,14 +159,14 @@ impl Handler for Serving {
                 Self::put(fabric, reactor, session, window, frame);
             }
             ask if ask == Ask::Call as u8 => {
-                let announced = Announced { len: body.len as usize, checksum: None };
-                fabric.send_with(session, body.header(Kind::Reply), announced, |gather| {
+                let meta = PayloadMeta { len: body.len as usize, checksum: None };
+                fabric.send_with(session, body.header(Kind::Reply), meta, |gather| {
                     gather.push_zeroes(body.len as usize);
                 });
             }
             ask if ask == Ask::Echo as u8 => {
-                let announced = Announced { len: payload.len(), checksum: None };
-                fabric.send_with(session, body.header(Kind::Reply), announced, |gather| gather.push_head(payload));
+                let meta = PayloadMeta { len: payload.len(), checksum: None };
+                fabric.send_with(session, body.header(Kind::Reply), meta, |gather| gather.push_head(payload));
             }
             ask if ask == Ask::Source as u8 => {
                 if self.sources.len() < REGION_WINDOWS_MAX {

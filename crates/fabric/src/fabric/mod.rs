@@ -33,7 +33,7 @@ pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
 use self::links::Links;
 pub use self::slab::Slab;
-pub use self::transfer::{Announced, GetError, Remote, Route};
+pub use self::transfer::{PayloadMeta, GetError, Remote, Route};
 use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};

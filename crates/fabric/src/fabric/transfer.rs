@@ -27,9 +27,9 @@ pub struct Remote {
     pub offset: u64,
 }
 
-/// What is said of a payload before it is sent.
+/// Length and checksum of a payload, which its header carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Announced {
+pub struct PayloadMeta {
     /// Bytes.
     pub len: usize,
     /// Its CRC32C, if the session has payload checksums.
@@ -76,7 +76,7 @@ fn is_answer(header: &Header) -> bool {
 impl Fabric {
     /// Sends a message without a payload.
     pub fn send(&mut self, session: SessionId, header: Header) {
-        self.send_with(session, header, Announced::default(), |_| ());
+        self.send_with(session, header, PayloadMeta::default(), |_| ());
     }
 
     /// Sends a message with a payload of at most [`SMALL_BYTES_MAX`](crate::limits::SMALL_BYTES_MAX) bytes, which `push`
@@ -87,7 +87,7 @@ impl Fabric {
         &mut self,
         session: SessionId,
         mut header: Header,
-        payload: Announced,
+        payload: PayloadMeta,
         push: impl FnOnce(&mut Gather),
     ) {
         let Some(grant) = self.grant_for(session, &header) else {
@@ -98,7 +98,7 @@ impl Fabric {
         let with_grant = |checksum| crc32c::crc32c_combine(crc32c::crc32c(bytes), checksum, payload.len);
         let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
         let checksum = if payload.len > 0 { payload.checksum } else { Some(0) }.filter(|_| checked);
-        let payload = Announced { len: bytes.len() + payload.len, checksum: checksum.map(with_grant) };
+        let payload = PayloadMeta { len: bytes.len() + payload.len, checksum: checksum.map(with_grant) };
         self.push(session, 0, header, payload, |gather| {
             gather.push_head(bytes);
             push(gather);
@@ -119,7 +119,7 @@ impl Fabric {
         reactor: &mut Reactor,
         (session, route): (SessionId, Route),
         (to, mut header): (Remote, Header),
-        payload: Announced,
+        payload: PayloadMeta,
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
         match self.place(reactor, session, (to, payload.len), push) {
@@ -140,7 +140,7 @@ impl Fabric {
         &mut self,
         (session, route): (SessionId, Route),
         (to, mut header): (Remote, Header),
-        payload: Announced,
+        payload: PayloadMeta,
         push: impl FnOnce(&mut Gather),
     ) {
         header.window.set(to.window.0);
@@ -223,7 +223,7 @@ impl Fabric {
         session: SessionId,
         lane: usize,
         mut header: Header,
-        payload: Announced,
+        payload: PayloadMeta,
         push: impl FnOnce(&mut Gather),
     ) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
@@ -286,7 +286,7 @@ impl Fabric {
                 let data = (target, Header::new(Kind::Data));
                 let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
                 self.answering = true;
-                let put = self.put(reactor, (session, route), data, Announced { len, checksum }, push);
+                let put = self.put(reactor, (session, route), data, PayloadMeta { len, checksum }, push);
                 self.answering = false;
                 put.map_err(CloseReason::Io)
             }

@@ -22,7 +22,7 @@ use super::wire::{CreditBody, MessageBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
-use crate::fabric::{Announced, GetError, Remote};
+use crate::fabric::{PayloadMeta, GetError, Remote};
 use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
@@ -151,14 +151,14 @@ pub(super) fn push_part(
     let frames: SmallVec<[Frame; 1]> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
     let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
     let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| append_payload(crc, frame, 0..frame.len())));
-    let announced = Announced { len, checksum };
+    let meta = PayloadMeta { len, checksum };
     let push = |gather: &mut Gather| push_frames(gather, frames);
     let route = fabric.route_to(slot, window);
     if is_behind {
-        fabric.put_by_route((slot, route), (to, header), announced, push);
+        fabric.put_by_route((slot, route), (to, header), meta, push);
         return Ok(());
     }
-    fabric.put(reactor, (slot, route), (to, header), announced, push).map_err(OpError::Io)
+    fabric.put(reactor, (slot, route), (to, header), meta, push).map_err(OpError::Io)
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.
@@ -477,8 +477,8 @@ pub(super) fn is_full(fabric: &Fabric, session: SessionId) -> bool {
 pub(super) fn send_small(fabric: &mut Fabric, session: SessionId, header: WireHeader, payload: &[u8]) {
     let checked = fabric.agreed(session).is_some_and(crate::Agreed::payload_checksum);
     let checksum = (checked && !payload.is_empty()).then(|| crc32c::crc32c(payload));
-    let announced = Announced { len: payload.len(), checksum };
-    fabric.send_with(session, header, announced, |gather| gather.push_head(payload));
+    let meta = PayloadMeta { len: payload.len(), checksum };
+    fabric.send_with(session, header, meta, |gather| gather.push_head(payload));
 }
 
 /// Lets the peer of a session send so many messages more.

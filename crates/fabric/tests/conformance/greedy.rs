@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind, Pull, WindowNews};
-use byway_fabric::{Announced, CloseReason, Options, Remote, Slot};
+use byway_fabric::{PayloadMeta, CloseReason, Options, Remote, Slot};
 use byway_reactor::{Gather, Wait};
 use zerocopy::FromZeros;
 
@@ -86,9 +86,9 @@ fn a_server_that_takes_nothing_of_what_a_client_says_is_given_up_after_a_minute(
         let (_, client) = rig.session();
         let payload = pattern(2, 4096);
         for _ in 0..count {
-            let announced = Announced { len: payload.len(), checksum: None };
+            let meta = PayloadMeta { len: payload.len(), checksum: None };
             let push = |gather: &mut Gather| gather.push_head(&payload);
-            rig.client().fabric.send_with(client, Header::new(Kind::Notice), announced, push);
+            rig.client().fabric.send_with(client, Header::new(Kind::Notice), meta, push);
         }
         rig.pass(TAKE_TIME_MAX / 2, CLIENT);
         assert_eq!(down(&mut rig), None);
@@ -109,9 +109,9 @@ fn a_peer_that_takes_slowly_is_not_taken_for_one_that_has_stopped_or_died() {
     for (end, session) in [(CLIENT, client), (SERVER, server)] {
         let frame = std::rc::Rc::new(rig.ends[end].framed(&pattern(3, SMALL_BYTES_MAX)));
         for _ in 0..COUNT {
-            let announced = Announced { len: SMALL_BYTES_MAX, checksum: None };
+            let meta = PayloadMeta { len: SMALL_BYTES_MAX, checksum: None };
             let push = |gather: &mut Gather| gather.push_shared(std::rc::Rc::clone(&frame), 0, SMALL_BYTES_MAX);
-            rig.ends[end].fabric.send_with(session, Header::new(Kind::Notice), announced, push);
+            rig.ends[end].fabric.send_with(session, Header::new(Kind::Notice), meta, push);
         }
         assert!(rig.ends[end].fabric.queued_heap_bytes() > SESSION_HEAP_BYTES_MAX);
     }

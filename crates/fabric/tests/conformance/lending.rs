@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowNews};
-use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
+use byway_fabric::{PayloadMeta, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
@@ -51,9 +51,9 @@ fn get(rig: &mut Rig, (end, session): (usize, Slot), from: Remote, len: usize) -
 fn put(rig: &mut Rig, (end, session): (usize, Slot), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
     let End { reactor, fabric, .. } = &mut rig.ends[end];
     let route = fabric.route(session);
-    let announced = Announced { len: bytes.len(), checksum: None };
+    let meta = PayloadMeta { len: bytes.len(), checksum: None };
     let push = |gather: &mut byway_reactor::Gather| gather.push_head(bytes);
-    fabric.put(reactor, (session, route), (to, Header::new(Kind::Data)), announced, push)
+    fabric.put(reactor, (session, route), (to, Header::new(Kind::Data)), meta, push)
 }
 
 fn bytes_of(mapping: &Mapping) -> Vec<u8> {
@@ -297,8 +297,8 @@ pub fn what_a_peer_cannot_have_placed_is_not_believed(rig: &mut Rig) {
     let mut header = Header::new(Kind::Data);
     header.flags |= FLAG_PLACED;
     header.window.set(window.0);
-    let announced = Announced { len: 100, checksum: None };
-    rig.server().fabric.send_with(server, header, announced, |_| ());
+    let meta = PayloadMeta { len: 100, checksum: None };
+    rig.server().fabric.send_with(server, header, meta, |_| ());
     let down = |event: &Event| if let Event::Down(reason) = event { Some(*reason) } else { None };
     let reason = rig.until("the liar's session ends", |rig| rig.client().take(down));
     assert_eq!(reason, CloseReason::Unexpected(Kind::Data));

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::{SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX};
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind};
-use byway_fabric::{Announced, Slot};
+use byway_fabric::{PayloadMeta, Slot};
 use byway_reactor::Wait;
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, pattern};
@@ -17,8 +17,8 @@ fn send(rig: &mut Rig, end: usize, session: Slot, number: usize, len: usize) {
     let mut header = Header::new(kind);
     header.body[..8].copy_from_slice(&(number as u64).to_le_bytes());
     let payload = pattern(number as u64, len);
-    let announced = Announced { len, checksum: None };
-    rig.ends[end].fabric.send_with(session, header, announced, |gather| gather.push_head(&payload));
+    let meta = PayloadMeta { len, checksum: None };
+    rig.ends[end].fabric.send_with(session, header, meta, |gather| gather.push_head(&payload));
 }
 
 pub fn messages_come_in_order_with_their_payloads(rig: &mut Rig) {
@@ -78,10 +78,10 @@ pub fn messages_that_were_held_back_for_answers_are_all_answered(rig: &mut Rig) 
     }
     rig.client().turn(Wait::Poll);
     let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
-    let (route, announced) = (fabric.route(server), Announced { len: LEN, checksum: None });
+    let (route, meta) = (fabric.route(server), PayloadMeta { len: LEN, checksum: None });
     let head = vec![9; HEADS];
     let data = (to, Header::new(Kind::Data));
-    let put = fabric.put(reactor, (server, route), data, announced, |gather| {
+    let put = fabric.put(reactor, (server, route), data, meta, |gather| {
         gather.push_head(&head);
         gather.push_zeroes(LEN - HEADS);
     });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    Announced, ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot,
+    PayloadMeta, ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot,
     WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};
@@ -391,13 +391,13 @@ impl Rig {
         header.body[0] = mark;
         let End { reactor, fabric, .. } = &mut self.ends[SERVER];
         let checked = fabric.agreed(server).is_some_and(byway_fabric::Agreed::payload_checksum);
-        let announced = Announced { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
+        let meta = PayloadMeta { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
         frame.write(0, bytes);
         let route = fabric.route(server);
         let len = bytes.len();
         let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
-        fabric.put(reactor, (server, route), (to, header), announced, push).expect("frames can be read");
+        fabric.put(reactor, (server, route), (to, header), meta, push).expect("frames can be read");
     }
 
     /// The client hears of a put.

@@ -1,7 +1,7 @@
 //! What every driver of the call protocol over a [`Fabric`] needs.
 
 use byway_fabric::wire::Header;
-use byway_fabric::{Announced, Fabric, SessionId};
+use byway_fabric::{PayloadMeta, Fabric, SessionId};
 use byway_rpc::session::Calls;
 
 /// Sends what the call protocol has to say. To be called after each call of [`Calls`].
@@ -16,8 +16,8 @@ pub(crate) fn send(fabric: &mut Fabric, session: SessionId, header: Header, payl
     let checked = fabric.agreed(session).is_some_and(byway_fabric::Agreed::payload_checksum);
     let checksum = || payload.iter().fold(0, |checksum, bytes| crc32c::crc32c_append(checksum, bytes));
     let len = payload.iter().map(|bytes| bytes.len()).sum();
-    let announced = Announced { len, checksum: checked.then(checksum) };
-    fabric.send_with(session, header, announced, |gather| {
+    let meta = PayloadMeta { len, checksum: checked.then(checksum) };
+    fabric.send_with(session, header, meta, |gather| {
         for bytes in payload {
             gather.push_head(bytes);
         }

@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 use super::*;
 use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Rights, Turn};
 use crate::session::{ClientId, Identity};
-use crate::{Announced, Options, Registry, Remote};
+use crate::{PayloadMeta, Options, Registry, Remote};
 
 /// A fabric that says these when its session is up, and nothing else.
 struct Peer {
@@ -307,9 +307,9 @@ fn a_window_for_one_use_is_closed_by_a_part_of_an_answer_too() {
         let mut header = Header::new(Kind::Data);
         header.body[..8].fill(1);
         let route = peer.fabric.route_to(slot, to.window);
-        let announced = Announced { len: 8, checksum: None };
+        let meta = PayloadMeta { len: 8, checksum: None };
         let push = |gather: &mut byway_reactor::Gather| gather.push_head(&[byte; 8]);
-        peer.fabric.put(&mut peer.reactor, (slot, route), (to, header), announced, push).unwrap();
+        peer.fabric.put(&mut peer.reactor, (slot, route), (to, header), meta, push).unwrap();
     }
     peer.until(|_| {
         node.progress().unwrap();

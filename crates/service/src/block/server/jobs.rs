@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{Announced, CloseReason, Fabric, Remote, Route, SessionId, Slot, WindowKey};
+use byway_fabric::{PayloadMeta, CloseReason, Fabric, Remote, Route, SessionId, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Reactor};
 use byway_rpc::message::ReplyBody;
@@ -129,8 +129,8 @@ impl Serving<'_> {
             }
             return;
         }
-        let announced = self.announce(session, &payload);
-        fabric.send_with(session, header, announced, |gather| payload.push_to(gather));
+        let meta = self.announce(session, &payload);
+        fabric.send_with(session, header, meta, |gather| payload.push_to(gather));
     }
 
     /// A read failed: the slices of it that are on their way count as payload of the answer, so that the client waits
@@ -168,14 +168,14 @@ impl Serving<'_> {
         header: Header,
         payload: Payload,
     ) -> Result<(), Errno> {
-        let announced = self.announce(to.0, &payload);
+        let meta = self.announce(to.0, &payload);
         let to_remote = (Remote { window, offset }, header);
-        fabric.put(reactor, to, to_remote, announced, |gather| payload.push_to(gather))
+        fabric.put(reactor, to, to_remote, meta, |gather| payload.push_to(gather))
     }
 
-    fn announce(&mut self, session: SessionId, payload: &Payload) -> Announced {
+    fn announce(&mut self, session: SessionId, payload: &Payload) -> PayloadMeta {
         let checked = self.sessions.get(session).is_some_and(|session| session.checksum);
-        Announced { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
+        PayloadMeta { len: payload.len(), checksum: if checked { payload.checksum() } else { None } }
     }
 
     /// The header of the answer to a call without an inline result. `None`: its session has ended.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::{Announced, CloseReason, GetError, Remote, Slot, append_payload};
+use byway_fabric::{PayloadMeta, CloseReason, GetError, Remote, Slot, append_payload};
 use byway_reactor::{Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
@@ -148,9 +148,9 @@ impl Shares {
     fn send(&mut self, at: &mut At<'_>, job: JobId, frame: Frame, len: usize) {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
-        let announced = announced(at, session, &frame, len);
+        let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
-            at.fabric.send_with(session, route.header, announced, |gather| gather.push_frame(frame, 0, len));
+            at.fabric.send_with(session, route.header, meta, |gather| gather.push_frame(frame, 0, len));
         }
         self.ended(at, session);
     }
@@ -159,11 +159,11 @@ impl Shares {
     pub(super) fn put(&mut self, at: &mut At<'_>, job: JobId, window: Window, (frame, len): (Frame, usize)) {
         let Some(ended) = self.jobs.remove(job) else { return };
         let session = ended.call().session;
-        let announced = announced(at, session, &frame, len);
+        let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
             let (lane, to) = (at.fabric.route(session), Remote { window: window.key, offset: 0 });
             let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
-            if let Err(error) = at.fabric.put(at.reactor, (session, lane), (to, route.header), announced, push) {
+            if let Err(error) = at.fabric.put(at.reactor, (session, lane), (to, route.header), meta, push) {
                 // The bytes lie in a frame, so it is the client's memory that cannot be written.
                 at.fabric.close(at.reactor, session, CloseReason::Io(error));
             }
@@ -172,7 +172,7 @@ impl Shares {
     }
 }
 
-fn announced(at: &At<'_>, session: Slot, frame: &Frame, len: usize) -> Announced {
+fn meta(at: &At<'_>, session: Slot, frame: &Frame, len: usize) -> PayloadMeta {
     let checked = at.sessions.get(session).is_some_and(|session| session.checksum);
-    Announced { len, checksum: checked.then(|| append_payload(0, frame, 0..len)) }
+    PayloadMeta { len, checksum: checked.then(|| append_payload(0, frame, 0..len)) }
 }

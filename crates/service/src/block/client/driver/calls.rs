@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::Kind as Message;
-use byway_fabric::{Announced, CloseReason, Closed, Descriptor, Fabric, OpenError, SessionId, WindowKey};
+use byway_fabric::{PayloadMeta, CloseReason, Closed, Descriptor, Fabric, OpenError, SessionId, WindowKey};
 use byway_reactor::{Errno, Extent, Instant, Reactor};
 use byway_rpc::session as rpc;
 use zerocopy::little_endian::{U32, U64};
@@ -77,7 +77,7 @@ impl Core {
             (None, Some(from)) => {
                 let checksum = self.agreed.is_some_and(|agreed| agreed.payload_checksum());
                 let checksum = checksum.then(|| byway_fabric::payload_checksum(&from, start..start + len));
-                let payload = Announced { len, checksum };
+                let payload = PayloadMeta { len, checksum };
                 fabric.send_with(session, header, payload, |gather| gather.push_shared(from, start, len));
             }
             (None, None) => fabric.send(session, header),
