@@ -15,12 +15,12 @@ use std::sync::Arc;
 use byway_reactor::Errno;
 
 use super::address::to_storage;
-use super::aside::Aside;
 use super::device::Device;
 use super::endpoint::{AskedEndpoint, Endpoint, Listener};
 use super::error::{RdmaError, errno_of};
 use super::identifier::{Identifier, Known, RawChannel, RawIdentifier};
 use super::library::Library;
+use super::quarantine::Quarantine;
 use super::verbs::{self, CmEvent, CmId};
 use crate::limits::{RDMA_BACKLOG, RDMA_RESOLVE_TIME_MAX};
 use crate::slots::{Slot, Slots};
@@ -39,7 +39,7 @@ pub(super) struct Channel {
     /// By the number that each identifier has as its context.
     pub(super) ids: RefCell<Slots<Known>>,
     /// Of its devices; what is there holds the channel.
-    pub(super) aside: RefCell<Aside>,
+    pub(super) quarantine: RefCell<Quarantine>,
 }
 
 /// Something happened to a listener or endpoint.
@@ -90,7 +90,7 @@ pub enum EventKind {
 impl Channel {
     pub(super) fn open(library: Library) -> Result<Rc<Self>, RdmaError> {
         let raw = Arc::new(RawChannel::open(library)?);
-        Ok(Rc::new(Self { raw, ids: RefCell::default(), aside: RefCell::default() }))
+        Ok(Rc::new(Self { raw, ids: RefCell::default(), quarantine: RefCell::default() }))
     }
 
     pub(super) fn raw(&self) -> &Arc<RawChannel> {
@@ -135,14 +135,14 @@ impl EventChannel {
         self.0.raw.library().forget_removed_devices();
     }
 
-    /// Whether memory of devices that the kernel has taken away is kept aside.
+    /// Whether memory of devices that the kernel has taken away is kept in quarantine.
     pub fn has_aside(&self) -> bool {
-        !self.0.aside.borrow().is_empty()
+        !self.0.quarantine.borrow().is_empty()
     }
 
-    /// A pause is over: hands back the memory that was kept aside during all of it.
+    /// A pause is over: hands back the memory that was kept in quarantine during all of it.
     pub fn hand_back(&self) {
-        let free = self.0.aside.borrow_mut().pause_over();
+        let free = self.0.quarantine.borrow_mut().pause_over();
         if !free.is_empty() {
             tracing::info!(pieces = free.len(), "memory of an RDMA device that was taken away is free again");
         }

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use byway_reactor::Errno;
 
 use super::address;
-use super::aside::Aside;
 use super::connection::Channel;
 use super::error::RdmaError;
 use super::identifier::Identifier;
 use super::library::Library;
+use super::quarantine::Quarantine;
 use super::verbs::{self, Context, ContextOps, DeviceAttr, PortAttr};
 
 /// A device of this machine, as the list has it.
@@ -233,8 +233,8 @@ impl Device {
 
 impl DeviceInner {
     /// What is kept until the kernel has taken the device away.
-    pub(super) fn aside(&self) -> RefMut<'_, Aside> {
-        self.anchor.aside()
+    pub(super) fn quarantine(&self) -> RefMut<'_, Quarantine> {
+        self.anchor.quarantine()
     }
 }
 

@@ -11,10 +11,10 @@ use std::rc::Rc;
 
 use byway_reactor::{Errno, Frame, FramePool};
 
-use super::aside::Ending;
 use super::device::{Device, DeviceInner};
 use super::error::RdmaError;
 use super::memory::Memory;
+use super::quarantine::Ending;
 use super::verbs::{self, Mr, Pd};
 
 /// A protection domain: its connections may use its memory, and no other.
@@ -287,7 +287,7 @@ impl<M: GiveUp> Drop for Registered<M> {
         // SAFETY: this is the only place that takes the memory out, and nothing uses it afterwards.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         if ending == Ending::TakenAway {
-            self.registration.domain.device.aside().keep(memory);
+            self.registration.domain.device.quarantine().keep(memory);
         }
     }
 }
@@ -384,7 +384,7 @@ impl Window {
             unsafe { (std::ptr::read(&raw const registered.registration), ManuallyDrop::take(&mut registered.memory)) };
         match ending {
             Ending::Ended => return Some(memory),
-            Ending::TakenAway => registration.domain.device.aside().keep(memory),
+            Ending::TakenAway => registration.domain.device.quarantine().keep(memory),
             Ending::Refused => {
                 memory.note_given_up();
                 let _ = ManuallyDrop::new(memory);

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use byway_reactor::Errno;
 
 use super::address::from_storage;
-use super::aside::Aside;
 use super::connection::Channel;
 use super::error::RdmaError;
 use super::library::Library;
+use super::quarantine::Quarantine;
 use super::verbs::{self, CmId};
 use crate::slots::Slot;
 
@@ -186,8 +186,8 @@ impl Identifier {
         self.library().connection()
     }
 
-    pub(super) fn aside(&self) -> RefMut<'_, Aside> {
-        self.entry.channel.aside.borrow_mut()
+    pub(super) fn quarantine(&self) -> RefMut<'_, Quarantine> {
+        self.entry.channel.quarantine.borrow_mut()
     }
 
     pub(super) fn library(&self) -> Library {

@@ -323,7 +323,7 @@ pub enum Payload {
     One(Segment),
     /// Several.
     Many(Vec<Segment>),
-    /// What was there is given up: a device may touch it, for ever, which did not let go of it. Or it is kept aside, from where
+    /// What was there is given up: a device may touch it, for ever, which did not let go of it. Or it is kept in quarantine, from where
     /// it goes back to whom it belongs to when the kernel has taken the device away.
     GivenUp,
 }

@@ -18,7 +18,6 @@
 //! Everything keeps alive what it was made from, so that it does not matter what is dropped first.
 
 mod address;
-mod aside;
 mod completion;
 mod connection;
 mod device;
@@ -30,6 +29,7 @@ mod library;
 mod local;
 mod memory;
 mod operations;
+mod quarantine;
 mod queue_pair;
 mod receive;
 pub mod transport;

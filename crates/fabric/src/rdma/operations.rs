@@ -9,9 +9,9 @@
 
 use std::collections::VecDeque;
 
-use super::aside::Aside;
 use super::error::WorkError;
 use super::memory::Payload;
+use super::quarantine::Quarantine;
 use super::verbs::{IBV_WC_RECV, IBV_WC_WITH_IMM, Wc};
 use crate::slots::{Slot, Slots};
 
@@ -53,10 +53,10 @@ impl Completion {
     }
 
     /// The same without the memory, which a device that is being taken away may still touch for a moment.
-    pub(super) fn keep_aside(mut self, aside: &mut Aside) -> Self {
+    pub(super) fn quarantine(mut self, quarantine: &mut Quarantine) -> Self {
         let payload = std::mem::replace(&mut self.payload, Payload::GivenUp);
         if !payload.is_empty() {
-            aside.keep(payload);
+            quarantine.keep(payload);
         }
         self
     }

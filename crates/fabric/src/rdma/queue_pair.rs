@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use byway_reactor::Errno;
 
-use super::aside::Ending;
 use super::domain::WindowAddress;
 use super::error::{PostError, RdmaError, Refused, errno_of};
 use super::memory::Payload;
 use super::operations::SendQueueId;
 use super::operations::{Completion, Kind, Operation};
+use super::quarantine::Ending;
 use super::receive::{ReceiveInner, SharedReceiveQueue};
 use super::verbs::{self, CmId, Qp, QpAttr, QpCap, QpInitAttr, SendWr, Sge};
 
@@ -313,8 +313,8 @@ impl Drop for QueuePair {
                 state.backlog.extend(ended);
             }
             Ending::TakenAway => {
-                let mut aside = self.receives.domain.device.aside();
-                state.backlog.extend(ended.into_iter().map(|ended| ended.keep_aside(&mut aside)));
+                let mut quarantine = self.receives.domain.device.quarantine();
+                state.backlog.extend(ended.into_iter().map(|ended| ended.quarantine(&mut quarantine)));
             }
             Ending::Refused => {
                 // Whoever waits for the ends of these has them; the memory nobody has again.

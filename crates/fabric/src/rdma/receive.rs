@@ -7,13 +7,13 @@
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-use super::aside::Ending;
 use super::completion::{CompletionInner, CompletionQueue};
 use super::domain::{Domain, DomainInner};
 use super::error::{PostError, RdmaError, ReceiveRefused};
 use super::memory::Payload;
 use super::operations::ReceiveQueueId;
 use super::operations::{Completion, Kind, Operation};
+use super::quarantine::Ending;
 use super::queue_pair::clamp;
 use super::verbs::{RecvWr, Srq, SrqInitAttr};
 
@@ -115,8 +115,8 @@ impl Drop for ReceiveInner {
         match Ending::of(status, || self.domain.device.is_taken_away()) {
             Ending::Ended => state.backlog.extend(ended),
             Ending::TakenAway => {
-                let mut aside = self.domain.device.aside();
-                state.backlog.extend(ended.into_iter().map(|ended| ended.keep_aside(&mut aside)));
+                let mut quarantine = self.domain.device.quarantine();
+                state.backlog.extend(ended.into_iter().map(|ended| ended.quarantine(&mut quarantine)));
             }
             Ending::Refused => {
                 tracing::error!(status, "a receive queue does not end; its memory is given up");

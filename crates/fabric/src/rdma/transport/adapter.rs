@@ -3,7 +3,7 @@
 //! Receives are posted for connections, [`RDMA_RECEIVES`] for each, and are taken away again as they come back when a
 //! connection has gone. When the last one has gone the whole queue is given up: that also brings back the receives that a
 //! provider lost with the connections that broke in the middle of a message (soft-RoCE does); until then others are posted
-//! in their place (`stock.rs`).
+//! in their place (`recv_credits.rs`).
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use super::super::queue_pair::QueuePairOptions;
 use super::super::receive::SharedReceiveQueue;
 use super::ConnectionId;
 use super::Down;
-use super::stock::{Epoch, Stock};
+use super::recv_credits::{Epoch, RecvCredits};
 use crate::limits::{
     RDMA_CONNECTION_OPERATIONS_MAX, RDMA_INLINE_BYTES, RDMA_OPERATIONS_MAX, RDMA_RECEIVES_MAX, RDMA_SEGMENTS_MAX,
     SMALL_BYTES_MAX,
@@ -50,7 +50,7 @@ pub(super) struct Adapter {
     /// Whose a queue pair is, and how many others had ended when it last took a message, or began.
     queue_pairs: HashMap<u32, (ConnectionId, Epoch)>,
     receives_max: u32,
-    stock: Stock,
+    recv_credits: RecvCredits,
     polled: Vec<Completion>,
 }
 
@@ -83,7 +83,7 @@ impl Adapter {
             descriptor,
             queue_pairs,
             receives_max,
-            stock: Stock::new(receives_max),
+            recv_credits: RecvCredits::new(receives_max),
             polled,
         })
     }
@@ -111,15 +111,15 @@ impl Adapter {
     /// Promises the peer of one more connection its receives, and posts them.
     pub(super) fn reserve(&mut self) -> Result<(), Down> {
         let posted = self.post_lacking();
-        let doubted = self.stock.doubted();
+        let doubted = self.recv_credits.doubted();
         if posted.is_err() && doubted > 0 {
             tracing::warn!(doubted, "receives that the device may have lost are in the way of a connection");
         }
-        posted.map(|()| self.stock.reserve())
+        posted.map(|()| self.recv_credits.reserve())
     }
 
     fn post_lacking(&mut self) -> Result<(), Down> {
-        let lacking = self.stock.lacking().ok_or(Down::TooMany)?;
+        let lacking = self.recv_credits.lacking().ok_or(Down::TooMany)?;
         if self.receives.is_none() {
             let made = SharedReceiveQueue::new(&self.domain, &self.completions, self.receives_max, RECEIVE_SEGMENTS);
             self.receives = Some(made.map_err(Down::Setup)?);
@@ -144,11 +144,11 @@ impl Adapter {
     }
 
     fn post(&mut self, payload: Payload) -> Result<(), RdmaError> {
-        let number = self.stock.post();
+        let number = self.recv_credits.post();
         let posted = self.receives.as_ref().map(|receives| receives.post(payload, number));
         if !matches!(posted, Some(Ok(()))) {
             // There are fewer then: the connection for which it was posted is at its end, or the device is.
-            self.stock.drop_posted(number);
+            self.recv_credits.drop_posted(number);
             return Err(RdmaError::State("a receive"));
         }
         Ok(())
@@ -156,16 +156,16 @@ impl Adapter {
 
     /// A connection has gone that had receives reserved.
     pub(super) fn release(&mut self, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
-        if self.stock.release() {
+        if self.recv_credits.release() {
             self.receives = None;
             self.poll(into);
-            self.stock.forget();
+            self.recv_credits.forget();
         }
     }
 
     /// Takes back the memory of a message.
     pub(super) fn take_back(&mut self, payload: Payload) {
-        if self.stock.take_back() {
+        if self.recv_credits.take_back() {
             // Of the device's end there is other news.
             let _ = self.post(payload);
         }
@@ -184,7 +184,7 @@ impl Adapter {
             inline_bytes: RDMA_INLINE_BYTES,
         };
         endpoint.create_queue_pair(receives, options)?;
-        self.queue_pairs.insert(endpoint.queue_pair_number(), (connection, self.stock.epoch()));
+        self.queue_pairs.insert(endpoint.queue_pair_number(), (connection, self.recv_credits.epoch()));
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl Adapter {
         // While the number is this connection's: the next queue pair may have the same.
         self.poll(into);
         if self.queue_pairs.remove(&number).is_some() {
-            self.stock.end();
+            self.recv_credits.end();
         }
     }
 
@@ -211,12 +211,12 @@ impl Adapter {
             if completion.kind == Kind::Receive {
                 if completion.queue_pair == 0 {
                     // It was posted to a queue that is given up.
-                    self.stock.drop_posted(completion.token);
+                    self.recv_credits.drop_posted(completion.token);
                     continue;
                 }
                 let took = owner.filter(|_| completion.result.is_ok());
-                let begun = took.map(|(_, epoch)| std::mem::replace(epoch, self.stock.epoch()));
-                self.stock.complete(completion.token, begun);
+                let begun = took.map(|(_, epoch)| std::mem::replace(epoch, self.recv_credits.epoch()));
+                self.recv_credits.complete(completion.token, begun);
             }
             into.extend([(connection, completion)]);
         }

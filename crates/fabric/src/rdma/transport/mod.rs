@@ -22,7 +22,7 @@ mod meet;
 mod outgoing;
 mod post;
 mod progress;
-mod stock;
+mod recv_credits;
 mod turns;
 mod watch;
 

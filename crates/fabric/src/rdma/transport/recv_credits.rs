@@ -26,7 +26,7 @@ use crate::limits::RDMA_RECEIVES;
 pub(super) type Epoch = u64;
 
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(super) struct RecvCredits {
     /// How many the queue has room for.
     max: u32,
     /// Promised to peers.
@@ -45,7 +45,7 @@ pub(super) struct Stock {
     lost: u32,
 }
 
-impl Stock {
+impl RecvCredits {
     pub(super) const fn new(max: u32) -> Self {
         Self { max, reserved: 0, out: 0, next: 0, posted: BTreeSet::new(), ended: 0, settled: 0, lost: 0 }
     }
@@ -139,7 +139,7 @@ mod tests {
 
     /// A device that takes receives in their order and loses those that its connections had begun to fill.
     struct Rig {
-        stock: Stock,
+        credits: RecvCredits,
         queue: VecDeque<u64>,
         /// What each connection fills, and as of when it is told to have begun.
         connections: HashMap<u32, (Option<u64>, Epoch)>,
@@ -150,16 +150,16 @@ mod tests {
     impl Rig {
         fn new(max: u32) -> Self {
             let (queue, connections) = Default::default();
-            Self { stock: Stock::new(max), queue, connections, lost: 0, next: 0 }
+            Self { credits: RecvCredits::new(max), queue, connections, lost: 0, next: 0 }
         }
 
         fn connect(&mut self) -> Option<u32> {
-            for _ in 0..self.stock.lacking()? {
-                self.queue.push_back(self.stock.post());
+            for _ in 0..self.credits.lacking()? {
+                self.queue.push_back(self.credits.post());
             }
-            self.stock.reserve();
+            self.credits.reserve();
             self.next += 1;
-            self.connections.insert(self.next, (None, self.stock.epoch()));
+            self.connections.insert(self.next, (None, self.credits.epoch()));
             Some(self.next)
         }
 
@@ -174,24 +174,24 @@ mod tests {
         fn message(&mut self, connection: u32) {
             self.begin(connection);
             let (filled, epoch) = self.connections.get_mut(&connection).unwrap();
-            let begun = std::mem::replace(epoch, self.stock.epoch());
-            self.stock.complete(filled.take().unwrap(), Some(begun));
-            if self.stock.take_back() {
-                self.queue.push_back(self.stock.post());
+            let begun = std::mem::replace(epoch, self.credits.epoch());
+            self.credits.complete(filled.take().unwrap(), Some(begun));
+            if self.credits.take_back() {
+                self.queue.push_back(self.credits.post());
             }
         }
 
         fn end(&mut self, connection: u32) {
             let (filled, _) = self.connections.remove(&connection).unwrap();
             self.lost += u32::from(filled.is_some());
-            self.stock.end();
-            if self.stock.release() {
+            self.credits.end();
+            if self.credits.release() {
                 self.queue.clear();
-                for number in std::mem::take(&mut self.stock.posted) {
-                    self.stock.posted.insert(number);
-                    self.stock.drop_posted(number);
+                for number in std::mem::take(&mut self.credits.posted) {
+                    self.credits.posted.insert(number);
+                    self.credits.drop_posted(number);
                 }
-                self.stock.forget();
+                self.credits.forget();
                 self.lost = 0;
             }
         }
@@ -201,13 +201,13 @@ mod tests {
             let begun = self.connections.values().filter(|(filled, _)| filled.is_some()).count();
             let there = self.queue.len() + begun;
             assert!(there >= self.connections.len() * RDMA_RECEIVES as usize, "{self:?}");
-            assert!(self.stock.out <= self.stock.max, "{self:?}");
+            assert!(self.credits.out <= self.credits.max, "{self:?}");
         }
     }
 
     impl std::fmt::Debug for Rig {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let Stock { reserved, out, ended, settled, lost, .. } = &self.stock;
+            let RecvCredits { reserved, out, ended, settled, lost, .. } = &self.credits;
             write!(f, "queue {}, lost {}; {reserved} of {out}, {ended}, {settled}, {lost}", self.queue.len(), self.lost)
         }
     }
@@ -222,10 +222,10 @@ mod tests {
             rig.end(killed);
             rig.message(stays);
             rig.check();
-            assert!(rig.stock.out <= 3 * RDMA_RECEIVES + round + 1, "{rig:?}");
+            assert!(rig.credits.out <= 3 * RDMA_RECEIVES + round + 1, "{rig:?}");
         }
         rig.end(stays);
-        assert_eq!((rig.stock.out, rig.stock.doubted()), (0, 0), "{rig:?}");
+        assert_eq!((rig.credits.out, rig.credits.doubted()), (0, 0), "{rig:?}");
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
                 rig.end(other);
                 rig.check();
             }
-            assert!(rig.stock.out <= 3 * RDMA_RECEIVES, "{rig:?}");
+            assert!(rig.credits.out <= 3 * RDMA_RECEIVES, "{rig:?}");
         }
     }
 
@@ -257,7 +257,7 @@ mod tests {
         // The first may have begun before they ended.
         rig.message(stays);
         rig.message(stays);
-        assert_eq!(rig.stock.doubted(), 0);
+        assert_eq!(rig.credits.doubted(), 0);
         assert!(rig.connect().is_some(), "{rig:?}");
     }
 
@@ -294,7 +294,7 @@ mod tests {
                     (_, false) => rig.message(*which.get(&all)),
                 }
                 rig.check();
-                prop_assert!(rig.stock.doubted() >= rig.lost, "{rig:?}");
+                prop_assert!(rig.credits.doubted() >= rig.lost, "{rig:?}");
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Where a device was unplugged the kernel ends all that a process has on it by itself, and what the process asks for afterwards
 //! fails with `EIO` (ibv_open_device(3); `RDMAV_ALLOW_DISASSOC_DESTROY` would make it succeed). So `EIO` of a call that ends
 //! something says that it is ended, or is about to be: the kernel refuses calls a little before it has ended all. The memory is
-//! kept aside for that while, and then belongs to its owner again. A driver may say `EIO` for reasons of its own; so the device
+//! kept in quarantine for that while, and then belongs to its owner again. A driver may say `EIO` for reasons of its own; so the device
 //! is asked something else as well, and only one that says `EIO` to that too was taken away.
 
 use std::any::Any;
@@ -34,12 +34,12 @@ impl Ending {
 
 /// Memory that is kept until no device can touch it any more.
 #[derive(Default)]
-pub(super) struct Aside {
+pub(super) struct Quarantine {
     new: Vec<Box<dyn Any>>,
     old: Vec<Box<dyn Any>>,
 }
 
-impl Aside {
+impl Quarantine {
     pub(super) fn keep(&mut self, memory: impl Any) {
         self.new.push(Box::new(memory));
     }
@@ -49,7 +49,7 @@ impl Aside {
     }
 
     /// Another pause is over: gives what was here during all of it. To be dropped when `self` is not borrowed any more, since
-    /// the end of a registration may keep more aside.
+    /// the end of a registration may add more.
     #[must_use]
     pub(super) fn pause_over(&mut self) -> Vec<Box<dyn Any>> {
         std::mem::replace(&mut self.old, std::mem::take(&mut self.new))
@@ -90,12 +90,12 @@ mod tests {
             immediate: None,
             payload: Payload::from(Segment::unregistered(frame)),
         };
-        let mut aside = Aside::default();
-        let ended = completion.keep_aside(&mut aside);
+        let mut quarantine = Quarantine::default();
+        let ended = completion.quarantine(&mut quarantine);
         assert!(matches!(ended.payload, Payload::GivenUp), "whoever waits hears of the end at once");
-        drop(aside.pause_over());
-        assert!(!aside.is_empty() && memory.uses() > 0, "of that pause it may have seen only the end");
-        drop(aside.pause_over());
-        assert!(aside.is_empty() && memory.uses() == 0 && !memory.is_given_up());
+        drop(quarantine.pause_over());
+        assert!(!quarantine.is_empty() && memory.uses() > 0, "of that pause it may have seen only the end");
+        drop(quarantine.pause_over());
+        assert!(quarantine.is_empty() && memory.uses() == 0 && !memory.is_given_up());
     }
 }
