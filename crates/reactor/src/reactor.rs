@@ -14,7 +14,7 @@ use crate::op::{Address, Completion, Descriptor, Errno, File, Listener, Op, Sock
 use crate::os::Os;
 use crate::path::PathState;
 use crate::receive_buffers::ReceiveBuffers;
-use crate::shared::{self, Detached, BackendContext, Shared};
+use crate::shared::{self, BackendContext, Detached, Shared};
 use crate::sim::SimLoop;
 use crate::time::Instant;
 use crate::uring::{self, Uring};

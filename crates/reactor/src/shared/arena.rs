@@ -6,7 +6,7 @@
 //!
 //! A memory may be larger than what a loop maps of its peers at a time. So it is mapped in parts of
 //! [`PEER_PART_BYTES`], each when it is first used, and the loop unmaps the part that was used longest ago
-//! (`Shared::reach`).
+//! (`Shared::map_part`).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -42,7 +42,13 @@ impl Shared {
     }
 
     /// A connection of ours stands; true if it has yet to be greeted.
-    pub(super) fn connected(&mut self, context: &mut BackendContext<'_>, socket: Socket, token: Token, cancelled: bool) -> bool {
+    pub(super) fn connected(
+        &mut self,
+        context: &mut BackendContext<'_>,
+        socket: Socket,
+        token: Token,
+        cancelled: bool,
+    ) -> bool {
         let fd = context.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
         let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
             Ok(bell) => bell,

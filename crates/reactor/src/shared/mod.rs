@@ -14,7 +14,7 @@ mod link;
 mod links;
 mod memory;
 mod message;
-mod reach;
+mod peer_memory;
 mod ring;
 #[cfg(test)]
 mod tests;

@@ -36,9 +36,9 @@ impl Shared {
         for segment in &gather.segments {
             let mut done = 0;
             while done < segment.len() {
-                let (to, room) = self.reach(os, lent, offset)?;
+                let (to, room) = self.map_part(os, lent, offset)?;
                 let len = room.min(segment.len() - done);
-                // SAFETY: `len` bytes lie in the mapping from `to` on, which stays until the next call of `reach`. The mapping is
+                // SAFETY: `len` bytes lie in the mapping from `to` on, which stays until the next call of `map_part`. The mapping is
                 // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
                 // it would be at another address.
                 unsafe { copy_part(os, gather, segment, done, (to, len))? };
@@ -64,7 +64,7 @@ impl Shared {
         let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         os.counters.got_bytes += into.len() as u64;
         while !into.is_empty() {
-            let (from, room) = self.reach(os, lent, offset)?;
+            let (from, room) = self.map_part(os, lent, offset)?;
             let len = room.min(into.len());
             // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the
             // same file.
@@ -81,7 +81,7 @@ impl Shared {
 
     /// Where byte `offset` of a peer's memory lies, and how many bytes follow it there; maps that part if it is not mapped. The
     /// address is good until the next call.
-    fn reach(&mut self, os: &mut Os, (socket, number): Lent, offset: u64) -> Result<(*mut u8, usize), Errno> {
+    fn map_part(&mut self, os: &mut Os, (socket, number): Lent, offset: u64) -> Result<(*mut u8, usize), Errno> {
         self.clock += 1;
         let now = self.clock;
         let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
