@@ -20,7 +20,7 @@ use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Kind, WindowNews};
+use crate::wire::{Grant, Kind, WindowAdvert};
 
 /// What was lent to the peer of a session.
 #[derive(Debug, Default)]
@@ -158,7 +158,7 @@ impl Fabric {
                 return false;
             }
             let Some(loan) = mapping.lend(write) else { return false };
-            self.let_go(session, true);
+            self.unmap_excess(session, true);
             let Some(loans) = self.loans_of(session) else { return false };
             match reactor.lend_memory(socket, &loan) {
                 Ok(number) => loans.lent.push(Lent { number, loan, windows: 0 }),
@@ -173,9 +173,9 @@ impl Fabric {
         lent.windows += 1;
         let (number, from) = (lent.number, lent.loan.offset());
         loans.windows.insert(window.0, number);
-        let rights = if write { WindowNews::PUT } else { WindowNews::GET };
+        let rights = if write { WindowAdvert::PUT } else { WindowAdvert::GET };
         let grant = Grant::new(from + place.0 as u64, place.1 as u64, 0);
-        self.tell_of_window(session, window, &WindowNews::opened(rights, number, grant));
+        self.tell_of_window(session, window, &WindowAdvert::opened(rights, number, grant));
         true
     }
 
@@ -195,11 +195,11 @@ impl Fabric {
         self.sessions.iter().filter_map(|(_, state)| state.wire.shm()).map(|shm| shm.loans.lent.len()).sum()
     }
 
-    /// Has the peer unmap what is not to rest there any longer.
-    fn let_go(&mut self, session: SessionId, one_more: bool) {
+    /// Has the peer unmap the memory that exceeds the bound for memory without windows.
+    fn unmap_excess(&mut self, session: SessionId, one_more: bool) {
         let excess = self.loans_of(session).map(|loans| loans.excess(one_more));
         for number in excess.unwrap_or_default() {
-            self.tell_of_window(session, WindowKey(0), &WindowNews::unmap(number));
+            self.tell_of_window(session, WindowKey(0), &WindowAdvert::unmap(number));
         }
     }
 
@@ -212,7 +212,7 @@ impl Fabric {
             // A peer that does not answer is not waited for for ever.
             loans.recalled.insert(window.0);
             self.watch(reactor, session);
-            self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
+            self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::CLOSED));
         }
         told
     }
@@ -223,18 +223,18 @@ impl Fabric {
         reactor: &mut Reactor,
         session: SessionId,
         window: WindowKey,
-        news: &WindowNews,
+        advert: &WindowAdvert,
     ) -> Result<(), CloseReason> {
-        if !matches!(news.rights, WindowNews::PUT | WindowNews::GET) {
+        if !matches!(advert.rights, WindowAdvert::PUT | WindowAdvert::GET) {
             return Err(CloseReason::Unexpected(Kind::Window));
         }
         let Some(socket) = self.control_socket(session) else { return Ok(()) };
         let Some(Wire::Shm(shm)) = self.sessions.get_mut(session).map(|state| &mut state.wire) else { return Ok(()) };
-        let number = news.memory.get();
+        let number = advert.memory.get();
         match reactor.take_memory(socket, number) {
             Ok(_) => {
                 shm.taken_over = Some(socket);
-                shm.grants.note_lent(window, news.grant, (number, news.rights));
+                shm.grants.note_lent(window, advert.grant, (number, advert.rights));
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
         }
@@ -258,7 +258,7 @@ impl Fabric {
         if let Some(shm) = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut()) {
             shm.grants.forget_lent(window);
         }
-        self.tell_of_window(session, window, &WindowNews::of(WindowNews::FORGOTTEN));
+        self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::FORGOTTEN));
     }
 
     /// The peer has forgotten where a window of ours lies.
@@ -271,7 +271,7 @@ impl Fabric {
     ) {
         let forgotten = self.loans_of(session).is_some_and(|loans| loans.forget(window));
         self.watch(reactor, session);
-        self.let_go(session, false);
+        self.unmap_excess(session, false);
         if forgotten {
             handler.recalled(self, reactor, session, window);
         }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
 use super::command::{Command, Header};
-use super::liveness::ReplyWatch;
 use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
+use super::liveness::ReplyWatch;
 use super::memory::Places;
 use super::moving::Moving;
 use super::op::{Completed, Outcome};
@@ -281,7 +281,9 @@ impl Engine {
             let named = |session: &&Session| {
                 session.0.index == token.index() && session.0.generation & 0x00ff_ffff == token.generation()
             };
-            if let Some(state) = self.core.sessions.keys().find(named).and_then(|session| self.core.sessions.get(session)) {
+            if let Some(state) =
+                self.core.sessions.keys().find(named).and_then(|session| self.core.sessions.get(session))
+            {
                 self.fabric.close(&mut self.reactor, state.fabric, CloseReason::Closed);
             }
             return;

@@ -52,7 +52,6 @@
 mod address;
 mod borrowed;
 mod command;
-mod liveness;
 mod deferred;
 mod engine;
 mod error;
@@ -61,6 +60,7 @@ mod feedback;
 mod fork;
 mod group;
 mod layer;
+mod liveness;
 mod memory;
 mod moving;
 mod op;

@@ -76,8 +76,8 @@ impl Poll {
 }
 
 impl Inner {
-    /// Lets go of the engine, and leaves what the loop must do next to those who poll. To be followed by [`Inner::left_engine`].
-    pub(super) fn let_go(&self, mut engine: MutexGuard<'_, Engine>) {
+    /// Releases the engine, and leaves what the loop must do next to those who poll. To be followed by [`Inner::left_engine`].
+    pub(super) fn release_engine(&self, mut engine: MutexGuard<'_, Engine>) {
         let quiet = self.poll.get().is_some_and(|poll| {
             let (quiet, next) = engine.reactor().before_sleep();
             poll.arm(next, engine.now());
@@ -137,7 +137,7 @@ impl Node {
         let turned = inner.try_engine().map(|mut engine| {
             let turned = engine.turn_until_quiet();
             engine.leave();
-            inner.let_go(engine);
+            inner.release_engine(engine);
             turned
         });
         // Who has taken it is not told of it again.

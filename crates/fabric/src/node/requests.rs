@@ -406,7 +406,7 @@ impl Node {
         let held = loop {
             if let Some(mut engine) = self.inner.try_engine() {
                 let held = engine.held();
-                self.inner.let_go(engine);
+                self.inner.release_engine(engine);
                 self.inner.left_engine();
                 break held;
             }

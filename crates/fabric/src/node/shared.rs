@@ -233,11 +233,11 @@ impl Shared {
 
     /// The handle of an operation is gone. True as for [`Self::discard`].
     pub(super) fn detach(&mut self, op: OpSlot) -> bool {
-        self.ops.get(op).is_some_and(|state| state.group.is_none()) && self.let_go(op)
+        self.ops.get(op).is_some_and(|state| state.group.is_none()) && self.detach_op(op)
     }
 
-    /// Nobody will take the result of an operation. True as for [`Self::discard`].
-    fn let_go(&mut self, op: OpSlot) -> bool {
+    /// Discards the result of an operation when it ends: no handle is left to take it. True as for [`Self::discard`].
+    fn detach_op(&mut self, op: OpSlot) -> bool {
         let Some(state) = self.ops.get_mut(op) else { return false };
         let origin = state.origin;
         if let Some(result) = state.result.take() {
@@ -259,7 +259,7 @@ impl Shared {
         // First what still waits, which is not to be given what nobody took.
         let mut must_look = false;
         for op in members {
-            must_look |= self.let_go(op);
+            must_look |= self.detach_op(op);
         }
         for (origin, result) in queued {
             must_look |= self.discard(origin, result);

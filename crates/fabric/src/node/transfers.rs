@@ -22,7 +22,7 @@ use super::wire::{CreditBody, MessageBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
-use crate::fabric::{PayloadMeta, GetError, Remote};
+use crate::fabric::{GetError, PayloadMeta, Remote};
 use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
@@ -461,7 +461,8 @@ impl Core {
                 self.end_put(put, Some(OpError::Ended(reason)));
             }
         }
-        let flushes = self.sessions.get_mut(&session).map(|state| std::mem::take(&mut state.flushes)).unwrap_or_default();
+        let flushes =
+            self.sessions.get_mut(&session).map(|state| std::mem::take(&mut state.flushes)).unwrap_or_default();
         for (_, op) in flushes {
             self.complete(op, Err(OpError::Ended(reason)));
         }

@@ -179,7 +179,7 @@ impl Inner {
             None => self.waker.wake(),
             Some(mut engine) => {
                 engine.pass_on();
-                self.let_go(engine);
+                self.release_engine(engine);
                 self.left_engine();
             }
         }
@@ -203,7 +203,7 @@ impl Inner {
             drop(shared);
             let Some(mut engine) = self.try_engine() else { return };
             engine.pass_on();
-            self.let_go(engine);
+            self.release_engine(engine);
         }
     }
 
@@ -271,7 +271,7 @@ impl Inner {
                 let found = self.drive(&mut engine, deadline, &mut look);
                 engine.leave();
                 on.set_driven(&mut self.tables(), false);
-                self.let_go(engine);
+                self.release_engine(engine);
                 break found;
             }
             match &parker {

@@ -56,7 +56,7 @@ impl<'a> Worker<'a> {
                 6 => self.discard(),
                 7 => self.unmap_and_map(),
                 8 => self.hold(),
-                9 => self.let_go(),
+                9 => self.end_use(),
                 10..13 => self.change_and_check_shared(),
                 13..16 => self.get_shared(),
                 16 => self.leave_ballast(),
@@ -201,7 +201,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn let_go(&mut self) {
+    fn end_use(&mut self) {
         if !self.held.is_empty() {
             let at = self.below(self.held.len());
             self.held.swap_remove(at);

@@ -319,7 +319,7 @@ impl Pager {
             (Contents::Frame(frame), FillOutcome::Done(_) | FillOutcome::Exists) => {
                 match self.entry(at) {
                     Some(Entry::Held(held)) if held == frame => {
-                        self.let_go(frame);
+                        self.release_frame(frame);
                         self.arrived(at);
                     }
                     // Of a page that a forked child shares, from the frame that is put there.
@@ -496,13 +496,13 @@ impl Pager {
     fn forget(&mut self, entry: Entry) {
         match entry {
             Entry::Far(place) => self.places.release(place),
-            Entry::Held(frame) | Entry::Fetching(frame) => self.let_go(frame),
+            Entry::Held(frame) | Entry::Fetching(frame) => self.release_frame(frame),
             Entry::None | Entry::Local | Entry::Moving(_) | Entry::Lost => {}
         }
     }
 
     /// Nobody wants what a frame has, or is to have.
-    fn let_go(&mut self, frame: u32) {
+    fn release_frame(&mut self, frame: u32) {
         match self.frames.get(frame) {
             Frame::Putting(_, place) => self.frames.set(frame, Frame::Putting(None, place)),
             Frame::Fetching(_, place) => self.frames.set(frame, Frame::Fetching(None, place)),

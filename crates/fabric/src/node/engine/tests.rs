@@ -9,7 +9,7 @@ use super::*;
 use crate::node::memory::HeldSegment;
 use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp, Rights};
-use crate::wire::{Grant, Header as WireHeader, WindowNews};
+use crate::wire::{Grant, Header as WireHeader, WindowAdvert};
 use crate::{GetError, Handler, WindowKey};
 
 /// The other end of a node's session.
@@ -97,7 +97,7 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
         false
     ));
     let grant = Grant::new(0, 4096, 0);
-    let header = WindowNews::opened(WindowNews::PUT, 0, grant).about(lie.0);
+    let header = WindowAdvert::opened(WindowAdvert::PUT, 0, grant).about(lie.0);
     peer.fabric.send(peer.session, header);
     let to = crate::fabric::Remote { window: lie, offset: 0 };
     peer.until(|| {
@@ -198,7 +198,8 @@ fn message(op: OpSlot) -> Waiting {
 }
 
 fn put_with_message(op: OpSlot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
-    let segments = ranges.iter().map(|(_, len)| HeldSegment { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
+    let segments =
+        ranges.iter().map(|(_, len)| HeldSegment { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
     let segments = segments.collect();
     let to = Places { window, ranges: ranges.into() };
     Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }

@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 use super::*;
 use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Rights, Turn};
 use crate::session::{ClientId, Identity};
-use crate::{PayloadMeta, Options, Registry, Remote};
+use crate::{Options, PayloadMeta, Registry, Remote};
 
 /// A fabric that says these when its session is up, and nothing else.
 struct Peer {

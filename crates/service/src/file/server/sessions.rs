@@ -140,7 +140,7 @@ impl Shares {
             claim => {
                 // The reload that took a share away took its clients' files, too.
                 if let Claim::Resumed(client) = claim {
-                    self.let_go(client);
+                    self.forget_client(client);
                 }
                 let leases = LeaseState::join(&self.mailbox, session);
                 Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, leases)
@@ -196,12 +196,12 @@ impl Shares {
         let index = session.index as usize;
         let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
         client.end(at.reactor);
-        let Some(known_as) = client.known_as.clone() else { return self.let_go(client) };
+        let Some(known_as) = client.known_as.clone() else { return self.forget_client(client) };
         let until = at.reactor.now() + self.recovery.kept_for();
         let displaced = self.recovery.known().keep(known_as, client, until);
         if let Some(client) = displaced {
             tracing::warn!("too many clients are away: the files and locks of one are let go");
-            self.let_go(client);
+            self.forget_client(client);
         }
         at.reactor.submit(Op::Timer { at: until }, Token::new(self.class, EXPIRY, 0, 0));
     }
@@ -211,12 +211,12 @@ impl Shares {
         let expired = self.recovery.known().expired(reactor.now());
         for client in expired {
             tracing::info!("a client has not come back: its files are closed, and its locks released");
-            self.let_go(client);
+            self.forget_client(client);
         }
     }
 
     /// Releases a client's locks, and closes its files.
-    fn let_go(&mut self, client: Client) {
+    fn forget_client(&mut self, client: Client) {
         for share in &client.shares {
             super::locking::release(share, client.key);
         }
