@@ -102,7 +102,7 @@ struct Loop {
     lanes: Vec<HandedLane>,
     /// Connections over RDMA that were asked for at another loop's listener, handed to it and not taken; their sessions are among
     /// those that are to begin.
-    links: Vec<Asked>,
+    connections: Vec<Asked>,
 }
 
 impl Registry {
@@ -124,7 +124,7 @@ impl Registry {
     /// A loop starts to serve.
     pub fn join(&self, waker: Waker) -> LoopId {
         let mut inner = self.lock();
-        inner.loops.push(Loop { waker, sessions: 0, places: 0, lanes: Vec::new(), links: Vec::new() });
+        inner.loops.push(Loop { waker, sessions: 0, places: 0, lanes: Vec::new(), connections: Vec::new() });
         LoopId(inner.loops.len() - 1)
     }
 
@@ -217,18 +217,18 @@ impl Registry {
     }
 
     /// Passes a connection over RDMA, which was asked for and not answered, to the loop where its session is to begin.
-    pub fn hand_over_link(&self, asked: Asked, place: &Place) {
+    pub fn hand_over_connection(&self, asked: Asked, place: &Place) {
         let mut inner = self.lock();
         let home = &mut inner.loops[place.home.0];
-        home.links.push(asked);
+        home.connections.push(asked);
         home.places += 1;
         inner.wake(place.home);
     }
 
     /// The connections over RDMA that other loops have passed to this one.
-    pub fn take_links(self: &Arc<Self>, home: LoopId) -> Vec<(Asked, Place)> {
-        let links = std::mem::take(&mut self.lock().loops[home.0].links);
-        links.into_iter().map(|asked| (asked, Place { registry: Arc::clone(self), home })).collect()
+    pub fn take_connections(self: &Arc<Self>, home: LoopId) -> Vec<(Asked, Place)> {
+        let connections = std::mem::take(&mut self.lock().loops[home.0].connections);
+        connections.into_iter().map(|asked| (asked, Place { registry: Arc::clone(self), home })).collect()
     }
 }
 

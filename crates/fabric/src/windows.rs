@@ -414,14 +414,14 @@ impl Windows {
         }
     }
 
-    /// What the peer of its session may do with a window that its device reaches, as [`WindowNews`](crate::wire::WindowNews)
+    /// What the peer of its session may do with a window that its device reaches, as [`WindowAdvert`](crate::wire::WindowAdvert)
     /// has it.
     pub fn exposed_rights(&mut self, key: WindowKey) -> Option<u8> {
-        use crate::wire::WindowNews;
+        use crate::wire::WindowAdvert;
         let window = self.find(key)?;
         let Memory::Exposed(exposed) = &window.memory else { return None };
-        let right = if exposed.is_written() { WindowNews::PUT } else { WindowNews::GET };
-        Some(if window.once { right | WindowNews::ONCE } else { right })
+        let right = if exposed.is_written() { WindowAdvert::PUT } else { WindowAdvert::GET };
+        Some(if window.once { right | WindowAdvert::ONCE } else { right })
     }
 
     /// The peer of `session` says that it has used a window: closes it, if it is one for one use.

@@ -67,7 +67,7 @@ pub enum Kind {
     Credit = 14,
     /// A put of a program lies in its window.
     Placed = 15,
-    /// What became of a window that the receiver reaches by itself: [`WindowNews`].
+    /// What became of a window that the receiver reaches by itself: [`WindowAdvert`].
     Window = 19,
     /// The caller wants no answer to a call any more.
     Cancel = 20,
@@ -295,10 +295,10 @@ impl Grant {
 /// shared memory that was lent, or by its device. The header names the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct WindowNews {
-    /// [`WindowNews::OPENED`] or another of these.
+pub struct WindowAdvert {
+    /// [`WindowAdvert::OPENED`] or another of these.
     pub what: u8,
-    /// Of a window that was opened: [`WindowNews::PUT`], [`WindowNews::GET`], [`WindowNews::ONCE`].
+    /// Of a window that was opened: [`WindowAdvert::PUT`], [`WindowAdvert::GET`], [`WindowAdvert::ONCE`].
     pub rights: u8,
     /// Zero.
     pub reserved: [u8; 2],
@@ -310,10 +310,10 @@ pub struct WindowNews {
     pub reserved_end: [u8; 48],
 }
 
-impl WindowNews {
+impl WindowAdvert {
     /// The sender has opened a window.
     pub const OPENED: u8 = 1;
-    /// The sender closes it. Over shared memory the receiver answers [`WindowNews::FORGOTTEN`].
+    /// The sender closes it. Over shared memory the receiver answers [`WindowAdvert::FORGOTTEN`].
     pub const CLOSED: u8 = 2;
     /// Over RDMA: the sender has read a window of the receiver's that is for one use.
     pub const USED: u8 = 3;
@@ -328,13 +328,13 @@ impl WindowNews {
     /// It is for one use.
     pub const ONCE: u8 = 4;
 
-    /// News of a window that was opened, in that piece of memory.
+    /// A window was opened, in that piece of memory.
     pub const fn opened(rights: u8, memory: u32, grant: Grant) -> Self {
         let memory = U32::new(memory);
         Self { what: Self::OPENED, rights, reserved: [0; 2], memory, grant, reserved_end: [0; 48] }
     }
 
-    /// Other news of a window.
+    /// Another change of a window.
     pub const fn of(what: u8) -> Self {
         let grant = Grant::new(0, 0, 0);
         Self { what, ..Self::opened(0, 0, grant) }
@@ -373,7 +373,7 @@ pub struct Refuse {
     pub reserved_end: [u8; 60],
 }
 
-const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<WindowNews>() == BODY_BYTES);
+const _: () = assert!(size_of::<Pull>() == BODY_BYTES && size_of::<WindowAdvert>() == BODY_BYTES);
 const _: () = assert!(size_of::<Hello>() == 72 && size_of::<Welcome>() == 80 && size_of::<Refuse>() == 80);
 
 /// Why a session is refused or ended.
@@ -478,13 +478,13 @@ mod tests {
     #[test]
     fn news_of_a_window_has_these_bytes() {
         let grant = Grant::new(0x0f0e_0d0c_0b0a_0908, 0x1716_1514_1312_1110, 0x1b1a_1918);
-        let rights = WindowNews::GET | WindowNews::ONCE;
-        let news = WindowNews::opened(rights, 0x0706_0504, grant);
+        let rights = WindowAdvert::GET | WindowAdvert::ONCE;
+        let advert = WindowAdvert::opened(rights, 0x0706_0504, grant);
         let golden: Vec<u8> = [1, 6, 0, 0].into_iter().chain(4..28).chain([0; 52]).collect();
-        assert_eq!(news.as_bytes(), golden);
-        assert_eq!(WindowNews::unmap(7).as_bytes()[..9], [5, 0, 0, 0, 7, 0, 0, 0, 0]);
-        assert_eq!(WindowNews::of(WindowNews::CLOSED).as_bytes()[..2], [2, 0]);
-        assert_eq!((WindowNews::USED, WindowNews::FORGOTTEN, WindowNews::PUT, Kind::Window as u8), (3, 4, 1, 19));
+        assert_eq!(advert.as_bytes(), golden);
+        assert_eq!(WindowAdvert::unmap(7).as_bytes()[..9], [5, 0, 0, 0, 7, 0, 0, 0, 0]);
+        assert_eq!(WindowAdvert::of(WindowAdvert::CLOSED).as_bytes()[..2], [2, 0]);
+        assert_eq!((WindowAdvert::USED, WindowAdvert::FORGOTTEN, WindowAdvert::PUT, Kind::Window as u8), (3, 4, 1, 19));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, parse_address};
-use byway_fabric::{PayloadMeta, DESCRIPTOR_BYTES, Descriptor, GetError, Options, Registry, Remote, Slot, Slots};
+use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, GetError, Options, PayloadMeta, Registry, Remote, Slot, Slots};
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, PayloadMeta, SessionId};
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;

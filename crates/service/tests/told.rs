@@ -5,7 +5,7 @@ mod serving;
 use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Options, SessionId};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, PayloadMeta, SessionId};
 use byway_reactor::{Instant, Reactor, Wait};
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, Event, Grant, Spoken};

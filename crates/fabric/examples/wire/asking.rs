@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{PayloadMeta, ClientId, CloseReason, Fabric, Handler, Identity, Slot, WindowKey};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, PayloadMeta, Slot, WindowKey};
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
 use super::command::{Command, Mode, REGION_WINDOW_BYTES};

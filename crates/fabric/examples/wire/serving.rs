@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{PayloadMeta, CloseReason, Fabric, GetError, Handler, Registry, Remote, Slot, WindowKey};
+use byway_fabric::{CloseReason, Fabric, GetError, Handler, PayloadMeta, Registry, Remote, Slot, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};

@@ -81,7 +81,7 @@ impl Fabric {
                 Some(socket) => reactor.close(socket),
                 None => reactor.cancel(token(self.options.class, CONNECT, slot)),
             }
-            self.close_link(reactor, slot);
+            self.close_rdma(reactor, slot);
         }
         self.return_lent(slot);
         self.forget_lane_if_done(slot);

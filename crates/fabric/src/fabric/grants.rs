@@ -6,7 +6,7 @@
 
 use crate::limits::GRANTS_MAX;
 use crate::windows::{WindowError, WindowKey, slot_of};
-use crate::wire::{Grant, WindowNews};
+use crate::wire::{Grant, WindowAdvert};
 
 use super::transfer::Remote;
 
@@ -25,7 +25,7 @@ pub(super) struct Place {
 struct Granted {
     window: WindowKey,
     grant: Grant,
-    /// Of [`WindowNews`].
+    /// Of [`WindowAdvert`].
     rights: u8,
     /// Which piece of lent memory it lies in.
     lent: Option<u32>,
@@ -78,12 +78,12 @@ impl Grants {
 
     /// Forgets a window; whether it was known, and for one use.
     pub(super) fn forget(&mut self, window: WindowKey) -> bool {
-        self.take(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
+        self.take(window).is_some_and(|granted| granted.rights & WindowAdvert::ONCE != 0)
     }
 
     /// Whether a window is for one use.
     pub(super) fn is_once(&self, window: WindowKey) -> bool {
-        self.granted(window).is_some_and(|granted| granted.rights & WindowNews::ONCE != 0)
+        self.granted(window).is_some_and(|granted| granted.rights & WindowAdvert::ONCE != 0)
     }
 
     /// The only use of a window is under way, or has ended without one: then there may be another, if the window is still open.
@@ -107,7 +107,7 @@ impl Grants {
             .filter(|granted| granted.window == window && !granted.is_in_use)
     }
 
-    /// Where `len` bytes of a window lie, for what `right` (of [`WindowNews`]) says.
+    /// Where `len` bytes of a window lie, for what `right` (of [`WindowAdvert`]) says.
     ///
     /// # Errors
     /// It was not granted, or not for that, or has not so many bytes there.
@@ -136,33 +136,33 @@ mod tests {
         let mut grants = Grants::default();
         let window = WindowKey(5 << 20 | 3);
         let at = |window, offset| Remote { window, offset };
-        let find = |grants: &Grants, at, len| grants.find(at, len, WindowNews::PUT);
+        let find = |grants: &Grants, at, len| grants.find(at, len, WindowAdvert::PUT);
         assert_eq!(find(&grants, at(window, 0), 1), Err(WindowError::Key));
         assert!(!grants.lies_in(0));
-        assert!(grants.note(window, grant(4096, 100), WindowNews::PUT));
+        assert!(grants.note(window, grant(4096, 100), WindowAdvert::PUT));
         assert!(grants.lies_in(0) && !grants.lies_in(1), "an arena is the first that is lent");
         assert_eq!(find(&grants, at(window, 40), 60), Ok(Place { memory: 0, address: 4136, key: 7 }));
         assert_eq!(find(&grants, at(window, 41), 60), Err(WindowError::Bounds), "beyond its end");
         assert_eq!(find(&grants, at(window, u64::MAX), 2), Err(WindowError::Bounds));
-        assert_eq!(grants.find(at(window, 40), 60, WindowNews::GET), Err(WindowError::Rights));
+        assert_eq!(grants.find(at(window, 40), 60, WindowAdvert::GET), Err(WindowError::Rights));
         let other = WindowKey(6 << 20 | 3);
         assert_eq!(find(&grants, at(other, 0), 1), Err(WindowError::Key), "another user of the slot");
         let next = WindowKey(9 << 20 | 3);
-        assert!(grants.note(next, grant(u64::MAX - 1, 100), WindowNews::PUT));
+        assert!(grants.note(next, grant(u64::MAX - 1, 100), WindowAdvert::PUT));
         assert_eq!(find(&grants, at(window, 0), 1), Err(WindowError::Key), "the slot has another user");
         assert_eq!(find(&grants, at(next, 2), 1), Err(WindowError::Bounds), "no address");
-        assert!(!grants.note(WindowKey(1 << 20 | GRANTS_MAX as u64), grant(0, 1), WindowNews::PUT));
+        assert!(!grants.note(WindowKey(1 << 20 | GRANTS_MAX as u64), grant(0, 1), WindowAdvert::PUT));
     }
 
     #[test]
     fn a_window_for_one_use_is_forgotten_when_it_was_used() {
         let mut grants = Grants::default();
         let (once, often) = (WindowKey(5 << 20 | 3), WindowKey(5 << 20 | 4));
-        assert!(grants.note(once, grant(4096, 100), WindowNews::GET | WindowNews::ONCE));
-        assert!(grants.note(often, grant(8192, 100), WindowNews::GET));
+        assert!(grants.note(once, grant(4096, 100), WindowAdvert::GET | WindowAdvert::ONCE));
+        assert!(grants.note(often, grant(8192, 100), WindowAdvert::GET));
         assert!(!grants.use_up(often) && !grants.use_up(WindowKey(6 << 20 | 3)));
         assert!(grants.use_up(once) && !grants.use_up(once));
-        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowNews::GET);
+        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowAdvert::GET);
         assert_eq!(find(&grants, once), Err(WindowError::Key));
         assert!(find(&grants, often).is_ok());
         grants.forget(often);
@@ -173,8 +173,8 @@ mod tests {
     fn a_window_whose_use_came_to_nothing_may_be_used_again_unless_it_was_closed() {
         let mut grants = Grants::default();
         let (window, next) = (WindowKey(5 << 20 | 3), WindowKey(6 << 20 | 3));
-        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowNews::GET);
-        assert!(grants.note(window, grant(4096, 100), WindowNews::GET | WindowNews::ONCE));
+        let find = |grants: &Grants, window| grants.find(Remote { window, offset: 0 }, 1, WindowAdvert::GET);
+        assert!(grants.note(window, grant(4096, 100), WindowAdvert::GET | WindowAdvert::ONCE));
         grants.set_in_use(window, true);
         assert_eq!(find(&grants, window), Err(WindowError::Key), "it is used");
         assert!(!grants.is_once(window), "nor does another use begin");
@@ -184,7 +184,7 @@ mod tests {
         assert!(grants.forget(window), "its owner has closed it");
         grants.set_in_use(window, false);
         assert_eq!(find(&grants, window), Err(WindowError::Key));
-        assert!(grants.note(next, grant(8192, 100), WindowNews::GET));
+        assert!(grants.note(next, grant(8192, 100), WindowAdvert::GET));
         grants.set_in_use(window, true);
         assert!(find(&grants, next).is_ok(), "another user of the slot");
     }
@@ -194,25 +194,25 @@ mod tests {
         let mut grants = Grants::default();
         let [first, second, third] = [1, 2, 3].map(|slot| WindowKey(7 << 20 | slot));
         let at = |window| Remote { window, offset: 10 };
-        grants.note_lent(first, grant(4096, 100), (5, WindowNews::PUT));
-        grants.note_lent(second, grant(8192, 100), (5, WindowNews::GET));
-        assert_eq!(grants.find(at(first), 90, WindowNews::PUT), Ok(Place { memory: 5, address: 4106, key: 7 }));
-        assert_eq!(grants.find(at(second), 90, WindowNews::GET), Ok(Place { memory: 5, address: 8202, key: 7 }));
-        assert_eq!(grants.find(at(first), 1, WindowNews::GET), Err(WindowError::Rights));
-        assert_eq!(grants.find(at(second), 1, WindowNews::PUT), Err(WindowError::Rights));
+        grants.note_lent(first, grant(4096, 100), (5, WindowAdvert::PUT));
+        grants.note_lent(second, grant(8192, 100), (5, WindowAdvert::GET));
+        assert_eq!(grants.find(at(first), 90, WindowAdvert::PUT), Ok(Place { memory: 5, address: 4106, key: 7 }));
+        assert_eq!(grants.find(at(second), 90, WindowAdvert::GET), Ok(Place { memory: 5, address: 8202, key: 7 }));
+        assert_eq!(grants.find(at(first), 1, WindowAdvert::GET), Err(WindowError::Rights));
+        assert_eq!(grants.find(at(second), 1, WindowAdvert::PUT), Err(WindowError::Rights));
         grants.forget_lent(WindowKey(8 << 20 | 1));
-        assert!(grants.find(at(first), 1, WindowNews::PUT).is_ok(), "it was another user of the slot");
+        assert!(grants.find(at(first), 1, WindowAdvert::PUT).is_ok(), "it was another user of the slot");
         grants.forget_lent(first);
         assert!(grants.lies_in(5), "another window lies there");
-        assert_eq!(grants.find(at(first), 1, WindowNews::PUT), Err(WindowError::Key));
+        assert_eq!(grants.find(at(first), 1, WindowAdvert::PUT), Err(WindowError::Key));
         grants.forget_lent(second);
         assert!(!grants.lies_in(5));
         // A slot that is used again, by a peer that does not say so first.
-        grants.note_lent(third, grant(0, 1), (6, WindowNews::PUT));
-        grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowNews::PUT));
+        grants.note_lent(third, grant(0, 1), (6, WindowAdvert::PUT));
+        grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowAdvert::PUT));
         assert!(!grants.lies_in(6) && grants.lies_in(7));
         let beyond = WindowKey(1 << 20 | GRANTS_MAX as u64);
-        grants.note_lent(beyond, grant(0, 1), (8, WindowNews::PUT));
+        grants.note_lent(beyond, grant(0, 1), (8, WindowAdvert::PUT));
         assert!(!grants.lies_in(8), "no room, so nothing lies there");
     }
 }

@@ -79,7 +79,7 @@ impl Fabric {
         let mut terms = self.options.terms;
         if is_rdma {
             terms.bulk_lanes = 0;
-            // Its packets have checksums; see `links`.
+            // Its packets have checksums; see `rdma_lanes.rs`.
             if terms.checksum == PayloadChecksum::Wanted {
                 terms.checksum = PayloadChecksum::Off;
             }
@@ -104,7 +104,7 @@ impl Fabric {
         state.lanes[usize::from(number)] = Some(slot);
         state.lanes_left += 1;
         if let Some(Address::Rdma(to)) = state.remote {
-            return self.connect_link(reactor, slot, to);
+            return self.connect_rdma(reactor, slot, to);
         }
         if let Some(to) = state.remote.clone() {
             reactor.submit(Op::Connect { to }, token(self.options.class, CONNECT, slot));
@@ -297,12 +297,12 @@ impl Fabric {
                 return Ok(());
             }
         };
-        let is_linked = self.lanes.get(slot).is_some_and(|lane| lane.link.is_some());
+        let is_rdma = self.lanes.get(slot).is_some_and(|lane| lane.connection.is_some());
         if self.lanes.get(slot).is_some_and(|lane| lane.turned_away) {
             self.refuse(slot, RefuseCode::Busy);
-        } else if is_linked && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
+        } else if is_rdma && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
             self.refuse(slot, RefuseCode::Feature);
-        } else if is_linked && hello.lane.get() > 0 {
+        } else if is_rdma && hello.lane.get() > 0 {
             self.refuse(slot, RefuseCode::Protocol);
         } else if self.draining {
             self.refuse(slot, RefuseCode::ShuttingDown);
@@ -353,11 +353,11 @@ impl Fabric {
         }
         let instance = registry.instance();
         let agreed = Agreed { features, instance };
-        let bulk_lanes = if lane.link.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
+        let bulk_lanes = if lane.connection.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
-        let (socket, link) = (lane.socket, lane.link);
+        let (socket, connection) = (lane.socket, lane.connection);
         let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
-        let peer = self.lanes.get(slot).and_then(|lane| self.link_peer(lane));
+        let peer = self.lanes.get(slot).and_then(|lane| self.rdma_peer(lane));
         let peer = peer.or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
@@ -365,7 +365,7 @@ impl Fabric {
         let mut state = Session::new((Role::Server, *identity), capabilities, terms, lanes, liveness);
         (state.tls_peer, state.peer) = (tls_peer, peer);
         if let Some(rdma) = state.wire.rdma_mut() {
-            rdma.connection = link;
+            rdma.connection = connection;
         }
         let session = self.sessions.insert(state);
         self.lane_up(reactor, slot, session, 0);
@@ -415,7 +415,7 @@ impl Fabric {
     /// Hands the lane that begins a session to the loop that has the fewest, if that is another one.
     fn moves_elsewhere(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header) -> bool {
         let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get(slot)) else { return false };
-        if lane.was_handed || lane.link.is_some() {
+        if lane.was_handed || lane.connection.is_some() {
             return false;
         }
         let to = registry.least_loaded(*here);

@@ -66,7 +66,7 @@ pub(super) type LaneId = Slot<Lane>;
 pub(super) struct Lane {
     pub(super) socket: Option<Socket>,
     /// In place of a socket, its connection over RDMA.
-    pub(super) link: Option<ConnectionId>,
+    pub(super) connection: Option<ConnectionId>,
     pub(super) session: Option<SessionId>,
     /// 0 is the control lane.
     pub(super) number: u16,
@@ -96,14 +96,14 @@ pub(super) struct Lane {
     pub(super) starved: bool,
     /// Another loop has handed it over.
     pub(super) was_handed: bool,
-    /// The session to be of a link, which its loop counts already.
+    /// The session to be of an RDMA connection; its loop counts it already.
     pub(super) place: Option<Place>,
     /// Set at accept: there is no room for this connection, which its `Hello` is answered with.
     pub(super) turned_away: bool,
 
-    /// What a link shall send: messages, not a stream.
+    /// Messages for an RDMA connection, which sends no stream.
     pub(super) outbox: Vec<(Header, Gather)>,
-    /// Messages of a link that wait until the peer has taken answers.
+    /// Messages of an RDMA connection that wait until the peer has taken answers.
     pub(super) backlog: VecDeque<Received>,
     pending: Gather,
     pub(super) spare: Option<Gather>,
@@ -130,7 +130,7 @@ impl Lane {
     pub(super) fn new(socket: Option<Socket>, phase: Phase, opened_at: Instant) -> Self {
         Self {
             socket,
-            link: None,
+            connection: None,
             session: None,
             number: 0,
             phase,
@@ -189,7 +189,7 @@ impl Lane {
         self.queued_at.get_or_insert(now);
         header.seal(self.sequence_out);
         self.sequence_out += 1;
-        if self.link.is_some() {
+        if self.connection.is_some() {
             let mut gather = self.spare.take().unwrap_or_default();
             payload(&mut gather);
             self.outbox.push((header, gather));
@@ -217,7 +217,7 @@ impl Lane {
 
     /// Whether the queue can hold a message of that payload: a check on callers.
     pub(super) fn queued_is(&self, payload: usize) -> bool {
-        if self.link.is_some() {
+        if self.connection.is_some() {
             return self.outbox.last().is_some_and(|(_, gather)| gather.len() == payload);
         }
         self.pending.len() >= payload + size_of::<Header>()
@@ -240,7 +240,7 @@ impl Lane {
         outbox + self.pending.heap_bytes() + self.sending_heap
     }
 
-    /// Takes what a link shall send.
+    /// Takes the messages for an RDMA connection.
     pub(super) fn take_outbox(&mut self) -> Vec<(Header, Gather)> {
         self.dirty = false;
         self.queued_at = None;

@@ -17,9 +17,9 @@ impl Fabric {
         let now = reactor.now();
         let mut feedback = state.meter.read(now);
         for lane in state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)) {
-            let (queued, _) = self.link_queued(lane);
+            let (queued, _) = self.rdma_queued(lane);
             feedback.queued_bytes += (lane.queued() + queued) as u64;
-            let oldest = lane.oldest().into_iter().chain(self.link_oldest(lane)).min();
+            let oldest = lane.oldest().into_iter().chain(self.rdma_oldest(lane)).min();
             feedback.waiting = feedback.waiting.max(oldest.map_or(Duration::ZERO, |at| now.since(at)));
         }
         Some(feedback)
@@ -70,7 +70,7 @@ impl Fabric {
         }
     }
 
-    /// The peer of a link has more of what was sent: see [`Went`].
+    /// The peer of an RDMA connection has received more bytes: see [`Went`].
     pub(super) fn note_went(&mut self, slot: LaneId, went: Option<Went>, now: Instant) {
         let session = self.lanes.get(slot).and_then(|lane| lane.session);
         let state = session.and_then(|session| self.sessions.get_mut(session));

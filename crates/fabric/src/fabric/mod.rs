@@ -11,15 +11,15 @@ mod handler;
 mod handshake;
 mod lane;
 mod lending;
-mod links;
 mod measure;
-mod news;
-mod placing;
-mod reach;
+mod rdma_lanes;
+mod rdma_windows;
 mod receive;
 mod secure;
+mod shm_direct;
 mod slab;
 mod transfer;
+mod window_advert;
 mod wire;
 
 use std::net::SocketAddr;
@@ -31,9 +31,9 @@ use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Instant, List
 
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
-use self::links::Links;
+use self::rdma_lanes::RdmaLanes;
 pub use self::slab::Slab;
-pub use self::transfer::{PayloadMeta, GetError, Remote, Route};
+pub use self::transfer::{GetError, PayloadMeta, Remote, Route};
 use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
@@ -56,9 +56,9 @@ const ACCEPT: u8 = 4;
 const TIMER: u8 = 5;
 const AGAIN: u8 = 6;
 /// And the one after it.
-const LINK: u8 = 7;
-const LINK_FAILED: u8 = 9;
-const LINK_IDLE: u8 = 10;
+const RDMA: u8 = 7;
+const RDMA_FAILED: u8 = 9;
+const RDMA_IDLE: u8 = 10;
 
 /// How a fabric behaves.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +229,7 @@ pub struct Fabric {
     /// A list for what is placed.
     placed: Gather,
     /// Connections over RDMA, if there ever was one.
-    links: Option<Box<Links>>,
+    rdma_lanes: Option<Box<RdmaLanes>>,
     /// What all sessions were made to wait.
     delays: Delays,
     /// The time of the turn.
@@ -267,7 +267,7 @@ impl Fabric {
             admits: None,
             arena: None,
             placed: Gather::new(),
-            links: None,
+            rdma_lanes: None,
             delays: Delays::default(),
             clock: Instant::ZERO,
         }
@@ -367,8 +367,8 @@ impl Fabric {
 
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
-        if completion.token.tag() >= LINK {
-            self.link_completion(reactor, &completion, handler);
+        if completion.token.tag() >= RDMA {
+            self.rdma_completion(reactor, &completion, handler);
             return self.deliver(reactor, handler);
         }
         let slot = LaneId::of_token(completion.token);
@@ -392,7 +392,7 @@ impl Fabric {
     /// The loop was woken by another one: takes the lanes that it passed on, and looks at sessions that wait.
     pub fn woken<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         self.take_handed_lanes(reactor);
-        self.take_handed_links(reactor, handler);
+        self.take_handed_connections(reactor, handler);
         self.end_superseded(reactor);
         self.retry_fenced(reactor);
         self.deliver(reactor, handler);
@@ -448,14 +448,14 @@ impl Fabric {
                     continue;
                 }
                 match self.lanes.get_mut(slot) {
-                    Some(lane) if lane.link.is_some() => self.send_outbox(slot),
+                    Some(lane) if lane.connection.is_some() => self.send_outbox(slot),
                     Some(lane) => lane.start_send(reactor, token(class, SEND, slot), self.clock),
                     None => {}
                 }
             }
-            self.flush_links(reactor, handler);
+            self.flush_rdma(reactor, handler);
             self.deliver(reactor, handler);
-            if self.dirty.is_empty() && self.links.as_ref().is_none_or(|links| links.is_flushed()) {
+            if self.dirty.is_empty() && self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.is_flushed()) {
                 break;
             }
         }

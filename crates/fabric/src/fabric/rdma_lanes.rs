@@ -16,11 +16,11 @@ use byway_reactor::{Completion, Instant, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, LaneId, Phase};
-use super::reach::Reach;
-use super::{Fabric, Handler, LINK, LINK_FAILED, LINK_IDLE, Options, Role};
+use super::rdma_windows::RdmaReads;
+use super::{Fabric, Handler, Options, RDMA, RDMA_FAILED, RDMA_IDLE, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
-use crate::rdma::transport::{ConnectionId, Event as News, Received, Transport};
+use crate::rdma::transport::{ConnectionId, Event as RdmaEvent, Received, Transport};
 use crate::registration::{Counters, Limits, Mode};
 use crate::registry::Place;
 use crate::session::{self, CloseReason};
@@ -28,28 +28,28 @@ use crate::slots::SessionId;
 use crate::tls::ServerTls;
 use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header, RefuseCode};
 
-/// The connections over RDMA, and whose they are.
-pub(super) struct Links {
+/// The RDMA connections of a fabric, and the lane of each.
+pub(super) struct RdmaLanes {
     pub(super) transport: Transport,
     lanes: HashMap<ConnectionId, LaneId>,
-    pub(super) reach: Reach,
+    pub(super) reads: RdmaReads,
     /// A timer runs at whose end the silent peers of a server are probed.
     is_watching: bool,
-    /// Lanes that cannot be connected, which their owner is told as he is of others: by and by.
+    /// Lanes that could not be connected. Their sessions end by a timer, so that a caller hears of it as of other failures: later.
     failed: Vec<(LaneId, CloseReason)>,
 }
 
-impl Links {
+impl RdmaLanes {
     /// See [`Transport::registrations`].
     pub(super) fn registrations(&self) -> Option<(Mode, Counters)> {
         self.transport.registrations()
     }
 }
 
-impl Links {
+impl RdmaLanes {
     fn new(class: u8, limits: Limits) -> Self {
-        let transport = Transport::new(Token::new(class, LINK, 0, 0), limits);
-        Self { transport, lanes: HashMap::new(), reach: Reach::default(), is_watching: false, failed: Vec::new() }
+        let transport = Transport::new(Token::new(class, RDMA, 0, 0), limits);
+        Self { transport, lanes: HashMap::new(), reads: RdmaReads::default(), is_watching: false, failed: Vec::new() }
     }
 
     /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
@@ -65,143 +65,145 @@ impl Fabric {
     /// # Errors
     /// [`RdmaError`]: no library, no device at the address, or the system's.
     pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
-        self.links().transport.listen(reactor, address)
+        self.rdma_lanes().transport.listen(reactor, address)
     }
 
-    fn links(&mut self) -> &mut Links {
+    fn rdma_lanes(&mut self) -> &mut RdmaLanes {
         let Options { class, registrations, .. } = self.options;
-        self.links.get_or_insert_with(|| Box::new(Links::new(class, registrations)))
+        self.rdma_lanes.get_or_insert_with(|| Box::new(RdmaLanes::new(class, registrations)))
     }
 
     pub(super) fn close_link_listeners(&mut self) {
-        if let Some(links) = &mut self.links {
-            links.transport.close_listeners();
+        if let Some(rdma) = &mut self.rdma_lanes {
+            rdma.transport.close_listeners();
         }
     }
 
     /// Connects the lane of a client's session.
-    pub(super) fn connect_link(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
+    pub(super) fn connect_rdma(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
         let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
         let step = if session.is_some_and(|state| state.tls.is_some()) {
             // Whoever wants TLS gets it or nothing.
             tracing::warn!(%to, "a session with TLS was asked for over RDMA, which has none: use tcp");
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {
-            self.links()
+            self.rdma_lanes()
                 .transport
                 .connect(reactor, to)
                 .map_err(|error| crate::rdma::transport::Down::Setup(error).into())
         };
         match step {
-            Ok(link) => {
-                self.links().lanes.insert(link, slot);
+            Ok(connection) => {
+                self.rdma_lanes().lanes.insert(connection, slot);
                 let Some(lane) = self.lanes.get_mut(slot) else { return };
-                (lane.link, lane.connecting) = (Some(link), false);
+                (lane.connection, lane.connecting) = (Some(connection), false);
                 let state = lane.session.and_then(|session| self.sessions.get_mut(session));
                 if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
-                    rdma.connection = Some(link);
+                    rdma.connection = Some(connection);
                 }
             }
             Err(reason) => {
                 if let Some(lane) = self.lanes.get_mut(slot) {
                     lane.connecting = false;
                 }
-                self.links().failed.push((slot, reason));
-                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, LINK_FAILED, 0, 0));
+                self.rdma_lanes().failed.push((slot, reason));
+                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, RDMA_FAILED, 0, 0));
             }
         }
     }
 
     /// The connection of a session over RDMA.
-    pub(super) fn link_of(&self, session: SessionId) -> Option<ConnectionId> {
+    pub(super) fn rdma_connection_of(&self, session: SessionId) -> Option<ConnectionId> {
         let state = self.sessions.get(session).filter(|state| !state.down)?;
         state.wire.rdma()?.connection
     }
 
     /// Takes a completion of the transport's.
-    pub(super) fn link_completion<H: Handler>(
+    pub(super) fn rdma_completion<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         completion: &Completion,
         handler: &mut H,
     ) {
-        let Some(links) = &mut self.links else { return };
+        let Some(rdma) = &mut self.rdma_lanes else { return };
         match completion.token.tag() {
-            LINK_FAILED => {
-                for (slot, reason) in std::mem::take(&mut links.failed) {
+            RDMA_FAILED => {
+                for (slot, reason) in std::mem::take(&mut rdma.failed) {
                     self.lane_failed(reactor, slot, reason);
                 }
             }
-            LINK_IDLE => {
-                links.is_watching = false;
+            RDMA_IDLE => {
+                rdma.is_watching = false;
                 self.probe_clients();
                 self.watch_clients(reactor);
             }
-            _ => links.transport.handle(reactor, completion),
+            _ => rdma.transport.handle(reactor, completion),
         }
-        self.hear_links(reactor, handler);
+        self.take_rdma_events(reactor, handler);
     }
 
     /// Probes the clients that have been silent since the last time: one that is gone without a word, its power or the link to
     /// it, would keep its session's frames for ever. As over TCP it is known after twice the keep-alive, and the retries of the
     /// device.
     fn probe_clients(&mut self) {
-        let Some(links) = &mut self.links else { return };
+        let Some(rdma) = &mut self.rdma_lanes else { return };
         let is_client = |slot: &LaneId| {
             let session = self.lanes.get(*slot).and_then(|lane| self.sessions.get(lane.session?));
             session.is_some_and(|state| state.role == Role::Server && !state.down)
         };
         let of_clients: Vec<ConnectionId> =
-            links.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(link, _)| *link).collect();
-        for link in of_clients {
-            links.transport.probe(link);
+            rdma.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(connection, _)| *connection).collect();
+        for connection in of_clients {
+            rdma.transport.probe(connection);
         }
     }
 
     /// Has the clients looked at once in a keep-alive, as long as there are any.
     fn watch_clients(&mut self, reactor: &mut Reactor) {
-        let Some(links) = self.links.as_mut().filter(|links| !links.is_watching && !links.lanes.is_empty()) else {
+        let Some(rdma) = self.rdma_lanes.as_mut().filter(|rdma| !rdma.is_watching && !rdma.lanes.is_empty()) else {
             return;
         };
         if self.server.is_some() && !seeded::is(Bug::NoKeepAlive) {
-            links.is_watching = true;
+            rdma.is_watching = true;
             let at = reactor.now() + self.options.keep_alive;
-            reactor.submit(Op::Timer { at }, Token::new(self.options.class, LINK_IDLE, 0, 0));
+            reactor.submit(Op::Timer { at }, Token::new(self.options.class, RDMA_IDLE, 0, 0));
         }
     }
 
-    /// Hears what has happened on the links.
-    fn hear_links<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+    /// Handles the events of the RDMA connections.
+    fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         loop {
             self.take_gots(reactor);
-            let Some(links) = &mut self.links else { return };
-            let Some(news) = links.transport.next_event() else { return };
-            let lane_of = |link: &ConnectionId| links.lanes.get(link).copied();
-            match news {
-                News::Asked { connection, peer } => self.link_asked(reactor, connection, peer),
-                News::Connected(link) => {
-                    let lane = lane_of(&link);
-                    self.link_connected(link, lane);
+            let Some(rdma) = &mut self.rdma_lanes else { return };
+            let Some(event) = rdma.transport.next_event() else { return };
+            let lane_of = |connection: &ConnectionId| rdma.lanes.get(connection).copied();
+            match event {
+                RdmaEvent::Asked { connection, peer } => self.rdma_asked(reactor, connection, peer),
+                RdmaEvent::Connected(connection) => {
+                    let lane = lane_of(&connection);
+                    self.rdma_connected(connection, lane);
                 }
-                News::Message(link, received) => match lane_of(&link).and_then(|slot| self.lanes.get_mut(slot)) {
-                    Some(lane) => {
-                        lane.backlog.push_back(received);
-                        if let Some(slot) = lane_of(&link) {
-                            self.take_backlog(reactor, slot, handler);
+                RdmaEvent::Message(connection, received) => {
+                    match lane_of(&connection).and_then(|slot| self.lanes.get_mut(slot)) {
+                        Some(lane) => {
+                            lane.backlog.push_back(received);
+                            if let Some(slot) = lane_of(&connection) {
+                                self.take_backlog(reactor, slot, handler);
+                            }
                         }
-                    }
-                    None => links.transport.done_with(link, received),
-                },
-                News::Sent(link, went) => {
-                    if let Some(slot) = lane_of(&link) {
-                        self.note_went(slot, went, reactor.now());
-                        self.link_sent(reactor, slot, link, handler);
+                        None => rdma.transport.done_with(connection, received),
                     }
                 }
-                News::Down(link, down) => {
-                    if let Some(slot) = links.lanes.remove(&link) {
+                RdmaEvent::Sent(connection, went) => {
+                    if let Some(slot) = lane_of(&connection) {
+                        self.note_went(slot, went, reactor.now());
+                        self.rdma_sent(reactor, slot, connection, handler);
+                    }
+                }
+                RdmaEvent::Down(connection, down) => {
+                    if let Some(slot) = rdma.lanes.remove(&connection) {
                         if let Some(lane) = self.lanes.get_mut(slot) {
-                            lane.link = None;
+                            lane.connection = None;
                         }
                         self.lane_failed(reactor, slot, down.into());
                     }
@@ -211,40 +213,45 @@ impl Fabric {
     }
 
     /// A client asks at a listener. The loop with the fewest sessions answers it.
-    fn link_asked(&mut self, reactor: &mut Reactor, link: ConnectionId, peer: Option<SocketAddr>) {
-        let Some(links) = &mut self.links else { return };
-        let Some((registry, here)) = &self.server else { return links.transport.refuse(link, RefuseCode::Busy) };
+    fn rdma_asked(&mut self, reactor: &mut Reactor, connection: ConnectionId, peer: Option<SocketAddr>) {
+        let Some(rdma) = &mut self.rdma_lanes else { return };
+        let Some((registry, here)) = &self.server else { return rdma.transport.refuse(connection, RefuseCode::Busy) };
         let place = registry.reserve(*here);
         if place.home() == *here {
-            return self.answer_link(reactor, (link, peer), place);
+            return self.answer_rdma(reactor, (connection, peer), place);
         }
-        if let Some(asked) = links.transport.take_out(link) {
-            registry.hand_over_link(asked, &place);
+        if let Some(asked) = rdma.transport.take_out(connection) {
+            registry.hand_over_connection(asked, &place);
         }
     }
 
     /// Answers the clients that have asked at the listeners of other loops.
-    pub(super) fn take_handed_links<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+    pub(super) fn take_handed_connections<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         let Some((registry, here)) = &self.server else { return };
-        let handed = registry.take_links(*here);
+        let handed = registry.take_connections(*here);
         if handed.is_empty() {
             return;
         }
         for (asked, place) in handed {
-            let transport = &mut self.links().transport;
+            let transport = &mut self.rdma_lanes().transport;
             match transport.adopt(reactor, asked) {
-                Ok(link) => {
-                    let peer = transport.peer(link);
-                    self.answer_link(reactor, (link, peer), place);
+                Ok(connection) => {
+                    let peer = transport.peer(connection);
+                    self.answer_rdma(reactor, (connection, peer), place);
                 }
                 Err(error) => tracing::warn!(%error, "a loop cannot take over an RDMA connection, which is refused"),
             }
         }
-        self.hear_links(reactor, handler);
+        self.take_rdma_events(reactor, handler);
     }
 
     /// Accepts or refuses who asks.
-    fn answer_link(&mut self, reactor: &mut Reactor, (link, peer): (ConnectionId, Option<SocketAddr>), place: Place) {
+    fn answer_rdma(
+        &mut self,
+        reactor: &mut Reactor,
+        (connection, peer): (ConnectionId, Option<SocketAddr>),
+        place: Place,
+    ) {
         let stranger = match (&self.admits, peer) {
             (Some(admits), Some(peer)) => !admits(peer),
             (Some(_), None) => true,
@@ -261,24 +268,24 @@ impl Fabric {
         } else {
             self.no_room(reactor.now(), peer).then_some(RefuseCode::Busy)
         };
-        let Some(links) = &mut self.links else { return };
+        let Some(rdma) = &mut self.rdma_lanes else { return };
         if let Some(code) = refused {
             self.counters.refused += 1;
             self.last_closed = Some(CloseReason::WeRefused(code));
-            return links.transport.refuse(link, code);
+            return rdma.transport.refuse(connection, code);
         }
         let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
-        (lane.link, lane.place) = (Some(link), Some(place));
+        (lane.connection, lane.place) = (Some(connection), Some(place));
         let slot = self.lanes.insert(lane);
         self.handshakes += 1;
-        links.lanes.insert(link, slot);
-        links.transport.accept(reactor, link);
+        rdma.lanes.insert(connection, slot);
+        rdma.transport.accept(reactor, connection);
         self.watch_clients(reactor);
     }
 
     /// Messages can go both ways: a client says `Hello`.
-    fn link_connected(&mut self, link: ConnectionId, slot: Option<LaneId>) {
-        let peer = self.links.as_ref().and_then(|links| links.transport.peer(link));
+    fn rdma_connected(&mut self, connection: ConnectionId, slot: Option<LaneId>) {
+        let peer = self.rdma_lanes.as_ref().and_then(|rdma| rdma.transport.peer(connection));
         let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) else { return };
         if lane.phase != Phase::Connecting {
             return;
@@ -293,8 +300,8 @@ impl Fabric {
     }
 
     /// Where the client of a lane is.
-    pub(super) fn link_peer(&self, lane: &Lane) -> Option<SocketAddr> {
-        self.links.as_ref()?.transport.peer(lane.link?)
+    pub(super) fn rdma_peer(&self, lane: &Lane) -> Option<SocketAddr> {
+        self.rdma_lanes.as_ref()?.transport.peer(lane.connection?)
     }
 
     /// Takes the messages that have come, unless the peer must take answers first.
@@ -305,17 +312,17 @@ impl Fabric {
             if matches!(lane.phase, Phase::Fenced | Phase::Closing) || (lane.phase == Phase::Up && is_held) {
                 return;
             }
-            let (phase, session, link) = (lane.phase, lane.session, lane.link);
+            let (phase, session, connection) = (lane.phase, lane.session, lane.connection);
             let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.backlog.pop_front()) else { return };
             if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
                 state.liveness.heard(reactor.now());
             }
             let step = match (phase, session) {
-                (Phase::Up, Some(session)) => self.link_message(reactor, (slot, session), &received, handler),
+                (Phase::Up, Some(session)) => self.rdma_message(reactor, (slot, session), &received, handler),
                 _ => self.handshake_message(reactor, slot, received.header()),
             };
-            if let (Some(link), Some(links)) = (link, &mut self.links) {
-                links.transport.done_with(link, received);
+            if let (Some(connection), Some(rdma)) = (connection, &mut self.rdma_lanes) {
+                rdma.transport.done_with(connection, received);
             }
             if let Err(reason) = step {
                 return self.lane_failed(reactor, slot, reason);
@@ -323,7 +330,7 @@ impl Fabric {
         }
     }
 
-    fn link_message<H: Handler>(
+    fn rdma_message<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         (slot, session): (LaneId, SessionId),
@@ -345,8 +352,14 @@ impl Fabric {
     }
 
     /// The peer has some of what was sent.
-    fn link_sent<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, link: ConnectionId, handler: &mut H) {
-        let is_idle = self.links.as_ref().is_none_or(|links| links.transport.is_idle(link));
+    fn rdma_sent<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        connection: ConnectionId,
+        handler: &mut H,
+    ) {
+        let is_idle = self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.transport.is_idle(connection));
         let Some(lane) = self.lanes.get(slot) else { return };
         let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
         if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
@@ -363,56 +376,56 @@ impl Fabric {
 
     /// Hands over what a lane wants to send.
     pub(super) fn send_outbox(&mut self, slot: LaneId) {
-        let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links) else { return };
-        let Some(link) = lane.link else { return };
+        let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes) else { return };
+        let Some(connection) = lane.connection else { return };
         for (header, payload) in lane.take_outbox() {
             let mut bytes = [0; size_of::<Header>()];
             bytes.copy_from_slice(header.as_bytes());
-            links.transport.send(link, bytes, payload);
+            rdma.transport.send(connection, bytes, payload);
         }
         if lane.close_when_sent.is_some() {
-            links.transport.finish(link);
+            rdma.transport.finish(connection);
         }
     }
 
-    /// Posts what the links have to send, and hears what that brings.
-    pub(super) fn flush_links<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        let Some(links) = &mut self.links else { return };
-        links.transport.flush(reactor);
-        self.hear_links(reactor, handler);
+    /// Posts queued messages of the RDMA connections, and handles the events that follow.
+    pub(super) fn flush_rdma<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        let Some(rdma) = &mut self.rdma_lanes else { return };
+        rdma.transport.flush(reactor);
+        self.take_rdma_events(reactor, handler);
     }
 
-    /// A gather for the next message of a link.
+    /// Gives a lane a gather for its next message.
     pub(super) fn give_spare(&mut self, slot: LaneId) {
-        if let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links)
-            && lane.link.is_some()
+        if let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes)
+            && lane.connection.is_some()
             && lane.spare.is_none()
         {
-            lane.spare = Some(links.transport.gather());
+            lane.spare = Some(rdma.transport.gather());
         }
     }
 
-    /// Bytes and heap memory that a link has queued for a lane.
-    pub(super) fn link_queued(&self, lane: &Lane) -> (usize, usize) {
-        let (Some(links), Some(link)) = (&self.links, lane.link) else { return (0, 0) };
-        (links.transport.queued(link), links.transport.queued_heap(link))
+    /// Bytes and heap memory that the transport has queued for a lane.
+    pub(super) fn rdma_queued(&self, lane: &Lane) -> (usize, usize) {
+        let (Some(rdma), Some(connection)) = (&self.rdma_lanes, lane.connection) else { return (0, 0) };
+        (rdma.transport.queued(connection), rdma.transport.queued_heap(connection))
     }
 
-    /// When the oldest was queued of what a link has not handed to its device.
-    pub(super) fn link_oldest(&self, lane: &Lane) -> Option<Instant> {
-        self.links.as_ref()?.transport.oldest(lane.link?)
+    /// When the oldest message was queued that the transport has not handed to the device.
+    pub(super) fn rdma_oldest(&self, lane: &Lane) -> Option<Instant> {
+        self.rdma_lanes.as_ref()?.transport.oldest(lane.connection?)
     }
 
     /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.
-    pub(super) fn close_link(&mut self, reactor: &Reactor, slot: LaneId) {
-        let (Some(lane), Some(links)) = (self.lanes.get_mut(slot), &mut self.links) else { return };
-        let link = lane.link.take();
+    pub(super) fn close_rdma(&mut self, reactor: &Reactor, slot: LaneId) {
+        let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes) else { return };
+        let connection = lane.connection.take();
         for received in std::mem::take(&mut lane.backlog) {
-            links.transport.discard(received);
+            rdma.transport.discard(received);
         }
-        if let Some(link) = link {
-            links.lanes.remove(&link);
-            links.transport.close(link);
+        if let Some(connection) = connection {
+            rdma.lanes.remove(&connection);
+            rdma.transport.close(connection);
         }
         self.take_gots(reactor);
     }
@@ -433,7 +446,7 @@ mod tests {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
         // An address of documentation: no device has it.
         fabric.connect(&mut reactor, Address::Rdma("192.0.2.1:9".parse().unwrap()), identity);
-        if fabric.links.as_ref().is_none_or(|links| links.failed.is_empty()) {
+        if fabric.rdma_lanes.as_ref().is_none_or(|rdma| rdma.failed.is_empty()) {
             let reason = "there is a connection manager, which looks for the address";
             return byway_skip::skip_this(byway_skip::SkipReason::Machine(reason));
         }
@@ -442,8 +455,8 @@ mod tests {
             reactor.reap(&mut completions, Wait::Block).unwrap();
         }
         // The timer at those ends the pause after the removal of a device.
-        let of_transport = [LINK, LINK + 1];
+        let of_transport = [RDMA, RDMA + 1];
         assert!(completions.iter().all(|completion| !of_transport.contains(&completion.token.tag())));
-        assert_eq!(completions[0].token.tag(), LINK_FAILED);
+        assert_eq!(completions[0].token.tag(), RDMA_FAILED);
     }
 }

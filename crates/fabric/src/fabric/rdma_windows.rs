@@ -1,9 +1,9 @@
-//! What devices reach of each other's memory: windows that are open to them, puts and gets over RDMA.
+//! Windows over RDMA, which the peer's device reaches, and puts and gets in them.
 //!
-//! Who puts or gets finds the place in what its peer has [granted](super::grants), so that a mistake ends there and not at the
-//! device, which would end the connection. A window for one use is used by all the pieces of one get together: there is no
-//! other use once the last of them was asked for, and its owner, who then closes it, is told when the last of them has ended.
-//! Where no piece has reached the device, since the memory that was to be filled cannot be registered, it was not used, and may be.
+//! A put or get is checked against the peer's [grants](super::grants) first: a mistake is then refused here and not by the
+//! device, which would end the connection. All pieces of one get count as the one use of a window for one use. When the last
+//! piece has ended, the window's owner is told and closes it. A get of which no piece reached the device, because the memory to
+//! be filled could not be registered, is no use of the window.
 
 use std::rc::Rc;
 
@@ -18,17 +18,17 @@ use crate::slots::{SessionId, Slot, Slots};
 #[cfg(doc)]
 use crate::windows::Windows;
 use crate::windows::{OpenError, WindowKey};
-use crate::wire::{Grant, Header, Kind, WindowNews};
+use crate::wire::{Grant, Header, Kind, WindowAdvert};
 
-/// Gets that devices have under way.
+/// Gets that devices have in flight.
 #[derive(Default)]
-pub(super) struct Reach {
-    gets: Slots<LinkGet>,
+pub(super) struct RdmaReads {
+    gets: Slots<RdmaGet>,
     uses: Slots<Use>,
 }
 
 /// A get, or a piece of one.
-struct LinkGet {
+struct RdmaGet {
     session: SessionId,
     context: u64,
     /// Of a window for one use.
@@ -92,11 +92,11 @@ impl Fabric {
 
     /// Passes on the gets that have ended.
     pub(super) fn take_gots(&mut self, reactor: &Reactor) {
-        let Some(links) = &mut self.links else { return };
-        for got in links.transport.take_gots() {
-            let Some(links) = &mut self.links else { return };
-            let Some(get) = links.reach.gets.remove(Slot::<LinkGet>::from_u64(got.token)) else { continue };
-            let LinkGet { session, context, once } = get;
+        let Some(rdma) = &mut self.rdma_lanes else { return };
+        for got in rdma.transport.take_gots() {
+            let Some(rdma) = &mut self.rdma_lanes else { return };
+            let Some(get) = rdma.reads.gets.remove(Slot::<RdmaGet>::from_u64(got.token)) else { continue };
+            let RdmaGet { session, context, once } = get;
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
                 if let (Ok(()), Some(frame)) = (got.result, &got.frame) {
@@ -121,14 +121,14 @@ impl Fabric {
     pub(super) fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
         let state = self.sessions.get(session).filter(|state| !state.down)?;
         state.wire.rdma().filter(|rdma| rdma.grants.is_once(window))?;
-        let links = self.links.as_mut()?;
-        Some(links.reach.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
+        let rdma = self.rdma_lanes.as_mut()?;
+        Some(rdma.reads.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
     }
 
     /// All pieces of a get were asked for: the window is in use, unless none was found.
     pub(super) fn end_use(&mut self, once: Option<UseId>) {
-        let Some((once, links)) = once.zip(self.links.as_mut()) else { return };
-        let Some(using) = links.reach.uses.get_mut(once) else { return };
+        let Some((once, rdma)) = once.zip(self.rdma_lanes.as_mut()) else { return };
+        let Some(using) = rdma.reads.uses.get_mut(once) else { return };
         using.is_open = false;
         if (using.left > 0 || using.was_read)
             && let Some(rdma) = self.sessions.get_mut(using.session).and_then(|state| state.wire.rdma_mut())
@@ -139,7 +139,7 @@ impl Fabric {
     }
 
     fn piece_ended(&mut self, once: UseId, was_read: bool) {
-        let Some(using) = self.links.as_mut().and_then(|links| links.reach.uses.get_mut(once)) else { return };
+        let Some(using) = self.rdma_lanes.as_mut().and_then(|rdma| rdma.reads.uses.get_mut(once)) else { return };
         using.left -= 1;
         using.was_read |= was_read;
         self.forget_use(once);
@@ -147,11 +147,11 @@ impl Fabric {
 
     /// With its last piece a use is over: the window is forgotten and its owner is told, unless nothing was read.
     fn forget_use(&mut self, once: UseId) {
-        let Some(links) = &mut self.links else { return };
-        if links.reach.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
+        let Some(rdma) = &mut self.rdma_lanes else { return };
+        if rdma.reads.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
             return;
         }
-        let Some(Use { session, window, was_read, .. }) = links.reach.uses.remove(once) else { return };
+        let Some(Use { session, window, was_read, .. }) = rdma.reads.uses.remove(once) else { return };
         if let Some(rdma) = self.sessions.get_mut(session).and_then(|state| state.wire.rdma_mut()) {
             if was_read {
                 rdma.grants.forget(window);
@@ -160,25 +160,27 @@ impl Fabric {
             }
         }
         if was_read {
-            self.tell_of_window(session, window, &WindowNews::of(WindowNews::USED));
+            self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::USED));
         }
     }
 
     /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
     /// is at its end.
     fn expose(&mut self, session: SessionId, memory: Memory, context: u64) -> Result<Exposing, Memory> {
-        let (Some(link), Some(links)) = (self.link_of(session), &self.links) else { return Err(memory) };
+        let (Some(connection), Some(rdma)) = (self.rdma_connection_of(session), &self.rdma_lanes) else {
+            return Err(memory);
+        };
         let refused = |error, frame| Ok(Err((error, frame)));
         if !self.windows.has_room_exposed() {
             return refused(OpenError::Full, memory.into_frame());
         }
         let (opened, bytes) = match memory {
             Memory::Target(frame, start, len) => {
-                let opened = links.transport.open_target(link, (frame, start, len));
+                let opened = rdma.transport.open_target(connection, (frame, start, len));
                 (opened.map_err(|(error, frame)| (error, frame.map(|frame| Memory::Target(frame, start, len)))), len)
             }
             Memory::Source(frame, start, len) => {
-                let opened = links.transport.open_source(link, (Rc::clone(&frame), start, len));
+                let opened = rdma.transport.open_source(connection, (Rc::clone(&frame), start, len));
                 (opened.map_err(|error| (error, Some(Memory::Source(frame, start, len)))), len)
             }
         };
@@ -189,7 +191,7 @@ impl Fabric {
             }
             Err(refused) => refused,
         };
-        let refusal = Refusal::of(error, links.transport.has(link));
+        let refusal = Refusal::of(error, rdma.transport.has(connection));
         tracing::warn!(%error, bytes, ?refusal, "no window is opened to the device of a peer");
         if refusal == Refusal::EndsSession {
             self.events.push(Event::Failed(session, Down::Setup(error).into()));
@@ -207,9 +209,9 @@ impl Fabric {
     }
 
     /// Puts what `push` appends where it belongs, by the device.
-    pub(super) fn write_by_link(
+    pub(super) fn rdma_put(
         &mut self,
-        (session, link): (SessionId, ConnectionId),
+        (session, connection): (SessionId, ConnectionId),
         (to, len): (Remote, usize),
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
@@ -220,41 +222,43 @@ impl Fabric {
         }
         let state = self.sessions.get_mut(session);
         let rdma = state.and_then(|state| state.wire.rdma_mut()).ok_or(Errno::NOTCONN)?;
-        let place = rdma.grants.find(to, len, WindowNews::PUT).map_err(|_| Errno::FAULT)?;
+        let place = rdma.grants.find(to, len, WindowAdvert::PUT).map_err(|_| Errno::FAULT)?;
         rdma.grants.use_up(to.window);
-        let links = self.links.as_mut().ok_or(Errno::NOTCONN)?;
-        let mut gather = links.transport.gather();
+        let rdma = self.rdma_lanes.as_mut().ok_or(Errno::NOTCONN)?;
+        let mut gather = rdma.transport.gather();
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
-        links.transport.put(link, WindowAddress { address: place.address, rkey: place.key }, gather);
+        rdma.transport.put(connection, WindowAddress { address: place.address, rkey: place.key }, gather);
         Ok(())
     }
 
     /// Gets by the device, in a use that was begun if the window is for one.
-    pub(super) fn read_by_link(
+    pub(super) fn rdma_get(
         &mut self,
         reactor: &Reactor,
-        (session, link): (SessionId, ConnectionId),
+        (session, connection): (SessionId, ConnectionId),
         (from, once): (Remote, Option<UseId>),
         into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
-        let (Some(state), Some(links)) = (self.sessions.get_mut(session), &mut self.links) else { return Err(into) };
-        let Some(rdma) = state.wire.rdma() else { return Err(into) };
-        let place = match rdma.grants.find(from, into.len(), WindowNews::GET) {
+        let (Some(state), Some(rdma)) = (self.sessions.get_mut(session), &mut self.rdma_lanes) else {
+            return Err(into);
+        };
+        let Some(wire) = state.wire.rdma() else { return Err(into) };
+        let place = match wire.grants.find(from, into.len(), WindowAdvert::GET) {
             Ok(place) => place,
             Err(error) => {
                 self.events.push(Event::Got(session, (Some(into), context), Err(GetError::Refused(error))));
                 return Ok(());
             }
         };
-        let number = links.reach.gets.insert(LinkGet { session, context, once });
+        let number = rdma.reads.gets.insert(RdmaGet { session, context, once });
         let address = WindowAddress { address: place.address, rkey: place.key };
-        if let Err(into) = links.transport.get(link, address, into, number.to_u64()) {
-            links.reach.gets.remove(number);
+        if let Err(into) = rdma.transport.get(connection, address, into, number.to_u64()) {
+            rdma.reads.gets.remove(number);
             return Err(into);
         }
-        if let Some(using) = once.and_then(|once| links.reach.uses.get_mut(once)) {
+        if let Some(using) = once.and_then(|once| rdma.reads.uses.get_mut(once)) {
             using.left += 1;
         }
         state.gets += 1;
@@ -263,7 +267,7 @@ impl Fabric {
     }
 
     /// The peer says that its device has placed a payload in a window of ours.
-    pub(super) fn written_by_link<H: Handler>(
+    pub(super) fn rdma_placed<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,

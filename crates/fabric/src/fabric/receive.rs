@@ -119,7 +119,7 @@ impl Fabric {
 
     /// Heap memory of what waits for a session's peer.
     fn heap_for(&self, state: &Session) -> usize {
-        let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
+        let heap = |lane: &Lane| lane.queued_heap() + self.rdma_queued(lane).1;
         state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
     }
 
@@ -176,7 +176,7 @@ impl Fabric {
                 return;
             }
             let Some(lane) = self.lanes.get_mut(slot).filter(|lane| lane.phase == Phase::Up) else { continue };
-            if lane.link.is_some() {
+            if lane.connection.is_some() {
                 self.take_backlog(reactor, slot, handler);
                 continue;
             }
@@ -224,7 +224,7 @@ impl Fabric {
     /// A lane is up: from now on it receives messages. What the frame held is done with.
     pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: LaneId) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.link.is_some() {
+        if lane.connection.is_some() {
             return;
         }
         lane.filled = 0;
@@ -370,7 +370,7 @@ impl Fabric {
             }
             Kind::Pull => return self.pulled(reactor, session, header),
             Kind::Nack => return self.refused(reactor, session, header, handler),
-            Kind::Window => return self.window_news_came(reactor, session, header, handler),
+            Kind::Window => return self.window_advert_came(reactor, session, header, handler),
             Kind::Call
             | Kind::Reply
             | Kind::Notice

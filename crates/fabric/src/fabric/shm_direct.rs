@@ -1,4 +1,4 @@
-//! Payloads that are placed by whoever sends or wants them: over shared memory, in the arena that a client has lent.
+//! Payloads over shared memory that one end copies directly into or out of the arena that a client has lent.
 //!
 //! A client lends its server an *arena*, a pool of frames that both map, and tells with each call where its window lies in
 //! it. The server copies straight into the window, or out of it, and says so by a message: one copy where the stream takes
@@ -13,14 +13,14 @@ use byway_reactor::{Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::Place;
-use super::reach::UseId;
+use super::rdma_windows::UseId;
 use super::transfer::Remote;
 use super::wire::Wire;
 use super::{Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Header, Kind, WindowNews};
+use crate::wire::{Grant, Header, Kind, WindowAdvert};
 
 impl Fabric {
     /// Sessions over shared memory that are begun from now on lend their server this arena ([`FramePool::shared`]): windows
@@ -75,7 +75,7 @@ impl Fabric {
         let is_call = kind == Kind::Call && state.role == Role::Server;
         let grant = Grant::read_from_prefix(payload).ok().filter(|_| is_call);
         let (grant, rest) = grant.ok_or(CloseReason::Unexpected(kind))?;
-        let (window, rights) = (WindowKey(header.window.get()), WindowNews::PUT | WindowNews::GET);
+        let (window, rights) = (WindowKey(header.window.get()), WindowAdvert::PUT | WindowAdvert::GET);
         match &mut state.wire {
             // There is no such place: the payload goes as ever.
             Wire::Stream => {}
@@ -108,12 +108,12 @@ impl Fabric {
 
     /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
     pub fn goes_by_route(&self, session: SessionId, to: Remote, len: usize) -> bool {
-        self.link_of(session).is_none() && self.place_of(session, (to, len), WindowNews::PUT).is_none()
+        self.rdma_connection_of(session).is_none() && self.place_of(session, (to, len), WindowAdvert::PUT).is_none()
     }
 
     /// Whether a put (or get, if `put` is false) of so many bytes is copied by this end, when it is begun.
     pub fn is_copied(&self, session: SessionId, at: Remote, len: usize, put: bool) -> bool {
-        let right = if put { WindowNews::PUT } else { WindowNews::GET };
+        let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
         self.place_of(session, (at, len), right).is_some()
     }
 
@@ -125,10 +125,10 @@ impl Fabric {
         (to, len): (Remote, usize),
         push: P,
     ) -> Result<Result<(), Errno>, P> {
-        if let Some(link) = self.link_of(session) {
-            return Ok(self.write_by_link((session, link), (to, len), push));
+        if let Some(connection) = self.rdma_connection_of(session) {
+            return Ok(self.rdma_put((session, connection), (to, len), push));
         }
-        let Some((socket, place)) = self.place_of(session, (to, len), WindowNews::PUT) else { return Err(push) };
+        let Some((socket, place)) = self.place_of(session, (to, len), WindowAdvert::PUT) else { return Err(push) };
         let mut gather = std::mem::take(&mut self.placed);
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
@@ -150,11 +150,11 @@ impl Fabric {
         mut into: Frame,
         context: u64,
     ) -> Result<(), Frame> {
-        if let Some(link) = self.link_of(session) {
-            return self.read_by_link(reactor, (session, link), (from, once), into, context);
+        if let Some(connection) = self.rdma_connection_of(session) {
+            return self.rdma_get(reactor, (session, connection), (from, once), into, context);
         }
         let len = into.len();
-        let Some((socket, place)) = self.place_of(session, (from, len), WindowNews::GET) else { return Err(into) };
+        let Some((socket, place)) = self.place_of(session, (from, len), WindowAdvert::GET) else { return Err(into) };
         let result =
             reactor.get(socket, (place.memory, place.address), (&mut into, 0..len)).map_err(|error| match error {
                 Errno::CONNRESET => GetError::Ended,
@@ -175,8 +175,8 @@ impl Fabric {
         (kind, header): (Kind, &Header),
         handler: &mut H,
     ) -> Result<(), CloseReason> {
-        if self.link_of(session).is_some() {
-            return self.written_by_link(reactor, session, (kind, header), handler);
+        if self.rdma_connection_of(session).is_some() {
+            return self.rdma_placed(reactor, session, (kind, header), handler);
         }
         let shm = self.sessions.get(session).and_then(|state| state.wire.shm());
         let lent = shm.is_some_and(|shm| shm.arena.is_some() || !shm.loans.is_empty());

@@ -9,14 +9,14 @@ use byway_reactor::{Errno, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::{Lane, LaneId};
-use super::reach::UseId;
+use super::rdma_windows::UseId;
 use super::{Event, Fabric, Handler, Role};
 use crate::checksum::payload_checksum;
 use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
-use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull, WindowNews};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull, WindowAdvert};
 
 /// A place in memory that the peer has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum GetError {
 
 /// Whether a message is sent because the peer has sent one. (What is pulled is too.)
 fn is_answer(header: &Header) -> bool {
-    let forgets = || header.body::<WindowNews>().what == WindowNews::FORGOTTEN;
+    let forgets = || header.body::<WindowAdvert>().what == WindowAdvert::FORGOTTEN;
     let is_of = |kind: Kind| header.kind == kind as u8;
     [Kind::Pong, Kind::Nack, Kind::Placed].into_iter().any(is_of) || (is_of(Kind::Window) && forgets())
 }
@@ -246,7 +246,7 @@ impl Fabric {
             let placed = header.flags & FLAG_PLACED != 0;
             debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
             // Over RDMA what waits to be sent lies with the transport, and is not told apart.
-            if is_answer && lane.link.is_none() && lane.note_answer() {
+            if is_answer && lane.connection.is_none() && lane.note_answer() {
                 self.look_at_answers(session);
             }
         }
@@ -374,7 +374,7 @@ impl Fabric {
     /// Notes how much heap memory a lane's queue has.
     pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get(slot) else { return };
-        let now = lane.queued_heap() + self.link_queued(lane).1;
+        let now = lane.queued_heap() + self.rdma_queued(lane).1;
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         self.queued_heap = self.queued_heap - lane.counted_heap + now;
         lane.counted_heap = now;
@@ -393,7 +393,7 @@ impl Fabric {
     /// Whether anything can be put to a session's peer yet.
     pub fn can_put(&self, session: SessionId) -> bool {
         let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
-        has_bulk || self.link_of(session).is_some()
+        has_bulk || self.rdma_connection_of(session).is_some()
     }
 
     /// The route to a session's peer with the fewest bytes queued.
@@ -413,14 +413,14 @@ impl Fabric {
     /// Bytes of messages that wait to be sent to a session's peer.
     pub fn control_queued(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.link_queued(lane).0)
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.rdma_queued(lane).0)
     }
 
     /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
     /// take.
     pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        let heap = |lane: &Lane| lane.queued_heap() + self.link_queued(lane).1;
+        let heap = |lane: &Lane| lane.queued_heap() + self.rdma_queued(lane).1;
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, heap)
     }
 

@@ -1,4 +1,4 @@
-//! What the two ends of a session tell each other of their windows, where they reach them by themselves: by the message `Window`.
+//! The message `Window`, by which an end tells its peer of its windows where the peer reaches them without a receiver.
 //!
 //! Over lanes the owner of a window looks at each put and get. Over RDMA the device does, which knows an address and a key: so a
 //! node says of each window that it opens where it lies and what it is for, and its peer looks there first. A wrong use is found
@@ -15,7 +15,7 @@ use crate::registration;
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::{WindowError, WindowKey};
-use crate::wire::{Header, Kind, WindowNews};
+use crate::wire::{Header, Kind, WindowAdvert};
 
 impl Fabric {
     /// Tells the peer of a session that a window was opened for it, if it must be told: before anything that is sent
@@ -24,14 +24,14 @@ impl Fabric {
         let (Some(grant), Some(rights)) = (self.exposed_grant(window), self.windows.exposed_rights(window)) else {
             return;
         };
-        self.tell_of_window(session, window, &WindowNews::opened(rights, 0, grant));
+        self.tell_of_window(session, window, &WindowAdvert::opened(rights, 0, grant));
     }
 
     /// Tells the peer of a session that a window is about to be closed, if it must be told. What it has under way there
     /// ends its session, and so does what it begins before it has heard of this; later it is refused on its side.
     pub fn withdraw(&mut self, session: SessionId, window: WindowKey) {
         if self.windows.exposed_rights(window).is_some() {
-            self.tell_of_window(session, window, &WindowNews::of(WindowNews::CLOSED));
+            self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::CLOSED));
         }
     }
 
@@ -42,39 +42,39 @@ impl Fabric {
     pub fn check_remote(&self, session: SessionId, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
         let state = self.sessions.get(session).filter(|state| !state.down);
         let Some(Wire::Rdma(rdma)) = state.map(|state| &state.wire) else { return Ok(()) };
-        let right = if put { WindowNews::PUT } else { WindowNews::GET };
+        let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
         rdma.grants.find(at, len, right).map(|_| ())
     }
 
     /// What the cache of registered memory has done for sessions over RDMA; nothing before memory outside the pool was
     /// first moved.
     pub fn registrations(&self) -> Option<(registration::Mode, registration::Counters)> {
-        self.links.as_ref()?.registrations()
+        self.rdma_lanes.as_ref()?.registrations()
     }
 
-    pub(super) fn tell_of_window(&mut self, session: SessionId, window: WindowKey, news: &WindowNews) {
-        self.send(session, news.about(window.0));
+    pub(super) fn tell_of_window(&mut self, session: SessionId, window: WindowKey, advert: &WindowAdvert) {
+        self.send(session, advert.about(window.0));
     }
 
     /// The peer tells of a window, its own or ours.
-    pub(super) fn window_news_came<H: Handler>(
+    pub(super) fn window_advert_came<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
         header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
-        let (window, news) = (WindowKey(header.window.get()), header.body::<WindowNews>());
+        let (window, advert) = (WindowKey(header.window.get()), header.body::<WindowAdvert>());
         let Some(state) = self.sessions.get_mut(session) else { return Ok(()) };
-        match (news.what, state.wire.rdma_mut()) {
+        match (advert.what, state.wire.rdma_mut()) {
             // One that finds no room is refused when it is used, as if it were not there.
-            (WindowNews::OPENED, Some(rdma)) => drop(rdma.grants.note(window, news.grant, news.rights)),
-            (WindowNews::CLOSED, Some(rdma)) => drop(rdma.grants.forget(window)),
-            (WindowNews::USED, Some(_)) => drop(self.windows.used(session, window)),
-            (WindowNews::OPENED, None) => return self.lent_window_opened(reactor, session, window, &news),
-            (WindowNews::CLOSED, None) => self.lent_window_closed(session, window),
-            (WindowNews::FORGOTTEN, None) => self.lent_window_forgotten(reactor, session, window, handler),
-            (WindowNews::UNMAP, None) => return self.unmap(reactor, session, news.memory.get()),
+            (WindowAdvert::OPENED, Some(rdma)) => drop(rdma.grants.note(window, advert.grant, advert.rights)),
+            (WindowAdvert::CLOSED, Some(rdma)) => drop(rdma.grants.forget(window)),
+            (WindowAdvert::USED, Some(_)) => drop(self.windows.used(session, window)),
+            (WindowAdvert::OPENED, None) => return self.lent_window_opened(reactor, session, window, &advert),
+            (WindowAdvert::CLOSED, None) => self.lent_window_closed(session, window),
+            (WindowAdvert::FORGOTTEN, None) => self.lent_window_forgotten(reactor, session, window, handler),
+            (WindowAdvert::UNMAP, None) => return self.unmap(reactor, session, advert.memory.get()),
             _ => return Err(CloseReason::Unexpected(Kind::Window)),
         }
         Ok(())

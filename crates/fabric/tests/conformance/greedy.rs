@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
-use byway_fabric::wire::{Header, Kind, Pull, WindowNews};
-use byway_fabric::{PayloadMeta, CloseReason, Options, Remote, Slot};
+use byway_fabric::wire::{Header, Kind, Pull, WindowAdvert};
+use byway_fabric::{CloseReason, Options, PayloadMeta, Remote, Slot};
 use byway_reactor::{Gather, Wait};
 use zerocopy::FromZeros;
 
@@ -33,7 +33,7 @@ fn questions(from: Remote) -> Vec<Header> {
     pull.len.set(100);
     let mut good = Header::with_body(Kind::Pull, &pull);
     good.window.set(from.window.0);
-    let closed = WindowNews::of(WindowNews::CLOSED).about(7);
+    let closed = WindowAdvert::of(WindowAdvert::CLOSED).about(7);
     vec![good, Header::with_body(Kind::Pull, &pull), Header::new(Kind::Ping), closed]
 }
 

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowNews};
-use byway_fabric::{PayloadMeta, CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
+use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowAdvert};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, Slot, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
@@ -190,7 +190,7 @@ pub fn memory_with_a_window_is_not_let_go_of(rig: &mut Rig) {
     let memory = filled(&pattern(1, LEN));
     let (_, lent) = open(rig, (CLIENT, client), &memory, false);
     let number = u32::from(rig.places());
-    let nothing = |number| WindowNews::unmap(number).about(0);
+    let nothing = |number| WindowAdvert::unmap(number).about(0);
     // What was never lent is as good as let go of.
     rig.client().fabric.send(client, nothing(number + 7));
     heard(rig, (CLIENT, client));
@@ -206,7 +206,7 @@ pub fn memory_with_a_window_is_not_let_go_of(rig: &mut Rig) {
 
 fn lend(window: WindowKey, (number, rights): (u32, u8), (address, len): (u64, u64)) -> Header {
     let grant = Grant::new(address, len, 0);
-    WindowNews::opened(rights, number, grant).about(window.0)
+    WindowAdvert::opened(rights, number, grant).about(window.0)
 }
 
 /// What a peer says of memory that it never lent, or of places that are none, is no use to anybody; it touches nothing.
@@ -221,15 +221,15 @@ pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
     let number = u32::from(rig.places());
     let lies = [
         // In memory that was not lent, now or ever.
-        lend(key(500), (number + 1, WindowNews::PUT), (0, 100)),
-        lend(key(501), (u32::MAX, WindowNews::GET), (0, 100)),
+        lend(key(500), (number + 1, WindowAdvert::PUT), (0, 100)),
+        lend(key(501), (u32::MAX, WindowAdvert::GET), (0, 100)),
         // Beyond the end, or round the end of all addresses.
-        lend(key(502), (number, WindowNews::GET), (end - 50, 100)),
-        lend(key(503), (number, WindowNews::GET), (u64::MAX - 10, 100)),
+        lend(key(502), (number, WindowAdvert::GET), (end - 50, 100)),
+        lend(key(503), (number, WindowAdvert::GET), (u64::MAX - 10, 100)),
         // For writing, where it can only be read.
-        lend(key(504), (number, WindowNews::PUT), (0, 100)),
+        lend(key(504), (number, WindowAdvert::PUT), (0, 100)),
         // A window of which there can be no note.
-        lend(WindowKey(77 << 20 | 0xf_ffff), (number, WindowNews::GET), (0, 100)),
+        lend(WindowKey(77 << 20 | 0xf_ffff), (number, WindowAdvert::GET), (0, 100)),
     ];
     for lie in lies {
         rig.client().fabric.send(client, lie);
@@ -249,8 +249,8 @@ pub fn what_a_peer_says_of_its_memory_is_checked(rig: &mut Rig) {
     assert!(result.is_ok() && bytes == pattern(1, LEN), "the honest one serves still");
     assert!(bytes_of(&memory)[AT..AT + LEN] == pattern(1, LEN));
     // To recall what was never told, and to have recalled what was not, is heard and forgotten.
-    for what in [WindowNews::CLOSED, WindowNews::FORGOTTEN] {
-        rig.client().fabric.send(client, WindowNews::of(what).about(key(600).0));
+    for what in [WindowAdvert::CLOSED, WindowAdvert::FORGOTTEN] {
+        rig.client().fabric.send(client, WindowAdvert::of(what).about(key(600).0));
     }
     heard(rig, owner);
     // A direction that is none ends the session.

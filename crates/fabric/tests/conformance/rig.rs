@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    PayloadMeta, ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot,
+    ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry, Remote, Slot,
     WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use byway_fabric::limits::PAYLOAD_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{PayloadMeta, Options, PayloadChecksum, Remote};
+use byway_fabric::{Options, PayloadChecksum, PayloadMeta, Remote};
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
 

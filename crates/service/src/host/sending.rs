@@ -1,7 +1,7 @@
 //! What every driver of the call protocol over a [`Fabric`] needs.
 
 use byway_fabric::wire::Header;
-use byway_fabric::{PayloadMeta, Fabric, SessionId};
+use byway_fabric::{Fabric, PayloadMeta, SessionId};
 use byway_rpc::session::Calls;
 
 /// Sends what the call protocol has to say. To be called after each call of [`Calls`].

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{PayloadMeta, CloseReason, Fabric, Remote, Route, SessionId, Slot, WindowKey};
+use byway_fabric::{CloseReason, Fabric, PayloadMeta, Remote, Route, SessionId, Slot, WindowKey};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Reactor};
 use byway_rpc::message::ReplyBody;

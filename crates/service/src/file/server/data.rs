@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::{PayloadMeta, CloseReason, GetError, Remote, Slot, append_payload};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, Slot, append_payload};
 use byway_reactor::{Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 

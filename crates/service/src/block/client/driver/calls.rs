@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::Kind as Message;
-use byway_fabric::{PayloadMeta, CloseReason, Closed, Descriptor, Fabric, OpenError, SessionId, WindowKey};
+use byway_fabric::{CloseReason, Closed, Descriptor, Fabric, OpenError, PayloadMeta, SessionId, WindowKey};
 use byway_reactor::{Errno, Extent, Instant, Reactor};
 use byway_rpc::session as rpc;
 use zerocopy::little_endian::{U32, U64};
