@@ -237,3 +237,32 @@ fn a_new_server_gives_locks_back_before_it_gives_others() {
     assert_eq!(one.write(ME, first, 0, b"mine"), Ok(4), "it has none any more");
     assert_eq!(two.write(ME, second, 0, b"mine"), Err(Errno::IO));
 }
+
+#[test]
+fn where_a_part_of_a_files_locks_is_lost_the_rest_is_released() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let start = |at, grace| {
+        let shares = vec![share(below.path(), Users::Owner, false)];
+        Server::start_with(at, shares, Duration::from_millis(grace), Duration::ZERO)
+    };
+    let server = start(tcp(), 0);
+    let at = server.at.clone();
+    let cable = Cable::to(&at);
+    let (one, two, three) = (connect(&at), connect(&cable.at), connect(&at));
+    let (first, second, third) = (open(&one), open(&two), open(&three));
+    let range = |start| LockRange { whole: false, owner: 5, pid: 77, start, last: start + 9 };
+    one.lock(ME, first, range(0), LockKind::Exclusive, false).unwrap();
+    // Both believe that they have the second range.
+    two.lock(ME, second, range(20), LockKind::Exclusive, false).unwrap();
+    cable.unplug();
+    one.lock(ME, first, range(20), LockKind::Exclusive, true).unwrap();
+    drop(server);
+    let _server = start(at, 1000);
+    cable.plug();
+    two.renew();
+    assert_eq!(two.write(ME, second, 0, b"theirs"), Ok(6));
+    assert_eq!(one.write(ME, first, 0, b"mine"), Err(Errno::IO));
+    assert_eq!(three.lock(ME, third, range(20), LockKind::Exclusive, false), Err(Errno::AGAIN));
+    assert_eq!(three.lock(ME, third, range(0), LockKind::Exclusive, false), Ok(()), "nobody has it any more");
+}

@@ -18,36 +18,45 @@ pub(super) struct HeldLock {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct HeldLocks {
-    /// The epoch in which they are held.
-    epoch: u64,
+    /// The epoch in which they are held. `None`: they are being asked for again.
+    epoch: Option<u64>,
     /// By the number of the node.
     nodes: HashMap<u64, Vec<HeldLock>>,
 }
 
 impl HeldLocks {
-    /// The epoch in which they are held.
-    pub(super) fn epoch(&self) -> u64 {
+    /// The epoch in which they are held. `None` while they are asked for again.
+    pub(super) fn epoch(&self) -> Option<u64> {
         self.epoch
+    }
+
+    /// A session of an epoch has begun. Gives the locks to ask for again, with the node of each, if they were held in another epoch:
+    /// until [`HeldLocks::recovered`] no lock of an earlier epoch is noted, since nobody would ask for it.
+    pub(super) fn begin_recovery(&mut self, epoch: u64) -> Option<Vec<(u64, HeldLock)>> {
+        if self.epoch == Some(epoch) {
+            return None;
+        }
+        self.epoch = None;
+        Some(self.all())
     }
 
     /// All of them have been asked for in an epoch.
     pub(super) fn recovered(&mut self, epoch: u64) {
-        self.epoch = epoch;
+        self.epoch = Some(epoch);
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// All of them, with the node of each.
-    pub(super) fn all(&self) -> Vec<(u64, HeldLock)> {
+    fn all(&self) -> Vec<(u64, HeldLock)> {
         self.nodes.iter().flat_map(|(node, locks)| locks.iter().map(|lock| (*node, *lock))).collect()
     }
 
     /// The server has given (`Some(exclusive)`) or taken (`None`) a lock in an epoch. False if that is not the epoch of the others any more:
     /// the server has forgotten it, and it must be asked for again.
     pub(super) fn note(&mut self, epoch: u64, node: u64, range: LockRange, now: Option<bool>) -> bool {
-        if epoch != self.epoch {
+        if self.epoch != Some(epoch) {
             return false;
         }
         let locks = self.nodes.entry(node).or_default();
@@ -111,6 +120,10 @@ mod tests {
         LockRange { whole: false, owner, pid: 1, start, last }
     }
 
+    fn in_epoch(epoch: u64) -> HeldLocks {
+        HeldLocks { epoch: Some(epoch), ..HeldLocks::default() }
+    }
+
     fn held(locks: &HeldLocks) -> Vec<(u64, u64, u64, bool)> {
         let tuple = |(_, HeldLock { range, exclusive })| (range.owner, range.start, range.last, exclusive);
         let mut all: Vec<_> = locks.all().into_iter().map(tuple).collect();
@@ -120,7 +133,7 @@ mod tests {
 
     #[test]
     fn ranges_are_cut_and_joined_as_the_server_does() {
-        let mut locks = HeldLocks::default();
+        let mut locks = in_epoch(0);
         assert!(locks.note(0, 5, range(1, 0, 99), Some(true)));
         assert!(locks.note(0, 5, range(2, 200, 299), Some(false)));
         assert!(locks.note(0, 5, range(1, 40, 49), None));
@@ -140,7 +153,7 @@ mod tests {
 
     #[test]
     fn flock_and_ranges_are_apart() {
-        let mut locks = HeldLocks::default();
+        let mut locks = in_epoch(0);
         let whole = LockRange { whole: true, ..range(1, 0, u64::MAX) };
         assert!(locks.note(0, 5, whole, Some(true)) && locks.note(0, 5, range(1, 0, 9), Some(false)));
         assert!(locks.note(0, 5, whole, None));
@@ -149,10 +162,22 @@ mod tests {
 
     #[test]
     fn a_lock_of_an_earlier_epoch_is_not_held() {
-        let mut locks = HeldLocks::default();
-        locks.recovered(3);
+        let mut locks = in_epoch(3);
         assert!(!locks.note(2, 5, range(1, 0, 9), Some(true)));
         assert!(locks.is_empty());
+    }
+
+    #[test]
+    fn a_lock_that_the_old_server_gave_late_is_asked_for_again() {
+        let mut locks = in_epoch(1);
+        assert!(locks.note(1, 5, range(1, 0, 9), Some(true)));
+        assert_eq!(locks.begin_recovery(1), None, "the server has kept them");
+        assert_eq!(locks.begin_recovery(2).unwrap().len(), 1);
+        assert!(!locks.note(1, 5, range(1, 20, 29), Some(true)), "the old server's answer is read now");
+        assert_eq!(locks.begin_recovery(3).unwrap().len(), 1, "the session ended before all were asked for");
+        locks.recovered(3);
+        assert_eq!(held(&locks), [(1, 0, 9, true)]);
+        assert!(locks.note(3, 5, range(1, 20, 29), Some(true)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::wire::{Arguments, AttachResult, CallError, ClientName, Entry, Method, PROTOCOL};
 use super::ClientError;
 use super::buffers::Buffers;
+use super::caches;
 use super::held_locks::nobody_else_had_them;
 use crate::limits::{
     BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN,
@@ -91,8 +92,7 @@ pub(super) struct Link {
     server: Server,
     /// Names this client to the server in all its sessions.
     name: ClientName,
-    began: Instant,
-    /// When the last call was sent that was answered, in nanoseconds since the client began.
+    /// When the last call was sent that was answered, by the clock of leases.
     heard: AtomicU64,
     /// The server process of the last session that worked.
     instance: AtomicU64,
@@ -118,8 +118,7 @@ impl Link {
         Ok(Self {
             server,
             name: Random::from_kernel().bytes16(),
-            began: Instant::now(),
-            heard: AtomicU64::new(0),
+            heard: AtomicU64::new(caches::now().nanos()),
             instance: AtomicU64::new(0),
             rpc,
             buffers: Buffers::default(),
@@ -257,16 +256,16 @@ impl Link {
         let epoch = before.map_or(number, |(_, epoch)| epoch);
         state.attached = Some((now, epoch));
         drop(state);
-        let silent = self.began.elapsed().saturating_sub(Duration::from_nanos(self.heard.load(Ordering::Acquire)));
+        // Others go on while this machine sleeps.
+        let silent = Duration::from_nanos(caches::now().nanos().saturating_sub(self.heard.load(Ordering::Acquire)));
         let uptime = Duration::from_millis(result.uptime_ms.get());
         let may_reclaim = self.instance.load(Ordering::Acquire) != instance && nobody_else_had_them(silent, uptime);
         Ok((Live { session, number, epoch, instance, may_reclaim, read_only, trusts }, root))
     }
 
-    /// A call of the session that works was sent then, and has been answered.
-    pub(super) fn heard(&self, sent: Instant) {
-        let sent = sent.saturating_duration_since(self.began).as_nanos();
-        self.heard.fetch_max(u64::try_from(sent).unwrap_or(u64::MAX), Ordering::AcqRel);
+    /// A call of the session that works was sent then, by the clock of leases, and has been answered.
+    pub(super) fn heard(&self, sent: byway_reactor::Instant) {
+        self.heard.fetch_max(sent.nanos(), Ordering::AcqRel);
     }
 
     /// The session of that number has ended.

@@ -72,35 +72,35 @@ impl Client {
         wait: bool,
     ) -> Result<(), Errno> {
         let mut ask = Self::on_range(caller, handle, range);
-        ask.mode = match kind {
-            LockKind::Shared => 0,
-            LockKind::Exclusive => 1,
-            LockKind::Unlock => 2,
-        };
-        if wait {
-            ask.flags |= FLAG_WAIT;
-        }
-        let now = match kind {
+        let mut now = match kind {
             LockKind::Shared => Some(false),
             LockKind::Exclusive => Some(true),
             LockKind::Unlock => None,
         };
+        if wait {
+            ask.flags |= FLAG_WAIT;
+        }
+        // Why the lock was not had, while it is made sure that the one before it is gone too.
+        let mut refused = None;
         loop {
+            ask.mode = now.map_or(2, u32::from);
+            let before = self.table().locks.epoch();
             let asked = self.locking(&ask, range.pid);
             let mut table = self.table();
-            let Some((_, opened)) = table.handle(handle) else { return asked.map(|_| ()) };
+            let Some((_, opened)) = table.handle(handle) else { return refused.map_or(asked.map(|_| ()), Err) };
             match asked {
                 // A server that was started anew meanwhile has not heard of it from us, or has heard what is not so any more.
                 Ok((live, _)) if !table.locks.note(live.epoch, opened.node, range, now) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => {
-                    // As flock(2) says: the old lock went before the new one was asked for.
-                    if range.whole && error != Errno::IO {
-                        let epoch = table.locks.epoch();
-                        table.locks.note(epoch, opened.node, range, None);
+                Ok(_) => return refused.map_or(Ok(()), Err),
+                // As flock(2) says: the old lock went before the new one was asked for. A new server may have given it back.
+                Err(error) if range.whole && error != Errno::IO && refused.is_none() => {
+                    if before.is_some_and(|epoch| table.locks.note(epoch, opened.node, range, None)) {
+                        return Err(error);
                     }
-                    return Err(error);
+                    (refused, now) = (Some(error), None);
+                    ask.flags &= !FLAG_WAIT;
                 }
+                Err(error) => return Err(refused.unwrap_or(error)),
             }
         }
     }
@@ -123,44 +123,52 @@ impl Client {
         }
     }
 
-    /// Asks a server that has forgotten them for all locks. What others may have had since is lost: whoever has the file open is told.
+    /// Asks a server that has forgotten them for all locks. Where one is lost, so are all of its file, and those that were given back are
+    /// released: programs that have the file open are told, and cannot unlock by a handle that fails.
     pub(super) fn recover_locks(&self, live: Live) -> Result<(), Failure> {
-        let (held, epoch) = {
-            let table = self.table();
-            (table.locks.all(), table.locks.epoch())
-        };
-        if epoch == live.epoch {
-            return Ok(());
-        }
+        let Some(held) = self.table().locks.begin_recovery(live.epoch) else { return Ok(()) };
         let mut lost = BTreeSet::new();
+        let mut given_back = Vec::new();
         for (node, lock) in &held {
-            if !lost.contains(node) && !(live.may_reclaim && self.reclaim(live, *node, lock)?) {
+            if lost.contains(node) {
+                continue;
+            }
+            if live.may_reclaim && self.ask_again(live, *node, lock, FLAG_RECLAIM)? {
+                given_back.push((*node, *lock));
+            } else {
                 lost.insert(*node);
             }
         }
-        let mut table = self.table();
-        for node in &lost {
-            table.lose_locks(*node);
+        for (node, lock) in given_back.iter().filter(|(node, _)| lost.contains(node)) {
+            self.ask_again(live, *node, lock, 0)?;
         }
-        table.locks.recovered(live.epoch);
-        drop(table);
-        if !lost.is_empty() {
+        let names = {
+            let mut table = self.table();
+            for node in &lost {
+                table.lose_locks(*node);
+            }
+            table.locks.recovered(live.epoch);
+            let name = |node: &u64| table.place(*node).map_or_else(Vec::new, |(_, name)| name);
+            lost.iter().map(name).collect::<Vec<_>>()
+        };
+        for name in &names {
             tracing::error!(
-                files = lost.len(),
-                "locks were lost while the server was away: programs that have these files open get EIO until they close them"
+                file = %String::from_utf8_lossy(name),
+                "its locks were lost while the server was away: programs that have it open get EIO until they close it"
             );
         }
         if held.len() > lost.len() {
-            tracing::info!(locks = held.len(), lost = lost.len(), "the server has given locks back");
+            tracing::info!(locks = held.len(), files_lost = lost.len(), "the server has given locks back");
         }
         Ok(())
     }
 
-    /// Asks for a lock that was held. False: it is lost.
-    fn reclaim(&self, live: Live, node: u64, lock: &HeldLock) -> Result<bool, Failure> {
+    /// Asks for a lock that was held, with [`FLAG_RECLAIM`]; releases it, without. False: the server refuses.
+    fn ask_again(&self, live: Live, node: u64, lock: &HeldLock, how: u32) -> Result<bool, Failure> {
         let Some(handle) = self.table().handle_of(node) else { return Ok(false) };
         let HeldLock { range, exclusive } = *lock;
-        let flags = FLAG_RECLAIM | if range.whole { FLAG_WHOLE } else { 0 };
+        let flags = how | if range.whole { FLAG_WHOLE } else { 0 };
+        let mode = if how == FLAG_RECLAIM { u32::from(exclusive) } else { 2 };
         let (since, mut pause) = (Instant::now(), BUSY_PAUSE_MIN);
         loop {
             let asked = self.remote_handle(live, Caller::default(), handle).and_then(|file| {
@@ -171,7 +179,7 @@ impl Client {
                     len: range.last.into(),
                     extra: range.owner.into(),
                     flags: flags.into(),
-                    mode: u32::from(exclusive).into(),
+                    mode: mode.into(),
                     ..super::NONE
                 };
                 self.link.call_on(live.session, Method::Lock, &arguments, &[], None)
@@ -183,7 +191,7 @@ impl Client {
                     pause = (pause * 2).min(BUSY_PAUSE_MAX);
                 }
                 Err(Failure::Call(error)) => {
-                    tracing::warn!(%error, "a lock is not given back");
+                    tracing::warn!(%error, "a lock is not given back, or not released");
                     return Ok(false);
                 }
                 Err(failure) => return Err(failure),

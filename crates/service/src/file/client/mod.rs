@@ -313,10 +313,10 @@ impl Client {
                 // The end of the session is noticed now rather than by the loss of the call.
                 let _ = self.link.rpc.node().turn();
             }
-            let (sent, asked) = (Instant::now(), caches::now());
+            let asked = caches::now();
             let called = call(live, slot);
             if matches!(called, Ok(_) | Err(Failure::Call(_))) {
-                self.link.heard(sent);
+                self.link.heard(asked);
             }
             match called {
                 Ok(answer) => {
