@@ -17,8 +17,8 @@ pub enum SessionKind {}
 /// A session of a [`Fabric`](crate::Fabric).
 pub type SessionId = Slot<SessionKind>;
 
-/// The name of a `K` in a [`Slots`]; of a session where nothing else is said.
-pub struct Slot<K = SessionKind> {
+/// The name of a `K` in a [`Slots`].
+pub struct Slot<K> {
     /// Which entry.
     pub index: u32,
     /// Which user of the entry; 24 bits.

@@ -6,27 +6,27 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{CloseReason, Fabric, Handler, Options, Slot};
+use byway_fabric::{CloseReason, Fabric, Handler, Options, SessionId};
 use byway_reactor::{Address, IoChoice, Reactor, Wait};
 
 struct Nobody;
 
 impl Handler for Nobody {
-    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {
+    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {
         panic!("a stranger has a session");
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header)) {
         panic!("{kind:?} of a stranger");
     }
 
-    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {}
+    fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {}
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
         panic!("{kind:?} of a stranger");
     }
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         panic!("a stranger had a session: {reason}");
     }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, parse_address};
-use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, GetError, Options, PayloadMeta, Registry, Remote, Slot, Slots};
+use byway_fabric::{
+    DESCRIPTOR_BYTES, Descriptor, GetError, Options, PayloadMeta, Registry, Remote, SessionId, Slot, Slots,
+};
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
@@ -50,7 +52,7 @@ impl Service for Echo {
     fn got(
         &mut self,
         at: &mut At<'_>,
-        session: Slot,
+        session: SessionId,
         (frame, tag): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {

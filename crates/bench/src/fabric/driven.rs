@@ -7,8 +7,8 @@ use std::sync::mpsc::Receiver;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    ClientId, CloseReason, Deficit, Fabric, GetError, Handler, Identity, Options, Registry, Remote, Slot, Slots,
-    WindowKey,
+    ClientId, CloseReason, Deficit, Fabric, GetError, Handler, Identity, Options, Registry, Remote, SessionId, Slot,
+    Slots, WindowKey,
 };
 use byway_reactor::{Address, Frame, FramePool, Instant, Reactor, Token};
 use byway_rpc::message::{CallBody, ReplyBody, call_number};
@@ -41,7 +41,7 @@ fn options() -> Options {
 /// A block that a client wants to have written.
 #[derive(Clone, Copy)]
 struct Asked {
-    session: Slot,
+    session: SessionId,
     call: u64,
     window: WindowKey,
     client: u64,
@@ -144,13 +144,13 @@ impl Handler for Server {
         !self.waiting.is_empty() && !self.frames.is_empty() && self.getting.len() < self.ahead
     }
 
-    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot) {}
+    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId) {}
 
     fn message(
         &mut self,
         _fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (_, header): (Kind, &Header),
         _payload: &[u8],
     ) {
@@ -167,13 +167,13 @@ impl Handler for Server {
         self.waiting.push(session.index as usize, asked);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
     fn got(
         &mut self,
         fabric: &mut Fabric,
         _reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -196,11 +196,11 @@ impl Handler for Server {
         self.frames.extend(frame);
     }
 
-    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot, _reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId, _reason: CloseReason) {
         self.waiting.leave(session.index as usize);
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }
@@ -209,7 +209,7 @@ impl Handler for Server {
 struct Writers {
     clients: Clients,
     /// By client: its session and the window of the block that is under way.
-    sessions: Vec<(Slot, Option<WindowKey>)>,
+    sessions: Vec<(SessionId, Option<WindowKey>)>,
     /// By the index of a session's slot: the client.
     by_slot: Vec<usize>,
     up: usize,
@@ -300,7 +300,7 @@ impl Writers {
 }
 
 impl Handler for Writers {
-    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot) {
+    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId) {
         self.up += 1;
     }
 
@@ -308,7 +308,7 @@ impl Handler for Writers {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         _message: (Kind, &Header),
         _payload: &[u8],
     ) {
@@ -320,13 +320,13 @@ impl Handler for Writers {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, reason: CloseReason) {
         self.failed = Some(FabricBenchError::Failed(reason.to_string()));
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, PayloadMeta, Slot, WindowKey};
+use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, PayloadMeta, SessionId, WindowKey};
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
 use super::command::{Command, Mode, REGION_WINDOW_BYTES};
@@ -23,24 +23,24 @@ struct Came {
 }
 
 impl Handler for Came {
-    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot) {
+    fn up(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {
         self.up = true;
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, (_, header): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (_, header): (Kind, &Header), _: &[u8]) {
         self.answers += 1;
         self.last = Some(*header);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {
         self.answers += 1;
     }
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, reason: CloseReason) {
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         self.down = Some(reason);
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }
@@ -53,7 +53,7 @@ struct Asking {
     payload: Rc<Frame>,
     end: End,
     came: Came,
-    session: Slot,
+    session: SessionId,
 }
 
 impl Asking {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{CloseReason, Fabric, GetError, Handler, PayloadMeta, Registry, Remote, Slot, WindowKey};
+use byway_fabric::{CloseReason, Fabric, GetError, Handler, PayloadMeta, Registry, Remote, SessionId, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
@@ -70,14 +70,14 @@ const GIVE: u64 = 2 << 56;
 const MEASURE: u64 = 3 << 56;
 
 impl Serving {
-    fn answer(fabric: &mut Fabric, session: Slot, body: Body) {
+    fn answer(fabric: &mut Fabric, session: SessionId, body: Body) {
         // So that the client knows what we spent.
         let mut header = body.header(Kind::Reply);
         header.body[32..40].copy_from_slice(&(cpu().as_nanos() as u64).to_le_bytes());
         fabric.send(session, header);
     }
 
-    fn put(fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, window: WindowKey, frame: Frame) {
+    fn put(fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, window: WindowKey, frame: Frame) {
         let (len, route) = (frame.len(), fabric.route(session));
         let to = (Remote { window, offset: 0 }, Body::default().header(Kind::Reply));
         let meta = PayloadMeta { len, checksum: None };
@@ -90,12 +90,12 @@ impl Serving {
         Remote { window: self.sources.last().copied().unwrap_or(WindowKey(0)), offset: 0 }
     }
 
-    fn get(fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, (from, len): (Remote, usize), context: u64) {
+    fn get(fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, (from, len): (Remote, usize), context: u64) {
         let Some(into) = reactor.frames().alloc(len) else { return };
         let _ = fabric.get(reactor, session, from, into, context);
     }
 
-    fn measure(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, body: Body) {
+    fn measure(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, body: Body) {
         let now = reactor.now();
         let depth = body.depth as usize;
         let until = now + std::time::Duration::from_nanos(body.nanos);
@@ -112,7 +112,7 @@ impl Serving {
         }
     }
 
-    fn measured(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Slot, slot: usize) {
+    fn measured(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, slot: usize) {
         let Some(measured) = &mut self.measured else { return };
         let now = reactor.now();
         measured.latencies.push(now.since(measured.begun[slot]));
@@ -139,7 +139,7 @@ impl Serving {
 }
 
 impl Handler for Serving {
-    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot) {
+    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId) {
         *self = Self::default();
     }
 
@@ -147,7 +147,7 @@ impl Handler for Serving {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (_, header): (Kind, &Header),
         payload: &[u8],
     ) {
@@ -194,13 +194,13 @@ impl Handler for Serving {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
     fn got(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -219,9 +219,9 @@ impl Handler for Serving {
         }
     }
 
-    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: Slot, _: CloseReason) {}
+    fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {}
 
-    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId) {
         fabric.release(session);
     }
 }

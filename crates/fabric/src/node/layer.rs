@@ -163,7 +163,7 @@ impl From<Session> for SessionId {
 }
 
 impl From<SessionId> for Session {
-    fn from(slot: SessionId) -> Self {
-        Self(Slot::new(slot.index, slot.generation))
+    fn from(session: SessionId) -> Self {
+        Self(Slot::new(session.index, session.generation))
     }
 }

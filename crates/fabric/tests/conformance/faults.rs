@@ -1,12 +1,12 @@
 //! Wrong keys, windows that are gone, and the death of either end at any moment.
 
-use byway_fabric::{CloseReason, GetError, Remote, Slot, WindowError, WindowKey};
+use byway_fabric::{CloseReason, GetError, Remote, SessionId, WindowError, WindowKey};
 
 use crate::rig::{CLIENT, Event, Rig, SERVER, pattern};
 
 const LEN: usize = 50_000;
 
-fn refused(rig: &mut Rig, server: Slot, from: Remote, len: usize) -> WindowError {
+fn refused(rig: &mut Rig, server: SessionId, from: Remote, len: usize) -> WindowError {
     rig.get(server, from, len, 1);
     match rig.got() {
         (1, _, Err(GetError::Refused(error))) => error,
@@ -77,7 +77,7 @@ pub fn a_closed_window_takes_nothing_more(rig: &mut Rig) {
 }
 
 /// Both directions, several at a time, until the end that is to die has had `turns`.
-fn work(rig: &mut Rig, (server, client): (Slot, Slot), turns: usize) -> (Vec<WindowKey>, u64) {
+fn work(rig: &mut Rig, (server, client): (SessionId, SessionId), turns: usize) -> (Vec<WindowKey>, u64) {
     let (mut windows, mut gets) = (Vec::new(), 0);
     for round in 0..4 {
         let target = rig.client().open_target(client, LEN);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use byway_fabric::limits::{ANSWERS_MAX, SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX, TAKE_TIME_MAX};
 use byway_fabric::wire::{Header, Kind, Pull, WindowAdvert};
-use byway_fabric::{CloseReason, Options, PayloadMeta, Remote, Slot};
+use byway_fabric::{CloseReason, Options, PayloadMeta, Remote, SessionId};
 use byway_reactor::{Gather, Wait};
 use zerocopy::FromZeros;
 
@@ -21,7 +21,7 @@ fn down(rig: &mut Rig) -> Option<CloseReason> {
 }
 
 /// The server sends so many of these.
-fn ask(rig: &mut Rig, server: Slot, header: Header, count: usize) {
+fn ask(rig: &mut Rig, server: SessionId, header: Header, count: usize) {
     for _ in 0..count {
         rig.server().fabric.send(server, header);
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowAdvert};
-use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, Slot, WindowError, WindowKey};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, SessionId, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
@@ -18,7 +18,7 @@ fn lends(rig: &Rig) -> bool {
 }
 
 /// The window of one end in its mapping, and what the other calls it. Whether the peer was lent it.
-fn open(rig: &mut Rig, (end, session): (usize, Slot), mapping: &Mapping, write: bool) -> (WindowKey, bool) {
+fn open(rig: &mut Rig, (end, session): (usize, SessionId), mapping: &Mapping, write: bool) -> (WindowKey, bool) {
     let End { reactor, fabric, .. } = &mut rig.ends[end];
     // SAFETY: nothing makes a reference to the mapping, and its frames are all of this loop.
     let frame = unsafe { Frame::over(mapping, AT, LEN) };
@@ -32,14 +32,14 @@ fn open(rig: &mut Rig, (end, session): (usize, Slot), mapping: &Mapping, write: 
 }
 
 /// Until the other end has heard all that was said.
-fn heard(rig: &mut Rig, from: (usize, Slot)) {
+fn heard(rig: &mut Rig, from: (usize, SessionId)) {
     rig.ends[from.0].fabric.send(from.1, Header::new(Kind::Notice));
     rig.until("the notice", |rig| {
         rig.ends[1 - from.0].take(|event| matches!(event, Event::Message { kind: Kind::Notice, .. }).then_some(()))
     });
 }
 
-fn get(rig: &mut Rig, (end, session): (usize, Slot), from: Remote, len: usize) -> (Vec<u8>, Result<(), GetError>) {
+fn get(rig: &mut Rig, (end, session): (usize, SessionId), from: Remote, len: usize) -> (Vec<u8>, Result<(), GetError>) {
     let End { reactor, fabric, .. } = &mut rig.ends[end];
     let mut into = reactor.frames().alloc(len).expect("a frame");
     into.fill(0x22);
@@ -48,7 +48,7 @@ fn get(rig: &mut Rig, (end, session): (usize, Slot), from: Remote, len: usize) -
     (frame.to_vec(), result)
 }
 
-fn put(rig: &mut Rig, (end, session): (usize, Slot), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
+fn put(rig: &mut Rig, (end, session): (usize, SessionId), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
     let End { reactor, fabric, .. } = &mut rig.ends[end];
     let route = fabric.route(session);
     let meta = PayloadMeta { len: bytes.len(), checksum: None };
@@ -132,7 +132,7 @@ pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
     }
 }
 
-fn close(rig: &mut Rig, (owner, session): (usize, Slot), window: WindowKey) {
+fn close(rig: &mut Rig, (owner, session): (usize, SessionId), window: WindowKey) {
     let End { reactor, fabric, .. } = &mut rig.ends[owner];
     let told = fabric.recall(reactor, session, window);
     drop(fabric.windows().close(window));

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::{SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX};
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind};
-use byway_fabric::{PayloadMeta, Slot};
+use byway_fabric::{PayloadMeta, SessionId};
 use byway_reactor::Wait;
 
 use crate::rig::{CLIENT, End, Event, Rig, SERVER, pattern};
@@ -12,7 +12,7 @@ fn lens() -> Vec<usize> {
     (0..40).flat_map(|_| edges).collect()
 }
 
-fn send(rig: &mut Rig, end: usize, session: Slot, number: usize, len: usize) {
+fn send(rig: &mut Rig, end: usize, session: SessionId, number: usize, len: usize) {
     let kind = if end == CLIENT { Kind::Call } else { Kind::Reply };
     let mut header = Header::new(kind);
     header.body[..8].copy_from_slice(&(number as u64).to_le_bytes());
@@ -45,7 +45,7 @@ pub fn messages_come_in_order_with_their_payloads(rig: &mut Rig) {
 
 pub fn many_sessions_are_served_together(rig: &mut Rig) {
     const SESSIONS: usize = 40;
-    let sessions: Vec<(Slot, Slot)> = (0..SESSIONS).map(|_| rig.session()).collect();
+    let sessions: Vec<(SessionId, SessionId)> = (0..SESSIONS).map(|_| rig.session()).collect();
     let windows: Vec<_> =
         sessions.iter().map(|(_, client)| (rig.client().open_target(*client, 32_768), *client)).collect();
     for (at, ((server, _), (window, client))) in sessions.iter().zip(&windows).enumerate() {

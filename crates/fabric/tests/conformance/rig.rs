@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry, Remote, Slot,
-    WindowKey,
+    ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry, Remote,
+    SessionId, WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{
@@ -54,7 +54,7 @@ impl Wire {
 /// What an end was told.
 #[derive(Debug)]
 pub enum Event {
-    Up(Slot),
+    Up(SessionId),
     Message { kind: Kind, header: Header, payload: Vec<u8> },
     Placed { header: Header },
     Got { frame: Frame, context: u64, result: Result<(), GetError> },
@@ -82,7 +82,7 @@ pub struct Log {
 }
 
 impl Handler for Log {
-    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         self.events.push_back(Event::Up(session));
     }
 
@@ -90,7 +90,7 @@ impl Handler for Log {
         &mut self,
         fabric: &mut Fabric,
         _reactor: &mut Reactor,
-        session: Slot,
+        session: SessionId,
         (kind, header): (Kind, &Header),
         payload: &[u8],
     ) {
@@ -100,7 +100,13 @@ impl Handler for Log {
         self.events.push_back(Event::Message { kind, header: *header, payload: payload.to_vec() });
     }
 
-    fn placed(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, (_, header): (Kind, &Header)) {
+    fn placed(
+        &mut self,
+        _fabric: &mut Fabric,
+        _reactor: &mut Reactor,
+        _session: SessionId,
+        (_, header): (Kind, &Header),
+    ) {
         self.events.push_back(Event::Placed { header: *header });
     }
 
@@ -108,7 +114,7 @@ impl Handler for Log {
         &mut self,
         _fabric: &mut Fabric,
         _reactor: &mut Reactor,
-        _session: Slot,
+        _session: SessionId,
         (frame, context): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
@@ -116,15 +122,15 @@ impl Handler for Log {
         self.events.push_back(Event::Got { frame, context, result });
     }
 
-    fn recalled(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, window: WindowKey) {
+    fn recalled(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, window: WindowKey) {
         self.events.push_back(Event::Recalled(window));
     }
 
-    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: Slot, reason: CloseReason) {
+    fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, reason: CloseReason) {
         self.events.push_back(Event::Down(reason));
     }
 
-    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: Slot) {
+    fn drained(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId) {
         self.events.push_back(Event::Drained);
         fabric.release(session);
     }
@@ -188,13 +194,13 @@ impl End {
     }
 
     /// Opens a window of `len` bytes, all 0x11, for puts.
-    pub fn open_target(&mut self, session: Slot, len: usize) -> WindowKey {
+    pub fn open_target(&mut self, session: SessionId, len: usize) -> WindowKey {
         let frame = self.framed(&vec![0x11; len]);
         self.fabric.open_target(session, (frame, MARGIN, len), 0).expect("a window")
     }
 
     /// Opens a window with these bytes for gets.
-    pub fn open_source(&mut self, session: Slot, bytes: &[u8]) -> WindowKey {
+    pub fn open_source(&mut self, session: SessionId, bytes: &[u8]) -> WindowKey {
         let frame = Rc::new(self.framed(bytes));
         self.fabric.open_source(session, (frame, MARGIN, bytes.len()), 0).expect("a window")
     }
@@ -345,7 +351,7 @@ impl Rig {
     }
 
     /// Begins a session; gives the client's name of it.
-    pub fn connect(&mut self) -> Slot {
+    pub fn connect(&mut self) -> SessionId {
         self.sessions += 1;
         let number = self.sessions;
         let identity = Identity {
@@ -359,7 +365,7 @@ impl Rig {
     }
 
     /// A session that is up at both ends: the server's name of it and the client's. Puts are possible.
-    pub fn session(&mut self) -> (Slot, Slot) {
+    pub fn session(&mut self) -> (SessionId, SessionId) {
         let client = self.connect();
         let up = |end: &mut End| end.take(|event| if let Event::Up(session) = event { Some(*session) } else { None });
         assert_eq!(self.until("the client is up", |rig| up(rig.client())), client);
@@ -369,7 +375,7 @@ impl Rig {
     }
 
     /// The client tells the server of a window by a call; gives what the server heard.
-    pub fn offer(&mut self, client: Slot, window: WindowKey) -> Remote {
+    pub fn offer(&mut self, client: SessionId, window: WindowKey) -> Remote {
         let mut header = Header::new(Kind::Call);
         header.window.set(window.0);
         self.client().fabric.send(client, header);
@@ -386,7 +392,7 @@ impl Rig {
     }
 
     /// The server puts bytes, and a message of the kind `Data` with `mark` in it.
-    pub fn put(&mut self, server: Slot, to: Remote, bytes: &[u8], mark: u8) {
+    pub fn put(&mut self, server: SessionId, to: Remote, bytes: &[u8], mark: u8) {
         let mut header = Header::new(Kind::Data);
         header.body[0] = mark;
         let End { reactor, fabric, .. } = &mut self.ends[SERVER];
@@ -408,7 +414,7 @@ impl Rig {
     }
 
     /// The server gets `len` bytes, between margins that [`Self::got`] looks at.
-    pub fn get(&mut self, server: Slot, from: Remote, len: usize, context: u64) {
+    pub fn get(&mut self, server: SessionId, from: Remote, len: usize, context: u64) {
         let End { reactor, fabric, targets, .. } = &mut self.ends[SERVER];
         let target = Mapping::new(len + 2 * MARGIN).expect("memory");
         // SAFETY: within the mapping, which nobody else has; whoever looks at it later looks beside the frame.

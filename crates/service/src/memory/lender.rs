@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use byway_fabric::{Descriptor, Slab, Slot};
+use byway_fabric::{Descriptor, SessionId, Slab};
 use byway_reactor::Instant;
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 use zerocopy::little_endian::{U32, U64};
@@ -21,7 +21,7 @@ use crate::host::{At, Service};
 use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, SLAB_BYTES};
 
 /// A borrower: its loop, and its session there.
-type BorrowerId = (u32, Slot);
+type BorrowerId = (u32, SessionId);
 
 /// What all loops of a node lend together.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ pub struct Lender {
     shared: Arc<Lending>,
     /// Of the loop.
     number: u32,
-    leased: HashMap<Slot, Vec<Leased>>,
+    leased: HashMap<SessionId, Vec<Leased>>,
     /// When the shared table is looked at next.
     looks: Option<Instant>,
 }
@@ -172,7 +172,7 @@ impl Lender {
         self.looks.filter(|_| !self.leased.is_empty())
     }
 
-    fn lease(&mut self, at: &mut At<'_>, session: Slot) -> Result<(LeaseResult, Descriptor), LendError> {
+    fn lease(&mut self, at: &mut At<'_>, session: SessionId) -> Result<(LeaseResult, Descriptor), LendError> {
         let (id, now) = ((self.number, session), at.reactor.now());
         let client = at.sessions.get(session).map(|session| session.client.to_string());
         let mut table = self.shared.table();
@@ -191,7 +191,7 @@ impl Lender {
         Ok((result, descriptor))
     }
 
-    fn make(at: &mut At<'_>, session: Slot) -> Result<(Slab, Descriptor), LendError> {
+    fn make(at: &mut At<'_>, session: SessionId) -> Result<(Slab, Descriptor), LendError> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::error!(%error, "cannot make a slab for a borrower");
             LendError::Failed
@@ -202,14 +202,14 @@ impl Lender {
         Ok((slab, descriptor))
     }
 
-    fn give_back(&mut self, at: &mut At<'_>, session: Slot, number: u64) -> Result<(), LendError> {
+    fn give_back(&mut self, at: &mut At<'_>, session: SessionId, number: u64) -> Result<(), LendError> {
         self.shared.table().leases.give_back((self.number, session), number)?;
         self.close(at, session, number);
         Ok(())
     }
 
     /// Closes the windows of a slab whose lease has ended, and drops it.
-    fn close(&mut self, at: &mut At<'_>, session: Slot, number: u64) {
+    fn close(&mut self, at: &mut At<'_>, session: SessionId, number: u64) {
         let Some(leased) = self.leased.get_mut(&session) else { return };
         let ended = leased.extract_if(.., |leased| leased.number == number);
         for one in ended {
@@ -220,7 +220,7 @@ impl Lender {
         }
     }
 
-    fn renew(&self, at: &At<'_>, session: Slot) -> (RenewResult, Vec<u8>) {
+    fn renew(&self, at: &At<'_>, session: SessionId) -> (RenewResult, Vec<u8>) {
         let (taken, within) = self.shared.table().leases.renew((self.number, session), at.reactor.now());
         let mut result = RenewResult::new_zeroed();
         result.taken.set(taken.len() as u32);
@@ -274,7 +274,7 @@ impl Service for Lender {
         }
     }
 
-    fn peer_drained(&mut self, at: &mut At<'_>, session: Slot) {
+    fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {
         let mut table = self.shared.table();
         table.leases.gone((self.number, session));
         table.names.remove(&(self.number, session));
@@ -305,7 +305,7 @@ impl Service for Lender {
 mod tests {
     use super::*;
 
-    const LOOP: BorrowerId = (0, Slot::new(1, 1));
+    const LOOP: BorrowerId = (0, SessionId::new(1, 1));
 
     #[test]
     fn no_more_is_lent_than_was_said() {

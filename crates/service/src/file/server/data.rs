@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, Slot, append_payload};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, SessionId, append_payload};
 use byway_reactor::{Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
@@ -94,7 +94,7 @@ impl Shares {
     }
 
     /// A frame, unless the session has its share of them.
-    fn frame(&self, at: &At<'_>, session: Slot, len: usize) -> Result<Frame, CallError> {
+    fn frame(&self, at: &At<'_>, session: SessionId, len: usize) -> Result<Frame, CallError> {
         if at.sessions.holds_too_much(at.fabric, at.reactor, session) {
             return Err(CallError::Busy);
         }
@@ -172,7 +172,7 @@ impl Shares {
     }
 }
 
-fn meta(at: &At<'_>, session: Slot, frame: &Frame, len: usize) -> PayloadMeta {
+fn meta(at: &At<'_>, session: SessionId, frame: &Frame, len: usize) -> PayloadMeta {
     let checked = at.sessions.get(session).is_some_and(|session| session.checksum);
     PayloadMeta { len, checksum: checked.then(|| append_payload(0, frame, 0..len)) }
 }

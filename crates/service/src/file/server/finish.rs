@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -57,7 +57,7 @@ impl Shares {
     }
 
     /// Gives a node its name. It lies in the share of the node that it was found from.
-    fn name(&mut self, session: Slot, from: &Node, found: Found) -> Result<Vec<u8>, CallError> {
+    fn name(&mut self, session: SessionId, from: &Node, found: Found) -> Result<Vec<u8>, CallError> {
         let attributes = found.attributes;
         let node = self.client(session)?.hold(found, &from.share, from.right)?;
         Ok(Entry { node: U64::new(node), attributes }.as_bytes().to_vec())
@@ -66,7 +66,7 @@ impl Shares {
     fn open(
         &mut self,
         at: &mut At<'_>,
-        session: Slot,
+        session: SessionId,
         node: Arc<Node>,
         open: byway_reactor::OpenFile,
     ) -> Result<Vec<u8>, CallError> {
@@ -79,7 +79,7 @@ impl Shares {
         opened
     }
 
-    fn handle(&mut self, session: Slot, open: Open, node: Arc<Node>) -> Result<Vec<u8>, CallError> {
+    fn handle(&mut self, session: SessionId, open: Open, node: Arc<Node>) -> Result<Vec<u8>, CallError> {
         let counted = Arc::new(Counted::take().ok_or(Errno::NFILE)?);
         let handle = self.client(session)?.open(Handle { open, node, _counted: counted })?;
         Ok(OpenResult { handle: U64::new(handle) }.as_bytes().to_vec())
@@ -88,7 +88,7 @@ impl Shares {
     fn created(
         &mut self,
         at: &mut At<'_>,
-        session: Slot,
+        session: SessionId,
         directory: &Node,
         open: byway_reactor::OpenFile,
         found: Found,
@@ -111,7 +111,7 @@ impl Shares {
     }
 
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
-    fn listing(&mut self, session: Slot, directory: &Node, entries: Vec<Listed>) -> Vec<u8> {
+    fn listing(&mut self, session: SessionId, directory: &Node, entries: Vec<Listed>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for listed in entries {
             let mut head = DirectoryEntry::new_zeroed();
@@ -138,7 +138,7 @@ impl Shares {
         &mut self,
         at: &mut At<'_>,
         job: JobId,
-        (session, directory): (Slot, &Node),
+        (session, directory): (SessionId, &Node),
         window: Option<Window>,
         entries: Vec<Listed>,
     ) {

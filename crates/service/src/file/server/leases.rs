@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_reactor::privilege::User;
 use byway_reactor::{File, Frame, Op, WriteAt, monotonic};
 use rustix::fs::OFlags;
@@ -31,7 +31,7 @@ use crate::limits::FILE_RECALLS_MAX;
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     mailbox: Arc<Mailbox>,
-    session: Slot,
+    session: SessionId,
 }
 
 /// What the table says to a session's loop.
@@ -81,7 +81,7 @@ pub(super) struct LeaseState {
 
 impl LeaseState {
     /// A session begins.
-    pub(super) fn join(mailbox: &Arc<Mailbox>, session: Slot) -> Self {
+    pub(super) fn join(mailbox: &Arc<Mailbox>, session: SessionId) -> Self {
         let key = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let route = Route { mailbox: Arc::clone(mailbox), session };
         let heard = table().0.join(key, route, monotonic());
@@ -192,7 +192,7 @@ impl Shares {
     }
 
     /// Notes that a session has said something. False: it comes too late, since others have been told that its leases run out.
-    pub(super) fn note_heard(&mut self, at: &mut At<'_>, session: Slot) -> bool {
+    pub(super) fn note_heard(&mut self, at: &mut At<'_>, session: SessionId) -> bool {
         let Ok(client) = self.client(session) else { return true };
         if client.leases.heard.note(monotonic()) {
             return true;
@@ -203,7 +203,7 @@ impl Shares {
     }
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
-    pub(super) fn lease_since(&mut self, session: Slot) -> Option<Since> {
+    pub(super) fn lease_since(&mut self, session: SessionId) -> Option<Since> {
         self.client(session).ok().filter(|client| client.leases.takes_recalls)?;
         Some(table().0.since())
     }
@@ -211,7 +211,7 @@ impl Shares {
     /// Leases on the file that was read and on one that was found there.
     pub(super) fn grant_leases(
         &mut self,
-        session: Slot,
+        session: SessionId,
         (node, found): (FileId, Option<FileId>),
         since: Option<Since>,
     ) -> Vec<u8> {
@@ -227,7 +227,7 @@ impl Shares {
     pub(super) fn change(
         &mut self,
         at: &mut At<'_>,
-        (job, session): (JobId, Slot),
+        (job, session): (JobId, SessionId),
         (files, own): (&[FileId], &[FileId]),
         parked: Parked,
     ) {
@@ -274,7 +274,7 @@ impl Shares {
         }
     }
 
-    fn drop_parked(&mut self, at: &mut At<'_>, session: Slot, parked: &Parked) {
+    fn drop_parked(&mut self, at: &mut At<'_>, session: SessionId, parked: &Parked) {
         if let Parked::Write { len, .. } = parked {
             at.sessions.note_let_go(session, *len);
         }
@@ -327,7 +327,7 @@ impl Shares {
     }
 
     /// Answers the call that waits for recalls, if there are any.
-    fn tell_recalls(&mut self, at: &mut At<'_>, session: Slot) {
+    fn tell_recalls(&mut self, at: &mut At<'_>, session: SessionId) {
         let Ok(client) = self.client(session) else { return };
         if client.leases.recalls.is_empty() {
             return;

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_fabric::access::Right;
-use byway_fabric::{GetError, Slot, Slots, WindowKey};
+use byway_fabric::{GetError, SessionId, Slot, Slots, WindowKey};
 use byway_reactor::privilege::limit_writes_of_thread;
 use byway_reactor::{Completion, File, Frame, Instant, Reactor, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
@@ -54,7 +54,7 @@ pub struct Ticket {
 struct Mailbox {
     granted: Mutex<Vec<JobId>>,
     /// Sessions whose clients have begun another, perhaps on another loop.
-    superseded: Mutex<Vec<Slot>>,
+    superseded: Mutex<Vec<SessionId>>,
     leases: Mutex<Vec<leases::News>>,
     waker: Waker,
 }
@@ -62,7 +62,7 @@ struct Mailbox {
 /// A call to answer.
 #[derive(Clone, Copy, Debug)]
 struct Call {
-    session: Slot,
+    session: SessionId,
     named: CallRef,
     /// Where the answer is kept, if it is.
     slot: Option<SlotUse>,
@@ -218,7 +218,7 @@ impl Shares {
         self.jobs.is_empty()
     }
 
-    fn client(&mut self, session: Slot) -> Result<&mut Client, CallError> {
+    fn client(&mut self, session: SessionId) -> Result<&mut Client, CallError> {
         let client = self.clients.get_mut(session.index as usize).and_then(Option::as_mut);
         client.filter(|client| client.session == session).ok_or(CallError::Stale)
     }
@@ -241,7 +241,7 @@ impl Shares {
     }
 
     /// A job of a session, which is answered, has ended.
-    fn ended(&mut self, at: &mut At<'_>, session: Slot) {
+    fn ended(&mut self, at: &mut At<'_>, session: SessionId) {
         if let Ok(client) = self.client(session) {
             client.jobs -= 1;
             if client.is_gone && client.jobs == 0 {
@@ -263,7 +263,7 @@ impl Shares {
     }
 
     /// What the client of a session may do in a share, as its access list says now.
-    fn right(at: &At<'_>, session: Slot, share: &Share) -> Option<Right> {
+    fn right(at: &At<'_>, session: SessionId, share: &Share) -> Option<Right> {
         let client = at.sessions.get(session).map(|session| session.client.clone()).unwrap_or_default();
         share.right(&client)
     }
@@ -306,14 +306,14 @@ impl Service for Shares {
     fn got(
         &mut self,
         at: &mut At<'_>,
-        _session: Slot,
+        _session: SessionId,
         (frame, tag): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
         self.got_bytes(at, JobId::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
     }
 
-    fn peer_gone(&mut self, at: &mut At<'_>, session: Slot) {
+    fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
         if at.sessions.is_up(session) {
             return;
         }

@@ -12,7 +12,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use byway_fabric::Slot;
+use byway_fabric::SessionId;
 use byway_fabric::access::Identity;
 use byway_reactor::Instant;
 
@@ -28,7 +28,7 @@ pub(super) type ClientKey = (ClientName, Identity);
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     pub(super) mailbox: Arc<Mailbox>,
-    pub(super) session: Slot,
+    pub(super) session: SessionId,
 }
 
 /// What all loops of a server process know of its clients of files.

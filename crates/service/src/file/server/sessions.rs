@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use byway_fabric::access::Right;
 use byway_fabric::wire::RefuseCode;
-use byway_fabric::{CloseReason, Slot};
+use byway_fabric::{CloseReason, SessionId};
 use byway_reactor::{Op, Reactor, Token};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -85,7 +85,7 @@ impl Shares {
     fn hold_root(
         &mut self,
         at: &mut At<'_>,
-        session: Slot,
+        session: SessionId,
         Attaching { share, right, name }: &Attaching,
         root: Found,
     ) -> Result<(AttachResult, Entry), CallError> {
@@ -115,7 +115,7 @@ impl Shares {
     }
 
     /// Makes the session's table, or takes the one that the client left behind.
-    fn begin_session(&mut self, at: &mut At<'_>, session: Slot, name: ClientName) -> Result<(), CallError> {
+    fn begin_session(&mut self, at: &mut At<'_>, session: SessionId, name: ClientName) -> Result<(), CallError> {
         let peer = at.sessions.get(session).map(|session| session.client.clone()).unwrap_or_default();
         let known_as = (name, peer);
         if let Ok(client) = self.client(session) {
@@ -162,7 +162,7 @@ impl Shares {
     }
 
     /// The client says that it will not come back.
-    pub(super) fn detach(&mut self, session: Slot) -> Result<(), CallError> {
+    pub(super) fn detach(&mut self, session: SessionId) -> Result<(), CallError> {
         let client = self.client(session)?;
         if let Some(known_as) = client.known_as.take() {
             self.recovery.known().leave(&known_as);
@@ -171,7 +171,7 @@ impl Shares {
     }
 
     /// A session has ended: its waits for locks are over, and when its last call has ended, what it holds is put aside.
-    pub(super) fn gone(&mut self, at: &mut At<'_>, session: Slot) {
+    pub(super) fn gone(&mut self, at: &mut At<'_>, session: SessionId) {
         let Ok(client) = self.client(session) else { return };
         client.is_gone = true;
         client.leases.leave();
@@ -192,7 +192,7 @@ impl Shares {
     }
 
     /// A session and its calls have ended.
-    pub(super) fn keep_or_drop(&mut self, at: &mut At<'_>, session: Slot) {
+    pub(super) fn keep_or_drop(&mut self, at: &mut At<'_>, session: SessionId) {
         let index = session.index as usize;
         let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
         client.end(at.reactor);

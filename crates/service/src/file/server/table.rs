@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use byway_fabric::access::Right;
-use byway_fabric::{Slot, Slots};
+use byway_fabric::{SessionId, Slot, Slots};
 use byway_reactor::{File, OpenFile, Reactor};
 
 use super::super::locks::FileId;
@@ -62,7 +62,7 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct Client {
     /// The session now.
-    pub(super) session: Slot,
+    pub(super) session: SessionId,
     /// Unlike any other client's of this process: whose locks are whose.
     pub(super) key: u64,
     /// As it has named itself. None: it does not come back.
@@ -92,7 +92,7 @@ impl Handle {
 }
 
 impl Client {
-    pub(super) fn new(session: Slot, key: u64, known_as: ClientKey, leases: LeaseState) -> Self {
+    pub(super) fn new(session: SessionId, key: u64, known_as: ClientKey, leases: LeaseState) -> Self {
         Self {
             session,
             key,
@@ -180,7 +180,7 @@ impl Client {
     }
 
     /// Goes on in another session, perhaps on another loop.
-    pub(super) fn resume(&mut self, reactor: &mut Reactor, session: Slot) {
+    pub(super) fn resume(&mut self, reactor: &mut Reactor, session: SessionId) {
         (self.session, self.is_gone) = (session, false);
         for (_, handle) in self.handles.iter_mut() {
             if let Open::File { open, file } = &mut handle.open {

@@ -1,6 +1,6 @@
 //! Reads and large writes that wait for frames, fairly between sessions (`host/waiting.rs`).
 
-use byway_fabric::{Fabric, Remote, Slot};
+use byway_fabric::{Fabric, Remote, SessionId};
 use byway_reactor::{File, Op, Reactor};
 
 use super::super::wire::{CallError, PROTOCOL};
@@ -11,7 +11,7 @@ use crate::host::{At, Feeds, Line, Sessions, Tried, feed};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
     pub(super) job: JobId,
-    pub(super) session: Slot,
+    pub(super) session: SessionId,
     pub(super) len: usize,
     pub(super) begin: Begin,
 }
@@ -59,7 +59,7 @@ impl Shares {
     }
 
     /// A session has ended: what of it waits is not begun.
-    pub(super) fn leave_line(&mut self, at: &mut At<'_>, session: Slot) {
+    pub(super) fn leave_line(&mut self, at: &mut At<'_>, session: SessionId) {
         let waiting: Vec<_> = self.line.leave(session).collect();
         for transfer in waiting {
             self.end(at, transfer.job, Err(CallError::Busy));
